@@ -23,7 +23,6 @@ Memory = bytearray | mmap.mmap
 
 
 def rounded(size: int) -> int:
-    """Return the smallest buffer size that holds ``size`` bytes."""
     return max(BUFFER_BYTES_MIN, 1 << (size - 1).bit_length())
 
 

@@ -33,7 +33,7 @@ log = structlog.get_logger("polywire.audit")
 class AuditLog:
     """Writes audit events.
 
-    ``_written`` counts the lines of each kind since ``_begun``, including those that were dropped.
+    ``_written`` counts the lines of each kind since ``_begun``. It includes those that were dropped.
     """
 
     __slots__ = ("_begun", "_clock", "_failed", "_file", "_path", "_written")
@@ -49,7 +49,10 @@ class AuditLog:
         self.reopen()
 
     def reopen(self) -> None:
-        """Open the file again by its name, because log rotation may have renamed the old file. Raises OSError."""
+        """Open the file again by its name, because log rotation may have renamed the old file.
+
+        Raises OSError if it cannot be opened.
+        """
         if self._path is not None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             opened = os.open(self._path, flags, _PRIVATE)
@@ -57,7 +60,6 @@ class AuditLog:
             self._file = opened
 
     def close(self) -> None:
-        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -36,15 +36,12 @@ class Board:
         self._words: Final = memoryview(mmap.mmap(-1, (count * _WORDS + 1) * _WORD_BYTES)).cast("q")
 
     def reach(self, shard: int, stage: Stage) -> None:
-        """Record that a process has reached a stage."""
         self._words[shard * _WORDS] = max(self._words[shard * _WORDS], stage)
 
     def all_have(self, stage: Stage) -> bool:
-        """Return whether every process has reached a stage."""
         return all(self._words[shard * _WORDS] >= stage for shard in range(self.count))
 
     def set_topics(self, shard: int, count: int) -> None:
-        """Record how many topics a shard has."""
         self._words[shard * _WORDS + 1] = count
 
     def fewest_topics(self) -> int:
@@ -55,7 +52,7 @@ class Board:
         """Return whether this process may hand its shard to another machine.
 
         It may if no process has handed over a shard for ``pause_s`` seconds. Two processes that call this at the same
-        moment can both get True. That is harmless: the pause only avoids that all clients reconnect at once.
+        moment can both get True. That is harmless: the pause only prevents that all clients reconnect at once.
         """
         now_us = int(now_s * 1_000_000)
         if self._words[-1] and now_us - self._words[-1] < pause_s * 1_000_000:

@@ -56,7 +56,7 @@ async def open_in_bucket(
     blobs_max: int,
     make_worker: MakeWorker = ThreadWorker,
 ) -> Broker:
-    """Become the leader of the log in the bucket, and recover it. Raises BrokerError.
+    """Become the leader of the log in the bucket, and recover it. Raises BrokerError if that fails.
 
     If the call is cancelled, it does not wait for requests to the bucket.
     """
@@ -85,7 +85,6 @@ async def open_in_bucket(
 
 
 async def _in_thread(loop: asyncio.AbstractEventLoop, work: Callable[[], _Result]) -> _Result:
-    """Run ``work`` in a new thread, and return its result."""
     thread = ThreadPoolExecutor(1, OPENING)
     try:
         return await loop.run_in_executor(thread, work)
@@ -103,7 +102,7 @@ def is_left_opening() -> bool:
 
 
 def _place_of(config: ServeConfig, watch: BucketWatch) -> Place:
-    """Check that this broker can lead the log, and return its location. Raises BrokerError."""
+    """Check that this broker can lead the log, and return its location. Raises BrokerError if it cannot."""
     from polywire.cluster.bucket_probe import check
     from polywire.cluster.opening import Place
     from polywire.store.identity import make_identity
@@ -145,8 +144,6 @@ def check_identity(identity: Identity, processes: int) -> None:
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """The result of a check in the child process, or its error."""
-
     shards: int = 1
     key: bytes = b""
     code: str = ""
@@ -164,9 +161,10 @@ def look(config: ServeConfig) -> tuple[int, bytes]:
 
 
 def check_machine(config: ServeConfig, shards: int) -> None:
-    """Raise Invalid if a running machine uses this node name. Raises Unavailable.
+    """Raise Invalid if a running machine uses this node name.
 
-    If a machine with this name was killed recently, the check takes some seconds.
+    If a machine with this name was killed recently, the check takes some seconds. Raises Unavailable if the bucket does
+    not respond.
     """
     _in_child(lambda: _check_machine(config, shards))
 
@@ -218,9 +216,9 @@ def _check_machine(config: ServeConfig, shards: int) -> _Answer:
 
 
 def _in_child(check: Callable[[], _Answer]) -> _Answer:
-    """Run a check in a child process. Raises Invalid, Unavailable.
+    """Run a check in a child process, because the parent forks later and must not have threads.
 
-    The parent must not have threads, because it forks later.
+    Raises Invalid or Unavailable as the check does.
     """
     reads, writes = os.pipe()
     sys.stdout.flush()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class BucketWatch:
-    """The statistics. ``_shard`` is set while this process leads."""
+    """The statistics. ``_shard`` is set while this process is the leader."""
 
     def __init__(
         self,
@@ -59,19 +59,17 @@ class BucketWatch:
         self._deposed = 0
 
     def open(self, *, timeout_s: float) -> Objects:
-        """Open the bucket, and count the requests to it. Raises Invalid, OSError."""
+        """Open the bucket, and count the requests to it.
+
+        Raises Invalid for an invalid URL, and OSError.
+        """
         return MeteredObjects(open_bucket(self._url, timeout_s=timeout_s), self._meter)
 
     def leads(self, *, bucket_id: str, node: str, shard: Callable[[], ShardState]) -> None:
-        """Record that this process has become the leader.
-
-        ``shard`` returns the shard's state; it is called on the loop.
-        """
         self._id, self._node, self._shard = bucket_id, node, shard
         self._led += 1
 
     def deposed(self) -> None:
-        """Record that this process has lost leadership."""
         if self._shard is not None:
             self._deposed += 1
         self._shard = None
@@ -86,7 +84,7 @@ class BucketWatch:
         self._nodes = nodes
 
     def view(self) -> BucketView | None:
-        """Return all statistics, or None while this process does not lead."""
+        """Return all statistics; None while this process is not the leader."""
         from polywire.cluster.uploader import OBJECTS_MAX
 
         if self._shard is None:
@@ -112,9 +110,9 @@ class BucketWatch:
         )
 
     def _price(self, kind: Charge) -> float | None:
-        """Return the price of a kind of request, or None if no prices are configured.
+        """Return the price of a kind of request.
 
-        If only other kinds have a price, the result is 0.
+        Returns None if no prices are configured, and 0 if only other kinds have a price.
         """
         return self._prices.get(kind, 0.0) if self._prices else None
 
@@ -137,7 +135,7 @@ def candidate_of(config: ServeConfig, shard: int = FIRST, shards: int = 1) -> Ca
 
 
 def _machine(config: ServeConfig) -> str:
-    """Return the configured node name, or the host name. Raises Invalid."""
+    """Return the configured node name, or the host name. Raises Invalid if it is not a valid node name."""
     name = config.node or platform.node() or "node"
     if not is_simple(name) or not 0 < len(name) <= NODE_BYTES_MAX or name.startswith(DRAINED):
         raise Invalid(

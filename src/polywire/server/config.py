@@ -72,9 +72,9 @@ STORED_AT_ONCE_BYTES: Final[Mapping[str, int]] = {
 
 
 def parse_prices(text: str) -> Mapping[Charge, float]:
-    """Parse ``put=0.005,get=0.0004`` into prices by kind of request. Raises Invalid(INVALID_REQUEST).
+    """Parse ``put=0.005,get=0.0004`` into prices by kind of request. Kinds that are not named are free.
 
-    Kinds that are not named are free.
+    Raises Invalid(INVALID_REQUEST) for another text.
     """
     prices: dict[Charge, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -125,9 +125,9 @@ class Address:
 
 
 def parse_address(text: str) -> Address | None:
-    """Parse ``HOST:PORT``, or return None for ``off``. Raises Invalid(INVALID_REQUEST).
+    """Parse ``HOST:PORT``, or return None for ``off``. An IPv6 host is written in brackets.
 
-    An IPv6 host is written in brackets.
+    Raises Invalid(INVALID_REQUEST) for another text.
     """
     if text == OFF:
         return None
@@ -296,7 +296,7 @@ class ServeConfig:
     log_format: str = LOGFMT
 
     def broker_settings(self) -> BrokerSettings:
-        """Return the settings of the broker. Raises Invalid."""
+        """Return the settings of the broker. Raises Invalid if one is out of range."""
         return BrokerSettings(
             durability=Level.STORED if self.bucket else self.durability,
             partition_count=self.partition_count,
@@ -326,8 +326,8 @@ class ServeConfig:
     def listeners(self) -> Mapping[str, Address]:
         """Return the addresses of all enabled listeners, by name.
 
-        Raises Invalid(INVALID_REQUEST) for a malformed address, for an insecure address unless ``insecure`` is set, if
-        all listeners are off, and if another setting is out of range.
+        Raises Invalid(INVALID_REQUEST) for a malformed address, and for an insecure address unless ``insecure`` is set.
+        Also raises it if all listeners are off, or another setting is out of range.
         """
         parse_prices(self.bucket_prices)
         for name, value, limit in (
@@ -413,7 +413,6 @@ class ServeConfig:
         return addresses
 
     def _check_machines(self) -> None:
-        """Check the settings of links between machines."""
         if self.tls_machine_authority is not None and (self.tls_certificate is None or not self.bucket):
             missing = "a certificate (--tls-certificate)" if self.bucket else "a bucket (--bucket)"
             raise Invalid(

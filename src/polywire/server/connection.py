@@ -70,7 +70,7 @@ class BareConnection(SendingHalf):
     seen_tick = cython.declare(cython.longlong, visibility="public")
 
     def __init__(self, hub: Hub, factories: Sequence[SessionFactory]) -> None:
-        """Create a connection. If ``factories`` has only one protocol, no protocol is detected."""
+        """If ``factories`` has only one protocol, no protocol is detected."""
         super().__init__(hub)
         self._factories = factories
         self._phase = SILENT
@@ -85,12 +85,10 @@ class BareConnection(SendingHalf):
         self.certified = None
 
     def _enter(self, phase: Phase) -> None:
-        """Change to another phase."""
         assert phase in TRANSITIONS[self._phase], f"no transition from {self._phase.name} to {phase.name}"
         self._phase = phase
 
     def _stop_offering(self) -> None:
-        """Pass no more bytes to the session."""
         if self._phase < ENDING:
             self._enter(ENDING)
 
@@ -114,7 +112,10 @@ class BareConnection(SendingHalf):
         return session
 
     def certify(self, name: str) -> bool:
-        """Log in as the user of the TLS certificate. If there is no such user, close and return False."""
+        """Log in as the user of the TLS certificate.
+
+        If there is no such user, close the connection and return False.
+        """
         logins = self._hub.logins
         try:
             self.certified = logins.certify(self, name)
@@ -241,7 +242,6 @@ class BareConnection(SendingHalf):
         )
 
     def go_on_receiving(self) -> None:
-        """Ask for memory again."""
         if self._phase is OPEN and self._buffer is not None and self._grow():
             self._buffer.begin()
             self.seen_tick = self._hub.tick
@@ -259,7 +259,6 @@ class BareConnection(SendingHalf):
             self._hub.soon(self._read_again)
 
     def _read_again(self) -> None:
-        """Continue reading after other connections were served."""
         self._take_up(Pause.YIELDING)
 
     def eof_received(self) -> bool:
@@ -321,7 +320,6 @@ class BareConnection(SendingHalf):
         self.let_go()
 
     def pin(self) -> Callable[[], None]:
-        """Keep received bytes in memory until the returned function is called."""
         memory = self._hub.memory
         if self._buffer is None and memory.shared_chunk.reader is self:
             self._buffer = ReceiveBuffer.of_chunk(memory)
@@ -330,7 +328,7 @@ class BareConnection(SendingHalf):
     # Bytes to the session
 
     def _offer(self, data: memoryview) -> int:
-        """Pass bytes to the session, and return how many it consumed."""
+        """Pass bytes to the session, and return how many bytes it consumed."""
         session = self._session if self._phase is OPEN else self._recognise(data)
         if session is None:
             return 0
@@ -368,11 +366,9 @@ class BareConnection(SendingHalf):
         return count
 
     def take_turn(self) -> None:
-        """Process the bytes that waited, in this pass of the loop."""
         self._take_up(Pause.QUEUED)
 
     def _recognise(self, data: memoryview) -> Session | None:
-        """Detect the client's protocol, and open a session once it is known."""
         if self._phase is not UNKNOWN:
             return None
         try:
@@ -404,7 +400,7 @@ class BareConnection(SendingHalf):
     # Pausing and resuming
 
     def _pause(self, reason: int) -> None:
-        """Stop reading, for one more reason."""
+        """Add a reason not to read, and stop reading."""
         assert not self._hub.lending, "the loop asks for a buffer"
         if not self._pauses and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -435,7 +431,6 @@ class BareConnection(SendingHalf):
             self._read_on()
 
     def _read_on(self) -> None:
-        """Resume reading, or wait for memory."""
         buffer = self._buffer
         if buffer is not None and buffer.left:
             if self._wanted_size(buffer) > buffer.size:
@@ -453,12 +448,10 @@ class BareConnection(SendingHalf):
         self._take_up(Pause.OWING)
 
     def _wait_for_relief(self) -> None:
-        """Pause until the log has caught up with the producers."""
         self._hub.hold(self)
         self._pause(Pause.CONGESTED)
 
     def relieve(self) -> None:
-        """Resume because the log has caught up."""
         self._take_up(Pause.CONGESTED)
 
     def stop_reading(self) -> None:
@@ -475,7 +468,6 @@ class BareConnection(SendingHalf):
 
     @property
     def received_bytes(self) -> int:
-        """Bytes received so far."""
         return self._taken_before + self._taken
 
     @property
@@ -485,12 +477,10 @@ class BareConnection(SendingHalf):
 
     @property
     def held_bytes(self) -> int:
-        """Size of the receive buffer."""
         return 0 if self._buffer is None else self._buffer.size
 
     @property
     def rate(self) -> float:
-        """Arrival rate of an unfinished request in bytes per second."""
         return 0.0 if self._buffer is None else self._buffer.rate()
 
     @property
@@ -505,12 +495,14 @@ class BareConnection(SendingHalf):
         return self._is_slow(buffer, STALLED_TICKS, SHORT_BYTES_PER_S_MIN) and not buffer.goes_on(self._transport)
 
     def _is_slow(self, buffer: ReceiveBuffer, ticks: int, bytes_per_s: int) -> bool:
-        """Return whether nothing arrived for ``ticks`` seconds, or fewer than ``bytes_per_s`` for that long."""
         return self._hub.tick - self.seen_tick >= ticks or buffer.is_slow(ticks, bytes_per_s)
 
     @property
     def is_receiving(self) -> bool:
-        """Whether the buffer must not be freed: a request is arriving, waits to be read, or a thread uses its bytes."""
+        """Whether the buffer must not be freed.
+
+        That is the case while a request is arriving, waits to be read, or a thread uses its bytes.
+        """
         buffer = self._buffer
         if buffer is None or buffer.is_pinned:
             return buffer is not None
@@ -518,7 +510,6 @@ class BareConnection(SendingHalf):
 
     @property
     def standing(self) -> Standing:
-        """How far the client is identified."""
         return Standing.SILENT if self._phase is SILENT else self._hub.logins.standing(self)
 
     @property

@@ -19,15 +19,12 @@ MOST: Final = 2  # an address with more than half of all slots loses connections
 
 
 class SlotHolder(Protocol):
-    """A connection with a slot."""
-
     @property
     def host(self) -> str:
         """Address of the client, without its port."""
 
     @property
-    def standing(self) -> Standing:
-        """How far the client is identified."""
+    def standing(self) -> Standing: ...
 
     @property
     def seen_tick(self) -> int:
@@ -37,11 +34,9 @@ class SlotHolder(Protocol):
     def is_waiting(self) -> bool:
         """Whether a response is pending."""
 
-    def abort(self, reason: str) -> None:
-        """Close at once."""
+    def abort(self, reason: str) -> None: ...
 
-    def vacate(self) -> None:
-        """Free the slot."""
+    def vacate(self) -> None: ...
 
 
 class ConnectionSlots:
@@ -71,11 +66,9 @@ class ConnectionSlots:
         return True
 
     def spoke(self, connection: SlotHolder) -> None:
-        """Record that a client has sent something."""
         self._silent.pop(connection, None)
 
     def leave(self, connection: SlotHolder) -> None:
-        """Free the slot of a closed connection."""
         self._silent.pop(connection, None)
         self._by_host[connection.host] -= 1
         if not self._by_host[connection.host]:
@@ -92,7 +85,7 @@ class ConnectionSlots:
         return True
 
     def _quietest(self, host: str) -> SlotHolder | None:
-        """Return the connection to close, or None.
+        """Return the connection to close; None if there is no suitable one.
 
         Connections are sorted at most once a second, because the time of their last byte is measured in seconds.
         """

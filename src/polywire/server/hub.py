@@ -53,7 +53,7 @@ class ConnectionLimits:
 
 
 class Ingest(Protocol):
-    """The interface to the broker that connections use to slow down producers."""
+    """The operations of the broker with which connections slow down producers."""
 
     @property
     def appended(self) -> int:
@@ -102,11 +102,9 @@ class Peer(Receiver, SlotHolder, Guest, Protocol):
     def sweep(self) -> None:
         """Close the connection if it has stalled for too long; called once a second."""
 
-    def stop_reading(self) -> None:
-        """Read no more requests."""
+    def stop_reading(self) -> None: ...
 
-    def relieve(self) -> None:
-        """Resume because the log has caught up with the producers."""
+    def relieve(self) -> None: ...
 
     def close(self) -> None:
         """Close once everything is sent."""

@@ -28,10 +28,7 @@ class IdlePoll:
     __slots__ = ("_clock", "_end", "_last", "_limit_s", "_loop", "_pause_s", "_polling", "look")
 
     def __init__(self, loop: Loop, clock: Clock, *, limit_us: int) -> None:
-        """Create the poller.
-
-        ``limit_us`` is how long to poll after bytes arrive, in microseconds; 0 disables polling.
-        """
+        """``limit_us`` is how long to poll after bytes arrive, in microseconds; 0 disables polling."""
         self._loop = loop
         self._clock = clock
         self._limit_s = limit_us / 1e6
@@ -56,7 +53,7 @@ class IdlePoll:
                 self._loop.call_soon(self._poll)
 
     def _poll(self) -> None:
-        """Poll once, and schedule the next call, which keeps the loop from sleeping."""
+        """Poll once, and schedule the next call. While a call is scheduled, the loop does not sleep."""
         self.look()
         if self._clock.monotonic() < self._end:
             self._loop.call_soon(self._poll)
@@ -65,4 +62,4 @@ class IdlePoll:
 
 
 def nothing() -> None:
-    """Do nothing, because the loop itself finds sockets that are ready."""
+    pass

@@ -71,8 +71,7 @@ class OtherBrokers(Protocol):
     """The leader's view of the other brokers of a bucket."""
 
     @property
-    def watch(self) -> BucketWatch:
-        """Statistics about the bucket."""
+    def watch(self) -> BucketWatch: ...
 
     @property
     def signals(self) -> Signals:
@@ -195,7 +194,7 @@ async def _open_wires(
     shard: Shard | None,
     links: LinkTls | None,
 ) -> list[Listener]:
-    """Open the listeners of all protocols. Raises Busy(BUSY).
+    """Open the listeners of all protocols. Raises Busy(BUSY) if an address is in use.
 
     A shard also gets listeners for other processes and machines; ``links`` is their TLS.
     """
@@ -233,7 +232,7 @@ async def _open_http(
     tls: ServerTls | None,
     shard: Shard | None,
 ) -> list[Listener]:
-    """Open the HTTP listeners. Raises Busy(BUSY).
+    """Open the HTTP listeners. Raises Busy(BUSY) if an address is in use.
 
     If ``--http`` is not set and the default port is in use, HTTP is off.
     """
@@ -259,7 +258,6 @@ async def _open_http(
 
 
 def _advertised(listeners: Sequence[Listener]) -> dict[str, Address]:
-    """Return the addresses at which other brokers of the bucket reach this process."""
     own = {listener.name.removeprefix(OWN): listener.address for listener in listeners if listener.name.startswith(OWN)}
     return own or {listener.name: listener.address for listener in listeners}
 
@@ -296,7 +294,7 @@ class Server:
     def __init__(
         self, config: ServeConfig, lines: LineLimit | None, audit: AuditLog, watch: BucketWatch | None
     ) -> None:
-        """Create the run. ``watch`` is the statistics of the bucket, or None."""
+        """``watch`` has the statistics of the bucket; it is None without a bucket."""
         self._audit = audit
         self._config = config
         self._lines = lines
@@ -314,7 +312,10 @@ class Server:
         self.shares: Final = share(raise_limit(), slots=config.log_settings().slot_count_max)
 
     async def open_broker(self) -> Broker:
-        """Recover the data directory. If a stopping process still uses it, wait for that first. Raises BrokerError."""
+        """Recover the data directory. If a stopping process still uses it, first wait until that process has exited.
+
+        Raises BrokerError if the directory cannot be recovered.
+        """
         limit_s = HANDOVER_S + self._config.drain_timeout_s
         end = self._loop.time() + limit_s
         is_logged = False
@@ -334,7 +335,10 @@ class Server:
             await asyncio.sleep(HANDOVER_POLL_S)
 
     async def _open_broker(self) -> Broker:
-        """Recover the data directory, or become the leader of the log in the bucket. Raises BrokerError."""
+        """Recover the data directory, or become the leader of the log in the bucket.
+
+        Raises BrokerError if that fails.
+        """
         config = self._config
         if self.watch is not None:
             return await open_in_bucket(
@@ -358,7 +362,7 @@ class Server:
     def drive(self, hub: Hub) -> None:
         """Create the epoll driver for connections without TLS, if it is configured and available.
 
-        Raises Invalid(INVALID_REQUEST).
+        Raises Invalid(INVALID_REQUEST) if it is required but not available.
         """
         if self._config.driver in (AUTO, EPOLL) and is_available():
             self.driver = ReadinessDriver(hub, self._loop)
@@ -450,7 +454,7 @@ class Server:
 
 
 def _registration(config: ServeConfig, listeners: Sequence[Listener], broker_id: int) -> Registration | None:
-    """Start the registration of Kafka 0.7 in ZooKeeper, if it is configured. Raises Invalid."""
+    """Start the registration of Kafka 0.7 in ZooKeeper, if it is configured. Raises Invalid if it cannot be started."""
     addresses = [listener.address for listener in listeners if listener.name == "kafka07"]
     if config.kafka07_zookeeper == OFF or not addresses:
         return None
@@ -534,7 +538,6 @@ def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access
 
 
 def _new_loop() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return the event loop factory: that of uvloop if it is installed."""
     try:
         import uvloop
     except ImportError:

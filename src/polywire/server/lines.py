@@ -25,7 +25,7 @@ log = structlog.get_logger("polywire.server")
 
 
 class _Window:
-    """Counts the lines of one event in a window that began with the first of them."""
+    """Counts the lines of one event in a window of time that begins with the first of them."""
 
     __slots__ = ("begun", "dropped", "level", "written")
 
@@ -54,7 +54,7 @@ def _shown(text: str) -> str:
 
 
 class LineLimit:
-    """Write at most ``LINES_MAX`` lines of one event per ``WINDOW_S`` (a structlog processor).
+    """Writes at most ``LINES_MAX`` lines of one event per ``WINDOW_S`` (a structlog processor).
 
     Events are constants in the code, so there are few of them. Data from clients is in the values.
     """
@@ -66,7 +66,7 @@ class LineLimit:
         self._windows: dict[str, _Window] = {}
 
     def __call__(self, logger: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        """Return the line, or raise DropEvent if there were too many."""
+        """Return the line. Raises DropEvent if there were too many."""
         if level == NEVER_DROPPED:
             return line
         window = self._windows.get(line["event"])

@@ -38,20 +38,19 @@ _room: Final = memoryview(bytearray(RECORD_BYTES))
 class LinkUser(TlsUser, Protocol):
     """The asyncio protocol above a link with TLS."""
 
-    def data_received(self, data: bytes) -> None:
-        """Process received bytes."""
+    def data_received(self, data: bytes) -> None: ...
 
 
 class LinkTls(ServerTls):
     """This machine's certificate and the CA of all machines. New links use the files of the latest ``reload``.
 
-    If other machines would reject the certificate, it is not loaded.
+    A certificate that other machines would reject is not loaded.
     """
 
     __slots__ = ("_client_context", "_host", "_refused_until")
 
     def __init__(self, config: ServeConfig, host: str) -> None:
-        """Load the files. Raises Invalid(INVALID_REQUEST).
+        """Load the files. Raises Invalid(INVALID_REQUEST) if they are missing or unsuitable.
 
         ``host`` is the host name or address at which other machines reach this one.
         """
@@ -64,10 +63,10 @@ class LinkTls(ServerTls):
         return _AcceptedLink(hub, connection, self.context, plain_too=False)
 
     async def connect(self, user: LinkUser, address: tuple[str, int]) -> None:
-        """Connect to another machine, and return after the handshake. Raises OSError.
+        """Connect to another machine, and return after the handshake. Raises OSError if that fails.
 
-        With TLS 1.3, the other machine can reject this machine's certificate even after that. For ``REFUSED_S`` after a
-        rejection, calls for the same address fail immediately.
+        With TLS 1.3, the other machine can reject this machine's certificate even after the handshake. For
+        ``REFUSED_S`` after a rejection, calls for the same address fail immediately.
         """
         loop = asyncio.get_running_loop()
         if self._refused_until.get(address, 0.0) > loop.time():
@@ -86,7 +85,7 @@ class LinkTls(ServerTls):
     def _load(self) -> ssl.SSLContext:
         """Load the contexts of both ends.
 
-        Raises Invalid(INVALID_REQUEST), also if the two contexts would reject each other.
+        Raises Invalid(INVALID_REQUEST) for an invalid file, and if the two contexts would reject each other.
         """
         config = self._config
         assert config.tls_certificate is not None, "there is a certificate"
@@ -181,7 +180,7 @@ class LinkEnd(TlsTransport):
 class _AcceptedLink(TlsConnection):
     """A link from another machine.
 
-    Requests on the link name their users, so the certificate of the link does not log in a user.
+    The certificate of the link does not log in a user, because each request on the link names its user.
     """
 
     __slots__ = ()
@@ -204,19 +203,17 @@ class _AcceptedLink(TlsConnection):
 
 
 def is_reported(error: ssl.SSLError) -> bool:
-    """Return whether the other end detected the error and reported it."""
+    """Return whether the error was detected by the other end, which reported it in an alert."""
     return ALERT in (error.reason or "")
 
 
 def reason_of(error: ssl.SSLError) -> str:
-    """Return OpenSSL's text for the error."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return str(error.verify_message)
     return (error.reason or str(error)).lower().replace("_", " ")
 
 
 def remedy_of(error: ssl.SSLError) -> str:
-    """Return advice on how to fix a TLS error."""
     if is_reported(error):
         return "see the log of the other machine"
     if not isinstance(error, ssl.SSLCertVerificationError):
@@ -233,12 +230,12 @@ def remedy_of(error: ssl.SSLError) -> str:
 
 
 def link_tls(config: ServeConfig, host: str) -> LinkTls | None:
-    """Return the TLS of links, or None if it is not configured. Raises Invalid(INVALID_REQUEST)."""
+    """Return the TLS of links; None if it is not configured. Raises Invalid(INVALID_REQUEST) for invalid files."""
     return None if config.tls_machine_authority is None else LinkTls(config, host)
 
 
 def _shake_hands(server_end: ssl.SSLContext, client_end: ssl.SSLContext, host: str) -> None:
-    """Make a handshake in memory between a server's and a client's context. Raises SSLError."""
+    """Make a handshake in memory between a server's and a client's context. Raises SSLError if it fails."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = client_end.wrap_bio(back, there, server_hostname=host), server_end.wrap_bio(there, back, server_side=True)
     for _ in range(STEPS_MAX):

@@ -43,11 +43,9 @@ class Server(Protocol):
     """Accepts connections, as asyncio's servers do."""
 
     @property
-    def sockets(self) -> Sequence[Any]:
-        """The listening sockets."""
+    def sockets(self) -> Sequence[Any]: ...
 
-    def close(self) -> None:
-        """Accept no more connections."""
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,6 @@ class LoopServer:
         self.sockets: Sequence[Any] = [listening for server in servers for listening in server.sockets]
 
     def close(self) -> None:
-        """Accept no more connections."""
         for server in self._servers:
             server.close()
 
@@ -75,16 +72,13 @@ class LoopServer:
 class ReadinessServer:
     """Accepts connections for the readiness driver.
 
-    The loop watches all ``sockets``, except during a pause because the system has no free descriptors.
+    The loop watches all ``sockets``. It pauses if the system has no free descriptors.
     """
 
     def __init__(
         self, driver: ReadinessDriver, sockets: Sequence[socket.socket], connect: Callable[[], Any], loop: Any
     ) -> None:
-        """Create the server.
-
-        ``connect`` creates the protocol of a connection; ``loop`` is an event loop that can watch descriptors.
-        """
+        """``connect`` creates the protocol of a connection. ``loop`` is an event loop that can watch descriptors."""
         self._driver = driver
         self._loop = loop
         self._connect = connect
@@ -98,7 +92,10 @@ class ReadinessServer:
             self._loop.add_reader(listening.fileno(), self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept only one connection, so that existing connections are served even if many new ones arrive."""
+        """Accept one connection.
+
+        Only one is accepted at a time, so that existing connections are served even if many new ones arrive.
+        """
         try:
             peer, name = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -115,7 +112,6 @@ class ReadinessServer:
         self._driver.accepted(peer, name, self._connect())
 
     def close(self) -> None:
-        """Accept no more connections."""
         sockets, self.sockets = self.sockets, ()
         for listening in sockets:
             self._loop.remove_reader(listening.fileno())
@@ -167,7 +163,7 @@ async def open_listeners(
 
 
 def cannot_listen(name: str, address: Address, error: OSError) -> Busy:
-    """Return the error for an address that is not available."""
+    """Return the error for an address that is not available. It contains advice if the address is in use."""
     reason = error.strerror or str(error)
     advice = ""
     if error.errno == errno.EADDRINUSE:
@@ -231,7 +227,10 @@ async def open_inside(
     driver: ReadinessDriver | None,
     tls: ServerTls | None = None,
 ) -> Listener:
-    """Accept connections of other machines; with ``tls``, only those with TLS. Raises Busy(BUSY)."""
+    """Accept connections of other machines. If ``tls`` is set, connections without TLS are rejected.
+
+    Raises Busy(BUSY) if the address is in use.
+    """
     name = INSIDE if tls is None else INSIDE_TLS
     try:
         return await _listen(hub, name, address, factories, tls, driver, plain_too=False, shared=False)
@@ -240,7 +239,7 @@ async def open_inside(
 
 
 async def bound(address: Address, *, shared: bool = False) -> list[socket.socket]:
-    """Return a bound socket for every address of a host. Raises OSError.
+    """Return a bound socket for every address of a host. Raises OSError if one cannot be bound.
 
     If the host is ``::``, a single socket accepts connections of both families.
     """
@@ -267,7 +266,6 @@ async def bound(address: Address, *, shared: bool = False) -> list[socket.socket
 
 
 def close_listeners(listeners: Sequence[Listener]) -> None:
-    """Accept no more connections."""
     for listener in listeners:
         listener.server.close()
 

@@ -60,17 +60,15 @@ class Identities(Protocol):
     """The users of the broker, as this module needs them."""
 
     @property
-    def is_open(self) -> bool:
-        """Whether authentication is off."""
+    def is_open(self) -> bool: ...
 
-    def is_current(self, principal: Principal, /) -> bool:
-        """Return whether a login is still valid."""
+    def is_current(self, principal: Principal, /) -> bool: ...
 
     def is_administrator(self, principal: Principal, /) -> bool:
         """Return whether the user can manage the server."""
 
     def is_verifying(self, peer: str, /) -> bool:
-        """Return whether a login of the connection with this address is being verified, or is queued for that."""
+        """Return whether a login from this address is being verified, or waits to be verified."""
 
     def certified(self, name: str, /) -> Principal | None:
         """Return the user that the common name of a TLS certificate names, or None."""
@@ -80,25 +78,21 @@ class Guest(Protocol):
     """A connection whose client can log in."""
 
     @property
-    def peer(self) -> str:
-        """Address of the client."""
+    def peer(self) -> str: ...
 
     @property
     def wire(self) -> str:
-        """Name of its protocol; empty until it is detected."""
+        """Name of the connection's protocol; empty until it is detected."""
 
     @property
     def seen_tick(self) -> int:
-        """When it last sent something."""
+        """The tick at which the client last sent something."""
 
-    def abort(self, reason: str) -> None:
-        """Close at once."""
+    def abort(self, reason: str) -> None: ...
 
-    def vacate(self) -> None:
-        """Free the slot of a closed connection."""
+    def vacate(self) -> None: ...
 
-    def end(self, reason: str) -> None:
-        """Execute no more requests, and close once all responses are sent."""
+    def end(self, reason: str) -> None: ...
 
 
 class Logins:
@@ -130,7 +124,7 @@ class Logins:
     )
 
     def __init__(self, identities: Identities | None, slots_max: int) -> None:
-        """Create an empty register. ``identities`` is None if there is no authentication."""
+        """``identities`` is None if there is no authentication."""
         self._identities: Final = identities
         self._strangers: dict[Guest, int] = {}
         self._anonymous: dict[Guest, None] = {}
@@ -145,7 +139,6 @@ class Logins:
 
     @property
     def is_open(self) -> bool:
-        """Whether authentication is off."""
         return self._identities is None or self._identities.is_open
 
     # Slots
@@ -164,7 +157,7 @@ class Logins:
     def anonymous_max(self) -> int:
         """Maximum number of connections with a permanent slot as ``anonymous``.
 
-        Further ones are served, but remain strangers.
+        Connections above it are served, but remain strangers.
         """
         return self.strangers_max - min(STRANGERS_RESERVED, self.strangers_max // 2)
 
@@ -186,7 +179,7 @@ class Logins:
         return True
 
     def _stranger_to_evict(self) -> Guest | None:
-        """Return the stranger to close, or None.
+        """Return the stranger to close; None if there is no suitable one.
 
         Candidates, in this order: the oldest stranger that had time to log in, the oldest on a protocol without a
         login, and the oldest. A stranger whose login is being verified is not closed.
@@ -209,7 +202,7 @@ class Logins:
         return self._identities is not None and self._identities.is_verifying(guest.peer)
 
     def _quietest_anonymous(self, *, quiet_ticks: int) -> Guest | None:
-        """Return the ``anonymous`` connection that has been quiet longest, or None.
+        """Return the ``anonymous`` connection that has been quiet longest; None if there is no suitable one.
 
         It must have been quiet for at least ``quiet_ticks``. Connections are sorted only once a second.
         """
@@ -226,21 +219,18 @@ class Logins:
         return None
 
     def standing(self, guest: Guest) -> Standing:
-        """Return how far a client that has sent something is identified."""
         known = self._known.get(guest)
         if known is None:
             return Standing.ANONYMOUS if guest in self._anonymous else Standing.UNKNOWN
         return Standing.ADMINISTRATOR if known[1] else Standing.IDENTIFIED
 
     def name_of(self, guest: Guest) -> str:
-        """Return the user name of a connection; empty for a stranger."""
         known = self._known.get(guest)
         if known is None:
             return ANONYMOUS if guest in self._anonymous else ""
         return known[0].name
 
     def leave(self, guest: Guest) -> None:
-        """Unregister a closed connection."""
         self._strangers.pop(guest, None)
         self._anonymous.pop(guest, None)
         self._forget_login(guest)
@@ -248,9 +238,9 @@ class Logins:
     # Logins and logouts
 
     def identify(self, guest: Guest, principal: Principal | None) -> None:
-        """Record a login, or a logout (None). Raises Busy(BUSY) if all slots of users are taken.
+        """Record a login, or a logout (None). A client that is logged in can log in as another user.
 
-        A client that is logged in can log in as another user.
+        Raises Busy(BUSY) if all slots of users are taken.
         """
         if self._identities is None or self._identities.is_open:
             return
@@ -294,7 +284,7 @@ class Logins:
         self._anonymous[guest] = None
 
     def certify(self, guest: Guest, name: str) -> Principal | None:
-        """Log in the user that a TLS certificate names. Return the user, or None if there is no such user.
+        """Log in the user that a TLS certificate names. Return the user; None if there is no such user.
 
         Raises Busy(BUSY) if all slots of users are taken.
         """

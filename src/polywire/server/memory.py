@@ -30,36 +30,30 @@ class Receiver(Protocol):
         """Address of the client, without its port."""
 
     @property
-    def standing(self) -> Standing:
-        """How far the client is identified."""
+    def standing(self) -> Standing: ...
 
     @property
-    def is_receiving(self) -> bool:
-        """Whether a request is arriving."""
+    def is_receiving(self) -> bool: ...
 
     @property
     def is_stalled(self) -> bool:
-        """Whether that request arrives too slowly."""
+        """Whether the request that is arriving arrives too slowly."""
 
     @property
     def rate(self) -> float:
-        """Its arrival rate in bytes per second."""
+        """Arrival rate of that request in bytes per second."""
 
     @property
     def held_bytes(self) -> int:
-        """Memory that it uses."""
+        """Size of the connection's receive buffer."""
 
-    def go_on_receiving(self) -> None:
-        """Ask for memory again."""
+    def go_on_receiving(self) -> None: ...
 
-    def give_back_idle(self) -> None:
-        """Free a buffer that contains no request."""
+    def give_back_idle(self) -> None: ...
 
-    def abort(self, reason: str = "") -> None:
-        """Close at once."""
+    def abort(self, reason: str = "") -> None: ...
 
-    def let_go(self) -> None:
-        """Close the session and free the buffer."""
+    def let_go(self) -> None: ...
 
 
 @cython.cclass
@@ -87,7 +81,7 @@ class ReceiveMemory:
     def __init__(
         self, bytes_max: int, connections: Collection[Receiver], soon: Callable[[Callable[[], None]], object]
     ) -> None:
-        """Create the memory. ``soon`` calls back in the loop's next pass."""
+        """``soon`` calls back in the loop's next pass."""
         self.arena: Final = Arena(bytes_max)
         self.shared_chunk: Final = SharedChunk(self.arena)
         self._connections: Final = connections
@@ -112,7 +106,10 @@ class ReceiveMemory:
             self.arena.settle()
 
     def grant(self, grown: int, asking: Receiver) -> bool:
-        """Return whether a connection may use ``grown`` more bytes. If not, it is called back when it may ask again."""
+        """Return whether a connection may use ``grown`` more bytes.
+
+        If not, ``asking`` is called back when it may call this again.
+        """
         if self._beyond is not None and not self._beyond.is_receiving:
             self._beyond = None
         if self._beyond is asking or self._fits(grown):
@@ -134,20 +131,19 @@ class ReceiveMemory:
         return self.arena.fits(grown if self._beyond is None else grown - self._beyond.held_bytes)
 
     def given_back(self) -> None:
-        """Let waiting connections ask again, because a request or a connection has ended."""
+        """Let waiting connections request memory again, because a request or a connection has ended."""
         if self._waiting and not self._feeding:
             self._feeding = True
             self._soon(self._feed)
 
     def leave(self, connection: Receiver) -> None:
-        """Remove a closed connection."""
         self._waiting.pop(connection, None)
         if self._beyond is connection:
             self._beyond = None
         self.given_back()
 
     def _feed(self) -> None:
-        """Let waiting connections ask again, the longest waiting first, until one of them gets no memory."""
+        """Let waiting connections request memory again, the longest waiting first, until one of them gets none."""
         self._feeding = False
         while self._waiting:
             connection = next(iter(self._waiting))

@@ -31,7 +31,6 @@ class WorkTimes:
         self.by_name: Final[dict[str, Durations]] = {}
 
     def make_worker(self, name: str, loop: Loop) -> TimedWorker:
-        """Return a thread whose jobs are timed."""
         return TimedWorker(name, loop, self.by_name.setdefault(name, Durations()))
 
 
@@ -67,26 +66,21 @@ class Overview:
 
     @property
     def stopping(self) -> bool:
-        """Whether the broker accepts no more requests."""
         return self.hub.draining
 
     @property
     def refused(self) -> int:
-        """Connections rejected since the start."""
         return self.hub.refused_before + self.hub.refused
 
     @property
     def connections_max(self) -> int:
-        """Limit of open connections."""
         return self.hub.limits.connections_max
 
     @property
     def receive_buffer_bytes(self) -> int:
-        """Memory of unfinished requests."""
         return sum(connection.held_bytes for connection in self.hub.connections)
 
     def connections(self) -> Iterable[ConnectionView]:
-        """Yield the open connections."""
         hub = self.hub
         for connection in list(hub.connections):
             if isinstance(connection, Connection):
@@ -100,7 +94,6 @@ class Overview:
                 )
 
     def traffic(self) -> Mapping[str, Traffic]:
-        """Return the traffic by protocol, including closed connections."""
         hub = self.hub
         sums = {wire: [0, hub.accepted[wire], received, sent] for wire, (received, sent) in hub.moved.items()}
         for connection in hub.connections:
@@ -112,26 +105,19 @@ class Overview:
         return {wire: Traffic(*numbers) for wire, numbers in sums.items()}
 
     def work(self) -> Mapping[str, Durations]:
-        """Return the job times of the log's threads, by name."""
+        """Return the durations of the log threads' jobs, by name of the thread."""
         return self._work
 
     def requests(self) -> Mapping[tuple[str, str], Durations]:
-        """Return the latencies of a sample of requests, by protocol and kind."""
         return self.hub.request_times.by_kind
 
     def bucket(self) -> BucketView | None:
-        """Return statistics about the bucket.
-
-        The result is None without a bucket, or while this process does not lead.
-        """
         return None if self._watch is None else self._watch.view()
 
     def listeners(self) -> Mapping[str, str]:
-        """Return addresses by name of the listener."""
         return self.addresses
 
     def settings(self) -> Sequence[tuple[str, object]]:
-        """Return the settings that the process was started with."""
         return [(field.name, _plain(getattr(self._config, field.name))) for field in fields(self._config)]
 
 

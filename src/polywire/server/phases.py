@@ -47,9 +47,9 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
 
 
 class Pause:
-    """Reasons not to read from a connection, as bits. They are plain numbers because every read tests them.
+    """Reasons not to read from a connection, as bits. They are plain integers because every read tests them.
 
-    Nothing is read while any reason is set. If none but DRAINING is set, bytes that were already received go to the
+    Nothing is read while any reason is set. If DRAINING is the only reason, bytes that were already received go to the
     session.
     """
 
@@ -83,18 +83,15 @@ class EndedTransport:
         self._extra = {name: transport.get_extra_info(name) for name in RETAINED}
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return an address, or the default."""
         return self._extra.get(name, default)
 
     def is_closing(self) -> bool:
-        """Return True."""
         return True
 
     def get_write_buffer_size(self) -> int:
-        """Return 0."""
         return 0
 
     def close(self) -> None:
-        """Do nothing."""
+        pass
 
     abort = close

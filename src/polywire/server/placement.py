@@ -32,20 +32,23 @@ class Names(Protocol):
     def shard_of(self, full_name: str) -> int | None:
         """Return the shard that has the topic.
 
-        If the topic does not exist, return the shard that will get it, or None if that is open.
+        If the topic does not exist, return the shard that will get it, or None if this is not determined yet.
         """
 
     def claim(self, full_name: str) -> None:
-        """Reserve the name for a new topic in this shard. Raises Busy(BUSY), Unavailable(STORAGE_FAILED).
+        """Reserve the name for a new topic in this shard.
 
-        Busy means that another shard has a topic with this name.
+        Raises Busy(BUSY) if another shard has a topic with this name, and Unavailable(STORAGE_FAILED).
         """
 
     def release(self, full_name: str) -> None:
         """Release the name of a deleted topic of this shard."""
 
     def begin(self, names: Iterable[str]) -> list[str]:
-        """Register the recovered topics of this shard. Return those that another shard has, too. Raises Unavailable."""
+        """Register the recovered topics of this shard. Return those that another shard also has.
+
+        Raises Unavailable if the names cannot be stored.
+        """
 
 
 class HashedNames:
@@ -60,19 +63,17 @@ class HashedNames:
         self._count: Final = count
 
     def shard_of(self, full_name: str) -> int | None:
-        """See ``Names``."""
         return None if full_name.startswith(INTERNAL) else home_of(full_name, self._count)
 
     def claim(self, full_name: str) -> None:
-        """See ``Names``."""
         if home_of(full_name, self._count) != self._own:
             raise Busy(ErrorCode.BUSY, f"another shard has a topic with this name name={full_name!r}")
 
     def release(self, full_name: str) -> None:
-        """Do nothing."""
+        pass
 
     def begin(self, names: Iterable[str]) -> list[str]:
-        """Return the names whose hash belongs to another shard. Without a software error, there are none."""
+        """Return the names whose hash belongs to another shard. There are none unless the software is faulty."""
         return [name for name in names if home_of(name, self._count) != self._own]
 
 
@@ -88,11 +89,9 @@ class Placement:
         self._own: Final = own
 
     def shard_of(self, full_name: str) -> int | None:
-        """See ``Names``."""
         return None if full_name.startswith(INTERNAL) else self._read(_link_name(full_name))
 
     def claim(self, full_name: str) -> None:
-        """See ``Names``."""
         link = _link_name(full_name)
         try:
             os.symlink(shard_name(self._own), self._directory / link)
@@ -107,11 +106,10 @@ class Placement:
             ) from error
 
     def release(self, full_name: str) -> None:
-        """See ``Names``."""
         self._remove(_link_name(full_name))
 
     def begin(self, names: Iterable[str]) -> list[str]:
-        """See ``Names``. Links of this shard whose topic does not exist are removed."""
+        """Links of this shard whose topic does not exist are removed."""
         conflicts = []
         current = {_link_name(name) for name in names}
         for link in os.listdir(self._directory):

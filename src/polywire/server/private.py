@@ -80,9 +80,10 @@ def _restrict(path: Path) -> None:
 
 
 def check_secret(path: Path) -> None:
-    """Raise Invalid(INVALID_REQUEST) if other users can read or write a file with password hashes. Raises OSError.
+    """Raise Invalid(INVALID_REQUEST) if other users can read or write a file with password hashes.
 
-    If root owns the file, its group may read it, because container platforms mount secrets like that.
+    If root owns the file, its group may read it, because container platforms mount secrets like that. Raises OSError if
+    the file cannot be read.
     """
     status = path.stat()
     mode = stat.S_IMODE(status.st_mode)
@@ -95,7 +96,7 @@ def check_secret(path: Path) -> None:
 
 
 def warn_of_readable(path: Path) -> None:
-    """Log a warning if other users can read a private key. Raises OSError."""
+    """Log a warning if other users can read a private key. Raises OSError if it cannot be read."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & (OTHERS & ~stat.S_IRGRP):
         log.warning(

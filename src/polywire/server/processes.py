@@ -102,7 +102,6 @@ def _run(config: ServeConfig, lines: LineLimit) -> int:
 
 
 def _check(config: ServeConfig) -> None:
-    """Raise Invalid for a setting that does not work with several processes."""
     reason = ""
     if sys.platform != "linux":
         reason = "several processes are supported on Linux only (remove --processes)"
@@ -113,9 +112,9 @@ def _check(config: ServeConfig) -> None:
 
 
 def _lock(config: ServeConfig) -> Callable[[], None]:
-    """Lock the data directory, and return the function that unlocks it. Raises Busy(BUSY).
+    """Lock the data directory, and return the function that unlocks it.
 
-    If another parent is stopping, wait for it.
+    If another parent is stopping, wait until it has exited. Raises Busy(BUSY) if the directory is in use.
     """
     end = time.monotonic() + lifecycle.HANDOVER_S + config.drain_timeout_s
     while True:
@@ -147,7 +146,7 @@ class Parent:
     def __init__(self, config: ServeConfig, key: bytes) -> None:
         """Reserve the addresses. ``key`` is the shared secret of the processes.
 
-        Raises Busy(BUSY) with the address that is not available, and Invalid.
+        Raises Busy(BUSY) with the address that is not available, and Invalid for an invalid setting.
         """
         self._config: Final = config
         self._sockets: Final[list[socket.socket]] = []
@@ -162,7 +161,6 @@ class Parent:
         self._kill_at = 0.0
 
     def run(self) -> int:
-        """Serve until a signal stops the parent."""
         watched = FORWARDED_SIGNALS | {signal.SIGCHLD}
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
         try:
@@ -179,7 +177,6 @@ class Parent:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def close(self) -> None:
-        """Release all addresses."""
         for reserved in (*self._sockets, *self._inside):
             reserved.close()
 
@@ -247,7 +244,6 @@ class Parent:
             self._become(child.shard, parent, mask)
 
     def _become(self, number: int, parent: int, mask: Mask) -> NoReturn:
-        """Run the broker of a shard in this forked process, and exit."""
         code = lifecycle.EXIT_START
         try:
             os.setpgid(0, 0)  # Ctrl-C in a terminal then reaches only the parent, which forwards it
@@ -270,7 +266,10 @@ class Parent:
             os._exit(code)
 
     def _reserve(self) -> dict[str, Address]:
-        """Reserve the shared addresses of all listeners, and return them with their real ports. Raises Busy(BUSY)."""
+        """Reserve the shared addresses of all listeners, and return them with their actual ports.
+
+        Raises Busy(BUSY) if an address is in use.
+        """
         served: dict[str, Address] = {}
         for name, address in self._config.listeners().items():
             if name in USUAL and getattr(self._config, name) is None and self._config.users is not None:
@@ -288,10 +287,11 @@ class Parent:
         return served
 
     def _reserve_own(self, shard: int) -> dict[str, Address]:
-        """Return the addresses at which one process alone is reached, by listener. Raises Busy(BUSY).
+        """Return the addresses at which only the process of this shard is reached, by listener.
 
         With a bucket, these listeners are for other machines, and the process opens them itself. On a data directory,
-        they are for clients that connect to the owner of a topic, and the parent reserves them.
+        they are for clients that connect to the owner of a topic, and the parent reserves them. Raises Busy(BUSY) if
+        there is no free port.
         """
         if self._config.bucket:
             return _reached(self._config, shard, self._addresses)
@@ -312,9 +312,10 @@ class Parent:
         return own
 
     def _reserved_near(self, name: str, shared: Address, step: int) -> Address:
-        """Reserve the port that is ``step`` above the shared port, or any free port if it is taken. Raises Busy(BUSY).
+        """Reserve the port that is ``step`` above the shared port, or any free port if it is in use.
 
-        The distance is the same at every start, because some clients reconnect to the last address they know.
+        The distance is the same at every start, because some clients reconnect to the last address they know. Raises
+        Busy(BUSY) if there is no free port.
         """
         port = shared.port + step if step and shared.port + step <= PORT_MAX else 0
         try:
@@ -335,7 +336,7 @@ class Parent:
             )
 
     def _reserved(self, name: str, address: Address) -> Address:
-        """Bind an address without listening, and return it with the actual port."""
+        """Bind an address without listening, and return it with the actual port. Raises Busy(BUSY) if it is in use."""
         try:
             bound = _bound(address)  # without SO_REUSEPORT, binding fails if another program listens there
         except OSError as error:
@@ -347,7 +348,6 @@ class Parent:
 
 
 def _bound(address: Address) -> socket.socket:
-    """Return a bound socket. Raises OSError."""
     family, kind, protocol, _, place = socket.getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -413,7 +413,7 @@ def inside_of(config: ServeConfig, served: Mapping[str, Address]) -> Address:
 def _reached(config: ServeConfig, shard: int, served: Mapping[str, Address]) -> dict[str, Address]:
     """Return the addresses at which other machines reach one process, by listener.
 
-    They have the shared hosts and the ports of the process.
+    The addresses have the hosts of the shared listeners, and the ports of the process.
     """
     hosts = {name: address.host for name, address in served.items()} | {INSIDE: inside_of(config, served).host}
     first = config.shard_port + PORTS_EACH * shard if config.shard_port else 0
@@ -421,7 +421,7 @@ def _reached(config: ServeConfig, shard: int, served: Mapping[str, Address]) -> 
 
 
 def _watch_of(config: ServeConfig, shard: int, board: Board) -> BucketWatch:
-    """Create the bucket statistics of a process. Raises Invalid."""
+    """Create the bucket statistics of a process. Raises Invalid if the node name is invalid."""
     from polywire.server.bucket_watch import BucketWatch, candidate_of
 
     candidate = candidate_of(config, shard, board.count)
@@ -429,7 +429,6 @@ def _watch_of(config: ServeConfig, shard: int, board: Board) -> BucketWatch:
 
 
 def _config_of(config: ServeConfig, shard: int, addresses: Mapping[str, Address]) -> ServeConfig:
-    """Return the settings of one process."""
     return replace(
         config,
         cache_gib=config.cache_gib / config.processes,

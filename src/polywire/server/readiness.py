@@ -59,7 +59,6 @@ _NOGIL_BYTES_MIN = cython.declare(
 @cython.nogil
 @cython.exceptval(check=False)
 def _look(fd: cython.int, found: cython.p_uchar, looks: cython.int) -> cython.int:
-    """Poll epoll at most ``looks`` times, until a socket is ready."""
     count: cython.int = 0
     if cython.compiled:
         while count == 0 and looks > 0:
@@ -69,7 +68,6 @@ def _look(fd: cython.int, found: cython.p_uchar, looks: cython.int) -> cython.in
 
 
 def is_available() -> bool:
-    """Return whether this system has epoll."""
     return hasattr(select, "epoll")
 
 
@@ -120,23 +118,19 @@ class SocketTransport:
         return self._socket if name == "socket" else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Accept only the limit 0: the connection is paused when the kernel does not accept all bytes."""
+        """Only the limit 0 is supported: the connection is paused when the kernel does not accept all bytes."""
         assert not high, "only a write limit of 0 is supported"
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that the kernel has not accepted."""
         return self._waiting_bytes
 
     def is_closing(self) -> bool:
-        """Whether the socket is closed, closing or lost."""
         return self._is_closing
 
     def pause_reading(self) -> None:
-        """Stop reading."""
         self._is_reading = False
 
     def resume_reading(self) -> None:
-        """Resume reading."""
         if not self._is_closing:
             self._is_reading = True
             self._watch()
@@ -155,7 +149,6 @@ class SocketTransport:
             self._clog()
 
     def writelines(self, parts: Sequence[Buffer]) -> None:
-        """Send parts in order."""
         if self._is_closing:
             return
         was: cython.Py_ssize_t = self._waiting_bytes
@@ -168,7 +161,6 @@ class SocketTransport:
                 self._clog()
 
     def close(self) -> None:
-        """Close the socket when all bytes are sent."""
         if not self._is_closing:
             self._is_closing = True
             self._is_reading = False
@@ -178,7 +170,6 @@ class SocketTransport:
                 self.end(None)
 
     def abort(self) -> None:
-        """Close at once."""
         if not self._is_ended:
             self.end(None)
 
@@ -216,13 +207,11 @@ class SocketTransport:
 
     @cython.cfunc
     def _clog(self) -> cython.void:
-        """Pause the connection, because the kernel does not accept all bytes."""
         self._watch()
         self.protocol.pause_writing()
 
     @cython.cfunc
     def _send_waiting(self) -> cython.void:
-        """Send waiting parts until the kernel accepts no more."""
         waiting = self._waiting
         try:
             while waiting:
@@ -278,7 +267,7 @@ class SocketTransport:
     def _receive(self, memory: memoryview) -> cython.Py_ssize_t:
         """Read into memory, and return the number of bytes.
 
-        The result is 0 at the end of the stream, and -1 if no bytes are available or the connection is lost.
+        Returns 0 at the end of the stream, and -1 if no bytes are available or the connection is lost.
         """
         count: cython.Py_ssize_t
         if cython.compiled and self._fd >= 0:
@@ -301,7 +290,6 @@ class SocketTransport:
 
     @cython.cfunc
     def _watch(self) -> cython.void:
-        """Set the events that epoll reports from now on."""
         events: cython.uint = 0
         if not self._is_ended:
             events = (_IN if self._is_reading else 0) | (_OUT if self._waiting_bytes else 0)
@@ -341,8 +329,8 @@ class SocketTransport:
 class ReadinessDriver:
     """The sockets of one server.
 
-    ``_transports`` has every open socket by its descriptor. ``_found`` is the result of the last poll. ``_listed`` is
-    set if epoll is called through Python.
+    ``_transports`` has every open socket by its descriptor. ``_found`` is the result of the last poll. If ``_listed``,
+    epoll is called through Python.
     """
 
     epoll: Any
@@ -381,18 +369,15 @@ class ReadinessDriver:
             self._broken(transport, error)
 
     def forget(self, fd: int) -> None:
-        """Remove a socket that is about to be closed."""
         del self._transports[fd]
 
     def close(self) -> None:
-        """Stop serving connections."""
         if self._hub.idle is not None:
             self._hub.idle.look = nothing
         self.loop.remove_reader(self._fd)
         self.epoll.close()
 
     def make_pass(self) -> None:
-        """Serve every ready socket once, and commit."""
         self._make_pass(1)
 
     def look(self) -> None:
@@ -432,7 +417,6 @@ class ReadinessDriver:
 
     @cython.cfunc
     def _find(self, looks: cython.int) -> cython.int:
-        """Poll epoll, and return the number of ready sockets."""
         if cython.compiled and self._fd >= 0:
             count: cython.int = _look(self._fd, self._found.p, 1)
             if count == 0 and looks > 1:

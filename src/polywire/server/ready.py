@@ -28,6 +28,5 @@ def write_ready(path: Path | None, addresses: Mapping[str, Address]) -> None:
 
 
 def withdraw_ready(path: Path | None) -> None:
-    """Remove the ready file, because the listeners no longer accept connections."""
     if path is not None:
         path.unlink(missing_ok=True)

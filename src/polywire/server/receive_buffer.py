@@ -80,9 +80,9 @@ class ReceiveBuffer:
 
     @classmethod
     def of_landed(cls, memory: ReceiveMemory, left: memoryview, *, read: int, flow_bytes_max: int) -> Self | None:
-        """Return a buffer for what a read into the shared chunk left unconsumed, or for a stream of large reads.
+        """Return a buffer after a read into the shared chunk; None if no buffer is needed.
 
-        Return None if neither is needed.
+        A buffer is needed for unconsumed bytes, and for a stream of large reads.
         """
         flow = GROWTH * read if READ_BYTES <= read < flow_bytes_max else 0
         if left:
@@ -105,12 +105,10 @@ class ReceiveBuffer:
 
     @property
     def left(self) -> int:
-        """Number of unconsumed bytes."""
         return self.end - self.start
 
     @property
     def size(self) -> int:
-        """Size of the memory in bytes."""
         return len(self.view)
 
     @property
@@ -143,7 +141,7 @@ class ReceiveBuffer:
     def replaced(self, size: int) -> ReceiveBuffer:
         """Return a buffer of at least ``size`` bytes that begins with the unconsumed bytes.
 
-        This is the same buffer if possible.
+        It is this buffer if possible.
         """
         left = self.view[self.start : self.end]
         if rounded(size) == len(self.view) and self.viewed_by < self._memory.write_batch and not self._pins:
@@ -156,7 +154,7 @@ class ReceiveBuffer:
         return other
 
     def for_flow(self, flow_bytes_max: int) -> ReceiveBuffer | None:
-        """Return the buffer for the next request, or None if reads are small or memory is short."""
+        """Return the buffer for the next request; None if reads are small or memory is short."""
         memory, size = self._memory, len(self.view)
         wanted = min(self.flow_bytes, flow_bytes_max)
         if wanted <= READ_BYTES or memory.is_short:
@@ -166,9 +164,9 @@ class ReceiveBuffer:
         return self
 
     def wanted_size(self, *, needed: int, request_bytes_max: int, flow_bytes_max: int) -> int:
-        """Return the size that suits the request that is arriving.
+        """Return the buffer size for the request that is arriving.
 
-        This is the length in its header, but at most ``GROWTH`` times the bytes received.
+        It is the length in the request's header, but at most ``GROWTH`` times the bytes received.
         """
         left, size = self.end - self.start, len(self.view)
         wanted = 2 * size if left == size else needed
@@ -194,7 +192,6 @@ class ReceiveBuffer:
             self._memory.arena.give(self._bytes)
 
     def give_back(self) -> None:
-        """Free the memory."""
         self._give()
         self._memory.given_back()
 
@@ -217,13 +214,13 @@ class ReceiveBuffer:
         return (self.left + unread - self._began_bytes) / max(self._memory.tick - self._began_tick, 1)
 
     def is_slow(self, ticks: int, bytes_per_s: int) -> bool:
-        """Return whether fewer than ``bytes_per_s`` arrived for at least ``ticks`` seconds."""
+        """Return whether at least ``ticks`` seconds have passed since ``begin``, at a rate below ``bytes_per_s``."""
         return self._memory.tick - self._began_tick >= ticks and self.rate() < bytes_per_s
 
     def goes_on(self, transport: object) -> bool:
         """Return whether the request arrives fast enough to continue while memory is short.
 
-        Unread bytes in the socket count.
+        Unread bytes in the socket count as received.
         """
         unread = unread_bytes(transport)
         return unread > 0 and self.rate(unread) >= SHORT_BYTES_PER_S_MIN

@@ -15,9 +15,9 @@ PREFIX_BYTES_MAX: Final = 64  # enough to detect every protocol
 
 
 def recognise(factories: Sequence[SessionFactory], received: memoryview) -> SessionFactory | None:
-    """Return the factory of the protocol that these bytes belong to, or None if more bytes are needed.
+    """Return the factory of the protocol that these bytes belong to; None if more bytes are needed.
 
-    Raises PeerError if they belong to none.
+    Raises PeerError if they belong to no protocol.
     """
     prefix, undecided = bytes(received[:PREFIX_BYTES_MAX]), False
     for factory in factories:
@@ -31,15 +31,11 @@ def recognise(factories: Sequence[SessionFactory], received: memoryview) -> Sess
 
 
 def format_address(name: Any) -> str:
-    """Format the local or remote address of a socket for logs."""
     return spell_address(*host_and_port(name)) if isinstance(name, tuple) else str(name)
 
 
 def host_and_port(name: Any) -> tuple[str, int]:
-    """Return host and port of a socket's local or remote address.
-
-    An IPv4 address in IPv6 notation is converted to IPv4.
-    """
+    """An IPv4 address in IPv6 notation is converted to IPv4."""
     if not isinstance(name, tuple):
         return "localhost", 0
     host: str = name[0]
@@ -47,5 +43,4 @@ def host_and_port(name: Any) -> tuple[str, int]:
 
 
 def is_loopback(name: Any) -> bool:
-    """Return whether a socket's address is on this machine."""
     return not isinstance(name, tuple) or ip_address(host_and_port(name)[0].partition("%")[0]).is_loopback

@@ -44,7 +44,7 @@ Answer = Callable[[str, bytes], bytes | None]
 
 
 def _forward_all(_: str, __: bytes) -> None:
-    """Forward every connection."""
+    pass
 
 
 class Relay:
@@ -75,9 +75,9 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def listen(self, addresses: Mapping[str, Address], *, shared: bool = False) -> dict[str, Address]:
-        """Listen on these addresses, and return them with their actual ports. Raises Unavailable.
+        """Listen on these addresses, and return them with their actual ports.
 
-        ``shared`` is set if other processes listen there, too.
+        If ``shared``, other processes listen there, too. Raises Unavailable if an address cannot be used.
         """
         loop, found = asyncio.get_running_loop(), {}
         for name, address in addresses.items():
@@ -94,7 +94,6 @@ class Relay:
         return found
 
     async def listen_on(self, name: str, listening: socket.socket) -> None:
-        """Accept connections on a socket that already listens."""
         loop = asyncio.get_running_loop()
         self._servers.append(await loop.create_server(lambda: _End(self, name), sock=listening))
 
@@ -110,7 +109,6 @@ class Relay:
         self._servers.clear()
 
     def came(self, end: _End, listener: str) -> None:
-        """Forward a new connection."""
         self._ends.add(end)
         if len(self._ends) > 2 * RELAYED_MAX:
             end.abort()
@@ -120,7 +118,6 @@ class Relay:
         task.add_done_callback(self._tasks.discard)
 
     def went(self, end: _End) -> None:
-        """Remove a closed end."""
         self._ends.discard(end)
 
     async def _connect(self, end: _End, listener: str) -> None:
@@ -153,7 +150,7 @@ class Relay:
 
 
 async def _connect(end: _End, address: tuple[str, int]) -> None:
-    """Connect with plain TCP. Raises OSError."""
+    """Connect with plain TCP. Raises OSError if that fails."""
     await asyncio.get_running_loop().create_connection(lambda: end, *address)
 
 
@@ -171,7 +168,7 @@ class _End(asyncio.Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the socket is closed. While reading is paused, a close is not noticed."""
+        """Whether the socket is closed. While reading is paused, a close by the client is not noticed."""
         return self._transport is None or self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -181,7 +178,6 @@ class _End(asyncio.Protocol):
             self._relay.came(self, self._listener)
 
     def meet(self, other: _End) -> None:
-        """Connect this end with the other one."""
         if self._transport is None or self._transport.is_closing() or other.is_closed:
             other.abort()
             self.abort()
@@ -193,9 +189,9 @@ class _End(asyncio.Protocol):
         self._transport.resume_reading()
 
     async def is_answered(self, answer: Callable[[bytes], bytes | None]) -> bool:
-        """Pass the first bytes to ``answer``; if it returns a response, send it and close.
+        """Pass the first bytes to ``answer``. If it returns a response, send the response and close.
 
-        Return whether the connection was answered or is closed.
+        Returns whether the connection was answered or is closed.
         """
         if not self._early and self._transport is not None:
             self._first_bytes = asyncio.get_running_loop().create_future()
@@ -219,7 +215,7 @@ class _End(asyncio.Protocol):
             self._wake()
 
     def eof_received(self) -> bool:
-        """Close one direction. The other direction can still carry bytes."""
+        """Close one direction. The other direction stays open."""
         other = None if self._other is None else self._other._transport
         if other is not None and not other.is_closing() and other.can_write_eof():
             with suppress(OSError, RuntimeError):
@@ -248,6 +244,5 @@ class _End(asyncio.Protocol):
             other._transport.close() if error is None else other._transport.abort()
 
     def abort(self) -> None:
-        """Close at once."""
         if self._transport is not None:
             self._transport.abort()

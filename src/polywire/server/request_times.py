@@ -1,7 +1,7 @@
 """Request latencies by protocol, measured on a weighted sample of requests. This module is compiled.
 
 A latency is the time from receiving a request to writing its response. A busy server measures about a hundred requests
-a second, an idle one all of them. For a request that is not measured, the cost is one comparison.
+a second. An idle server measures all requests. For a request that is not measured, the cost is one comparison.
 """
 
 from __future__ import annotations
@@ -43,14 +43,13 @@ class RequestTimes:
         """Latencies by protocol and by kind of request: ``PRODUCE`` or ``OTHER``."""
 
     def begin(self) -> None:
-        """Time this read. If too many reads were timed in this second, double the number of reads to skip."""
+        """Measure this read. If too many reads were measured in this second, double the number of reads to skip."""
         self._taken += 1
         if self._taken % SAMPLES_PER_S == 0:
             self.weight *= 2
         self.skip = self.weight - 1
 
     def observe(self, wire: str, seconds: float, *, produced: bool) -> None:
-        """Record the latency of a request."""
         key = wire, PRODUCE if produced else OTHER
         durations = self.by_kind.get(key)
         if durations is None:

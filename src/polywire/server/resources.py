@@ -81,7 +81,7 @@ def _group_directories(groups: Path, membership: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The limits. ``blobs``: segment files that stay open. ``connections``: open connections."""
+    """The limits: ``blobs`` is the number of segment files that stay open, ``connections`` that of open connections."""
 
     blobs: int
     connections: int
@@ -105,7 +105,7 @@ def share(limit: int, *, slots: int) -> Shares:
 
 
 def raise_limit() -> int:
-    """Raise the process's limit of descriptors to the highest that the system allows, and return it."""
+    """Raise the process's limit of descriptors to the highest that the system allows, and return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):

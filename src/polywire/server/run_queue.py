@@ -40,7 +40,7 @@ class Waiting(Protocol):
 class RunQueue:
     """The connections that wait for a later pass.
 
-    ``spent_s`` is the time of heavy reads since ``_run`` was last called; ``_unexpected_s`` is the part of it that was
+    ``spent_s`` is the time of heavy reads since ``_run`` was last called. ``_unexpected_s`` is the part of it that was
     not expected. ``_run`` is called in the next pass if one of them is not 0 or a connection waits. ``current`` is the
     connection that ``_run`` is serving.
     """
@@ -48,7 +48,7 @@ class RunQueue:
     __slots__ = ("_is_due", "_soon", "_unexpected_s", "_waiting", "current", "now", "spent_s")
 
     def __init__(self, clock: Clock, soon: Callable[[Callable[[], None]], object]) -> None:
-        """Create the queue. ``soon`` calls back in the loop's next pass."""
+        """``soon`` calls back in the loop's next pass."""
         self._soon: Final = soon
         self._waiting: Final[deque[Waiting]] = deque()
         self._is_due = False
@@ -58,18 +58,17 @@ class RunQueue:
         self.current: Waiting | None = None
 
     def has_time(self, *, heavy: bool) -> bool:
-        """Return whether a connection may be served in this pass. ``heavy`` says whether its last read was heavy."""
+        """Return whether a connection may be served in this pass. If ``heavy``, its last read was heavy."""
         return (self.spent_s if heavy else self._unexpected_s) < PASS_S
 
     def spend(self, seconds: float, *, heavy: bool) -> None:
-        """Record a heavy read. ``heavy`` says whether the connection's previous read was heavy, too."""
+        """Record a heavy read. If ``heavy``, the connection's previous read was heavy, too."""
         self.spent_s += seconds
         if not heavy:
             self._unexpected_s += seconds
         self._call()
 
     def put(self, connection: Waiting) -> None:
-        """Serve a connection in a later pass."""
         self._waiting.append(connection)
         self._call()
 
@@ -79,7 +78,6 @@ class RunQueue:
             self._soon(self._run)
 
     def _run(self) -> None:
-        """Begin a pass: serve the connections that waited."""
         now, waiting = self.now, self._waiting
         begun = now()
         self.spent_s = self._unexpected_s = 0.0

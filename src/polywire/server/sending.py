@@ -70,26 +70,21 @@ class SendingHalf:
 
     @property
     def backlog(self) -> int:
-        """Bytes that the kernel has not accepted."""
         return int(self._transport.get_write_buffer_size()) if self._clogged else 0
 
     @property
     def peer(self) -> str:
-        """Address of the client."""
         return format_address(self._transport.get_extra_info("peername"))
 
     @property
     def local(self) -> tuple[str, int]:
-        """Host and port that the client connected to."""
         return host_and_port(self._transport.get_extra_info("sockname"))
 
     @property
     def on_loopback(self) -> bool:
-        """Whether the client is on this machine."""
         return is_loopback(self._transport.get_extra_info("peername"))
 
     def write(self, data: Buffer) -> None:
-        """Send bytes."""
         assert not self._hub.lending, "the loop asks for a buffer"
         if not self._transport.is_closing():
             self.sent_bytes += len(data)
@@ -116,9 +111,9 @@ class SendingHalf:
             released()
 
     def _receive_timed(self, session: Session, data: memoryview, begun: float) -> int:
-        """Pass bytes to the session, and time its response.
+        """Pass bytes to the session, and measure the time until its response.
 
-        If an earlier response is pending, nothing is timed, because that response would be written next.
+        If an earlier response is pending, nothing is measured, because that response would be written next.
         """
         ingest, times = self._hub.ingest, self._hub.request_times
         if not times.skip:
@@ -134,7 +129,6 @@ class SendingHalf:
                 self._asked_at = 0.0
 
     def _note_answer(self) -> None:
-        """Record the latency of the response that is being written."""
         hub, times = self._hub, self._hub.request_times
         seconds, self._asked_at = hub.run_queue.now() - self._asked_at, 0.0
         produced = self._produces if times.appended < 0 else hub.ingest.appended != times.appended
@@ -145,6 +139,5 @@ class SendingHalf:
             self._hub.check_backlog()
 
     def close(self) -> None:
-        """Close once everything is sent."""
         assert not self._hub.lending, "the loop asks for a buffer"
         self._transport.close()

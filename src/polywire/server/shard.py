@@ -81,7 +81,10 @@ class Shard:
         return shard_name(self.own)
 
     def link_tls(self, config: ServeConfig) -> LinkTls | None:
-        """Return the TLS of links to other machines, or None if it is not configured. Raises Invalid(INVALID_REQUEST)."""
+        """Return the TLS of links to other machines; None if it is not configured.
+
+        Raises Invalid(INVALID_REQUEST) for invalid files.
+        """
         at = self.reached.get(INSIDE)
         return None if at is None else link_tls(config, config.reached_at(at))
 
@@ -92,9 +95,10 @@ class Shard:
         return made
 
     async def begin(self, broker: Broker) -> None:
-        """Register the recovered topics. On a data directory, wait until all other processes have done so, too.
+        """Register the recovered topics.
 
-        Raises Unavailable.
+        On a data directory, also wait until all other processes have registered theirs. Raises Unavailable if that
+        fails.
         """
         self._broker = broker
         names = [topic.name.full for topic in broker.topics()]
@@ -107,15 +111,15 @@ class Shard:
             await asyncio.sleep(BEGIN_POLL_S)
 
     def serving(self) -> None:
-        """Record that this process accepts clients: as leader, or as standby that forwards them."""
+        """Record that this process accepts clients, either as leader or as a standby that forwards them."""
         self._board.reach(self.own, Stage.SERVING)
 
     def opened(self, shared: Iterable[Listener], own: Iterable[Listener], *, host: str, is_advertised: bool) -> None:
         """Record the listeners that all processes share, and those of this process alone.
 
-        ``host`` is the host of this machine for clients; if it is empty, clients use the host that they connected to.
-        ``is_advertised`` says whether clients may be sent to the ports of this process, which requires that the ports
-        do not change.
+        ``host`` is the host of this machine for clients. If it is empty, clients use the host that they connected to.
+        If ``is_advertised``, clients may be sent to the ports of this process, which requires that the ports do not
+        change.
         """
         shared, own = list(shared), list(own)
         self._host, self._is_advertised = host, is_advertised
@@ -126,13 +130,11 @@ class Shard:
     # Claims
 
     def claim(self, full_name: str) -> None:
-        """See ``Claims``."""
         self._names.claim(full_name)
         # a topic that is not created after all stays in the count until the next start, which only affects balance
         self._count(1)
 
     def release(self, full_name: str) -> None:
-        """See ``Claims``."""
         assert self._broker is not None, "a topic was deleted"
         self._count(-1)
         try:
@@ -152,49 +154,41 @@ class Shard:
     # Shards
 
     def shard_of(self, full_name: str) -> int | None:
-        """See ``Shards``."""
         return self._names.shard_of(full_name)
 
     def home(self, full_name: str) -> int:
-        """See ``Shards``."""
         return home_of(full_name, self.count)
 
     def least_loaded(self) -> int:
-        """See ``Shards``. Return the shard with the fewest topics."""
         return self._board.fewest_topics()
 
     def listener_of(self, port: int) -> str:
-        """See ``ReachedShards``."""
         return self._listeners.get(port, "")
 
     def port_of(self, listener: str) -> int:
-        """See ``ReachedShards``. If there is no listener with this name, return the port of the first one."""
+        """If there is no listener with this name, return the port of the first one."""
         return self._own_ports.get(listener) or next(iter(self._own_ports.values()), 0)
 
     def lasting(self, at: tuple[str, int]) -> tuple[str, int]:
-        """See ``Places``.
-
-        Return the address that all processes of this machine share. It stays valid if another process takes over.
-        """
+        """Return the address that all processes of this machine share. It stays valid if another process takes over."""
         name = self._listeners.get(at[1], "")
         if at[1] not in self._own_ports.values() or name not in self._shared_ports:
             return at
         return self._host or at[0], self._shared_ports[name]
 
     def alone(self, at: tuple[str, int]) -> tuple[str, int]:
-        """See ``Places``."""
         own = self._own_ports.get(self._listeners.get(at[1], ""))
         return at if own is None or not self._is_advertised else (at[0], own)
 
     def connect(self, shard: int, peer: LinkPeer) -> Link:
-        """See ``Shards``."""
         return SocketLink(self._addresses[shard], peer)
 
 
 class SocketLink(asyncio.Protocol):
     """Implements ``Link``.
 
-    ``_unsent`` has bytes written before the connection was made. A peer that has closed its link gets no callbacks.
+    ``_unsent`` has the bytes that were written before the connection was made. A peer that has closed its link gets no
+    callbacks.
     """
 
     def __init__(self, address: Address, peer: LinkPeer) -> None:
@@ -214,7 +208,6 @@ class SocketLink(asyncio.Protocol):
             self.connection_lost(error)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by asyncio."""
         self._transport = transport
         if self._peer is None and not self._is_finishing:
             self._transport.abort()
@@ -227,54 +220,45 @@ class SocketLink(asyncio.Protocol):
             self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Called by asyncio."""
         if self._peer is not None:
             self._peer.received(data)
 
     def resume_writing(self) -> None:
-        """Called by asyncio."""
         if self._peer is not None:
             self._peer.relieved()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncio."""
         peer, self._peer = self._peer, None
         if peer is not None:
             peer.lost()
 
     @property
     def backlog(self) -> int:
-        """See ``Link``."""
         if self._transport is None:
             return sum(map(len, self._unsent))
         return int(self._transport.get_write_buffer_size())
 
     def write(self, data: bytes) -> None:
-        """See ``Link``."""
         if self._transport is None:
             self._unsent.append(data)
         else:
             self._transport.write(data)
 
     def pause(self) -> None:
-        """See ``Link``."""
         if self._transport is not None and self._transport.is_reading():
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """See ``Link``."""
         if self._transport is not None and not self._transport.is_reading() and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def finish(self) -> None:
-        """See ``Link``."""
         self._peer = None
         self._is_finishing = True
         if self._transport is not None:
             self._transport.close()
 
     def close(self) -> None:
-        """See ``Link``."""
         if self._is_finishing:
             return
         self._peer = None

@@ -21,7 +21,6 @@ NAMES: Final = "names"  # subdirectory with a symbolic link for each topic name 
 
 
 def directory_of(data_dir: Path, shard: int) -> Path:
-    """Return the directory of a shard."""
     return data_dir / SHARDS / shard_name(shard) if shard else data_dir
 
 
@@ -31,14 +30,13 @@ def count_shards(data_dir: Path) -> int:
 
 
 def check_alone(data_dir: Path) -> None:
-    """Raise Invalid(INVALID_REQUEST) if the data directory has several shards."""
     check_count(data_dir, 1)
 
 
 def check_count(data_dir: Path, count: int) -> None:
     """Raise Invalid(INVALID_REQUEST) if the data directory has more shards than ``count``.
 
-    Otherwise some topics would not be served.
+    Some topics would not be served otherwise.
     """
     found = count_shards(data_dir)
     if found > count:

@@ -39,7 +39,6 @@ class SharedChunk:
         self.reader: object = None
 
     def lend(self) -> memoryview:
-        """Return memory for one read."""
         position = self.position
         if position + READ_BYTES > len(self._view):
             self._renew()

@@ -58,7 +58,6 @@ class Signals:
         self._loop = self._stop = self._reload = None
 
     def end(self) -> None:
-        """Restore the previous signal handlers."""
         self.keep()
         for number, before in self._before.items():
             signal.signal(number, before)
@@ -89,14 +88,13 @@ class Reload:
     __slots__ = ("_files",)
 
     def __init__(self, files: Mapping[str, Load | None]) -> None:
-        """Store ``files``: for each file, a description and the function that loads it.
+        """``files`` has, for each file, a description and the function that loads it.
 
         Files are loaded in this order. None stands for a file that is not configured.
         """
         self._files: Final = files
 
     def __call__(self) -> None:
-        """Reload all files."""
         for what, load in self._files.items():
             if load is not None:
                 self._try(what, load)
@@ -117,5 +115,5 @@ class Reload:
 
 
 def users_loader(access: Access, users: Path | None) -> Load | None:
-    """Return a function that loads the users file, or None if none is configured."""
+    """Return a function that loads the users file; None if none is configured."""
     return None if users is None else lambda: access.configure(load_users(users))

@@ -78,13 +78,13 @@ class StandbyHealth:
     """Serves at most ``CONNECTIONS_MAX`` connections, until ``stop`` is called."""
 
     def __init__(self, is_forwarding: Callable[[], bool]) -> None:
-        """Create the listener. ``is_forwarding`` returns whether connections are forwarded to a leader."""
+        """``is_forwarding`` returns whether connections are forwarded to a leader."""
         self._is_forwarding = is_forwarding
         self._servers: list[asyncio.Server] = []
         self._requests: set[asyncio.Task[None]] = set()
 
     async def listen(self, address: Address, context: ssl.SSLContext | None) -> Address:
-        """Accept connections, and return the address with its actual port. Raises OSError."""
+        """Accept connections, and return the address with its actual port. Raises OSError if it is in use."""
         sockets = await bound(address)
         for listening in sockets:
             self._servers.append(
@@ -95,7 +95,6 @@ class StandbyHealth:
         return Address(address.host, sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """Close all listeners and connections."""
         for server in self._servers:
             server.close()
         for task in list(self._requests):
@@ -118,7 +117,6 @@ class StandbyHealth:
             writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request, and close the connection."""
         try:
             async with asyncio.timeout(REQUEST_S):
                 head = await reader.readuntil(_END)
@@ -166,7 +164,7 @@ def _answer(status: str, text: str, *, content_type: str = TEXT_TYPE, whole: boo
 
 
 def _ignore(_: str) -> None:
-    """Do nothing, because this broker does not lead."""
+    pass
 
 
 class Presence:
@@ -199,9 +197,9 @@ class Presence:
     def say(self, addresses: Mapping[str, Address], start: int, deposed: OnDeposed = _ignore) -> None:
         """Set the addresses and the start number in this broker's heartbeats; see ``Node``.
 
-        ``deposed`` is called in the thread, perhaps several times, if another broker leads with a higher start number,
-        or if heartbeats have failed for ``SILENT_S``. A leader that writes nothing else to the bucket would not notice
-        this.
+        ``deposed`` is called if another broker leads with a higher start number, or if heartbeats have failed for
+        ``SILENT_S``. A leader that writes nothing else to the bucket would not notice this. It is called in the thread,
+        and may be called several times.
         """
         self._deposed = deposed
         self._written_at = self._clock.monotonic()
@@ -278,7 +276,7 @@ class Presence:
     def _put(self) -> None:
         """Write a heartbeat.
 
-        If it fails, it is repeated later; after ``SILENT_S`` without success, a leader steps down.
+        If it fails, it is repeated later. After ``SILENT_S`` without success, a leader steps down.
         """
         self._counter += 1
         (addresses, start), begun, candidate = self._state, self._clock.monotonic(), self._candidate
@@ -338,7 +336,7 @@ class Standby:
     async def wait(self, presence: Presence) -> bool:
         """Wait until this broker should take over. Return False if a signal stopped it first.
 
-        HTTP and signals are handled until ``stop`` is called. Raises BrokerError.
+        HTTP and signals are handled until ``stop`` is called. Raises BrokerError if the bucket cannot be read.
         """
         links = None if self._shard is None else self._shard.link_tls(self._config)
         connects = {} if links is None else {INSIDE: links.connect}
@@ -366,7 +364,6 @@ class Standby:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a signal has stopped this broker."""
         return self._stopping.is_set()
 
     def _stop_requested(self, _: object) -> None:
@@ -382,11 +379,10 @@ class Standby:
             await health.stop()
 
     def _can_forward(self) -> bool:
-        """Whether there is a leader that accepts connections."""
         return self._leader is not None and self._refused == 0 and bool(self._leader.addresses)
 
     async def _forward(self, relay: Relay, presence: Presence) -> None:
-        """Listen for connections to forward. Raises Unavailable."""
+        """Listen for connections to forward. Raises Unavailable if an address is in use."""
         if self._is_listening:
             return
         assert self._leader is not None, "there is a leader to forward to"
@@ -470,7 +466,7 @@ class Standby:
         return self._is_tried or self._refused < REFUSED_MAX + self._rank * RANK_S / LOOK_S
 
     def _look(self, now: float) -> tuple[Node | None, Wish | None]:
-        """Return the leader, and the latest request for a takeover. Raises BrokerError."""
+        """Return the leader, and the latest request for a takeover. Raises BrokerError if the bucket cannot be read."""
         nodes = self._nodes.read()
         leader = self._watch.leader(nodes, now)
         self._rank = self._watch.rank(nodes)
@@ -488,7 +484,7 @@ class Standby:
     async def _answers(self, leader: Node) -> bool:
         """Return whether the leader's port is open.
 
-        If that is unknown, return True, so that missing heartbeats decide.
+        If that is unknown, return True. A takeover then depends on missing heartbeats.
         """
         address = next(iter(leader.addresses.values()), None)
         if address is None:
@@ -555,7 +551,7 @@ async def serve_in_turn(
 ) -> int:
     """Wait as a standby while another broker leads the log, then lead it, and return the exit code.
 
-    ``deposed`` says whether this process has just lost leadership. Raises BrokerError if it cannot start.
+    If ``deposed``, this process has just lost leadership. Raises BrokerError if it cannot start.
     """
     presence, standby = Presence(config, watch), Standby(config, watch, signals, deposed=deposed, shard=shard)
     try:
@@ -587,9 +583,10 @@ async def serve_in_turn(
 async def _serve(
     config: ServeConfig, lines: LineLimit, others: lifecycle.OtherBrokers, shard: Shard | None, *, has_waited: bool
 ) -> int:
-    """Serve as the leader. Raises BrokerError.
+    """Serve as the leader. Raises BrokerError if it cannot start.
 
-    If the bucket is unreachable and this broker has been a standby, raises NotOwner, which makes it a standby again.
+    If the bucket is unreachable and this broker has been a standby, raises NotOwner, after which the broker is a
+    standby again.
     """
     try:
         return await lifecycle.serve(config, lines, others, shard)

@@ -38,7 +38,7 @@ def run_alone(config: ServeConfig, lines: LineLimit) -> int:
 def run_shard(config: ServeConfig, shard: Shard, make_watch: Callable[[], BucketWatch] | None = None) -> int:
     """Serve one of several shards until a signal stops the process, and return the exit code.
 
-    ``make_watch`` creates the bucket statistics; it is set for a shard of a bucket.
+    ``make_watch`` creates the bucket statistics. It is set for a shard of a bucket.
     """
 
     def serving(lines: LineLimit) -> int:

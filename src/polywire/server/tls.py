@@ -69,7 +69,7 @@ class ServerTls:
     __slots__ = ("_config", "context")
 
     def __init__(self, config: ServeConfig) -> None:
-        """Load the certificate. Raises Invalid(INVALID_REQUEST)."""
+        """Load the certificate. Raises Invalid(INVALID_REQUEST) for an invalid file."""
         self._config: Final = config
         self.context = self._load()
 
@@ -93,9 +93,9 @@ class ServerTls:
 
 
 def server_tls(config: ServeConfig) -> ServerTls | None:
-    """Return the TLS of the broker's listeners, or None if no certificate is configured.
+    """Return the TLS of the broker's listeners; None if no certificate is configured.
 
-    Raises Invalid(INVALID_REQUEST).
+    Raises Invalid(INVALID_REQUEST) for an invalid file.
     """
     return None if config.tls_certificate is None else ServerTls(config)
 
@@ -103,8 +103,8 @@ def server_tls(config: ServeConfig) -> ServerTls | None:
 def is_hello(prefix: bytes) -> bool | None:
     """Return whether these bytes begin a TLS handshake; None if more are needed.
 
-    No request of a supported protocol begins like that. Read as the length of a frame, the bytes exceed every limit, or
-    a command follows that no client sends first.
+    No request of a supported protocol begins with these bytes. If they were the length of a frame, they would exceed
+    every limit, or be followed by a command that no client sends first.
     """
     known = b"\x16\x03"
     if not known.startswith(prefix[:2]) and not prefix.startswith(known):
@@ -113,7 +113,7 @@ def is_hello(prefix: bytes) -> bool | None:
 
 
 def common_name(certificate: Mapping[str, Any]) -> str:
-    """Return the common name of a verified certificate, or an empty string unless it has exactly one."""
+    """Return the common name of a verified certificate; empty unless the certificate has exactly one."""
     names = [value for parts in certificate.get("subject", ()) for key, value in parts if key == "commonName"]
     return names[0] if len(names) == 1 else ""
 
@@ -122,19 +122,16 @@ class TlsUser(Protocol):
     """The asyncio protocol above a ``TlsTransport``."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is connected; bytes written now wait for the handshake."""
+        """The socket is connected. Bytes that are written now wait for the handshake."""
 
     def eof_received(self) -> bool | None:
         """Handle the end of the other side's stream. Return True to keep the connection open for writing."""
 
-    def pause_writing(self) -> None:
-        """Stop writing."""
+    def pause_writing(self) -> None: ...
 
-    def resume_writing(self) -> None:
-        """Resume writing."""
+    def resume_writing(self) -> None: ...
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed."""
+    def connection_lost(self, exc: Exception | None) -> None: ...
 
 
 class TlsTransport(asyncio.BufferedProtocol, ABC):
@@ -186,8 +183,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
         """Return memory for decrypted bytes. ``_came`` is called immediately after they are written."""
 
     @abstractmethod
-    def _came(self, count: int) -> None:
-        """Process decrypted bytes."""
+    def _came(self, count: int) -> None: ...
 
     # Called by the socket
 
@@ -336,7 +332,6 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
             asyncio.get_running_loop().call_soon(self._pump)
 
     def close(self) -> None:
-        """Send the end of the stream, and close when everything is sent."""
         self.write_eof()
         self._transport.close()
 
@@ -357,12 +352,12 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
 
 
 class TlsConnection(TlsTransport):
-    """An accepted socket with TLS, or possibly without. If the client presents a certificate, that logs in its user."""
+    """An accepted socket, with TLS or possibly without. If the client presents a certificate, this logs in its user."""
 
     __slots__ = ("_connection", "_context", "_hub", "_prefix")
 
     def __init__(self, hub: Hub, connection: Connection, context: ssl.SSLContext, *, plain_too: bool) -> None:
-        """Create the connection. With ``plain_too``, also accept clients without TLS."""
+        """If ``plain_too``, clients without TLS are also accepted."""
         super().__init__(connection)
         self._hub: Final = hub
         self._connection: Final = connection
@@ -391,7 +386,7 @@ class TlsConnection(TlsTransport):
         self._pump()
 
     def _decide(self, content: bytes) -> bool:
-        """Return whether the client uses TLS. If not, continue with the socket itself."""
+        """Return whether the client uses TLS. If not, the connection continues with the socket itself."""
         self._prefix += content
         found = is_hello(self._prefix)
         if found:

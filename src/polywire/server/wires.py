@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 def flux_settings(config: ServeConfig) -> FluxSettings:
-    """Return the settings of FLUX."""
     advertised = parse_address(config.address_of("flux"))
     return FluxSettings(
         host=advertised.host if advertised is not None else "127.0.0.1",
@@ -43,7 +42,6 @@ def flux_settings(config: ServeConfig) -> FluxSettings:
 
 
 def cursus_settings(config: ServeConfig) -> CursusSettings:
-    """Return the settings of Cursus."""
     return CursusSettings(
         dialect=None if config.cursus_dialect == AUTO else CursusDialect(config.cursus_dialect),
         compression="" if config.cursus_compression == AUTO else config.cursus_compression,
@@ -53,12 +51,10 @@ def cursus_settings(config: ServeConfig) -> CursusSettings:
 
 
 def iggy_settings(config: ServeConfig) -> IggySettings:
-    """Return the settings of Iggy."""
     return IggySettings(dialect=config.iggy_dialect, data_dir=config.data_dir)
 
 
 def kafka_settings(config: ServeConfig) -> KafkaSettings:
-    """Return the settings of Kafka."""
     advertised = None if config.kafka_advertise == AUTO else parse_address(config.kafka_advertise)
     return KafkaSettings(
         host="" if advertised is None else advertised.host,

@@ -40,10 +40,9 @@ class Registration:
     def __init__(self, hosts: str, address: Address, broker_id: int = 0) -> None:
         """Check the arguments. ``hosts`` is ``HOST:PORT[,HOST:PORT…][/chroot]``.
 
-        ``broker_id`` is the shard of this process. It must not change, because consumers' offsets contain it.
-
-        Raises Invalid(INVALID_REQUEST) if the package kazoo is missing, or for an IPv6 address, which Kafka 0.7 clients
-        cannot parse.
+        ``broker_id`` is the shard of this process. It must not change, because consumers' offsets contain it. Raises
+        Invalid(INVALID_REQUEST) if the package kazoo is missing, or for an IPv6 address, which Kafka 0.7 clients cannot
+        parse.
         """
         host = socket.gethostname() if address.host in EVERYWHERE else address.host
         if ":" in host:
@@ -66,7 +65,6 @@ class Registration:
         self._thread: Final = threading.Thread(target=self._serve, name="polywire-zookeeper", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         logging.getLogger("kazoo").setLevel(logging.CRITICAL)
         self._thread.start()
 
@@ -104,7 +102,7 @@ class Registration:
         client.close()
 
     def _register_all(self, client: Any) -> None:
-        """Update this broker's nodes. Raises KazooException."""
+        """Update this broker's nodes. Raises KazooException if that fails."""
         session = client.client_id[0]
         if session != self._session:
             self._session, self._registered = session, {}
@@ -122,7 +120,7 @@ class Registration:
     def _register(self, client: Any, path: str, data: bytes) -> None:
         """Create one node, or update it if it belongs to this session.
 
-        Raises KazooException; NodeExistsError if the node belongs to another session.
+        Raises NodeExistsError if the node belongs to another session, and other KazooExceptions.
         """
         known = client.exists(path)
         if known is not None and known.ephemeralOwner == self._session:
