@@ -85,15 +85,16 @@ Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output f
 
 
 class _LogChanged(Exception):
-    """The broker changed the log during the copy, so that the copy is not consistent. The backup is tried again."""
+    """The broker changed the log during the copy, so the copy is not consistent. The copy is then repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """Facts about a backup, stored in ``backup.json``.
 
-    through: sequence number of the last journal group in the backup. copied_segments, copied_bytes: what had to be
-    copied because no earlier backup has it. damaged: names of segments that were already damaged in the data directory.
+    ``through`` is the sequence number of the last journal group in the backup. ``copied_segments`` and ``copied_bytes``
+    count the segments that no earlier backup has. ``damaged`` has the names of segments that were already damaged in
+    the data directory.
     """
 
     taken_at: str
@@ -117,8 +118,8 @@ class Taken:
 def take_backup(directory: Path, shelf: Path, *, replay: MakeReplay, loop: Loop, clock: Clock) -> Taken:
     """Back up a data directory, whether a broker is running or not.
 
-    Raises Unavailable if ``directory`` is not a data directory, Corrupt if a broker could not start from it, Busy(BUSY) if another backup
-    is in progress or the journal changes too fast, and OSError.
+    Raises Unavailable if ``directory`` is not a data directory, and Corrupt if a broker could not start from it. Raises
+    Busy(BUSY) if another backup is in progress or the journal changes too fast, and OSError.
     """
     if not exists(SYSTEM_FILES, directory / JOURNAL):
         raise Unavailable(
@@ -147,7 +148,10 @@ def list_backups(shelf: Path) -> list[str]:
 
 
 def find_backup(path: Path) -> Path:
-    """Return ``path`` if it is a backup, else the newest backup in the directory ``path``. Raises Invalid."""
+    """Return ``path`` if it is a backup, else the newest backup in the directory ``path``.
+
+    Raises Invalid if there is none.
+    """
     if _is_backup(path):
         return path
     names = list_backups(path)
@@ -157,7 +161,7 @@ def find_backup(path: Path) -> Path:
 
 
 def read_facts(backup: Path) -> Facts:
-    """Return the facts of a backup. Raises OSError, Corrupt."""
+    """Return the facts of a backup. Raises OSError, and Corrupt if they are unreadable."""
     try:
         return Facts(**json.loads((backup / FACTS).read_bytes()))
     except (ValueError, TypeError) as error:
@@ -253,7 +257,7 @@ class _BackupInProgress:
     def _copy_state(self, is_in_use: bool) -> tuple[set[str], int]:
         """Copy the journal and the files it refers to. Return the segments and the sequence number of the last group.
 
-        Raises _LogChanged, Corrupt.
+        Raises _LogChanged if the copy is not consistent, and Corrupt if the log is damaged.
         """
         try:
             # Snapshots are copied before and after the journal. The journal can refer to a snapshot that is written
@@ -284,7 +288,6 @@ class _BackupInProgress:
         return segments, chain.sequence
 
     def _copy_snapshots(self) -> None:
-        """Copy the current snapshots, which are few and small."""
         source, target = self._directory / SNAPSHOTS, self._unfinished / _COPIED / SNAPSHOTS
         for name in _names(source):
             with suppress(FileNotFoundError):
@@ -301,10 +304,11 @@ class _BackupInProgress:
             shutil.copyfile(source / name, target / name)
 
     def _recover(self, offline: OfflineLog, is_in_use: bool) -> tuple[Chain, set[str]]:
-        """Replay the copy, and return its chain of journal groups and its segments. Raises _LogChanged, Corrupt.
+        """Replay the copy, and return its chain of journal groups and its segments.
 
         The copy is consistent if the chain reaches the newest group. A group that was overwritten or incomplete when it
-        was copied leaves a gap, and a chain ends before a gap.
+        was copied leaves a gap, and a chain ends before a gap. Raises _LogChanged if the copy is not consistent, and
+        Corrupt if the log is damaged.
         """
         try:
             diagnosis = offline.diagnose()
@@ -347,7 +351,7 @@ class _BackupInProgress:
     # Blobs
 
     def _add_segment(self, name: str) -> None:
-        """Add a segment: use the file of an earlier attempt, link the one of another backup, or copy it."""
+        """Add a segment: use the file of an earlier attempt, link the file of another backup, or copy it."""
         source, target = self._directory / name, self._unfinished / name
         if target.exists():
             if _is_same(source, target):
@@ -372,7 +376,6 @@ class _BackupInProgress:
         SYSTEM_FILES.rename(temporary, target)
 
     def _remove_unneeded(self, folder: str, needed: set[str]) -> None:
-        """Remove files of earlier attempts that this backup does not need."""
         for name in os.listdir(self._unfinished / folder):
             if f"{folder}/{name}" not in needed:
                 remove(SYSTEM_FILES, self._unfinished / folder / name)
@@ -381,7 +384,7 @@ class _BackupInProgress:
     # Finish
 
     def _check(self, through: int) -> None:
-        """Replay the backup like a broker that starts. Raises Corrupt."""
+        """Replay the backup as a broker does when it starts. Raises Corrupt if that fails."""
         offline = OfflineLog(self._unfinished, self._replay, self._loop)
         try:
             diagnosis = offline.diagnose()
@@ -406,8 +409,9 @@ class _BackupInProgress:
 
 
 class _LiveStore(FileStore):
-    """Reads segments from the data directory, and snapshots from their copies, because the broker may delete snapshots
-    at any time.
+    """Reads segments from the data directory, and snapshots from their copies.
+
+    The broker may delete the original snapshots at any time.
     """
 
     __slots__ = ("_snapshots",)
@@ -423,7 +427,7 @@ class _LiveStore(FileStore):
 
 @contextmanager
 def _locked(shelf: Path) -> Iterator[None]:
-    """Hold the lock of a directory of backups while the context is active. Raises Busy."""
+    """Hold the lock of a directory of backups while the context is active. Raises Busy if it is locked."""
     file = SYSTEM_FILES.open(shelf, Access.READ)
     try:
         file.lock()
@@ -441,7 +445,6 @@ def _is_backup(path: Path) -> bool:
 
 
 def _names(folder: Path) -> list[str]:
-    """Return the names of the files of a folder, without temporary files."""
     return [name for name in SYSTEM_FILES.names(folder) if not name.startswith(".")] if folder.is_dir() else []
 
 

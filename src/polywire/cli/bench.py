@@ -1,7 +1,7 @@
 """``polywire bench``: measure produce throughput, consume throughput and end-to-end latency of a broker.
 
-Measurements use the public client, on a new topic that is deleted afterwards. Latency counts from when a record was due
-to be sent, so a slow broker cannot hide its latency by delaying the sender.
+Measurements use the public client, on a new topic that is deleted afterwards. Latency is measured from the time at
+which a record was due to be sent. A slow broker therefore cannot hide its latency by delaying the sender.
 """
 
 from __future__ import annotations
@@ -88,7 +88,6 @@ class Measured:
         self.figures["client_processor_time"] = (round(1e6 * processor_seconds / records, 3), "us/record")
 
     def latencies(self, seconds: Sequence[float]) -> None:
-        """Add percentiles of latencies, and the maximum."""
         ordered = sorted(seconds)
         for percent in PERCENTILES:
             at = min(ceil(len(ordered) * percent / 100), len(ordered)) - 1
@@ -203,7 +202,6 @@ def _measured(measurement: str, address: str, settings: Mapping[str, object]) ->
 
 
 async def _produce(url: str, topic: str, records: int, *, size: int, batch: int, in_flight: int) -> array[float]:
-    """Produce records, and return the latency of each batch in seconds."""
     times = array("d")
     value = os.urandom(size).hex()[:size].encode()  # hexadecimal, because some protocols accept text only
     left = records
@@ -223,7 +221,6 @@ async def _produce(url: str, topic: str, records: int, *, size: int, batch: int,
 
 
 async def _send_when_due(producer: Producer, topic: str, begun: float, count: int, *, rate: int, size: int) -> None:
-    """Send each record at its scheduled time, or at once if that has passed."""
     sent = 0
     while sent < count:
         await asyncio.sleep(max(0.0, begun + sent / rate - time.perf_counter()))
@@ -248,8 +245,6 @@ async def _read_all(consumer: Consumer, begun: float, count: int, *, rate: int) 
 
 
 def _with_new_topic(address: str, partitions: int, work: Callable[[str], Awaitable[None]]) -> None:
-    """Run ``work`` on a new topic, and delete the topic afterwards if the protocol can."""
-
     async def connected(client: WireClient) -> None:
         topic = f"bench-{secrets.token_hex(4)}"
         if Ability.CREATE_TOPIC in client.abilities:
@@ -266,7 +261,6 @@ def _with_new_topic(address: str, partitions: int, work: Callable[[str], Awaitab
 
 
 def _machine() -> dict[str, object]:
-    """Return facts about the machine and the client."""
     return {
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),

@@ -273,7 +273,6 @@ def _await_drained(nodes: Nodes, machine: str, shards: int, timeout_s: float) ->
 
 
 def _leader(seen: Sequence[tuple[Node, NodeState]], shard: int) -> Node | None:
-    """Return the leader of a shard."""
     return next((node for node, state in seen if node.shard == shard and state is NodeState.LEADS), None)
 
 

@@ -51,8 +51,6 @@ def import_data(
 
 
 class _ProgressLine:
-    """Prints the progress of an import every ``REPORT_S`` seconds."""
-
     def __init__(self) -> None:
         self._printed_at = time.monotonic()
 

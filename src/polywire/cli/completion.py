@@ -56,5 +56,4 @@ def _ending(program_app: App, program: str, shell: str) -> str:
 
 
 def _subcommands(app: App) -> list[str]:
-    """Return the names of the subcommands."""
     return [name for name in app if not name.startswith("-")]

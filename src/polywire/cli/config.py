@@ -38,15 +38,16 @@ ServeOptions = Annotated[str, Parameter(allow_leading_hyphen=True, help="Options
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Settings, and the arguments of the command line parser that they were made from."""
+    """Settings, and the arguments of the command line parser from which they were made."""
 
     config: ServeConfig
     arguments: ArgumentCollection
 
 
 def resolve(words: tuple[str, ...]) -> Resolved:
-    """Resolve options, environment and file like ``polywire serve``. Raises CycloptsError, and OSError for an
-    unreadable file.
+    """Resolve options, environment and file in the same way as ``polywire serve``.
+
+    Raises CycloptsError for wrong usage, and OSError for an unreadable file.
     """
     collections: list[ArgumentCollection] = []
 

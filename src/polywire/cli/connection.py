@@ -39,10 +39,9 @@ def run_with_client(
 ) -> Result:
     """Connect, run ``work``, close the connection, and return the result of ``work``.
 
-    If ``topic`` or ``group`` does not exist, the error lists the existing ones. Connecting is retried like in
-    ``polywire.connect``, and the wait is reported.
-
-    Raises Failed if no broker answers in time, and the errors of ``polywire.errors``.
+    If ``topic`` or ``group`` does not exist, the error lists the existing ones. Connecting is retried as in
+    ``polywire.connect``, and the wait is reported. Raises Failed if no broker answers in time, and the errors of
+    ``polywire.errors``.
     """
     limit_s = connect_limit_s()
 
@@ -75,7 +74,10 @@ def run_with_client(
 
 
 def connect_limit_s() -> float:
-    """Return for how many seconds a command tries to connect. Raises Failed if the variable has an invalid value."""
+    """Return for how many seconds a command tries to connect.
+
+    Raises Failed if the environment variable has an invalid value.
+    """
     setting = os.environ.get(CONNECT_VARIABLE) or CONNECT_S
     try:
         limit_s = float(setting)
@@ -87,8 +89,9 @@ def connect_limit_s() -> float:
 
 
 def polywire_only(client: WireClient, action: str) -> PolywireClient:
-    """Return the client if it uses the polywire protocol, which ``action`` ("list groups") needs; otherwise raise
-    Invalid.
+    """Return the client if it uses the polywire protocol, which ``action`` ("list groups") needs.
+
+    Raises Invalid for any other client.
     """
     if not isinstance(client, PolywireClient):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"only the polywire protocol can {action} (use a polywire:// address)")

@@ -134,7 +134,6 @@ def _locked(data_dir: Path) -> Iterator[int]:
 
 
 def _become_broker(config: ServeConfig, serve: Callable[[ServeConfig], int], log: int) -> None:
-    """Run the broker in this forked process, and exit with its code."""
     code = 1
     try:
         os.setsid()  # so that closing the terminal does not kill the broker

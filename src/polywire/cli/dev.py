@@ -77,7 +77,6 @@ def dev(
 
 
 def _on_free_ports(config: ServeConfig) -> ServeConfig:
-    """Return the settings with a port chosen by the system for every listener."""
     at = FREE_PORT
     return replace(config, flux=at, cursus=at, kafka=at, kafka07=at, iggy=at, polywire=at, http=at)
 
@@ -97,7 +96,6 @@ def _sample(ready: Path, rate: float, stopping: threading.Event) -> None:
 
 
 def _url(wire: str, listener: dict[str, Any]) -> str:
-    """Return the client address of a listener of the ready file."""
     return f"{wire}://{spell_address(listener['host'], listener['port'])}"
 
 
@@ -127,6 +125,5 @@ async def _create_sample_topic(client: WireClient) -> int:
 
 
 def _record(number: int) -> Record:
-    """Return an invented order."""
     value = {"order": number, "customer": f"customer-{number % 7}", "total": round(5 + number * 7.3 % 95, 2)}
     return Record(json.dumps(value).encode(), f"customer-{number % 7}".encode())

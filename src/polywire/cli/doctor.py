@@ -83,8 +83,9 @@ def doctor(
 
 
 def required(data_dir: Path | None) -> Path:
-    """Return the data directory. Raises Failed if it is None, because then neither a directory nor a bucket was
-    selected.
+    """Return the data directory.
+
+    Raises Failed if it is None, because then neither a directory nor a bucket was selected.
     """
     if data_dir is None:
         raise Failed("nothing to check (use --data-dir or --bucket)")
@@ -100,7 +101,7 @@ class Examined:
 
 
 def examined(url: str) -> list[Examined]:
-    """Check a bucket, each of its shards, and its brokers. Raises BrokerError."""
+    """Check a bucket, each of its shards, and its brokers. Raises BrokerError if the bucket cannot be read."""
     from polywire.cli.cluster import seen_nodes
     from polywire.cluster.doctor import BucketDoctor
 
@@ -129,7 +130,6 @@ def _request_counts(counts: RequestCounts) -> str:
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """Return the exit code for the most severe finding."""
     found = {finding.severity for finding in findings}
     if Severity.BROKEN in found:
         return EXIT_BROKEN
@@ -137,7 +137,6 @@ def exit_code(findings: Sequence[Finding]) -> int:
 
 
 def unsound(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings that need attention."""
     return [finding for finding in findings if finding.severity is not Severity.SOUND]
 
 
@@ -147,19 +146,15 @@ def _print(offline: OfflineLog, findings: Sequence[Finding], output: ListFormat)
 
 
 def print_findings(state: Replay, findings: Sequence[Finding], output: ListFormat) -> None:
-    """Print one row for each finding."""
     print_examined([Examined(state, findings)], output)
 
 
 def print_examined(found: Sequence[Examined], output: ListFormat) -> None:
-    """Print one row for each finding."""
     print_list([_row(part.state, finding) for part in found for finding in part.findings], columns=COLUMNS, form=output)
 
 
 def _overview(offline: OfflineLog) -> str:
-    """Return counts of topics, partitions, groups, segments and journal files in the part of the journal that was
-    replayed.
-    """
+    """Count topics, partitions, groups, segments and journal files in the part of the journal that was replayed."""
     state = offline.state
     assert isinstance(state, State)
     topics = state.catalog.topics(internal=True)

@@ -132,7 +132,10 @@ def import_offsets(
 
 
 def read_offsets(lines: Iterable[str], *, group: str | None) -> list[CommittedOffset]:
-    """Parse JSON lines, or CSV with a header. ``group``, if not None, replaces the group of every line. Raises Invalid."""
+    """Parse JSON lines, or CSV with a header. If ``group`` is set, it replaces the group of every line.
+
+    Raises Invalid for a malformed line.
+    """
     names: Sequence[str] | None = None
     found: list[CommittedOffset] = []
     for number, line in enumerate(lines, 1):
@@ -220,8 +223,6 @@ async def _committed(client: WireClient, group: str | None) -> list[CommittedOff
 
 
 def _apply(address: str, offsets: Sequence[CommittedOffset], *, dry_run: bool, output: ListFormat) -> None:
-    """Check all offsets, then commit them and print the offsets before and after."""
-
     async def work(client: WireClient) -> list[dict[str, object]]:
         polywire = polywire_only(client, "set committed offsets")
         before = await _check(polywire, offsets)

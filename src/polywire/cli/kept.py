@@ -45,11 +45,10 @@ class Noun:
     deleted: Callable[[PolywireClient, str], Awaitable[None]]
 
     async def rows(self, client: WireClient) -> list[dict[str, object]]:
-        """Return one row for each item, with the broker's values."""
         return [asdict(found) for found in await self.listed(polywire_only(client, f"list {self.names}"))]
 
     async def delete(self, client: WireClient, name: str, *, dry_run: bool) -> object:
-        """Delete an item by name and return its ``detail``. Raises Missing."""
+        """Delete an item by name and return its ``detail``. Raises Missing if there is none with this name."""
         polywire = polywire_only(client, f"delete {self.names}")
         key = self.columns[0]
         rows = await self.rows(polywire)

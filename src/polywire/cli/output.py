@@ -61,14 +61,13 @@ def print_list(rows: Sequence[Mapping[str, object]], *, columns: Sequence[str], 
 
 
 def _for_output(row: Mapping[str, object]) -> dict[str, object]:
-    """Return the row, with strings escaped if standard output is a terminal."""
     if not sys.stdout.isatty():
         return dict(row)
     return {name: escaped(value) if isinstance(value, str) else value for name, value in row.items()}
 
 
 def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
-    """Print a table whose columns are as wide as their content, because a shortened name could not be copied."""
+    """Print a table whose columns are as wide as their content. A shortened name could not be copied."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         numeric = bool(rows) and all(isinstance(row[column], int | None) for row in rows)
@@ -79,7 +78,10 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -
 
 
 def format_time(time_us: int) -> str | int:
-    """Return a time as RFC 3339 in UTC with microseconds; unchanged if its year is outside the calendar's range."""
+    """Return a time as RFC 3339 in UTC with microseconds.
+
+    It is returned unchanged if its year is outside the range of Python's calendar.
+    """
     try:
         return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds").replace("+00:00", "Z")
     except OverflowError:
@@ -87,7 +89,10 @@ def format_time(time_us: int) -> str | int:
 
 
 def parse_time_us(text: str) -> int:
-    """Parse an ISO 8601 time, in UTC unless it has a zone, into microseconds since 1970. Raises ValueError."""
+    """Parse an ISO 8601 time into microseconds since 1970. Without a zone, the time is in UTC.
+
+    Raises ValueError for another text.
+    """
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)

@@ -150,7 +150,7 @@ def init(directory: Path, *, topic: str = "orders", address: str = ADDRESS_DEFAU
 
 
 def _default(setting: Setting) -> str | None:
-    """Return the default of a setting for a command: ``run`` always sets the address."""
+    """Return the default of a setting for a command. ``run`` always sets the address."""
     if setting.name == "address":
         return f"POLYWIRE_ADDRESS, or {ADDRESS_DEFAULT.removeprefix('polywire://')}"
     return "(required)" if setting.required else setting.default
@@ -177,14 +177,12 @@ def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def _address(function: Any) -> dict[str, str]:
-    """Return the default of the setting ``address``, if the pipeline has this setting."""
     if "address" not in inspect.signature(function).parameters:
         return {}
     return {"address": os.environ.get("POLYWIRE_ADDRESS", ADDRESS_DEFAULT).removeprefix("polywire://")}
 
 
 def _check_topics(settings: Mapping[str, Any]) -> None:
-    """Raise Missing(TOPIC_MISSING) if the broker does not have a topic that the pipeline reads."""
     address, topics = settings.get("address"), settings.get("topic")
     if not isinstance(address, str) or not isinstance(topics, str):
         return
@@ -214,7 +212,6 @@ def cause(text: str) -> str:
 
 
 def _report(name: str, run_result: Any) -> int:
-    """Print the result of a run and return the exit code."""
     corrupt = getattr(run_result, "corrupt", 0)
     facts = f"records={run_result.records} batches={run_result.batches}{f' corrupt={corrupt}' if corrupt else ''}"
     note(f"ran pipeline={name} {facts}")

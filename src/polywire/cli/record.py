@@ -74,7 +74,6 @@ class LineReader:
 
 
 async def _readable(descriptor: int) -> None:
-    """Wait until reading does not block."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     try:
@@ -97,7 +96,7 @@ class LineFormat(Enum):
 def record_of_line(line: bytes, *, form: LineFormat, key: bytes | None) -> Record:
     """Parse one line without its line end. ``key`` is the key of lines that have none.
 
-    Raises Invalid(INVALID_REQUEST) unless the line is a JSON object with known fields only.
+    In JSON format, raises Invalid(INVALID_REQUEST) unless the line is an object with known fields only.
     """
     if form is LineFormat.RAW:
         return Record(value=line, key=key)
@@ -112,7 +111,7 @@ def record_of_line(line: bytes, *, form: LineFormat, key: bytes | None) -> Recor
 def line_of_record(
     record: Record, *, topic: str, partition: int, form: LineFormat, for_terminal: bool = False
 ) -> bytes:
-    """Return one record as a line, with its line end. Raw values are unchanged unless ``for_terminal`` is set."""
+    """Return one record as a line, with its line end. Raw values are unchanged unless ``for_terminal``."""
     if form is LineFormat.RAW:
         value = record.value or b""
         return (escaped(value.decode("utf-8", "backslashreplace")).encode() if for_terminal else value) + b"\n"
@@ -212,7 +211,7 @@ def _time_field(value: object) -> int | None:
 
 
 def _header_members(header: Header) -> dict[str, object]:
-    """Return key and value, with their kinds if parsing would not infer these kinds."""
+    """Return key and value. Their kinds are included if parsing would not infer the same kinds."""
     members = _bytes_member("key", header.key)
     if header.key_kind is not HeaderKind.STRING:
         members["key_kind"] = header.key_kind.name.lower()
@@ -223,7 +222,6 @@ def _header_members(header: Header) -> dict[str, object]:
 
 
 def _inferred_kind(members: Mapping[str, object]) -> HeaderKind:
-    """Return the kind that a header value without ``value_kind`` has."""
     if "value_base64" in members:
         return HeaderKind.RAW
     return HeaderKind.NULL if members.get("value") is None else HeaderKind.STRING
@@ -418,8 +416,9 @@ app.command(  # given as a string, so that the clients of all protocols are impo
 def _read_records(
     lines: Sequence[tuple[int, bytes]], form: LineFormat, key: bytes | None
 ) -> tuple[list[Record], Invalid | None]:
-    """Return the records of the lines before the first invalid line, and that line's error. For JSON, blank lines are
-    skipped.
+    """Return the records of the lines before the first invalid line, and that line's error.
+
+    For JSON, blank lines are skipped.
     """
     records: list[Record] = []
     for number, line in lines:
@@ -433,8 +432,6 @@ def _read_records(
 
 
 class _Printer:
-    """Writes at most ``count`` records to standard output, each as a line."""
-
     def __init__(self, topic: str, form: LineFormat, count: int | None) -> None:
         self.topic = topic
         self._form = form
@@ -442,12 +439,10 @@ class _Printer:
 
     @property
     def is_full(self) -> bool:
-        """Whether ``count`` records were written."""
         return self._left == 0
 
     @property
     def fetch_max(self) -> int:
-        """The largest number of records that the next fetch can use."""
         return FETCH_RECORDS_MAX if self._left is None else min(self._left, FETCH_RECORDS_MAX)
 
     def print(self, partition: int, records: Sequence[Record]) -> None:
@@ -475,7 +470,10 @@ async def _print_span(client: WireClient, printer: _Printer, span: Span) -> None
 
 
 async def _follow_all(client: WireClient, printer: _Printer, found: Sequence[Span]) -> None:
-    """Follow all partitions concurrently until the printer is full or a partition fails; raise that partition's error."""
+    """Follow all partitions concurrently until the printer is full or a partition fails.
+
+    Raises the error of the partition that failed.
+    """
     followers = [asyncio.ensure_future(_follow(client, printer, span)) for span in found]
     try:
         ended, _ = await asyncio.wait(followers, return_when=asyncio.FIRST_COMPLETED)

@@ -96,7 +96,7 @@ def copy(
 
 
 def _span(partition: int | None, from_: str, until: str) -> Span:
-    """Return the records that the options select. Raises Invalid(INVALID_REQUEST)."""
+    """Return the records that the options select. Raises Invalid(INVALID_REQUEST) for an invalid option."""
     begin, end = parse_start(from_), parse_start(until, option="--until")
     if begin is Bound.LATEST or end is Bound.EARLIEST:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"no records to copy from={from_!r} until={until!r}")
@@ -122,8 +122,9 @@ def _summary(outcome: Outcome) -> str:
 
 
 def endpoint_of(text: str, address: str) -> End:
-    """Parse ``scheme://host:port/topic``, or the name of a topic of the broker at ``address``. Raises
-    Invalid(INVALID_REQUEST).
+    """Parse ``scheme://host:port/topic``, or the name of a topic of the broker at ``address``.
+
+    Raises Invalid(INVALID_REQUEST) if the topic is missing.
     """
     scheme, separator, rest = text.partition("://")
     if not separator:

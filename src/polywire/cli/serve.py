@@ -33,8 +33,9 @@ class SettingsFile:
     """The settings file as a configuration source for cyclopts."""
 
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        """Set every argument that has no value yet from the file. Raises CycloptsError, and OSError for an unreadable
-        file.
+        """Set every argument that has no value yet from the file.
+
+        Raises CycloptsError for an unknown key, and OSError for an unreadable file.
         """
         tokens = next(argument for argument in arguments if argument.name == FILE_OPTION).tokens
         path = Path(tokens[0].value) if tokens else DEFAULT_FILE
@@ -75,7 +76,7 @@ def check_variables(names: Collection[str], options: Collection[str]) -> None:
 
 
 def _suggestion(key: str, known: Collection[str], below: Collection[str] = ()) -> str:
-    """Return a suggestion for an unknown key, as the end of a message; empty if no known key is similar."""
+    """Return a suggestion for an unknown key, as the end of a message. It is empty if no known key is similar."""
     if key.replace("_", "-") in below:
         return f" (move it below [{TABLE}])"
     return did_you_mean(key, sorted(known))
@@ -479,7 +480,6 @@ def serve(
 
 
 def _run(config: ServeConfig) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code."""
     if not config.bucket and config.processes in (0, 1):
         return startup.run(config)
     from polywire.server.processes import run_processes
@@ -488,7 +488,6 @@ def _run(config: ServeConfig) -> int:
 
 
 def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Process, wires: Wires) -> ServeConfig:
-    """Return the server settings that result from these options."""
     without_tls = ServeConfig(
         data_dir=storage.data_dir,
         flux=listeners.flux,

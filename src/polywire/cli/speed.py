@@ -10,8 +10,9 @@ from polywire.cli.output import notes
 
 
 class Speed:
-    """Shows the number of records and their rate on standard error if that is a terminal, and removes the line at the
-    end.
+    """Shows the number of records and their rate on standard error, and removes the line at the end.
+
+    Nothing is shown if standard error is not a terminal.
 
     Args:
         verb: what happens to the records, such as "produced".
@@ -39,6 +40,5 @@ class Speed:
         self._progress.stop()
 
     def show(self, count: int) -> None:
-        """Show the number of records so far."""
         rate = count / max(time.monotonic() - self._begun, 1e-9)
         self._progress.update(self._task, completed=count, rate=f"{count:,} records, {rate:,.0f}/s")

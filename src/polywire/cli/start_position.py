@@ -31,7 +31,10 @@ Start = Bound | FromOffset | FromTime
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The offsets to read from a partition; ``next_offset`` is the partition's end when the span was created."""
+    """The offsets to read from a partition.
+
+    ``next_offset`` is the partition's end when the span was created.
+    """
 
     partition: int
     offset: int
@@ -39,7 +42,7 @@ class Span:
 
 
 def parse_start(text: str, *, option: str = "--from") -> Start:
-    """Parse the value of an option that selects a start position. Raises Invalid(INVALID_REQUEST)."""
+    """Parse the value of an option that selects a start position. Raises Invalid(INVALID_REQUEST) for another value."""
     if text in (Bound.EARLIEST.value, Bound.LATEST.value):
         return Bound(text)
     if text.isascii() and text.isdigit():
@@ -71,7 +74,7 @@ async def spans(client: TopicClient, topic: str, *, partition: int | None, start
 
 
 def nothing_to_read(topic: str, start: Start, found: Sequence[Span]) -> str | None:
-    """Return why no partition has records at or after this start, or None if any has."""
+    """Return why no partition has records at or after this start; None if any has."""
     if any(span.offset < span.next_offset for span in found):
         return None
     end = max(span.next_offset for span in found)

@@ -94,8 +94,9 @@ def _requests(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, An
 
 
 def _charges(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], seconds: float) -> Rows:
-    """Return rows by kind of charge. If prices are configured, they include the cost so far and for 30 days at this
-    rate.
+    """Return rows by kind of charge.
+
+    If prices are configured, the rows include the cost so far and for 30 days at this rate.
     """
     earlier_requests = {charge["kind"]: charge["requests"] for charge in before}
     rows: Rows = []
@@ -131,7 +132,10 @@ class TopFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Responses of the admin API by path, and the time at which they were read, in seconds of a monotonic clock."""
+    """Responses of the admin API by path, and the time at which they were read.
+
+    The time is in seconds of a monotonic clock.
+    """
 
     at: float
     responses: Mapping[str, Any]
@@ -217,8 +221,9 @@ def _by_name(topics: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]
 
 
 def default_http(address: str) -> str:
-    """Return the default HTTP address for a client address: the same host with port 9080, and TLS if the address uses
-    it.
+    """Return the default HTTP address for a client address.
+
+    It has the same host and port 9080, with TLS if the client address uses it.
     """
     if not address:
         return HTTP_DEFAULT
@@ -231,8 +236,6 @@ def default_http(address: str) -> str:
 
 
 class _AdminApi:
-    """The admin API of a broker."""
-
     def __init__(self, url: str) -> None:
         login, without_login = split_login(url)
         parts = urlsplit(without_login)

@@ -32,7 +32,6 @@ app = App(
 
 
 def _help(name: str) -> str:
-    """Return the description of a setting as a sentence."""
     meaning = TOPIC_SETTINGS[name].meaning
     return f"{meaning[0].upper()}{meaning[1:]}."
 
@@ -103,7 +102,10 @@ def list_topics(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS
 
 
 async def _count_records(client: WireClient, topic: str) -> int | None:
-    """Return the number of readable records, or None if the protocol cannot report it or the topic was just deleted."""
+    """Return the number of readable records.
+
+    Returns None if the protocol cannot report it or the topic was just deleted.
+    """
     if Ability.BOUNDS not in client.abilities:
         return None
     try:
@@ -146,7 +148,7 @@ def create(
 
 
 def _facts(settings: Mapping[str, int | str | None]) -> str:
-    """Return settings as ``key=value`` facts for the end of a line; settings without a value are skipped."""
+    """Return settings as ``key=value`` facts for the end of a line. Settings without a value are skipped."""
     return "".join(f" {name}={value}" for name, value in settings.items() if value is not None)
 
 

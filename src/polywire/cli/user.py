@@ -90,7 +90,6 @@ def list_users(
 
 
 def _permissions(user: ConfiguredUser) -> str:
-    """Return the permissions as words separated by commas, or ``all``."""
     return "all" if user.grants == EVERYTHING else ",".join(grant_words(user.grants))
 
 
