@@ -388,8 +388,8 @@ def _put_headers(columns: dict[int, Buffer], lists: pa.Array[Any]) -> None:
 def _kinds_of(values: pa.Array[Any], types: pa.Array[Any] | None) -> pa.Array[Any]:
     """Return the kind of each header value.
 
-    Without types, a value is RAW, or NULL if it is null. HeaderKind.NULL is 0 and RAW is 1, so a boolean converts to
-    them.
+    Without types, a value is RAW, or NULL if it is null. HeaderKind.NULL is 0 and RAW is 1, so "is not null" can be
+    used as the kind.
     """
     there = values.is_valid().cast(pa.uint8())
     if types is None:

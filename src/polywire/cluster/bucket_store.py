@@ -145,7 +145,7 @@ class KeptBlob:
 
 
 class BucketStore:
-    """Implements ``Store``. ``_kept`` are the blobs with complete files and their sizes, least recently used first.
+    """Implements ``Store``. ``_kept`` has the size of each blob whose file is complete, least recently used first.
 
     Args:
         objects: objects of this shard.

@@ -135,7 +135,7 @@ class TlsUser(Protocol):
 
 
 class TlsTransport(asyncio.BufferedProtocol, ABC):
-    """One end of a socket with TLS, and the transport of its user (the protocol above TLS).
+    """One end of a socket with TLS. It is the transport of the protocol above TLS.
 
     ``_engine`` is set when the socket is known to use TLS. ``_open`` is set when the handshake is complete; before, the
     user gets no bytes. While the user pauses, at most ``RECORDS_BYTES`` of decrypted bytes wait in the engine.

@@ -186,13 +186,15 @@ def _is_of_a_store(tag: str) -> bool:
 def _errors(
     what: str, name: str, *, exists: type[Exception] | None = None, missing: type[Exception] | None = None
 ) -> Iterator[None]:
-    """Convert errors of the client library to ``exists`` or ``missing``, and all others to Unavailable.
+    """Convert errors of the client library.
+
+    A failed condition becomes ``exists``, 404 becomes ``missing``, and any other error Unavailable.
 
     Args:
         what: verb for the error message.
         name: name of the object.
-        exists: raised when a condition fails. None for requests without a condition. Stores may answer these with 409
-            or 412, too.
+        exists: raised when a condition fails. None for requests without a condition. Stores may answer requests without
+            a condition with 409 or 412, too.
         missing: raised for 404. None for requests that need no existing object. Then 404 means that the bucket is
             missing.
     """

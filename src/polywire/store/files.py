@@ -108,7 +108,10 @@ class File(Protocol):
         """Map the file in its current size."""
 
     def hint(self, hint: Hint, start: int, size: int) -> None:
-        """Advise the system about ``size`` bytes from ``start`` on. A size of 0 means to the end."""
+        """Tell the system by ``posix_fadvise`` how ``size`` bytes from ``start`` on will be used.
+
+        A size of 0 means to the end.
+        """
 
     def lock(self) -> None:
         """Lock the file until it is closed. Raises BlockingIOError if another process holds the lock."""

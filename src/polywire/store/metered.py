@@ -80,7 +80,7 @@ class Meter:
     def count(
         self, verb: str, outcome: Outcome, seconds: float, *, requests: int = 1, put_bytes: int = 0, got_bytes: int = 0
     ) -> None:
-        """Count a call of one verb that has ended."""
+        """Count a finished call of a verb."""
         with self._lock:
             durations = self._taken.get((verb, outcome))
             if durations is None:

@@ -82,10 +82,11 @@ class ClassicGroup:
     ``is_shared``: the group has members of other protocols, so the broker assigns the partitions. Set it before a call
     that may begin a generation.
 
-    Invariant: ``_static`` maps each instance to its member. ``_supported`` counts the members by protocol. ``bytes`` is
-    the sum of all sizes. ``_topics`` is the set of the members' topics, None until it is needed. ``revision`` increases
-    with every change that should survive a restart. ``_ends_at`` is the time limit of the phase in PREPARING and
-    COMPLETING. In STABLE it is the time at which members that have not synced are removed.
+    Invariant: ``_static`` maps each instance to its member. ``_supported`` counts the members that support each
+    assignment protocol. ``bytes`` is the sum of the members' sizes. ``_topics`` is the set of the members' topics, None
+    until it is needed. ``revision`` increases with every change that should survive a restart. ``_ends_at`` is the time
+    limit of the phase in PREPARING and COMPLETING. In STABLE it is the time at which members that have not synced are
+    removed.
     """
 
     __slots__ = (

@@ -299,7 +299,10 @@ class SharedGroup:
         self._assigning, self.has_failed = None, False
 
     def follow(self, group: ClassicGroup) -> None:
-        """Update the memberships after members joined or left and, in a new generation, after subscriptions changed."""
+        """Update the memberships after members joined or left.
+
+        In a new generation, also apply changed subscriptions.
+        """
         is_new, self.generation = group.generation != self.generation, group.generation
         if not is_new and self._known == group.changes:
             return

@@ -1,7 +1,7 @@
 """Fetch the records of a partition.
 
 Records come from mapped slots, verified pieces of segments, and published headers joined with staged bodies. Data in
-memory is returned at once. Other data is fetched in the reader's thread and passed to the completion on the event loop.
+memory is returned at once. Other data is fetched in the reader's thread; the completion gets it on the event loop.
 Returned bytes stay in memory until their pin is released.
 """
 

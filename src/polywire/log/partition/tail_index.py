@@ -145,7 +145,10 @@ class TailIndex:
 
     @cython.cfunc
     def _last_at(self, field: cython.Py_ssize_t, key: cython.longlong) -> cython.Py_ssize_t:
-        """Return the index of the last entry whose field at byte ``field`` is at most ``key``, or -1."""
+        """Return the index of the last entry whose value at byte offset ``field`` is at most ``key``.
+
+        Return -1 if there is none.
+        """
         p: cython.p_const_uchar = _bytes_of(self._data)
         base: cython.Py_ssize_t = self._head * _ENTRY_BYTES + field
         low: cython.Py_ssize_t = 0

@@ -88,7 +88,7 @@ class Reply:
 
     If ``bytes_max`` is set, the reply is written at once. It ends after this many bytes of records, but has at least
     one record. If ``bytes_max`` is None, pieces are written as the client reads them. ``hw`` is the high watermark that
-    is reported after the records. If the records end earlier, the offset of the last record is reported instead. If
+    is reported after the records. If the reply ends before ``hw``, it reports the offset of its last record instead. If
     ``hw`` is None, none is reported.
 
     Data of a read is not used after its pin was released. ``_next`` is the offset after the records that are in

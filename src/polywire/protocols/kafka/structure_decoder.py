@@ -2,7 +2,7 @@
 """Decode structures with the programs that ``schema`` compiles from the table of messages.
 
 * A message is decoded with one call, or in steps if it has many elements. Nothing is read beyond the given end.
-* The number of elements in an array is limited by the bytes after its count. There is another limit for all arrays and
+* The count of an array must not be above the number of bytes after it. There is another limit for all arrays and
   tags of a message together.
 * Record bytes are not copied.
 

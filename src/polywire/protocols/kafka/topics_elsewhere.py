@@ -175,7 +175,7 @@ class TopicsElsewhere:
         return cancel
 
     def learn(self, shard: int, seen: Seen) -> None:
-        """Store topics that a shard reported, and send queries about them from now on."""
+        """Store the topics that a shard reported. Queries about them are sent to it from now on."""
         for topic in seen.topics:
             known = topic.known()
             was = self._wanted.get(known.name.full)

@@ -70,7 +70,7 @@ def _fenced(version: int, since: int = FENCED_SINCE) -> WireError:
 def find_transaction(session: KafkaSession, id_: str) -> Transaction | None:
     """Return the latest transaction of an id in this shard.
 
-    If another shard coordinates the id, this is the branch that this shard has of it. Raises Denied(DENIED).
+    If another shard coordinates the id, this is the part of the transaction in this shard. Raises Denied(DENIED).
     """
     if session.shared.is_home(id_):
         return session.broker.transactions.find(id_, by=session.caller)
