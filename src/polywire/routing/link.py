@@ -92,9 +92,8 @@ def _ignore(*_: object) -> None:
 class ShardLink:
     """The link to ``shard``. Implements ``LinkPeer``.
 
-    ``waiting`` are callbacks for the time when fewer than ``CLOGGED_BYTES`` are unanswered. ``_unsent`` are frames of
-    this pass of the loop. ``_pieces`` are received bytes, ``_received`` in total; they have no complete frame as long as
-    there are fewer than ``_wanted``.
+    ``waiting`` are callbacks for the time when fewer than ``CLOGGED_BYTES`` are unanswered. ``_pieces`` are received
+    bytes, ``_received`` in total; they have no complete frame as long as there are fewer than ``_wanted``.
     """
 
     __slots__ = (
@@ -108,7 +107,6 @@ class ShardLink:
         "_received",
         "_retry",
         "_shards",
-        "_unsent",
         "_wanted",
         "shard",
         "unanswered_bytes",
@@ -128,7 +126,6 @@ class ShardLink:
         self._correlation = 0
         self._pieces: list[bytes] = []
         self._received = self._wanted = 0
-        self._unsent: list[bytes] = []
         self._retry: Handle | None = None
         self._is_closed = False
         self._open()
@@ -178,9 +175,8 @@ class ShardLink:
         if size < LARGE_BYTES:
             self._write(b"".join((frame, payload)) if size else frame)
         else:
-            self._unsent.append(frame)
-            self._unsent.append(bytes(payload))
-            self._flush(joined=False)
+            self._write(frame)
+            self._write(bytes(payload))
         return call
 
     def end(self, correlation: int) -> None:
@@ -189,16 +185,8 @@ class ShardLink:
             self._write(encode(Verb.CANCEL, 0, messages.Cancel(correlation)))
 
     def _write(self, frame: bytes) -> None:
-        self._unsent.append(frame)
-        if len(self._unsent) == 1:
-            self._loop.call_soon(self._flush)
-
-    def _flush(self, *, joined: bool = True) -> None:
-        """Send the frames of this pass with one write."""
-        frames, self._unsent = self._unsent, []
-        if self._link is None:
-            return
-        for frame in [b"".join(frames)] if joined and len(frames) > 1 else frames:
+        """Send bytes. The event loop joins the writes of one pass."""
+        if self._link is not None:
             self._link.write(frame)
 
     # Link
@@ -208,7 +196,6 @@ class ShardLink:
             self._retry.cancel()
             self._retry = None
         self._pieces, self._received, self._wanted = [], 0, 0
-        self._unsent.clear()
         self._link = self._shards.connect(self.shard, self)
         self._link.write(messages.MAGIC + self._shards.key)
         self.send(Verb.SUBSCRIBE, messages.Empty(), self._topics_came, _ignore)
@@ -266,7 +253,6 @@ class ShardLink:
     def lost(self) -> None:
         """See ``LinkPeer``."""
         self._link = None
-        self._unsent.clear()
         calls, self._calls = list(self._calls.values()), {}
         self.unanswered_bytes = 0
         if self._is_closed:

@@ -125,7 +125,9 @@ class LinkSession(FramedSession["Broker"]):
 
     def _send(self, frame: bytes) -> None:
         self._answers.append(frame)
-        if len(self._answers) == 1:
+        if not self._owed and not self._receiving:  # no other response will be ready in this pass
+            self._flush()
+        elif len(self._answers) == 1:
             self.broker.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
