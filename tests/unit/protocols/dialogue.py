@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Generic, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 from polywire.broker.access import Principal
 from polywire.broker.broker import Broker
@@ -21,6 +21,7 @@ from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Buffer
 
 _Factory = TypeVar("_Factory", bound=SessionFactory, covariant=True)
+THREAD_S: Final = 0.001  # a test that only polls takes the interpreter's lock from the thread at each call of zlib
 
 
 class World(Generic[_Factory]):
@@ -131,9 +132,9 @@ class Dialogue:
         """Run everything that is due, including work off the event loop."""
         busy = True
         while busy:
-            busy = _is_at_work()
+            busy = _wait_for_work()
             self.world.memory.run()
-            busy = busy or _is_at_work()
+            busy = busy or _wait_for_work()
 
     def finish(self) -> None:
         """Close the client's sending side."""
@@ -155,5 +156,9 @@ class Dialogue:
         return self.take()
 
 
-def _is_at_work() -> bool:
-    return any(thread.name == "polywire-off-loop" for thread in threading.enumerate())
+def _wait_for_work() -> bool:
+    """Return whether there is work off the event loop, after leaving the interpreter to it for a moment."""
+    working = [thread for thread in threading.enumerate() if thread.name == "polywire-off-loop"]
+    for thread in working:
+        thread.join(THREAD_S)
+    return bool(working)

@@ -523,7 +523,7 @@ def test_many_tiny_wrappers_are_refused_quickly(world: World, peer: Dialogue) ->
     with processor_used() as used:
         peer.feed(encode_produce(b"t", 0, wrap(b"", GZIP) * 300_000))
     assert peer.closed
-    assert used.seconds < 20.0  # 4 to 10 on machines that do other work
+    assert used.seconds < 5.0
 
 
 def test_produce_to_a_missing_topic_closes_without_automatic_creation(world: World) -> None:
