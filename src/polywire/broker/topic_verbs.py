@@ -33,7 +33,7 @@ from polywire.broker.record_verbs import check_alive
 from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.broker.sliced import OrderedWork, Steps
 from polywire.broker.state import ENTRY_BYTES, WriteBatchVerbs
-from polywire.broker.topics import Catalog, Partition, Topic
+from polywire.broker.topics import Catalog, Partition, Topic, missing
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode, Missing
 from polywire.log.base import Completion, Need, PartitionLog
@@ -62,7 +62,7 @@ class TopicLookup(Protocol):
         """Return the topic with this full name. Raises Missing(TOPIC_MISSING)."""
         topic = self._catalog.find(full_name)
         if topic is None:
-            raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic name={full_name!r}")
+            raise missing(full_name)
         return topic
 
     def topic_of_id(self, topic_id: bytes) -> Topic | None:

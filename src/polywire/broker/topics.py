@@ -116,6 +116,11 @@ def is_internal(name: TopicName) -> bool:
     return name.stream.startswith(INTERNAL_PREFIX) or name.topic.startswith(INTERNAL_PREFIX)
 
 
+def missing(full_name: str) -> Missing:
+    """Return the error for a topic that does not exist."""
+    return Missing(ErrorCode.TOPIC_MISSING, f"no such topic name={full_name!r}")
+
+
 class Streams:
     """Existing streams: those with topics, ``default``, and those that a protocol has declared.
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from polywire.errors import PeerError
 from polywire.http.session import HttpSession, Site
-from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.session import Output, begins_with
 from polywire.protocols.runtime.shards import KEY_BYTES
 
 MAGIC: Final = b"\xf5HTTP\1"
@@ -56,9 +56,7 @@ class HttpLinkFactory:
 
     def recognise(self, prefix: bytes) -> bool | None:
         """Return whether the bytes start with the preamble; None if more bytes are needed to decide."""
-        if prefix[: len(MAGIC)] != MAGIC[: len(prefix)]:
-            return False
-        return True if len(prefix) >= len(MAGIC) else None
+        return begins_with(prefix, MAGIC)
 
     def open(self, output: Output, resume: Callable[[], None]) -> HttpLinkSession:
         return HttpLinkSession(self._key, self._site, output, resume)

@@ -17,15 +17,15 @@ from polywire.broker.owners import NO_CALLER, Caller
 from polywire.broker.record_verbs import check_alive
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.sliced import SlicedWork
-from polywire.broker.topics import Partition, Topic
+from polywire.broker.topics import Partition, Topic, missing
 from polywire.clock import Clock
-from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.log.base import Completion, Handle, Loop, Read
+from polywire.errors import BrokerError
+from polywire.log.base import Completion, Handle, Loop
 from polywire.protocols.runtime.shards import Shards
 from polywire.routing import messages
 from polywire.routing.link import CLOGGED_BYTES, ShardLink
 from polywire.routing.messages import Verb
-from polywire.routing.requests import execute, nothing
+from polywire.routing.requests import execute
 from polywire.routing.topics import RemoteLog, RemoteTopics
 from polywire.types import Buffer, Level, TopicName
 
@@ -39,7 +39,22 @@ class RoutedBroker:
     if the topic does not exist.
     """
 
-    __slots__ = ("_found", "_links", "_local", "_remote", "access", "clock", "loop", "settings", "shards", "sliced")
+    __slots__ = (
+        "_found",
+        "_links",
+        "_local",
+        "_remote",
+        "access",
+        "clock",
+        "commit",
+        "fetch",
+        "loop",
+        "probe",
+        "settings",
+        "settle",
+        "shards",
+        "sliced",
+    )
 
     def __init__(self, local: Broker, shards: Shards) -> None:
         """Open the links to all other shards."""
@@ -52,14 +67,13 @@ class RoutedBroker:
         self.loop: Final[Loop] = local.loop
         self.settings: Final[BrokerSettings] = local.settings
         self.sliced: Final[SlicedWork] = local.sliced
+        self.commit: Final = local.commit
+        self.fetch: Final = local.fetch  # it calls the log of the partition, wherever that is
+        self.probe: Final = local.probe
+        self.settle: Final = local.settle
         self._links: Final = {
             shard: ShardLink(shards, shard, self, local.loop) for shard in range(shards.count) if shard != shards.own
         }
-
-    def close(self) -> None:
-        """Close all links."""
-        for link in self._links.values():
-            link.close()
 
     def topics_came(self, link: ShardLink, topics: messages.Topics) -> None:
         """See ``TopicsOwner``."""
@@ -94,7 +108,7 @@ class RoutedBroker:
         """See ``api.Topics``."""
         topic = self.find_topic(full_name)
         if topic is None:
-            raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic name={full_name!r}")
+            raise missing(full_name)
         return topic
 
     def resource(self, full_name: str) -> Topic | TopicName:
@@ -112,7 +126,7 @@ class RoutedBroker:
         if topic is not None:
             return topic
         if not self.settings.auto_create:
-            raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic name={full_name!r}")
+            return self.topic(full_name)
         shard = self.shards.home(full_name)
         if shard == self.shards.own:
             return self._local.ensure_topic(full_name, by=by)
@@ -134,18 +148,6 @@ class RoutedBroker:
             log.append(batch, by_of(by), level, done)
         else:
             self._local.produce(partition, batch, by=by, level=level, done=done)
-
-    def fetch(
-        self,
-        partition: Partition,
-        offset: int,
-        *,
-        bytes_max: int,
-        then: Completion[Read],
-        offset_end: int | None = None,
-    ) -> Read | Handle:
-        """See ``api.Records``."""
-        return self._local.fetch(partition, offset, bytes_max=bytes_max, then=then, offset_end=offset_end)
 
     def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
         """See ``api.Records``."""
@@ -191,7 +193,7 @@ class RoutedBroker:
         """See ``Router``."""
         if shard == self.shards.own:
             view, answered = memoryview(bytearray(frame)), partial(self.loop.call_soon, then)
-            execute(self._local, by, view, answered, nothing, sees_files=sees_files)
+            execute(self._local, by, view, answered, sees_files=sees_files)
             return
 
         def received(_: bytes, payload: memoryview) -> None:
@@ -205,18 +207,6 @@ class RoutedBroker:
     def congested(self) -> bool:
         """See ``api.Settling``."""
         return self._local.congested
-
-    def settle(self, level: Level, done: Completion[int]) -> None:
-        """See ``api.Settling``."""
-        self._local.settle(level, done)
-
-    def commit(self) -> None:
-        """See ``api.Settling``."""
-        self._local.commit()
-
-    def probe(self, done: Completion[int]) -> None:
-        """See ``api.Settling``."""
-        self._local.probe(done)
 
 
 def by_of(caller: Caller) -> messages.By:

@@ -14,12 +14,12 @@ import msgspec
 
 from polywire.errors import BrokerError, Busy, ErrorCode, PeerError, Unavailable
 from polywire.log.base import Completion, Handle, Loop
-from polywire.protocols.polywire.codec import MORE, PREFIX_BYTES, Prefix
+from polywire.protocols.polywire.codec import ERROR, MORE, PREFIX_BYTES, Prefix, decode_answer_prefix
 from polywire.protocols.polywire.errors import error_of
 from polywire.protocols.polywire.messages import Failure
 from polywire.protocols.runtime.shards import Link, Shards
 from polywire.routing import messages
-from polywire.routing.messages import Topics, Verb, decode, decode_frame, encode, frame_bytes, is_error
+from polywire.routing.messages import Topics, Verb, decode, encode
 from polywire.types import Buffer
 
 CLOGGED_BYTES: Final = 16 * 1024 * 1024  # batches on the way to one shard, above which sessions stop to accept requests
@@ -59,30 +59,9 @@ class Call:
         self.size: Final = size
 
     def cancel(self) -> None:
-        """Ignore the response."""
+        """Ignore the response, and end the call in the other process."""
         self.answered, self.failed = _ignore, _ignore
-
-    def cancelling(self) -> Handle:
-        """Return a handle whose ``cancel`` also ends the call in the other process."""
-        return _Cancelling(self)
-
-    def end(self) -> None:
-        """End the call in the other process. It gets no response."""
-        self.cancel()
-        self._link.end(self.correlation)
-
-
-class _Cancelling:
-    """The handle of a call that would last."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Call) -> None:
-        self._call: Final = call
-
-    def cancel(self) -> None:
-        """End the call."""
-        self._call.end()
+        self._link.end(self)
 
 
 def _ignore(*_: object) -> None:
@@ -93,13 +72,12 @@ class ShardLink:
     """The link to ``shard``. Implements ``LinkPeer``.
 
     ``waiting`` are callbacks for the time when fewer than ``CLOGGED_BYTES`` are unanswered. ``_pieces`` are received
-    bytes, ``_received`` in total; they have no complete frame as long as there are fewer than ``_wanted``.
+    bytes, ``_received`` in total; they have no complete frame as long as they are fewer than ``_wanted``.
     """
 
     __slots__ = (
         "_calls",
         "_correlation",
-        "_is_closed",
         "_link",
         "_loop",
         "_owner",
@@ -127,16 +105,7 @@ class ShardLink:
         self._pieces: list[bytes] = []
         self._received = self._wanted = 0
         self._retry: Handle | None = None
-        self._is_closed = False
         self._open()
-
-    def close(self) -> None:
-        """Close the link. Calls get no result."""
-        self._is_closed = True
-        self._calls.clear()
-        if self._retry is not None:
-            self._retry.cancel()
-        self._drop()
 
     # Calls
 
@@ -179,10 +148,11 @@ class ShardLink:
             self._write(bytes(payload))
         return call
 
-    def end(self, correlation: int) -> None:
-        """End a call in the other process."""
-        if self._calls.pop(correlation, None) is not None and self._link is not None:
-            self._write(encode(Verb.CANCEL, 0, messages.Cancel(correlation)))
+    def end(self, call: Call) -> None:
+        """End a call in the other process, unless it has ended."""
+        if self._calls.pop(call.correlation, None) is call:
+            self._count_answered(call)
+            self._write(encode(Verb.CANCEL, 0, messages.Cancel(call.correlation)))
 
     def _write(self, frame: bytes) -> None:
         """Send bytes. The event loop joins the writes of one pass."""
@@ -212,34 +182,39 @@ class ShardLink:
         whole, at = data if len(self._pieces) == 1 else b"".join(self._pieces), 0
         view = memoryview(whole)
         try:
-            while (prefix := decode_frame(view, at)) is not None:
+            self._wanted = PREFIX_BYTES
+            while len(whole) - at >= self._wanted:
+                prefix = decode_answer_prefix(view, at)
                 head = at + PREFIX_BYTES
-                at = head + prefix.length
-                self._answer(prefix, whole[head : head + prefix.head_bytes], view[head + prefix.head_bytes : at])
+                payload, end = head + prefix.head_bytes, head + prefix.length
+                if end > len(whole):
+                    self._wanted = end - at
+                    break
+                at = end
+                self._answer(prefix, whole[head:payload], view[payload:end])
         except PeerError:
-            self._drop()
+            if self._link is not None:
+                self._link.close()
             self.lost()
             return
         rest = whole[at:]
-        self._pieces, self._received, self._wanted = [rest] if rest else [], len(rest), frame_bytes(rest)
-
-    def _drop(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        self._pieces, self._received = [rest] if rest else [], len(rest)
 
     def _answer(self, prefix: Prefix, head: bytes, payload: memoryview) -> None:
         call = self._calls.get(prefix.correlation) if prefix.flags & MORE else self._calls.pop(prefix.correlation, None)
         if call is None:
             return
-        if not prefix.flags & MORE and call.size:
-            self.unanswered_bytes -= call.size
-            if self.waiting and self.unanswered_bytes <= CLOGGED_BYTES:
-                self._relieve()
-        if is_error(prefix):
+        if not prefix.flags & MORE:
+            self._count_answered(call)
+        if prefix.flags & ERROR:
             call.failed(error_of(decode(head, Failure)))
         else:
             call.answered(head, payload)
+
+    def _count_answered(self, call: Call) -> None:
+        self.unanswered_bytes -= call.size
+        if self.waiting and self.unanswered_bytes <= CLOGGED_BYTES:
+            self._relieve()
 
     def _relieve(self) -> None:
         waiting = list(self.waiting)
@@ -255,8 +230,6 @@ class ShardLink:
         self._link = None
         calls, self._calls = list(self._calls.values()), {}
         self.unanswered_bytes = 0
-        if self._is_closed:
-            return
         self._relieve()
         self._retry = self._loop.call_later(RETRY_S, self._open)
         for call in calls:

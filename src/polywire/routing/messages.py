@@ -15,10 +15,12 @@ import msgspec
 from polywire.broker.changes import TopicState
 from polywire.broker.owners import UNOWNED
 from polywire.errors import PeerError
-from polywire.protocols.polywire.codec import ERROR, PREFIX, PREFIX_BYTES, Prefix
+from polywire.protocols.polywire.codec import FRAME_BYTES_MAX, PREFIX
 from polywire.types import Buffer
 
 MAGIC: Final = b"\xf3LINK\0\0\1"
+# limit for a request: the longest frame of a client, whose head may become longer, and the head before it
+REQUEST_BYTES_MAX: Final = FRAME_BYTES_MAX + 64 * 1024
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _Head = TypeVar("_Head", bound=msgspec.Struct)
@@ -89,11 +91,9 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     partition: int
 
 
-class Produce(msgspec.Struct, frozen=True, array_like=True):
+class Produce(Place, frozen=True):
     """A stored batch, which is the payload."""
 
-    topic_id: bytes
-    partition: int
     level: int
     by: By
 
@@ -104,21 +104,17 @@ class Appended(msgspec.Struct, frozen=True, array_like=True):
     offset: int
 
 
-class Fetch(msgspec.Struct, frozen=True, array_like=True):
+class Fetch(Place, frozen=True):
     """A read; see ``PartitionLog.read``."""
 
-    topic_id: bytes
-    partition: int
     offset: int
     bytes_max: int
     offset_end: int | None
 
 
-class Wait(msgspec.Struct, frozen=True, array_like=True):
+class Wait(Place, frozen=True):
     """A partition, and the offset of the record to wait for."""
 
-    topic_id: bytes
-    partition: int
     offset: int
 
 
@@ -170,11 +166,9 @@ class Key(IntEnum):
     """The offset at which an epoch ends."""
 
 
-class LookUp(msgspec.Struct, frozen=True, array_like=True):
+class LookUp(Place, frozen=True):
     """A search in one partition."""
 
-    topic_id: bytes
-    partition: int
     key: int
     value: int
 
@@ -199,27 +193,9 @@ def encode(verb: int, correlation: int, head: msgspec.Struct, *, payload_bytes: 
     return PREFIX.pack(len(body) + payload_bytes, verb, flags, 0, correlation, len(body)) + body
 
 
-def decode_frame(data: Buffer, at: int) -> Prefix | None:
-    """Return the prefix at ``at`` if its frame is complete. The other process has checked the lengths."""
-    if len(data) - at < PREFIX_BYTES:
-        return None
-    length, verb, flags, _, correlation, head_bytes = PREFIX.unpack_from(data, at)
-    return Prefix(length, verb, flags, correlation, head_bytes) if at + PREFIX_BYTES + length <= len(data) else None
-
-
-def frame_bytes(data: Buffer) -> int:
-    """Return the size of the frame that begins with these bytes, or of its prefix if that is incomplete."""
-    return PREFIX_BYTES if len(data) < PREFIX_BYTES else PREFIX_BYTES + int(PREFIX.unpack_from(data)[0])
-
-
 def decode(head: Buffer, kind: type[_Head]) -> _Head:
     """Decode a head. Raises PeerError(fatal=True) if the other process has another version."""
     try:
         return msgspec.msgpack.decode(head, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PeerError(f"link has an invalid head kind={kind.__name__} reason={error}", fatal=True) from None
-
-
-def is_error(prefix: Prefix) -> bool:
-    """Return whether a response is an error."""
-    return bool(prefix.flags & ERROR)

@@ -2,47 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from polywire.broker.permissions import Action
 from polywire.errors import BrokerError
+from polywire.protocols.polywire.auth import Rights
 from polywire.protocols.polywire.codec import ERROR, PREFIX_BYTES, decode_prefix, decode_request, encode_head
 from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.polywire.factory import COMMANDS
 from polywire.protocols.polywire.messages import Head
 
 if TYPE_CHECKING:
+    from polywire.broker.access import Principal
     from polywire.broker.broker import Broker
     from polywire.broker.owners import Caller
-    from polywire.broker.topics import Topic
-    from polywire.types import TopicName
 
 _round_robin: Final = count()
 
 
-class Authorized:
-    """The permissions of a caller whose request was authorized. Implements what commands use of ``Admission``."""
+class Authorized(Rights):
+    """The rights of a caller whose request was authorized."""
 
-    __slots__ = ("_broker", "_sees_files", "caller")
+    __slots__ = ("_caller", "_sees_files")
 
     def __init__(self, broker: Broker, caller: Caller, *, sees_files: bool) -> None:
-        self._broker: Final = broker
+        super().__init__(broker)
+        self._caller: Final = caller
         self._sees_files: Final = sees_files
-        self.caller: Final = caller
 
-    def sees(self, topic: Topic | TopicName, action: Action = Action.TOPIC_DESCRIBE) -> bool:
-        """See ``Admission``."""
-        return self._broker.access.permits(self.caller.principal, action, topic)
+    @property
+    def principal(self) -> Principal | None:
+        return self._caller.principal
 
-    def check_tokens(self, tokens: Sequence[bytes]) -> None:
-        """See ``Admission``."""
-        for topic in self._broker.staging.staged_topics(tokens):
-            self._broker.access.authorize(self.caller.principal, Action.PRODUCE, topic)
+    @property
+    def caller(self) -> Caller:
+        return self._caller
 
     def sees_files(self) -> bool:
-        """See ``Admission``."""
         return self._sees_files
 
 
@@ -91,12 +88,7 @@ class ForwardedRequest:
         """Do nothing, as in ``hold``."""
 
 
-def nothing() -> Callable[[], None]:
-    """Pin bytes that are used for nothing else."""
-    return _nothing
-
-
-def _nothing() -> None:
+def nothing() -> None:
     """Do nothing."""
 
 
@@ -105,15 +97,17 @@ def execute(
     by: Caller,
     frame: memoryview,
     answered: Callable[[bytes], object],
-    pin: Callable[[], Callable[[], None]],
     *,
+    pin: Callable[[], Callable[[], None]] = lambda: nothing,
     sees_files: bool,
 ) -> None:
     """Execute a request. ``answered`` gets the frame of its only response, now or later.
 
-    The bytes of the frame stay valid until the next commit, or as long as they are pinned.
+    The bytes of the frame stay valid until the next commit, or as long as ``pin`` preserves them. By default they are
+    used for nothing else.
     """
-    prefix = decode_prefix(frame)
+    # the sending process has checked the client's frame; its own may be longer
+    prefix = decode_prefix(frame, length_max=len(frame), head_bytes_max=len(frame))
     head = PREFIX_BYTES + prefix.head_bytes
     owner: Any = ForwardedRequest(broker, Authorized(broker, by, sees_files=sees_files), answered, pin)
     try:

@@ -19,17 +19,17 @@ from polywire.broker.topics import is_internal
 from polywire.errors import BrokerError, Busy, ErrorCode, Missing, PeerError
 from polywire.log.base import Completion, Handle, Read
 from polywire.protocols.polywire import messages as polywire_messages
-from polywire.protocols.polywire.codec import ERROR, FRAME_BYTES_MAX, MORE, PREFIX_BYTES
+from polywire.protocols.polywire.codec import ERROR, MORE, NO_PREFIX, PREFIX_BYTES, decode_prefix
 from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.runtime.append_queue import AppendQueue, is_full
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.links import check_opening
 from polywire.protocols.runtime.sequential import CLOSED
-from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.session import Output, begins_with
 from polywire.protocols.runtime.shards import KEY_BYTES
 from polywire.routing import messages
-from polywire.routing.messages import MAGIC, Key, Verb, decode_frame, encode, frame_bytes
-from polywire.routing.requests import execute, nothing
+from polywire.routing.messages import MAGIC, Key, Verb, encode
+from polywire.routing.requests import execute
 from polywire.types import Buffer, Level
 
 if TYPE_CHECKING:
@@ -52,7 +52,17 @@ class LinkSession(FramedSession["Broker"]):
     subscriber does not know.
     """
 
-    __slots__ = ("_answers", "_calls", "_changed", "_end_watch", "_key", "_owed", "_subscription", "_waiting")
+    __slots__ = (
+        "_answers",
+        "_calls",
+        "_changed",
+        "_end_watch",
+        "_key",
+        "_owed",
+        "_prefix",
+        "_subscription",
+        "_waiting",
+    )
 
     def __init__(self, broker: Broker, key: bytes, output: Output, resume: Callable[[], None]) -> None:
         super().__init__(broker, output, resume)
@@ -61,14 +71,15 @@ class LinkSession(FramedSession["Broker"]):
         self._calls: dict[int, Handle] = {}
         self._changed: set[bytes] = set()
         self._owed = 0
+        self._prefix = NO_PREFIX
         self._subscription = 0
         self._waiting: dict[Partition, AppendQueue] = {}
         self._end_watch: Callable[[], None] | None = None
 
     @property
     def frame_bytes_max(self) -> int:
-        """The longest frame: a batch and its head."""
-        return FRAME_BYTES_MAX
+        """The longest frame."""
+        return PREFIX_BYTES + messages.REQUEST_BYTES_MAX
 
     def owes(self) -> bool:
         """Whether a call is unanswered."""
@@ -77,18 +88,18 @@ class LinkSession(FramedSession["Broker"]):
     def _frame_bytes(self, data: memoryview, at: int) -> int:
         if self._key:
             return OPENING_BYTES
-        size = frame_bytes(data[at : at + PREFIX_BYTES])
-        if size > self.frame_bytes_max:
-            raise PeerError(f"frame is too long bytes={size}", fatal=True)
-        return size
+        if len(data) - at < PREFIX_BYTES:
+            return 0
+        limit = messages.REQUEST_BYTES_MAX
+        self._prefix = decode_prefix(data, at, length_max=limit, head_bytes_max=limit)
+        return PREFIX_BYTES + self._prefix.length
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
         if self._key:
             check_opening(bytes(data[at:end]), MAGIC + self._key)
             self._key = b""
             return True
-        prefix = decode_frame(data, at)
-        assert prefix is not None, "the frame is complete"
+        prefix = self._prefix
         head = at + PREFIX_BYTES
         payload = head + prefix.head_bytes
         kind = messages.REQUESTS.get(prefix.verb)
@@ -206,9 +217,9 @@ class LinkSession(FramedSession["Broker"]):
         answered = partial(self._forwarded, correlation)
         by = self._caller(head.by)
         if len(frame) > COPIED_BYTES_MIN:
-            execute(self.broker, by, memoryview(bytearray(frame)), answered, nothing, sees_files=head.sees_files)
+            execute(self.broker, by, memoryview(bytearray(frame)), answered, sees_files=head.sees_files)
         else:
-            execute(self.broker, by, frame, answered, self.output.pin, sees_files=head.sees_files)
+            execute(self.broker, by, frame, answered, pin=self.output.pin, sees_files=head.sees_files)
 
     def _forwarded(self, correlation: int, frame: bytes) -> None:
         self._owed -= 1
@@ -220,7 +231,7 @@ class LinkSession(FramedSession["Broker"]):
     # Records
 
     def _wait(self, correlation: int, head: messages.Wait, _: memoryview) -> None:
-        partition = self._partition(head.topic_id, head.partition)
+        partition = self._partition(head)
         woken = partial(self._ended, correlation, 0, kind=_empty)
         self._calls[correlation] = self.broker.wait(partition, head.offset, woken)
 
@@ -231,15 +242,15 @@ class LinkSession(FramedSession["Broker"]):
             call.cancel()
             self._owed -= 1
 
-    def _partition(self, topic_id: bytes, number: int) -> Partition:
-        topic = self.broker.topic_of_id(topic_id)
-        if topic is None or number >= len(topic.partitions):
-            raise Missing(ErrorCode.PARTITION_MISSING, f"partition was deleted partition={number}")
-        found: Partition = topic.partitions[number]
+    def _partition(self, place: messages.Place) -> Partition:
+        topic = self.broker.topic_of_id(place.topic_id)
+        if topic is None or place.partition >= len(topic.partitions):
+            raise Missing(ErrorCode.PARTITION_MISSING, f"partition was deleted partition={place.partition}")
+        found: Partition = topic.partitions[place.partition]
         return found
 
     def _produce(self, correlation: int, head: messages.Produce, batch: memoryview) -> None:
-        partition = self._partition(head.topic_id, head.partition)
+        partition = self._partition(head)
         done = partial(self._ended, correlation, kind=messages.Appended)
         by, level = self._caller(head.by), Level(head.level)
         queue = self._waiting.get(partition)
@@ -260,7 +271,7 @@ class LinkSession(FramedSession["Broker"]):
         self._waiting.pop(partition, None)
 
     def _fetch(self, correlation: int, head: messages.Fetch, _: memoryview) -> None:
-        partition = self._partition(head.topic_id, head.partition)
+        partition = self._partition(head)
         then = partial(self._fetched, correlation, partition)
         read = self.broker.fetch(
             partition, head.offset, bytes_max=head.bytes_max, then=then, offset_end=head.offset_end
@@ -283,10 +294,10 @@ class LinkSession(FramedSession["Broker"]):
         self._end_when_done()
 
     def _report_bounds(self, correlation: int, head: messages.Place, _: memoryview) -> None:
-        self._answer(correlation, _bounds(self._partition(head.topic_id, head.partition)))
+        self._answer(correlation, _bounds(self._partition(head)))
 
     def _search(self, correlation: int, head: messages.LookUp, _: memoryview) -> None:
-        log = self._partition(head.topic_id, head.partition).log
+        log = self._partition(head).log
         then: Completion[int] = partial(self._ended, correlation, kind=messages.Appended)
         if head.key == Key.TIME:
             found = log.offset_at(head.value, then)
@@ -349,9 +360,7 @@ class RouterFactory:
 
     def recognise(self, prefix: bytes) -> bool | None:
         """Return whether the prefix is the beginning of a link."""
-        if prefix[: len(MAGIC)] != MAGIC[: len(prefix)]:
-            return False
-        return True if len(prefix) >= len(MAGIC) else None
+        return begins_with(prefix, MAGIC)
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkSession:
         """Return a session for a link."""

@@ -12,7 +12,8 @@ from typing import Final, cast
 from polywire.broker.changes import TopicState
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
-from polywire.log.base import Completion, Handle, PartitionLog, Pin, Read
+from polywire.log.base import Completion, Handle, PartitionLog, Read
+from polywire.log.partition.reader import NO_PIN
 from polywire.records.compression import Compression
 from polywire.routing.link import ShardLink
 from polywire.routing.messages import (
@@ -33,15 +34,6 @@ from polywire.routing.messages import (
 )
 from polywire.types import Buffer, Level, TopicName
 
-
-class NoPin:
-    """The pin of a read whose bytes belong to the reader."""
-
-    def release(self) -> None:
-        """Do nothing."""
-
-
-NO_PIN: Final[Pin] = NoPin()
 UNKNOWN: Final = Bounds(0, 0, 0, 0)
 
 
@@ -100,7 +92,7 @@ class RemoteLog:
         def woken(_: object) -> None:
             wake()
 
-        return self._link.call(Verb.WAIT, Wait(self._topic_id, self._number, offset), Empty, woken).cancelling()
+        return self._link.call(Verb.WAIT, Wait(self._topic_id, self._number, offset), Empty, woken)
 
     def find_epoch_end(self, epoch: int, then: Completion[int]) -> Handle:
         """Look up where an epoch ends."""
@@ -146,11 +138,12 @@ class RemoteTopics:
     ``_reported`` has the topics that a shard has reported since its link was opened, until all were reported.
     """
 
-    __slots__ = ("_by_name", "_by_shard", "_reported")
+    __slots__ = ("_by_id", "_by_name", "_reported", "_shards")
 
     def __init__(self) -> None:
+        self._by_id: Final[dict[bytes, Topic]] = {}
         self._by_name: Final[dict[str, Topic]] = {}
-        self._by_shard: Final[dict[int, dict[bytes, Topic]]] = {}
+        self._shards: Final[dict[bytes, int]] = {}
         self._reported: Final[dict[int, set[bytes]]] = {}
 
     def find(self, full_name: str) -> Topic | None:
@@ -159,38 +152,41 @@ class RemoteTopics:
 
     def shard_of(self, topic: Topic) -> int | None:
         """Return the shard of a topic, None if it is not another one's."""
-        return next((shard for shard, topics in self._by_shard.items() if topics.get(topic.id) is topic), None)
+        return self._shards.get(topic.id)
 
     def apply(self, link: ShardLink, update: Topics) -> None:
         """Apply the states that a shard has reported."""
-        topics = self._by_shard.setdefault(link.shard, {})
+        shard = link.shard
         if update.begins:
-            self._reported[link.shard] = set()
-        if link.shard in self._reported:
-            self._reported[link.shard].update(state.id for state in update.topics)
+            self._reported[shard] = set()
+        if shard in self._reported:
+            self._reported[shard].update(state.id for state in update.topics)
         if update.ends:
-            for topic_id in topics.keys() - self._reported.pop(link.shard, set()):
-                self._delete(topics, topic_id)
+            reported = self._reported.pop(shard, set())
+            for topic_id in [id_ for id_, place in self._shards.items() if place == shard and id_ not in reported]:
+                self._delete(topic_id)
         for topic_id in update.deleted:
-            self._delete(topics, topic_id)
+            self._delete(topic_id)
         for state in update.topics:
-            self._put(topics, link, state)
+            self._put(link, state)
 
-    def _delete(self, topics: dict[bytes, Topic], topic_id: bytes) -> None:
-        topic = topics.pop(topic_id, None)
+    def _delete(self, topic_id: bytes) -> None:
+        topic = self._by_id.pop(topic_id, None)
         if topic is None:
             return
+        del self._shards[topic_id]
         for partition in topic.partitions:
             partition.ended = True
         if self._by_name.get(topic.name.full) is topic:
             del self._by_name[topic.name.full]
 
-    def _put(self, topics: dict[bytes, Topic], link: ShardLink, state: TopicState) -> None:
-        topic = topics.get(state.id)
+    def _put(self, link: ShardLink, state: TopicState) -> None:
+        topic = self._by_id.get(state.id)
         if topic is None:
             name = TopicName(state.stream, state.topic)
-            topic = topics[state.id] = Topic(name, state.id, state.settings, state.created_at_us, state.owner)
-            self._by_name[name.full] = topic
+            topic = Topic(name, state.id, state.settings, state.created_at_us, state.owner)
+            self._by_id[topic.id] = self._by_name[name.full] = topic
+            self._shards[topic.id] = link.shard
         topic.settings = state.settings
         for partition in topic.partitions[len(state.incarnations) :]:
             partition.ended = True

@@ -6,6 +6,7 @@ checked.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,19 +33,53 @@ LOGIN_HINT: Final = (
 _SOMEWHERE: Final = frozenset({Resource.ANY_TOPIC, Resource.ANY_STREAM})
 
 
-class Admission:
+class Rights(ABC):
+    """The rights of a client, for commands that check more than the authorization of their request."""
+
+    __slots__ = ("_access", "_broker")
+
+    def __init__(self, broker: PolywireBroker) -> None:
+        self._broker: Final = broker
+        self._access: Final = broker.access
+
+    @property
+    @abstractmethod
+    def principal(self) -> Principal | None:
+        """The client's current user, or None."""
+
+    @property
+    @abstractmethod
+    def caller(self) -> Caller:
+        """The client's user, as the owner of what the client creates."""
+
+    @abstractmethod
+    def sees_files(self) -> bool:
+        """Return whether the client may learn where files are stored."""
+
+    def check_tokens(self, tokens: Sequence[bytes]) -> None:
+        """Raise Denied if the client may not publish or drop the batches staged under these tokens.
+
+        That depends on the topics of the batches.
+        """
+        for topic in self._broker.staging.staged_topics(tokens):
+            self._access.authorize(self.principal, Action.PRODUCE, topic)
+
+    def sees(self, topic: Topic | TopicName, action: Action = Action.TOPIC_DESCRIBE) -> bool:
+        return self._access.permits(self.principal, action, topic)
+
+
+class Admission(Rights):
     """The login of one connection.
 
     ``principal`` is the user who logged in last. Before a login, it is the user of the TLS certificate, or None.
     """
 
-    __slots__ = ("_access", "_broker", "_caller", "_is_met", "_output", "_principal")
+    __slots__ = ("_caller", "_is_met", "_output", "_principal")
 
     def __init__(self, broker: PolywireBroker, output: Output) -> None:
-        self._broker: Final = broker
+        super().__init__(broker)
         self._output: Final = output
         self._caller: Caller | None = None
-        self._access: Final = broker.access
         self._is_met = False
         self._principal: Principal | None = None
 
@@ -54,7 +89,6 @@ class Admission:
 
     @property
     def caller(self) -> Caller:
-        """The client's user, as the owner of what the client creates."""
         if self._caller is None or self._caller.principal is not self.principal:
             self._caller = caller_of(self.principal, self._output.peer)
         return self._caller
@@ -131,17 +165,6 @@ class Admission:
 
     def check_topic(self, action: Action, full_name: str) -> None:
         self._access.authorize(self.principal, action, self._broker.resource(full_name))
-
-    def check_tokens(self, tokens: Sequence[bytes]) -> None:
-        """Raise Denied if the client may not publish or drop the batches staged under these tokens.
-
-        That depends on the topics of the batches.
-        """
-        for topic in self._broker.staging.staged_topics(tokens):
-            self._access.authorize(self.principal, Action.PRODUCE, topic)
-
-    def sees(self, topic: Topic | TopicName, action: Action = Action.TOPIC_DESCRIBE) -> bool:
-        return self._access.permits(self.principal, action, topic)
 
     def sees_files(self) -> bool:
         """Return whether the client may learn where files are stored.

@@ -52,6 +52,10 @@ class Prefix(NamedTuple):
     head_bytes: int
 
 
+NO_PREFIX: Final = Prefix(0, 0, 0, 0, 0)
+"""The prefix before the first frame."""
+
+
 def decode_prefix(
     data: Buffer, at: int = 0, *, length_max: int = FRAME_BYTES_MAX, head_bytes_max: int = HEAD_BYTES_MAX
 ) -> Prefix:

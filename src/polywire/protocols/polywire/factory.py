@@ -13,7 +13,7 @@ from polywire.protocols.polywire.messages import Verb
 from polywire.protocols.polywire.routed import RoutedPolywireBroker, RoutedSession, routed
 from polywire.protocols.polywire.session import Command, PolywireSession
 from polywire.protocols.runtime.commands import table
-from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.session import Output, begins_with
 
 if TYPE_CHECKING:
     from polywire.protocols.polywire.context import PolywireBroker
@@ -67,9 +67,7 @@ class PolywireFactory:
 
     def recognise(self, prefix: bytes) -> bool | None:
         """Return whether the prefix has the protocol's name, with any version."""
-        if prefix[: len(NAME)] != NAME[: len(prefix)]:
-            return False
-        return True if len(prefix) >= len(NAME) else None
+        return begins_with(prefix, NAME)
 
     def open(self, output: Output, resume: Callable[[], None]) -> PolywireSession:
         return PolywireSession(self._broker, COMMANDS, self._round_robin, output, resume)

@@ -15,7 +15,7 @@ from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.runtime.slices import Slices
 
 if TYPE_CHECKING:
-    from polywire.protocols.polywire.auth import Admission
+    from polywire.protocols.polywire.auth import Rights
     from polywire.protocols.polywire.context import PolywireBroker
 
 _Part = TypeVar("_Part")
@@ -31,7 +31,7 @@ class ReplyOwner(Protocol):
     def broker(self) -> PolywireBroker: ...
 
     @property
-    def admission(self) -> Admission: ...
+    def admission(self) -> Rights: ...
 
     @property
     def round_robin(self) -> Iterator[int]: ...

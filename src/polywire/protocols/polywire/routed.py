@@ -26,7 +26,7 @@ from polywire.protocols.polywire.codec import (
 from polywire.protocols.polywire.context import PolywireBroker
 from polywire.protocols.polywire.gathering import Gathered, gathering
 from polywire.protocols.polywire.messages import Failure, Head, Verb
-from polywire.protocols.polywire.session import Command, PolywireSession
+from polywire.protocols.polywire.session import Command, Handler, PolywireSession
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import Router
@@ -63,11 +63,12 @@ class RoutedSession(PolywireSession):
             return True
         return False
 
-    def forward(self, verb: int, correlation: int, request: Any, payload: memoryview) -> None:
+    def forward(self, correlation: int, request: Any, payload: memoryview, /) -> None:
         """Execute a request in the process of its topic, or in all processes.
 
         Raises BrokerError if it is rejected here.
         """
+        verb = self._prefix.verb
         gathered = gathering(self.router.shards, verb, request)
         if gathered is not None:
             self.hold()
@@ -98,7 +99,7 @@ class RoutedSession(PolywireSession):
         topic = None if name is None else self.broker.find_topic(name)
         return shards.own if topic is None else self.router.shard_of_topic(topic)
 
-    def produce(self, correlation: int, request: messages.Produce, payload: memoryview) -> None:
+    def produce(self, correlation: int, request: messages.Produce, payload: memoryview, /) -> None:
         """Handle PRODUCE.
 
         Large batches for another process are passed on unchanged and checked there. Raises BrokerError.
@@ -107,7 +108,7 @@ class RoutedSession(PolywireSession):
         if topic is None or self.router.shard_of_topic(topic) == self.router.shards.own:
             produce.produce(self, correlation, request, payload)
         else:
-            self.forward(Verb.PRODUCE, correlation, request, payload)
+            self.forward(correlation, request, payload)
 
     def _answered(self, verb: int, correlation: int, frame: bytes | BrokerError, *, holds: bool) -> None:
         if isinstance(frame, BrokerError):
@@ -126,22 +127,10 @@ class RoutedSession(PolywireSession):
 
 
 def routed(commands: Mapping[int, Command]) -> Mapping[int, Command]:
-    def forwarded(command: Command) -> Command:
-        def forward(
-            session: PolywireSession, correlation: int, request: Any, payload: memoryview, /, verb: int = command.name
-        ) -> None:
-            assert isinstance(session, RoutedSession), "the table is that of routed sessions"
-            session.forward(verb, correlation, request, payload)
-
-        return replace(command, handler=forward)
-
-    own = {verb: command if verb in HERE else forwarded(command) for verb, command in commands.items()}
-    return own | {Verb.PRODUCE: replace(commands[Verb.PRODUCE], handler=_produce)}
-
-
-def _produce(session: PolywireSession, correlation: int, request: Any, payload: memoryview, /) -> None:
-    assert isinstance(session, RoutedSession), "the table is that of routed sessions"
-    session.produce(correlation, request, payload)
+    """Return the commands of a ``RoutedSession``."""
+    forward, produced = cast(Handler, RoutedSession.forward), cast(Handler, RoutedSession.produce)
+    own = {verb: command if verb in HERE else replace(command, handler=forward) for verb, command in commands.items()}
+    return own | {Verb.PRODUCE: replace(commands[Verb.PRODUCE], handler=produced)}
 
 
 class _Several:

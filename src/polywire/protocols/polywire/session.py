@@ -24,8 +24,8 @@ from polywire.protocols.polywire.codec import (
     FRAME_BYTES_MAX,
     MAGIC,
     NAME,
+    NO_PREFIX,
     PREFIX_BYTES,
-    Prefix,
     decode_prefix,
     decode_request,
     encode_head,
@@ -43,7 +43,6 @@ from polywire.records.columns import MERGED_BYTES_MAX
 
 REQUESTS_MAX: Final = 1024  # unanswered requests of one connection; the limit bounds pinned callbacks and views
 FETCHES_MAX: Final = 64  # open fetches of one connection, each of which may hold a pin
-NO_PREFIX: Final = Prefix(0, 0, 0, 0, 0)
 _PRODUCE: Final = int(Verb.PRODUCE)  # a plain integer, because it is compared with every frame
 HEAVY_S: Final = 0.0005  # a connection whose frames take longer to write is served in turn with others
 

@@ -9,7 +9,7 @@ from hmac import compare_digest
 from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
 from polywire.errors import PeerError
-from polywire.protocols.runtime.session import Output, Session, SessionFactory
+from polywire.protocols.runtime.session import Output, Session, SessionFactory, begins_with
 from polywire.protocols.runtime.shards import Link, Shards
 
 _Factory = TypeVar("_Factory", bound=SessionFactory)
@@ -59,9 +59,7 @@ class LinkFactory(ABC, Generic[_Factory]):
         return self._inside.wire
 
     def recognise(self, prefix: bytes) -> bool | None:
-        if prefix[: len(self.magic)] != self.magic[: len(prefix)]:
-            return False
-        return True if len(prefix) >= len(self.magic) else None
+        return begins_with(prefix, self.magic)
 
     @abstractmethod
     def open(self, output: Output, resume: Callable[[], None]) -> Session: ...

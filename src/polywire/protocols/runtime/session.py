@@ -18,6 +18,13 @@ LOGIN_FRAME_BYTES_MAX: Final = 4096  # limit for an unauthenticated client; a na
 QUANTUM_S: Final = 0.002  # time for the requests of one connection before other connections are served
 
 
+def begins_with(prefix: bytes, opening: bytes) -> bool | None:
+    """Return whether a connection begins with ``opening``, given its first bytes; None if more are needed."""
+    if prefix[: len(opening)] != opening[: len(prefix)]:
+        return False
+    return True if len(prefix) >= len(opening) else None
+
+
 class Output(Protocol):
     """The operations of a connection that its session uses."""
 

@@ -14,7 +14,7 @@ from polywire.broker.passwords import hash_password
 from polywire.broker.permissions import EVERYTHING
 from polywire.errors import Conflict, Denied, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.polywire import messages
-from polywire.protocols.polywire.codec import PREFIX_BYTES, encode_head
+from polywire.protocols.polywire.codec import FRAME_BYTES_MAX, PREFIX_BYTES, encode_head
 from polywire.protocols.polywire.factory import RoutedPolywireFactory
 from polywire.protocols.polywire.gathering import gathering
 from polywire.protocols.polywire.messages import Head, Verb
@@ -176,6 +176,17 @@ def test_requests_stop_while_a_shard_has_many_to_answer(shards: MemoryShards, mo
     shards.loop.run_due()
     assert peer.resumes == resumes + 1
     assert not peer.session.paused()
+
+
+def test_the_longest_frame_reaches_another_shard(shards: MemoryShards) -> None:
+    """The link adds bytes to a frame, and may encode its head longer than the client did."""
+    peer = shards.peer()
+    create(peer, "a", "b")
+    head = len(encode_head(Verb.PRODUCE, 1, messages.Produce("b", 0))) - PREFIX_BYTES
+    with pytest.raises(Invalid):
+        peer.ask(Verb.PRODUCE, messages.Produce("b", 0), bytes(FRAME_BYTES_MAX - head)).decode(messages.Produced)
+    assert len(shards.links) == SHARDS - 1, "the link is the same"
+    assert produce(peer, "b", b"1") == 0
 
 
 def test_pending_forwarded_requests_are_limited(shards: MemoryShards) -> None:
