@@ -15,21 +15,29 @@ from polywire.log.base import Completion, Handle, Read
 from polywire.types import Buffer, Level, TopicName
 
 
-class TopicPending(Exception):
-    """Another process has the topic, or creates it, and has yet to report its state to this process.
+class Pending(Exception):
+    """Another process must answer before a method can return. The request that called the method has had no effect yet.
 
-    Only the broker of several processes raises it, from methods that look up or create topics. Call the method again
-    after ``then``. It does not raise TopicPending forever: it returns, or raises a BrokerError.
+    Only the broker of several processes raises it. Call ``then``, and after its callback repeat the request with
+    ``with pending:``. The repeated calls of the request then return the answers that have arrived, or raise their
+    errors. A request that needs several answers raises Pending several times.
     """
 
-    def __init__(self, full_name: str, then: Callable[[Callable[[], None]], Handle]) -> None:
-        super().__init__(full_name)
+    def __init__(self, subject: str, then: Callable[[Callable[[], None]], Handle]) -> None:
+        """Create the exception. ``subject`` is the name of a topic or method."""
+        super().__init__(subject)
         self.then = then
-        """Calls a callback once the state of the topic is known, unless the returned handle is cancelled."""
+        """Calls a callback once the answer is there, unless the returned handle is cancelled."""
+
+    def __enter__(self) -> None:
+        """Let the calls of the repeated request find the answers."""
+
+    def __exit__(self, *_: object) -> None:
+        """End the repetition."""
 
 
 class Topics(Protocol):
-    """Methods for topics. Each may raise ``TopicPending``."""
+    """Methods for topics. Each may raise Pending."""
 
     def find_topic(self, full_name: str) -> Topic | None:
         """Return the topic with this full name, or None."""

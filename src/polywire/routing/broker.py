@@ -6,30 +6,53 @@ which repeats neither decoding nor permission checks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from polywire.broker.access import Access
-from polywire.broker.api import TopicPending
+from polywire.broker.api import Pending
 from polywire.broker.broker import Broker
+from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.owners import NO_CALLER, Caller
-from polywire.broker.record_verbs import check_alive
-from polywire.broker.settings import BrokerSettings
+from polywire.broker.record_verbs import ProducerVerbs, RecordVerbs, check_alive
+from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.broker.sliced import SlicedWork
+from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
 from polywire.broker.topics import Partition, Topic, missing
 from polywire.clock import Clock
 from polywire.errors import BrokerError
 from polywire.log.base import Completion, Handle, Loop
 from polywire.protocols.runtime.shards import Shards
 from polywire.routing import messages
+from polywire.routing.calls import Method, by_of, methods_of, routed
+from polywire.routing.groups import RoutedGroups
 from polywire.routing.link import CLOGGED_BYTES, ShardLink
 from polywire.routing.messages import Verb
 from polywire.routing.requests import execute
 from polywire.routing.topics import RemoteLog, RemoteTopics
 from polywire.types import Buffer, Level, TopicName
 
-FOUND_S: Final = 0.05  # how long an answer is remembered for the requests that waited for it
+FOUND_S: Final = 0.05  # how long the answer to FIND is remembered for the requests that waited for it
+_Answers = dict[tuple[int, str, bytes], Any]
+"""Results or errors of calls by shard, method and arguments."""
+
+
+class Unanswered(Pending):
+    """A request whose method was called in other processes, with the answers to its earlier calls."""
+
+    def __init__(
+        self, router: RoutedBroker, subject: str, then: Callable[[Callable[[], None]], Handle], answers: _Answers
+    ) -> None:
+        super().__init__(subject, then)
+        self._router: Final = router
+        self._answers: Final = answers
+
+    def __enter__(self) -> None:
+        self._router.answers = self._answers
+
+    def __exit__(self, *_: object) -> None:
+        self._router.answers = None
 
 
 class RoutedBroker:
@@ -42,12 +65,15 @@ class RoutedBroker:
     __slots__ = (
         "_found",
         "_links",
-        "_local",
+        "_listed",
         "_remote",
         "access",
+        "answers",
         "clock",
         "commit",
         "fetch",
+        "groups",
+        "local",
         "loop",
         "probe",
         "settings",
@@ -58,10 +84,13 @@ class RoutedBroker:
 
     def __init__(self, local: Broker, shards: Shards) -> None:
         """Open the links to all other shards."""
-        self._local: Final = local
+        self.local: Final = local
         self.shards: Final = shards
         self._remote: Final = RemoteTopics()
         self._found: Final[dict[str, BrokerError | None]] = {}
+        self._listed: tuple[int, list[Topic]] = (-1, [])
+        self.answers: _Answers | None = None
+        self.groups: Final = RoutedGroups(self, local.groups)
         self.access: Final[Access] = local.access
         self.clock: Final[Clock] = local.clock
         self.loop: Final[Loop] = local.loop
@@ -83,7 +112,7 @@ class RoutedBroker:
 
     def find_topic(self, full_name: str) -> Topic | None:
         """See ``api.Topics``."""
-        topic = self._local.find_topic(full_name) or self._remote.find(full_name)
+        topic = self.local.find_topic(full_name) or self._remote.find(full_name)
         if topic is not None:
             return topic
         shard = self.shards.shard_of(full_name)
@@ -94,7 +123,7 @@ class RoutedBroker:
             if error is not None:
                 raise error
             return None
-        raise TopicPending(full_name, partial(self._request_topic, Verb.FIND, shard, messages.Named(full_name)))
+        raise Pending(full_name, partial(self._request_topic, Verb.FIND, shard, messages.Named(full_name)))
 
     def _request_topic(self, verb: Verb, shard: int, named: messages.Named, then: Callable[[], None]) -> Handle:
         def answered(result: messages.Empty | BrokerError) -> None:
@@ -129,12 +158,132 @@ class RoutedBroker:
             return self.topic(full_name)
         shard = self.shards.home(full_name)
         if shard == self.shards.own:
-            return self._local.ensure_topic(full_name, by=by)
+            return self.local.ensure_topic(full_name, by=by)
         error = self._found.get(full_name)
         if error is not None:
             raise error
         named = messages.Named(full_name, by_of(by))
-        raise TopicPending(full_name, partial(self._request_topic, Verb.CREATE, shard, named))
+        raise Pending(full_name, partial(self._request_topic, Verb.CREATE, shard, named))
+
+    def topic_of_id(self, topic_id: bytes) -> Topic | None:
+        """Return the topic with this id, or None."""
+        return self.local.topic_of_id(topic_id) or self._remote.find_id(topic_id)
+
+    @property
+    def topics_version(self) -> int:
+        """See ``TopicLookup``."""
+        return self.local.topics_version + self._remote.version
+
+    def topics(self, *, internal: bool = False) -> list[Topic]:
+        """See ``TopicLookup``. ``internal`` adds the internal topics of this process."""
+        if internal:
+            return self.local.topics(internal=True)
+        version, topics = self._listed
+        if version != self.topics_version:
+            topics = sorted([*self.local.topics(), *self._remote.all()], key=_full_name)
+            self._listed = self.topics_version, topics
+        return list(topics)
+
+    def make_topic(
+        self,
+        name: TopicName,
+        partition_count: int | None = None,
+        settings: TopicSettings | None = None,
+        *,
+        partition_count_min: int = 1,
+        by: Caller = NO_CALLER,
+        level: Level = Level.SYNCED,
+        then: Callable[[Topic], None],
+        done: Completion[int],
+    ) -> bool:
+        """See ``TopicVerbs``. The topic is created in the process with the fewest topics."""
+        named = self.shards.shard_of(name.full)
+        shard = self.shards.least_loaded() if named is None else named
+        options: dict[str, Any] = {"partition_count_min": partition_count_min, "by": by, "level": level}
+        if shard == self.shards.own:
+            return self.local.make_topic(name, partition_count, settings, then=then, done=done, **options)
+        known = partial(self._with_topic, name.full, then, done)
+        self.call(shard, CREATE, (name, partition_count, settings), {**options, "done": known})
+        return False
+
+    def grow_topic(
+        self,
+        topic: Topic,
+        partition_count: int,
+        *,
+        level: Level = Level.SYNCED,
+        then: Callable[[Topic], None] | None = None,
+        done: Completion[int] | None = None,
+    ) -> bool:
+        """See ``TopicVerbs``."""
+        shard = self.shard_of_topic(topic)
+        if shard == self.shards.own:
+            return self.local.grow_topic(topic, partition_count, level=level, then=then, done=done)
+        known = partial(self._with_topic, topic.name.full, then, done)
+        self.call(shard, GROW, (topic, partition_count), {"level": level, "done": known})
+        return False
+
+    def _with_topic(
+        self,
+        full_name: str,
+        then: Callable[[Topic], None] | None,
+        done: Completion[int] | None,
+        result: int | BrokerError,
+    ) -> None:
+        """Report a topic that another process has created or changed. Its state has arrived before the result."""
+        topic = self.find_topic(full_name) if not isinstance(result, BrokerError) else None
+        if topic is not None and then is not None:
+            then(topic)
+        if done is not None:
+            done(result)
+
+    def delete_topics(
+        self,
+        topics: Sequence[Topic],
+        *,
+        ended: Callable[[Topic], None],
+        then: Callable[[], None],
+        level: Level = Level.SYNCED,
+        done: Completion[int],
+    ) -> None:
+        """See ``TopicVerbs``. Topics of other processes are deleted at the same time."""
+
+        def delete(topic: Topic, deleted: Completion[int]) -> None:
+            def completed(result: int | BrokerError) -> None:
+                if not isinstance(result, BrokerError):
+                    ended(topic)
+                deleted(result)
+
+            self.delete_topic(topic, level=level, done=completed)
+
+        own = [topic for topic in topics if self.shard_of_topic(topic) == self.shards.own]
+        if len(own) == len(topics):
+            self.local.delete_topics(topics, ended=ended, then=then, level=level, done=done)
+            return
+
+        def last(result: int | BrokerError) -> None:
+            if not isinstance(result, BrokerError):
+                then()
+            done(result)
+
+        def delete_own(deleted: Completion[int]) -> None:
+            self.local.delete_topics(own, ended=ended, then=_nothing, level=level, done=deleted)
+
+        _when_all([*[partial(delete, topic) for topic in topics if topic not in own], delete_own], last)
+
+    def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Completion[int]) -> None:
+        """See ``RemovalVerbs``. Topics of other processes are purged at the same time."""
+        by_shard: dict[int, list[Topic]] = {}
+        for topic in topics:
+            by_shard.setdefault(self.shard_of_topic(topic), []).append(topic)
+
+        def purge(shard: int, purged: Completion[int]) -> None:
+            if shard == self.shards.own:
+                self.local.purge_topics(by_shard[shard], level=level, done=purged)
+            else:
+                self.call(shard, PURGE, (by_shard[shard],), {"level": level, "done": purged})
+
+        _when_all([partial(purge, shard) for shard in by_shard], done)
 
     # Records
 
@@ -147,7 +296,7 @@ class RoutedBroker:
             check_alive(partition)
             log.append(batch, by_of(by), level, done)
         else:
-            self._local.produce(partition, batch, by=by, level=level, done=done)
+            self.local.produce(partition, batch, by=by, level=level, done=done)
 
     def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
         """See ``api.Records``."""
@@ -155,14 +304,14 @@ class RoutedBroker:
         if isinstance(log, RemoteLog):
             check_alive(partition)
             return log.wait(offset, wake)
-        return self._local.wait(partition, offset, wake)
+        return self.local.wait(partition, offset, wake)
 
     def epoch_end(self, partition: Partition, epoch: int, then: Completion[int]) -> int | Handle:
         """See ``api.Records``."""
         log = partition.log
         if isinstance(log, RemoteLog):
             return log.find_epoch_end(epoch, then)
-        return self._local.epoch_end(partition, epoch, then)
+        return self.local.epoch_end(partition, epoch, then)
 
     def when_current(self, partition: Partition, then: Completion[None]) -> Handle | None:
         """See ``api.Records``."""
@@ -193,7 +342,7 @@ class RoutedBroker:
         """See ``Router``."""
         if shard == self.shards.own:
             view, answered = memoryview(bytearray(frame)), partial(self.loop.call_soon, then)
-            execute(self._local, by, view, answered, sees_files=sees_files)
+            execute(self.local, by, view, answered, sees_files=sees_files)
             return
 
         def received(_: bytes, payload: memoryview) -> None:
@@ -201,16 +350,177 @@ class RoutedBroker:
 
         self._links[shard].send(Verb.FORWARD, messages.Forward(by_of(by), sees_files), received, then, frame)
 
+    # Methods executed in the process of a topic
+
+    @property
+    def router(self) -> RoutedBroker:
+        """See ``calls.routed``."""
+        return self
+
+    commit_position = routed("commit_position", PositionVerbs.commit_position, "full_name")
+    commit_positions = routed("commit_positions", PositionVerbs.commit_positions, "full_name")
+    configure_topic = routed("configure_topic", TopicVerbs.configure_topic, "topic")
+    delete_topic = routed("delete_topic", TopicVerbs.delete_topic, "topic")
+    position = routed("position", PositionVerbs.position, "full_name")
+    positions_in = routed("positions_in", PositionVerbs.positions_in, "full_name")
+    bounds = routed("bounds", RecordVerbs.bounds, "partition")
+    producer_last = routed("producer_last", ProducerVerbs.producer_last, "partition")
+    producer_offset = routed("producer_offset", ProducerVerbs.producer_offset, "partition")
+    producer_sequence = routed("producer_sequence", ProducerVerbs.producer_sequence, "partition")
+    purge_topic = routed("purge_topic", RemovalVerbs.purge_topic, "topic")
+    shrink_topic = routed("shrink_topic", TopicVerbs.shrink_topic, "topic")
+    trim_partition = routed("trim_partition", RemovalVerbs.trim_partition, "partition")
+
+    def shard_with(self, subject: Topic | Partition | str) -> int:
+        """See ``calls.Router``. The home shard is returned for the name of a topic that does not exist."""
+        if isinstance(subject, str):
+            if self.local.find_topic(subject) is not None:
+                return self.shards.own
+            shard = self.shards.shard_of(subject)
+            return self.shards.home(subject) if shard is None else shard
+        return self.shard_of_topic(subject.topic if isinstance(subject, Partition) else subject)
+
+    def call(self, shard: int, method: Method, values: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """See ``calls.Router``."""
+        arguments, callback = method.encode(values, options)
+        if not method.returns:
+            self._links[shard].send(
+                Verb.CALL,
+                messages.Call(method.name),
+                partial(_called, method, callback),
+                callback or _ignore,
+                arguments,
+            )
+            return None
+        [result] = self._results([shard], method, arguments)
+        if callback is not None:
+            self.loop.call_soon(callback, 0)
+        return result
+
+    def call_all(self, method: Method, values: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
+        """See ``calls.Router``."""
+        arguments, _ = method.encode(values, options)
+        return self._results(list(self._links), method, arguments)
+
+    def _results(self, shards: Sequence[int], method: Method, arguments: bytes) -> list[Any]:
+        """Return the results of shards, or raise the first error among them. Raises Pending if they are not known."""
+        answers = {} if self.answers is None else self.answers
+        keys = [(shard, method.name, arguments) for shard in shards]
+        missing = [key for key in keys if key not in answers]
+        if missing:
+            raise Unanswered(self, method.name, partial(self._ask, missing, method, answers), answers)
+        results = [answers[key] for key in keys]
+        for result in results:
+            if isinstance(result, BrokerError):
+                raise result
+        return results
+
+    def _ask(
+        self, keys: Sequence[tuple[int, str, bytes]], method: Method, answers: _Answers, then: Callable[[], None]
+    ) -> Handle:
+        """Call a method in other processes, and call ``then`` when all of them have answered."""
+        left = set(keys)
+
+        def answered(key: tuple[int, str, bytes], result: Any) -> None:
+            answers[key] = result
+            left.discard(key)
+            if not left:
+                then()
+
+        calls = Calls()
+        for key in keys:
+            shard, name, arguments = key
+            came = partial(answered, key)
+            try:
+                calls.append(
+                    self._links[shard].send(
+                        Verb.CALL, messages.Call(name), partial(_called, method, came), came, arguments
+                    )
+                )
+            except BrokerError as error:
+                self.loop.call_soon(came, error)
+        return calls
+
     # The log of this process
 
     @property
     def congested(self) -> bool:
         """See ``api.Settling``."""
-        return self._local.congested
+        return self.local.congested
 
 
-def by_of(caller: Caller) -> messages.By:
-    """Return a caller for another process, which knows users by their names only."""
-    if caller is NO_CALLER:
-        return messages.NO_USER
-    return messages.By("" if caller.principal is None else caller.principal.name, caller.owner)
+class Calls(list[Handle]):
+    """Several calls. Implements ``Handle``."""
+
+    def cancel(self) -> None:
+        """Cancel all calls."""
+        for call in self:
+            call.cancel()
+
+
+def _called(method: Method, then: Completion[Any] | None, _: bytes, payload: memoryview) -> None:
+    """Report the result of a call. A method without a result reports 0, like a change that is stored."""
+    if then is not None:
+        then(method.decode_result(payload) if method.completion == "then" or method.returns else 0)
+
+
+def _ignore(_: object) -> None:
+    """Do nothing with the result of a call whose caller does not need it."""
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _full_name(topic: Topic) -> str:
+    return topic.name.full
+
+
+def _when_all(starts: Sequence[Callable[[Completion[int]], None]], done: Completion[int]) -> None:
+    """Start several operations. Call ``done`` once all have ended, with the first error if there is one."""
+    results: list[int | BrokerError] = []
+
+    def ended(result: int | BrokerError) -> None:
+        results.append(result)
+        if len(results) == len(starts):
+            done(next((result for result in results if isinstance(result, BrokerError)), results[0]))
+
+    for start in starts:
+        try:
+            start(ended)
+        except BrokerError as error:
+            ended(error)
+
+
+def _create(
+    broker: Broker,
+    name: TopicName,
+    partition_count: int | None = None,
+    settings: TopicSettings | None = None,
+    *,
+    partition_count_min: int = 1,
+    by: Caller = NO_CALLER,
+    level: Level = Level.SYNCED,
+    done: Completion[int],
+) -> None:
+    broker.make_topic(
+        name,
+        partition_count,
+        settings,
+        partition_count_min=partition_count_min,
+        by=by,
+        level=level,
+        then=_ignore,
+        done=done,
+    )
+
+
+def _grow(broker: Broker, topic: Topic, partition_count: int, *, level: Level, done: Completion[int]) -> None:
+    broker.grow_topic(topic, partition_count, level=level, done=done)
+
+
+CREATE: Final = Method("create", _create)
+GROW: Final = Method("grow", _grow)
+PURGE: Final = Method("purge_topics", RemovalVerbs.purge_topics)
+METHODS: Final = methods_of(RoutedBroker, RoutedGroups) | {method.name: method for method in (CREATE, GROW, PURGE)}
+"""The methods that a process executes for others."""

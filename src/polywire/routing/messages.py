@@ -45,6 +45,8 @@ class Verb(IntEnum):
     """End a call, which then gets no answer. This has none, either."""
     FORWARD = 10
     """Execute a request of the `polywire` protocol. The payload is its frame, and that of the answer its response."""
+    CALL = 11
+    """Execute a method of the broker. The payload is its arguments, and that of the answer its result (``calls``)."""
 
 
 class Empty(msgspec.Struct, frozen=True, array_like=True):
@@ -67,14 +69,16 @@ class By(msgspec.Struct, frozen=True, array_like=True):
     """The caller, whom the sending process has authenticated and authorized.
 
     user: name of the user; empty without one. owner: number of a client's address, if it is no user who owns what the
-    client creates. Numbers of users differ between processes.
+    client creates. Numbers of users differ between processes. is_broker: the broker itself calls, not a client.
     """
 
     user: str = ""
     owner: int = UNOWNED
+    is_broker: bool = False
 
 
 NO_USER: Final = By()
+BROKER: Final = By(is_broker=True)
 
 
 class Named(msgspec.Struct, frozen=True, array_like=True):
@@ -131,6 +135,12 @@ class Forward(msgspec.Struct, frozen=True, array_like=True):
     sees_files: bool
 
 
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """The name of a method."""
+
+    method: str
+
+
 class Bounds(msgspec.Struct, frozen=True, array_like=True):
     """The present state of a partition; see ``PartitionLog``."""
 
@@ -184,6 +194,7 @@ REQUESTS: Final[dict[int, type[msgspec.Struct]]] = {
     Verb.WAIT: Wait,
     Verb.CANCEL: Cancel,
     Verb.FORWARD: Forward,
+    Verb.CALL: Call,
 }
 
 

@@ -8,13 +8,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from polywire.broker.changes import TopicState
-from polywire.broker.owners import NO_CALLER, UNOWNED, Caller
+from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller
 from polywire.broker.topics import is_internal
 from polywire.errors import BrokerError, Busy, ErrorCode, Missing, PeerError
 from polywire.log.base import Completion, Handle, Read
@@ -28,13 +29,15 @@ from polywire.protocols.runtime.sequential import CLOSED
 from polywire.protocols.runtime.session import Output, begins_with
 from polywire.protocols.runtime.shards import KEY_BYTES
 from polywire.routing import messages
+from polywire.routing.broker import METHODS
+from polywire.routing.calls import Method
 from polywire.routing.messages import MAGIC, Key, Verb, encode
 from polywire.routing.requests import execute
 from polywire.types import Buffer, Level
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
-    from polywire.broker.topics import Partition
+    from polywire.broker.topics import Partition, Topic
 
 WIRE: Final = "link"
 BUSY_WAIT_S: Final = 30.0  # how long batches wait for space in the log, as in the protocols
@@ -42,6 +45,8 @@ TOPICS_AT_ONCE: Final = 100  # topics of one frame of the first report, which ta
 COPIED_BYTES_MIN: Final = 1024 * 1024  # requests that are copied, so that a long one does not pause the link
 VERB_AT: Final = 4  # position of the verb in a frame of the `polywire` protocol
 _PRODUCE: Final = int(polywire_messages.Verb.PRODUCE)
+JOIN: Final = "groups.join"
+LEAVE: Final = "groups.leave"
 OPENING_BYTES: Final = len(MAGIC) + KEY_BYTES
 
 
@@ -49,7 +54,8 @@ class LinkSession(FramedSession["Broker"]):
     """One link. Invariant: each call except SUBSCRIBE gets one response.
 
     ``_waiting`` has the batches that wait for space in the log, by partition. ``_changed`` are topics whose state the
-    subscriber does not know.
+    subscriber does not know. ``_members`` are the members of groups that are connected to the other process, with their
+    protocols.
     """
 
     __slots__ = (
@@ -58,6 +64,7 @@ class LinkSession(FramedSession["Broker"]):
         "_changed",
         "_end_watch",
         "_key",
+        "_members",
         "_owed",
         "_prefix",
         "_subscription",
@@ -67,6 +74,7 @@ class LinkSession(FramedSession["Broker"]):
     def __init__(self, broker: Broker, key: bytes, output: Output, resume: Callable[[], None]) -> None:
         super().__init__(broker, output, resume)
         self._key = key
+        self._members: dict[tuple[str, str, str], str] = {}
         self._answers: list[Buffer] = []
         self._calls: dict[int, Handle] = {}
         self._changed: set[bytes] = set()
@@ -196,14 +204,16 @@ class LinkSession(FramedSession["Broker"]):
         self._answer(correlation, messages.Empty())
 
     def _create(self, correlation: int, named: messages.Named, _: memoryview) -> None:
-        self.broker.ensure_topic(named.name, by=self._caller(named.by))
+        self.broker.ensure_topic(named.name, by=self.caller(named.by))
         self._report_changes()
         self._answer(correlation, messages.Empty())
 
     # Requests of the `polywire` protocol
 
-    def _caller(self, by: messages.By) -> Caller:
-        """Return the caller with this process's number of the user. Raises Denied."""
+    def caller(self, by: messages.By) -> Caller:
+        """See ``Receiver``."""
+        if by.is_broker:
+            return ITSELF
         if by == messages.NO_USER:
             return NO_CALLER
         if not by.user:
@@ -215,7 +225,7 @@ class LinkSession(FramedSession["Broker"]):
         if self._waiting and frame[VERB_AT] == _PRODUCE:
             raise Busy(ErrorCode.BUSY, "batches of another connection wait for space in the log (retry)")
         answered = partial(self._forwarded, correlation)
-        by = self._caller(head.by)
+        by = self.caller(head.by)
         if len(frame) > COPIED_BYTES_MIN:
             execute(self.broker, by, memoryview(bytearray(frame)), answered, sees_files=head.sees_files)
         else:
@@ -228,10 +238,34 @@ class LinkSession(FramedSession["Broker"]):
             self._send(encode(0, correlation, messages.Empty(), payload_bytes=len(frame)) + frame)
             self._end_when_done()
 
+    # Methods of the broker
+
+    def _call(self, correlation: int, head: messages.Call, arguments: memoryview) -> None:
+        method = METHODS.get(head.method)
+        if method is None:
+            raise PeerError(f"unknown method name={head.method!r}", fatal=True)
+        sent = method.execute(self.broker, arguments, self, partial(self._called, correlation, method))
+        if head.method == JOIN and sent.get("connected"):
+            self._members[sent["group"], sent["topic"], sent["member"]] = sent["wire"]
+        elif head.method == LEAVE:
+            self._members.pop((sent["group"], sent["topic"], sent["member"]), None)
+
+    def _called(self, correlation: int, method: Method, result: Any) -> None:
+        if self._phase is CLOSED:
+            return
+        if isinstance(result, BrokerError):
+            self._refuse(correlation, result)
+        else:
+            self._report_changes()
+            encoded = method.encode_result(result)
+            self._owed -= 1
+            self._send(encode(0, correlation, messages.Empty(), payload_bytes=len(encoded)) + encoded)
+        self._end_when_done()
+
     # Records
 
     def _wait(self, correlation: int, head: messages.Wait, _: memoryview) -> None:
-        partition = self._partition(head)
+        partition = self.partition(head)
         woken = partial(self._ended, correlation, 0, kind=_empty)
         self._calls[correlation] = self.broker.wait(partition, head.offset, woken)
 
@@ -242,7 +276,15 @@ class LinkSession(FramedSession["Broker"]):
             call.cancel()
             self._owed -= 1
 
-    def _partition(self, place: messages.Place) -> Partition:
+    def topic(self, topic_id: bytes) -> Topic:
+        """See ``Receiver``."""
+        topic = self.broker.topic_of_id(topic_id)
+        if topic is None:
+            raise Missing(ErrorCode.TOPIC_MISSING, "topic was deleted")
+        return topic
+
+    def partition(self, place: messages.Place) -> Partition:
+        """See ``Receiver``."""
         topic = self.broker.topic_of_id(place.topic_id)
         if topic is None or place.partition >= len(topic.partitions):
             raise Missing(ErrorCode.PARTITION_MISSING, f"partition was deleted partition={place.partition}")
@@ -250,9 +292,9 @@ class LinkSession(FramedSession["Broker"]):
         return found
 
     def _produce(self, correlation: int, head: messages.Produce, batch: memoryview) -> None:
-        partition = self._partition(head)
+        partition = self.partition(head)
         done = partial(self._ended, correlation, kind=messages.Appended)
-        by, level = self._caller(head.by), Level(head.level)
+        by, level = self.caller(head.by), Level(head.level)
         queue = self._waiting.get(partition)
         if queue is None:
             try:
@@ -271,7 +313,7 @@ class LinkSession(FramedSession["Broker"]):
         self._waiting.pop(partition, None)
 
     def _fetch(self, correlation: int, head: messages.Fetch, _: memoryview) -> None:
-        partition = self._partition(head)
+        partition = self.partition(head)
         then = partial(self._fetched, correlation, partition)
         read = self.broker.fetch(
             partition, head.offset, bytes_max=head.bytes_max, then=then, offset_end=head.offset_end
@@ -294,10 +336,10 @@ class LinkSession(FramedSession["Broker"]):
         self._end_when_done()
 
     def _report_bounds(self, correlation: int, head: messages.Place, _: memoryview) -> None:
-        self._answer(correlation, _bounds(self._partition(head)))
+        self._answer(correlation, _bounds(self.partition(head)))
 
     def _search(self, correlation: int, head: messages.LookUp, _: memoryview) -> None:
-        log = self._partition(head).log
+        log = self.partition(head).log
         then: Completion[int] = partial(self._ended, correlation, kind=messages.Appended)
         if head.key == Key.TIME:
             found = log.offset_at(head.value, then)
@@ -313,7 +355,11 @@ class LinkSession(FramedSession["Broker"]):
             self._calls[correlation] = found
 
     def close(self) -> None:
-        """Release everything, because the link is closed. Batches that wait for space are stored nevertheless."""
+        """Release everything, because the link is closed. Batches that wait for space are stored nevertheless.
+
+        Members that have no heartbeats leave their groups, because their process may have ended. If it has not, their
+        next request joins again.
+        """
         self._enter(CLOSED)
         if self._end_watch is not None:
             self._end_watch()
@@ -321,6 +367,9 @@ class LinkSession(FramedSession["Broker"]):
             call.cancel()
         self._calls.clear()
         self._answers.clear()
+        for (group, topic, member), wire in self._members.items():
+            with suppress(BrokerError):  # another process or the expiry has removed the member
+                self.broker.groups.leave(group, topic, member, None, wire=wire, by=ITSELF)
 
 
 def _empty(_: int) -> messages.Empty:
@@ -343,6 +392,7 @@ COMMANDS: Final[dict[int, Callable[[LinkSession, int, Any, memoryview], None]]] 
     Verb.WAIT: LinkSession._wait,
     Verb.CANCEL: LinkSession._cancel,
     Verb.FORWARD: LinkSession._forward,
+    Verb.CALL: LinkSession._call,
 }
 
 

@@ -5,7 +5,7 @@ A partition's bounds are as old as the last response about it; see ``RoutedBroke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, cast
 
@@ -138,9 +138,10 @@ class RemoteTopics:
     ``_reported`` has the topics that a shard has reported since its link was opened, until all were reported.
     """
 
-    __slots__ = ("_by_id", "_by_name", "_reported", "_shards")
+    __slots__ = ("_by_id", "_by_name", "_reported", "_shards", "version")
 
     def __init__(self) -> None:
+        self.version = 0  # increases whenever a topic is created or deleted
         self._by_id: Final[dict[bytes, Topic]] = {}
         self._by_name: Final[dict[str, Topic]] = {}
         self._shards: Final[dict[bytes, int]] = {}
@@ -149,6 +150,14 @@ class RemoteTopics:
     def find(self, full_name: str) -> Topic | None:
         """Return the topic with this full name."""
         return self._by_name.get(full_name)
+
+    def find_id(self, topic_id: bytes) -> Topic | None:
+        """Return the topic with this id."""
+        return self._by_id.get(topic_id)
+
+    def all(self) -> Iterator[Topic]:
+        """Return all topics, in no particular order."""
+        return iter(self._by_name.values())
 
     def shard_of(self, topic: Topic) -> int | None:
         """Return the shard of a topic, None if it is not another one's."""
@@ -174,6 +183,7 @@ class RemoteTopics:
         topic = self._by_id.pop(topic_id, None)
         if topic is None:
             return
+        self.version += 1
         del self._shards[topic_id]
         for partition in topic.partitions:
             partition.ended = True
@@ -187,6 +197,7 @@ class RemoteTopics:
             topic = Topic(name, state.id, state.settings, state.created_at_us, state.owner)
             self._by_id[topic.id] = self._by_name[name.full] = topic
             self._shards[topic.id] = link.shard
+            self.version += 1
         topic.settings = state.settings
         for partition in topic.partitions[len(state.incarnations) :]:
             partition.ended = True

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from polywire.broker.api import TopicPending
+from polywire.broker.api import Pending
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Corrupt, ErrorCode, Missing
@@ -158,7 +158,7 @@ class FetchReply:
                 self._put_code(WireError.NONE)
                 return True
             return self._seek(partition, entry)
-        except TopicPending as pending:
+        except Pending as pending:
             self._waits_for = pending.then(self.run)
             return False
         except BrokerError as error:

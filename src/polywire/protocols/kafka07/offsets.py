@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from polywire.broker.api import TopicPending
+from polywire.broker.api import Pending
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, ErrorCode, Invalid, Missing, PeerError
@@ -61,7 +61,7 @@ class OffsetsReply:
         request = self._request
         try:
             partition = self._partition(topic_name(request.topic), request.partition)
-        except TopicPending as pending:
+        except Pending as pending:
             self._waits_for = pending.then(self._find_again)
             return
         if request.count_max < 0:

@@ -149,7 +149,7 @@ class Producer:
     def find_topics(self, sets: Sequence[OpenedSet], peer: Peer) -> None:
         """Find or create the topics of message sets, so that ``take_sets`` need not.
 
-        Raises TopicPending while another process looks up or creates one. Rejected topics and those after them are ignored; ``take_sets``
+        Raises Pending while another process looks up or creates one. Rejected topics and those after them are ignored; ``take_sets``
         rejects them.
         """
         with suppress(PeerError):

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from polywire.broker.access import Principal
-from polywire.broker.api import TopicPending
+from polywire.broker.api import Pending
 from polywire.broker.owners import Caller, caller_of
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
@@ -163,7 +163,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
                 frame_length(data, at)
                 self._handle(data, at + LENGTH_BYTES, end)
                 at = end
-        except TopicPending as pending:
+        except Pending as pending:
             self._look_up(pending)
         return at - start
 
@@ -295,7 +295,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             return
         try:
             self._producer.find_topics(sets, self._peer)
-        except TopicPending as pending:
+        except Pending as pending:
             pending.then(partial(self._prepared, sets))
             return
         self._storing = self._producer.take_sets(sets, self._append, self._peer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TypeVar
 
-from polywire.broker.api import TopicPending
+from polywire.broker.api import Pending
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.sequential import ENDING, SequentialSession, believed
 from polywire.protocols.runtime.session import QUANTUM_S
@@ -33,9 +33,19 @@ class FramedSession(SequentialSession[_Broker]):
     def _take(self, data: memoryview, at: int, end: int) -> bool:
         """Execute the frame ``data[at:end]``. Return False if it must wait; it is then offered again.
 
-        Raises PeerError for an invalid request. Raises TopicPending if nothing was done, because another process must
-        first look up or create a topic. The frame is then offered again, too.
+        Raises PeerError for an invalid request. Raises Pending if nothing was done, because another process must
+        answer first. The frame is then offered again, too.
         """
+
+    def _take_again(self, data: memoryview, at: int, end: int) -> bool:
+        """Execute a frame that waited for another process, as ``_take``."""
+        pending = self._awaited
+        assert pending is not None
+        with pending:
+            taken = self._take(data, at, end)
+        if taken:
+            self._awaited = None
+        return taken
 
     def _receive(self, data: memoryview) -> int:
         at, stop = 0, len(data)
@@ -48,9 +58,10 @@ class FramedSession(SequentialSession[_Broker]):
                 self._wanted = believed(size, stop - at)
                 break
             try:
-                if not self._take(data, at, at + size):
+                again = self._awaited is not None
+                if not (self._take_again(data, at, at + size) if again else self._take(data, at, at + size)):
                     break
-            except TopicPending as pending:
+            except Pending as pending:
                 self._look_up(pending)
                 break
             at += size

@@ -1,6 +1,7 @@
 # C-level face of sequential.py for the other compiled modules; it holds declarations only.
 
 cdef class BareSequential:
+    cdef public object _awaited
     cdef public bint _held
     cdef public object _phase
     cdef public long _reasons

@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import cython
 
-from polywire.broker.api import TopicPending
+from polywire.broker.api import Pending
 from polywire.errors import PeerError
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.session import Output
@@ -68,7 +68,7 @@ class Wait:
     HOLDING: Final = 8
     """How the next request is handled depends on an outstanding response."""
     LOOKING_UP: Final = 16
-    """Another process has yet to report the topic of the next request."""
+    """Another process has yet to answer a call of the next request."""
 
 
 # A request that claims up to this length gets all its memory at once, a longer one at most four times the bytes
@@ -89,11 +89,13 @@ class BareSequential:
     * ``_rest``: bytes that were not consumed when the client finished sending; empty except in FINISHING.
     * ``_reasons``: why the next request waits.
     * ``_held``: whether the driver waits for ``_resume``.
+    * ``_awaited``: what the next request waited for. Its answer is used when the request is offered again.
     * ``_wanted``: how many bytes to allocate for the incomplete request.
     """
 
     if not cython.compiled:  # when compiled, sequential.pxd declares the fields
         __slots__ = (
+            "_awaited",
             "_held",
             "_phase",
             "_reasons",
@@ -110,6 +112,7 @@ class BareSequential:
         self.output = output
         self._resume = resume
         self._held = False
+        self._awaited: Pending | None = None
         self._receiving = False
         self._phase = OPEN
         self._reasons = 0
@@ -177,8 +180,9 @@ class BareSequential:
             self._resume()
         self._end_when_done()
 
-    def _look_up(self, pending: TopicPending) -> None:
+    def _look_up(self, pending: Pending) -> None:
         """Hold the request that raised ``pending`` until it can be offered again. The request had no effect yet."""
+        self._awaited = pending
         self._reasons |= Wait.LOOKING_UP
         pending.then(self._looked_up)
 
