@@ -13,7 +13,6 @@ import pytest
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.protocols.kafka.context import KafkaSettings
-from polywire.protocols.kafka.factory import KafkaFactory, KafkaLinkFactory
 from polywire.protocols.runtime.shards import LinkPeer
 from polywire.testing.loop import ManualLoop
 from tests.unit.protocols import shards_in_memory
@@ -102,13 +101,12 @@ class Cluster(Processes):
             loop=self.loop,
             clock=self.loop.clock,
         )
-        was, self.shards.brokers[own] = self.outside[own], broker
-        self.outside[own] = KafkaFactory(broker, self._settings, shards=self._see(self.shards, own))
-        self.shards.factories[own] = KafkaLinkFactory(self.outside[own], self.shards.key)
+        self.shards.brokers[own] = broker
         for link in list(self.shards.links):
             if link._peer is None:
                 continue
             if link in dead.links:
                 link.close()
-            elif link._session.shared is was.shared:  # type: ignore[attr-defined]
+            elif link.shard == own:
                 link.break_off()
+        self.open(own, self._see, self._settings)

@@ -12,14 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from polywire.broker.elsewhere import TopicElsewhere
 from polywire.broker.permissions import ANYBODY, Action, Grants
 from polywire.broker.topics import Streams, Topic
 from polywire.broker.users import ROOT, Principal
 from polywire.errors import Denied, ErrorCode
 from polywire.types import TopicName
 
-Where = Topic | TopicElsewhere | TopicName | str | None
+Where = Topic | TopicName | str | None
 """The resource of an action: a topic, a topic's name, a stream's name, or None for everything."""
 
 
@@ -94,11 +93,7 @@ class Authorization(ABC):
 
         A topic's access list applies to every user.
         """
-        listed = None
-        if type(where) is Topic:
-            listed = where.settings.access
-        elif type(where) is TopicElsewhere:
-            listed = where.access
+        listed = where.settings.access if type(where) is Topic else None
         if listed is not None and action.listed is not None:
             name = None if principal is None or principal is ROOT else principal.name
             if not listed.admits(action.listed, name):
@@ -146,6 +141,6 @@ class Authorization(ABC):
 
 
 def resource_text(where: Where) -> str:
-    if isinstance(where, Topic | TopicElsewhere):
+    if isinstance(where, Topic):
         return where.name.full
     return where.full if isinstance(where, TopicName) else where or "everywhere"

@@ -1,10 +1,10 @@
-"""Look up the topics that groups read, in any shard (decision 0128)."""
+"""Look up the topics that groups read, in any shard (decision 0130)."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from polywire.broker.elsewhere import Elsewhere, TopicElsewhere
+from polywire.broker.elsewhere import Elsewhere
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.topics import Catalog, Topic
 from polywire.types import TopicName
@@ -19,17 +19,17 @@ class GroupTopics(Protocol):
     elsewhere: Elsewhere
     _catalog: Catalog
 
-    def group_topic(self, full_name: str) -> Topic | TopicElsewhere | None:
+    def group_topic(self, full_name: str) -> Topic | None:
         """Return the topic with this full name, of this shard or another."""
-        return self._catalog.find(full_name) or self.elsewhere.want(full_name)
+        return self._catalog.find(full_name) or self.elsewhere.find(full_name)
 
-    def group_topic_of_id(self, topic_id: bytes) -> Topic | TopicElsewhere | None:
+    def group_topic_of_id(self, topic_id: bytes) -> Topic | None:
         """Return the topic with this id, of this shard or another."""
         return self._catalog.find_id(topic_id) or self.elsewhere.find_id(topic_id)
 
-    def group_resource(self, full_name: str) -> Topic | TopicElsewhere | TopicName:
+    def group_resource(self, full_name: str) -> Topic | TopicName:
         """Return what permissions on a full name are checked against: the topic, or its name if it does not exist."""
-        return self._catalog.find(full_name) or self.elsewhere.find(full_name) or TopicName.parse(full_name)
+        return self.group_topic(full_name) or TopicName.parse(full_name)
 
     def group_partition_count(self, full_name: str, last: int | None = None) -> int:
         """Return a topic's number of partitions (concepts: groups#positions).
@@ -40,15 +40,12 @@ class GroupTopics(Protocol):
             last: the number in the group's last assignment. It is returned until the topic's shard has reported the
                 current number.
         """
-        topic = self._catalog.find(full_name)
+        topic = self.group_topic(full_name)
         if topic is not None:
             return len(topic.partitions)
-        there = self.elsewhere.find(full_name)
-        if there is not None:
-            return there.partition_count
         return self.settings.partition_count if last is None or not self.elsewhere.has(full_name) else last
 
     @property
     def group_topics_version(self) -> int:
-        """A number that increases when topics are created or deleted. Changes in other shards show with some delay."""
+        """A number that increases when topics are created or deleted."""
         return self._catalog.version + self.elsewhere.version

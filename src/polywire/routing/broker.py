@@ -6,8 +6,10 @@ which repeats neither decoding nor permission checks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import count
 from typing import Any, Final
 
 from polywire.broker.access import Access
@@ -21,7 +23,7 @@ from polywire.broker.sliced import SlicedWork
 from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
 from polywire.broker.topics import Partition, Topic, missing
 from polywire.clock import Clock
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
 from polywire.log.base import Completion, Handle, Loop
 from polywire.protocols.runtime.shards import Shards
 from polywire.routing import messages
@@ -34,8 +36,15 @@ from polywire.routing.topics import RemoteLog, RemoteTopics
 from polywire.types import Buffer, Level, TopicName
 
 FOUND_S: Final = 0.05  # how long the answer to FIND is remembered for the requests that waited for it
+PLACED_S: Final = 0.1  # how long the number of topics of a process may be out of date
+CALL_S: Final = 30.0  # how long a call may take whose result a request needs
+ANSWER_S: Final = 1.0  # how long a request for a topic that this process does not know may take
 _Answers = dict[tuple[int, str, bytes], Any]
 """Results or errors of calls by shard, method and arguments."""
+
+
+def _never(_: str) -> Caller | None:
+    """Create no topic."""
 
 
 class Unanswered(Pending):
@@ -66,29 +75,37 @@ class RoutedBroker:
         "_found",
         "_links",
         "_listed",
-        "_remote",
+        "_placed",
         "access",
         "answers",
+        "branches",
+        "classic",
         "clock",
         "commit",
+        "consumers",
+        "elapsed",
+        "elsewhere",
         "fetch",
         "groups",
         "local",
         "loop",
         "probe",
+        "processes",
         "settings",
         "settle",
         "shards",
         "sliced",
+        "transactions",
     )
 
     def __init__(self, local: Broker, shards: Shards) -> None:
         """Open the links to all other shards."""
         self.local: Final = local
         self.shards: Final = shards
-        self._remote: Final = RemoteTopics()
+        self.elsewhere: Final = RemoteTopics(shards)
         self._found: Final[dict[str, BrokerError | None]] = {}
         self._listed: tuple[int, list[Topic]] = (-1, [])
+        self._placed: Iterator[int] | None = None
         self.answers: _Answers | None = None
         self.groups: Final = RoutedGroups(self, local.groups)
         self.access: Final[Access] = local.access
@@ -96,7 +113,13 @@ class RoutedBroker:
         self.loop: Final[Loop] = local.loop
         self.settings: Final[BrokerSettings] = local.settings
         self.sliced: Final[SlicedWork] = local.sliced
+        self.branches: Final = local.branches
+        self.classic: Final = local.classic
         self.commit: Final = local.commit
+        self.consumers: Final = local.consumers
+        self.elapsed: Final = local.elapsed
+        self.transactions: Final = local.transactions
+        self.processes: Final[dict[int, messages.Process]] = {}
         self.fetch: Final = local.fetch  # it calls the log of the partition, wherever that is
         self.probe: Final = local.probe
         self.settle: Final = local.settle
@@ -106,13 +129,34 @@ class RoutedBroker:
 
     def topics_came(self, link: ShardLink, topics: messages.Topics) -> None:
         """See ``TopicsOwner``."""
-        self._remote.apply(link, topics)
+        self.elsewhere.apply(link, topics)
+
+    def process_came(self, link: ShardLink, process: messages.Process) -> None:
+        """See ``TopicsOwner``. A process that has no ports yet is asked again when they are needed."""
+        if process.ports:
+            self.processes[link.shard] = process
+
+    def know_processes(self, shards: Iterable[int]) -> None:
+        """Raise Pending if the processes of shards have yet to report where clients reach them."""
+        unknown = {shard for shard in shards if shard != self.shards.own and shard not in self.processes}
+        if unknown and self.answers is None:
+            raise Unanswered(self, "process", partial(self._ask_processes, unknown), {})
+
+    def _ask_processes(self, shards: set[int], then: Callable[[], None]) -> Handle:
+        left = set(shards)
+
+        def came(shard: int, _: object) -> None:
+            left.discard(shard)
+            if not left:
+                then()
+
+        return Calls(self._links[shard].ask_process(partial(came, shard)) for shard in shards)
 
     # Topics
 
     def find_topic(self, full_name: str) -> Topic | None:
         """See ``api.Topics``."""
-        topic = self.local.find_topic(full_name) or self._remote.find(full_name)
+        topic = self.local.find_topic(full_name) or self.elsewhere.find(full_name)
         if topic is not None:
             return topic
         shard = self.shards.shard_of(full_name)
@@ -127,11 +171,16 @@ class RoutedBroker:
 
     def _request_topic(self, verb: Verb, shard: int, named: messages.Named, then: Callable[[], None]) -> Handle:
         def answered(result: messages.Empty | BrokerError) -> None:
+            timer.cancel()
+            call.cancel()
             self._found[named.name] = result if isinstance(result, BrokerError) else None
             self.loop.call_later(FOUND_S, self._found.pop, named.name, None)
             then()
 
-        return self._links[shard].call(verb, named, messages.Empty, answered)
+        call = self._links[shard].call(verb, named, messages.Empty, answered)
+        late = Unavailable(ErrorCode.STOPPING, f"the process of the topic does not respond name={named.name!r}")
+        timer = self.loop.call_later(ANSWER_S, answered, late)
+        return Calls((call, timer))
 
     def topic(self, full_name: str) -> Topic:
         """See ``api.Topics``."""
@@ -167,12 +216,12 @@ class RoutedBroker:
 
     def topic_of_id(self, topic_id: bytes) -> Topic | None:
         """Return the topic with this id, or None."""
-        return self.local.topic_of_id(topic_id) or self._remote.find_id(topic_id)
+        return self.local.topic_of_id(topic_id) or self.elsewhere.find_id(topic_id)
 
     @property
     def topics_version(self) -> int:
         """See ``TopicLookup``."""
-        return self.local.topics_version + self._remote.version
+        return self.local.topics_version + self.elsewhere.version
 
     def topics(self, *, internal: bool = False) -> list[Topic]:
         """See ``TopicLookup``. ``internal`` adds the internal topics of this process."""
@@ -180,7 +229,7 @@ class RoutedBroker:
             return self.local.topics(internal=True)
         version, topics = self._listed
         if version != self.topics_version:
-            topics = sorted([*self.local.topics(), *self._remote.all()], key=_full_name)
+            topics = sorted([*self.local.topics(), *self.elsewhere.all()], key=_full_name)
             self._listed = self.topics_version, topics
         return list(topics)
 
@@ -196,15 +245,28 @@ class RoutedBroker:
         then: Callable[[Topic], None],
         done: Completion[int],
     ) -> bool:
-        """See ``TopicVerbs``. The topic is created in the process with the fewest topics."""
+        """See ``TopicVerbs``. A process that already owns the name creates the topic, or else one with few topics."""
         named = self.shards.shard_of(name.full)
-        shard = self.shards.least_loaded() if named is None else named
+        shard = self._next_shard() if named is None else named
         options: dict[str, Any] = {"partition_count_min": partition_count_min, "by": by, "level": level}
         if shard == self.shards.own:
             return self.local.make_topic(name, partition_count, settings, then=then, done=done, **options)
         known = partial(self._with_topic, name.full, then, done)
         self.call(shard, CREATE, (name, partition_count, settings), {**options, "done": known})
         return False
+
+    def _next_shard(self) -> int:
+        """Return the shard for a new topic: the one with the fewest topics, then the others for further new topics.
+
+        The numbers of topics are known some time after the topics are created.
+        """
+        if self._placed is None:
+            self._placed = count(self.shards.least_loaded())
+            self.loop.call_later(PLACED_S, self._forget_placed)
+        return next(self._placed) % self.shards.count
+
+    def _forget_placed(self) -> None:
+        self._placed = None
 
     def grow_topic(
         self,
@@ -322,7 +384,7 @@ class RoutedBroker:
 
     def shard_of_topic(self, topic: Topic) -> int:
         """See ``Router``."""
-        shard = self._remote.shard_of(topic)
+        shard = self.elsewhere.shard_of(topic)
         return self.shards.own if shard is None else shard
 
     @property
@@ -402,13 +464,16 @@ class RoutedBroker:
         arguments, _ = method.encode(values, options)
         return self._results(list(self._links), method, arguments)
 
-    def _results(self, shards: Sequence[int], method: Method, arguments: bytes) -> list[Any]:
-        """Return the results of shards, or raise the first error among them. Raises Pending if they are not known."""
+    def _results(self, shards: Sequence[int], method: Method, arguments: bytes, limit_s: float = CALL_S) -> list[Any]:
+        """Return the results of shards, or raise the first error among them. Raises Pending if they are not known.
+
+        A result that takes longer than ``limit_s`` is Unavailable(STOPPING).
+        """
         answers = {} if self.answers is None else self.answers
         keys = [(shard, method.name, arguments) for shard in shards]
         missing = [key for key in keys if key not in answers]
         if missing:
-            raise Unanswered(self, method.name, partial(self._ask, missing, method, answers), answers)
+            raise Unanswered(self, method.name, partial(self._ask, missing, method, answers, limit_s), answers)
         results = [answers[key] for key in keys]
         for result in results:
             if isinstance(result, BrokerError):
@@ -416,27 +481,38 @@ class RoutedBroker:
         return results
 
     def _ask(
-        self, keys: Sequence[tuple[int, str, bytes]], method: Method, answers: _Answers, then: Callable[[], None]
+        self,
+        keys: Sequence[tuple[int, str, bytes]],
+        method: Method,
+        answers: _Answers,
+        limit_s: float,
+        then: Callable[[], None],
     ) -> Handle:
         """Call a method in other processes, and call ``then`` when all of them have answered."""
-        left = set(keys)
+        calls, left = Calls(), set(keys)
 
         def answered(key: tuple[int, str, bytes], result: Any) -> None:
+            if key not in left:
+                return
             answers[key] = result
             left.discard(key)
             if not left:
+                calls.cancel()
                 then()
 
-        calls = Calls()
+        def late() -> None:
+            for key in tuple(left):
+                answered(key, Unavailable(ErrorCode.STOPPING, f"another process does not respond method={method.name}"))
+
+        calls.append(self.loop.call_later(limit_s, late))
         for key in keys:
             shard, name, arguments = key
             came = partial(answered, key)
             try:
-                calls.append(
-                    self._links[shard].send(
-                        Verb.CALL, messages.Call(name), partial(_called, method, came), came, arguments
-                    )
+                call = self._links[shard].send(
+                    Verb.CALL, messages.Call(name), partial(_called, method, came), came, arguments
                 )
+                calls.append(call)
             except BrokerError as error:
                 self.loop.call_soon(came, error)
         return calls
@@ -447,6 +523,53 @@ class RoutedBroker:
     def congested(self) -> bool:
         """See ``api.Settling``."""
         return self.local.congested
+
+
+class ResolvedBroker(RoutedBroker):
+    """The broker of several processes for handlers that run in slices: its look-ups never raise Pending.
+
+    ``resolve`` does, before such a handler begins. It shares everything with another ``RoutedBroker``.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, routed: RoutedBroker) -> None:
+        for name in RoutedBroker.__slots__:
+            setattr(self, name, getattr(routed, name))
+
+    def __getattr__(self, name: str) -> Any:
+        """Use everything else of this process."""
+        return getattr(self.local, name)
+
+    def find_topic(self, full_name: str) -> Topic | None:
+        """See ``api.Topics``."""
+        return self.local.find_topic(full_name) or self.elsewhere.find(full_name)
+
+    def ensure_topic(self, full_name: str, *, by: Caller = NO_CALLER) -> Topic:
+        """See ``api.Topics``. Raises Busy(BUSY) for a topic that ``resolve`` has not created in another process."""
+        try:
+            return super().ensure_topic(full_name, by=by)
+        except Pending:
+            raise Busy(ErrorCode.BUSY, f"the topic is being created (retry) name={full_name!r}") from None
+
+    def resolve(
+        self, names: Iterable[str], ids: Iterable[bytes] = (), *, creates: Callable[[str], Caller | None] = _never
+    ) -> None:
+        """Raise Pending while the topics of these names and ids have yet to be reported.
+
+        ``creates`` returns the caller for whom a missing topic is created, or None if it must not be created. Names
+        whose process does not respond stay unknown.
+        """
+        for name in names:
+            with suppress(BrokerError):
+                found = RoutedBroker.find_topic(self, name)
+                by = None if found is not None else creates(name)
+                if by is not None:
+                    super().ensure_topic(name, by=by)
+        unknown = [topic_id for topic_id in ids if self.topic_of_id(topic_id) is None]
+        if unknown:
+            with suppress(BrokerError):
+                self._results(list(self._links), HAS, HAS.encode((unknown,), {})[0], ANSWER_S)
 
 
 class Calls(list[Handle]):
@@ -519,8 +642,14 @@ def _grow(broker: Broker, topic: Topic, partition_count: int, *, level: Level, d
     broker.grow_topic(topic, partition_count, level=level, done=done)
 
 
+def _has(broker: Broker, ids: tuple[bytes, ...]) -> bool:
+    """Return whether this process has a topic. Its state, if it has changed, is reported before the answer."""
+    return any(broker.topic_of_id(topic_id) is not None for topic_id in ids)
+
+
+HAS: Final = Method("has", _has)
 CREATE: Final = Method("create", _create)
 GROW: Final = Method("grow", _grow)
 PURGE: Final = Method("purge_topics", RemovalVerbs.purge_topics)
-METHODS: Final = methods_of(RoutedBroker, RoutedGroups) | {method.name: method for method in (CREATE, GROW, PURGE)}
+METHODS: Final = methods_of(RoutedBroker, RoutedGroups) | {method.name: method for method in (CREATE, GROW, HAS, PURGE)}
 """The methods that a process executes for others."""

@@ -43,6 +43,9 @@ class TopicsOwner(Protocol):
     def topics_came(self, link: ShardLink, topics: Topics) -> None:
         """Apply the states of topics."""
 
+    def process_came(self, link: ShardLink, process: messages.Process) -> None:
+        """Remember a process."""
+
 
 class Call:
     """An unanswered call."""
@@ -86,6 +89,7 @@ class ShardLink:
         "_retry",
         "_shards",
         "_wanted",
+        "epoch",
         "shard",
         "unanswered_bytes",
         "waiting",
@@ -94,6 +98,7 @@ class ShardLink:
     def __init__(self, shards: Shards, shard: int, owner: TopicsOwner, loop: Loop) -> None:
         """Create the link, and open it."""
         self.shard: Final = shard
+        self.epoch = 0  # of the process, as it has reported last
         self.unanswered_bytes = 0
         self.waiting: Final[set[Callable[[], None]]] = set()
         self._shards: Final = shards
@@ -169,6 +174,18 @@ class ShardLink:
         self._link = self._shards.connect(self.shard, self)
         self._link.write(messages.MAGIC + self._shards.key)
         self.send(Verb.SUBSCRIBE, messages.Empty(), self._topics_came, _ignore)
+        self.ask_process(_ignore)
+
+    def ask_process(self, then: Callable[[object], None]) -> Call:
+        """Ask for the state of the process. ``then`` is called when it is known, or with an error."""
+
+        def came(process: messages.Process | BrokerError) -> None:
+            if not isinstance(process, BrokerError):
+                self.epoch = process.epoch
+                self._owner.process_came(self, process)
+            then(process)
+
+        return self.call(Verb.PROCESS, messages.Empty(), messages.Process, came)
 
     def _topics_came(self, head: bytes, _: memoryview) -> None:
         self._owner.topics_came(self, decode(head, Topics))

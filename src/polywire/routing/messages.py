@@ -48,6 +48,9 @@ class Verb(IntEnum):
     CALL = 11
     """Execute a method of the broker. The payload is its arguments, and that of the answer its result (``calls``)."""
 
+    PROCESS = 12
+    """Report where clients reach the process, and its epoch."""
+
 
 class Empty(msgspec.Struct, frozen=True, array_like=True):
     """A head without content."""
@@ -135,6 +138,19 @@ class Forward(msgspec.Struct, frozen=True, array_like=True):
     sees_files: bool
 
 
+class Process(msgspec.Struct, frozen=True, array_like=True):
+    """A process of the broker.
+
+    epoch: number of its start. host: advertised host, empty for the host that a client has connected to. ports: its
+    ports by listener, empty until it listens. cluster_id: of the Kafka protocol, empty if unknown.
+    """
+
+    epoch: int = 0
+    host: str = ""
+    ports: dict[str, int] = {}
+    cluster_id: str = ""
+
+
 class Call(msgspec.Struct, frozen=True, array_like=True):
     """The name of a method."""
 
@@ -195,6 +211,7 @@ REQUESTS: Final[dict[int, type[msgspec.Struct]]] = {
     Verb.CANCEL: Cancel,
     Verb.FORWARD: Forward,
     Verb.CALL: Call,
+    Verb.PROCESS: Empty,
 }
 
 

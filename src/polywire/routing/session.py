@@ -67,13 +67,22 @@ class LinkSession(FramedSession["Broker"]):
         "_members",
         "_owed",
         "_prefix",
+        "_process",
         "_subscription",
         "_waiting",
     )
 
-    def __init__(self, broker: Broker, key: bytes, output: Output, resume: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        key: bytes,
+        process: Callable[[], messages.Process],
+        output: Output,
+        resume: Callable[[], None],
+    ) -> None:
         super().__init__(broker, output, resume)
         self._key = key
+        self._process: Final = process
         self._members: dict[tuple[str, str, str], str] = {}
         self._answers: list[Buffer] = []
         self._calls: dict[int, Handle] = {}
@@ -240,6 +249,9 @@ class LinkSession(FramedSession["Broker"]):
 
     # Methods of the broker
 
+    def _report_process(self, correlation: int, _: messages.Empty, __: memoryview) -> None:
+        self._answer(correlation, self._process())
+
     def _call(self, correlation: int, head: messages.Call, arguments: memoryview) -> None:
         method = METHODS.get(head.method)
         if method is None:
@@ -393,20 +405,22 @@ COMMANDS: Final[dict[int, Callable[[LinkSession, int, Any, memoryview], None]]] 
     Verb.CANCEL: LinkSession._cancel,
     Verb.FORWARD: LinkSession._forward,
     Verb.CALL: LinkSession._call,
+    Verb.PROCESS: LinkSession._report_process,
 }
 
 
 class RouterFactory:
     """Opens the receiving ends of links. Implements ``SessionFactory``."""
 
-    __slots__ = ("_broker", "_key")
+    __slots__ = ("_broker", "_key", "_process")
 
     wire: Final = WIRE
 
-    def __init__(self, broker: Broker, key: bytes) -> None:
-        """Create the factory. ``key`` is known to the processes of this broker only."""
+    def __init__(self, broker: Broker, key: bytes, process: Callable[[], messages.Process] | None = None) -> None:
+        """Create the factory. ``key`` is known to the processes of this broker only. ``process`` describes this one."""
         self._broker: Final = broker
         self._key: Final = key
+        self._process: Final = process or partial(messages.Process, broker.epoch)
 
     def recognise(self, prefix: bytes) -> bool | None:
         """Return whether the prefix is the beginning of a link."""
@@ -414,4 +428,4 @@ class RouterFactory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkSession:
         """Return a session for a link."""
-        return LinkSession(self._broker, self._key, output, resume)
+        return LinkSession(self._broker, self._key, self._process, output, resume)

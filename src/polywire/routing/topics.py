@@ -14,6 +14,7 @@ from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.log.base import Completion, Handle, PartitionLog, Read
 from polywire.log.partition.reader import NO_PIN
+from polywire.protocols.runtime.shards import Shards
 from polywire.records.compression import Compression
 from polywire.routing.link import ShardLink
 from polywire.routing.messages import (
@@ -69,6 +70,11 @@ class RemoteLog:
     def next_address(self) -> int:
         """See ``PartitionView``."""
         return self._bounds.next_address
+
+    def epoch_at(self, offset: int) -> int:
+        """Return the current epoch of the shard, for the end of the partition."""
+        del offset
+        return self._link.epoch
 
     def append(self, batch: Buffer, by: By, level: Level, done: Completion[int] | None) -> None:
         """Append a batch. ``done`` gets the offset of its first record. Raises Busy(BUSY)."""
@@ -133,14 +139,16 @@ def _offset(done: Completion[int] | None, result: Appended | BrokerError) -> Non
 
 
 class RemoteTopics:
-    """The topics of other shards. A topic remains when the link to its shard is lost.
+    """The topics of other shards. A topic remains when the link to its shard is lost. Implements ``Elsewhere``.
 
     ``_reported`` has the topics that a shard has reported since its link was opened, until all were reported.
     """
 
-    __slots__ = ("_by_id", "_by_name", "_reported", "_shards", "version")
+    __slots__ = ("_by_id", "_by_name", "_names", "_reported", "_shards", "version")
 
-    def __init__(self) -> None:
+    def __init__(self, names: Shards) -> None:
+        """Create the table without topics. ``names`` has the owners of names."""
+        self._names: Final = names
         self.version = 0  # increases whenever a topic is created or deleted
         self._by_id: Final[dict[bytes, Topic]] = {}
         self._by_name: Final[dict[str, Topic]] = {}
@@ -154,6 +162,10 @@ class RemoteTopics:
     def find_id(self, topic_id: bytes) -> Topic | None:
         """Return the topic with this id."""
         return self._by_id.get(topic_id)
+
+    def has(self, full_name: str) -> bool:
+        """See ``Elsewhere``."""
+        return self._names.shard_of(full_name) not in (None, self._names.own)
 
     def all(self) -> Iterator[Topic]:
         """Return all topics, in no particular order."""

@@ -76,6 +76,11 @@ class Shard:
         self._is_advertised = False
 
     @property
+    def ports(self) -> Mapping[str, int]:
+        """Ports at which clients reach this process and no other, by listener. Empty until it listens."""
+        return {name: self.port_of(name) for name in self._listeners.values()}
+
+    @property
     def name(self) -> str:
         """Number of the shard as text, for messages and file names."""
         return shard_name(self.own)

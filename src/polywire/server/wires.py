@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from polywire.broker.broker import Broker
 from polywire.protocols.cursus.context import CursusSettings
@@ -13,13 +13,14 @@ from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.factory import CarryingFluxFactory, FluxFactory, FluxLinkFactory
 from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.factory import CarryingIggyFactory, IggyFactory, IggyLinkFactory
-from polywire.protocols.kafka.context import KafkaSettings
+from polywire.protocols.kafka.context import KafkaRouter, KafkaSettings
 from polywire.protocols.kafka.factory import KafkaFactory, KafkaLinkFactory
 from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.factory import PolywireFactory, RoutedPolywireFactory
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import SessionFactory
-from polywire.routing.broker import RoutedBroker
+from polywire.routing.broker import ResolvedBroker, RoutedBroker
+from polywire.routing.messages import Process
 from polywire.routing.session import RouterFactory
 from polywire.server.config import AUTO, ServeConfig, parse_address
 
@@ -87,9 +88,15 @@ def shard_factories(
     cursus = CursusFactory(broker, cursus_settings(config), places=shard)
     iggy = IggyFactory(broker, iggy_settings(config), shard=shard.own)
     off_loop, has_users = cursus.state.off_loop, not broker.access.is_open
-    kafka = KafkaFactory(broker, _led_settings(config), off_loop=off_loop, shards=shard)
+    routed, settings = RoutedBroker(broker, shard), _led_settings(config)
+    kafka = KafkaFactory(broker, settings, off_loop=off_loop, router=cast(KafkaRouter, ResolvedBroker(routed)))
     transactions = KafkaLinkFactory(kafka, shard.key)
-    routed = RoutedBroker(broker, shard)
+
+    def process() -> Process:
+        return Process(
+            broker.epoch, settings.host, dict(shard.ports), kafka.linked.cluster_id if shard.own == 0 else ""
+        )
+
     inside: list[SessionFactory] = [
         FluxLinkFactory(flux),
         CursusLinkFactory(cursus, shard.key),
@@ -106,7 +113,7 @@ def shard_factories(
     ]
     spoken = [factory for factory in inside if config.speaks(factory.wire, has_users=has_users)]
     # Transactions that are already decided must be completed even if Kafka has been turned off in the meantime.
-    always: list[SessionFactory] = [RouterFactory(broker, shard.key), transactions]
+    always: list[SessionFactory] = [RouterFactory(broker, shard.key, process), transactions]
     return outside, [*always, *(factory for factory in spoken if factory is not transactions)]
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
-from polywire.protocols.runtime.session import Session, SessionFactory
+from polywire.protocols.runtime.session import Output, Session, SessionFactory
 from polywire.protocols.runtime.shards import KEY_BYTES, LinkPeer
 from polywire.server.placement import INTERNAL
 from polywire.testing.loop import ManualLoop
@@ -37,7 +37,8 @@ class LinkOutput(CapturedOutput):
 class MemoryLink:
     """A session of another shard's broker, whose output arrives in the loop's next pass."""
 
-    def __init__(self, loop: ManualLoop, factory: SessionFactory, peer: LinkPeer) -> None:
+    def __init__(self, loop: ManualLoop, factory: SessionFactory, peer: LinkPeer, shard: int = 0) -> None:
+        self.shard = shard
         self._loop = loop
         self._peer: LinkPeer | None = peer
         self._output = LinkOutput(self._deliver_soon)
@@ -106,6 +107,44 @@ class MemoryLink:
         self._peer.relieved()
 
 
+class Either:
+    """Opens sessions of the first factory that recognises the bytes of a link. Implements ``SessionFactory``."""
+
+    wire: Final = "links"
+
+    def __init__(self) -> None:
+        self.factories: list[SessionFactory] = []
+
+    def recognise(self, prefix: bytes) -> bool | None:
+        return True
+
+    def open(self, output: Output, resume: Callable[[], None]) -> Session:
+        return EitherSession(self.factories, output, resume)
+
+
+class EitherSession:
+    """The session of a link whose first bytes have yet to arrive."""
+
+    def __init__(self, factories: Sequence[SessionFactory], output: Output, resume: Callable[[], None]) -> None:
+        self._factories = factories
+        self._output = output
+        self._resume = resume
+        self._session: Session | None = None
+
+    def receive(self, data: memoryview) -> int:
+        if self._session is None:
+            factory = next(factory for factory in self._factories if factory.recognise(bytes(data)))
+            self._session = factory.open(self._output, self._resume)
+        return self._session.receive(data)
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
 class MemoryShards:
     """Shards of brokers in memory, as one of them sees them."""
 
@@ -139,7 +178,7 @@ class MemoryShards:
         return min(range(self.count), key=lambda number: len(self.brokers[number].topics()))
 
     def connect(self, shard: int, peer: LinkPeer) -> MemoryLink:
-        self.links.append(MemoryLink(self.loop, self.factories[shard], peer))
+        self.links.append(MemoryLink(self.loop, self.factories[shard], peer, shard))
         return self.links[-1]
 
 

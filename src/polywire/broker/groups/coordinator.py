@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from polywire.broker import changes
-from polywire.broker.elsewhere import TopicElsewhere
 from polywire.broker.groups.group import (
     AllHoldings,
     Group,
@@ -47,10 +46,10 @@ class GroupBroker(Protocol):
             last: the number in the group's last assignment.
         """
 
-    def group_topic(self, full_name: str) -> Topic | TopicElsewhere | None:
+    def group_topic(self, full_name: str) -> Topic | None:
         """Return the topic with this full name."""
 
-    def group_topic_of_id(self, topic_id: bytes) -> Topic | TopicElsewhere | None: ...
+    def group_topic_of_id(self, topic_id: bytes) -> Topic | None: ...
 
     def topic_name(self, key: changes.TopicKey) -> str:
         """Return the full name of the topic with this key."""

@@ -1,4 +1,4 @@
-"""Messages between a broker's processes: transactions across shards, topics of other shards (decisions 0129, 0128).
+"""Messages between a broker's processes for transactions across shards (decision 0129).
 
 Each message is one ``BETWEEN_SHARDS`` request on a link between two processes. The body of the request is one of
 ``Question``, and the body of the response is its answer. Both are encoded as MessagePack.
@@ -13,7 +13,7 @@ In a transaction across shards, the *home* is the shard that coordinates the tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -21,25 +21,19 @@ import msgspec
 
 from polywire.broker.branches import Joined
 from polywire.broker.changes import TransactionalProducer, TransactionDecided
-from polywire.broker.elsewhere import TopicElsewhere
 from polywire.broker.owners import ITSELF
-from polywire.broker.settings import AccessList
-from polywire.broker.topics import Topic
 from polywire.broker.transaction_state import BRANCH, Transaction
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.consumer_groups import matching
 from polywire.protocols.kafka.context import KafkaBroker
 from polywire.protocols.kafka.messages import Api, Refused, Request, WireError
-from polywire.protocols.kafka.patterns import Pattern, PatternError
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.protocols.kafka.shard_link import Context, KafkaLink
 from polywire.protocols.kafka.transactions import check_settled, held_by, once_settled, transaction_error
 from polywire.protocols.runtime.links import Links
 from polywire.protocols.runtime.shards import Shards
-from polywire.protocols.runtime.slices import Slices
-from polywire.types import Level, TopicName
+from polywire.types import Level
 
 LET_IN_S: Final = (
     # how long the home waits until the previous transaction has ended in all shards, before it rejects the next one
@@ -47,7 +41,7 @@ LET_IN_S: Final = (
 )
 LIMIT_S: Final = 5.0  # how long to wait for a shard's response; then the request is repeated
 
-_Answer = TypeVar("_Answer", bound="Result | Permission | Outcome | Seen")
+_Answer = TypeVar("_Answer", bound="Result | Permission | Outcome")
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -129,50 +123,7 @@ class Result(msgspec.Struct, frozen=True, array_like=True, tag=8):
     message: str = ""
 
 
-class Look(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """Request to a shard: which topics with these names and ids does it have?"""
-
-    names: tuple[str, ...] = ()
-    ids: tuple[bytes, ...] = ()
-
-
-class Match(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """Request to a shard: which of its topics match a pattern?
-
-    The shard returns only topics that the client may read with a consumer group.
-    """
-
-    pattern: str
-
-
-class SeenTopic(msgspec.Struct, frozen=True, array_like=True):
-    """A topic in a shard's response."""
-
-    stream: str
-    name: str
-    id: bytes
-    partition_count: int
-    access: AccessList | None
-
-    def known(self) -> TopicElsewhere:
-        """Convert the topic to the form that groups of other shards use."""
-        return TopicElsewhere(TopicName(self.stream, self.name), self.id, self.partition_count, self.access)
-
-
-class Seen(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """A shard's response: some of its topics.
-
-    ``start`` is the number of the broker's start. ``version`` increases when the shard creates or deletes a topic.
-    """
-
-    start: int = 0
-    version: int = 0
-    topics: tuple[SeenTopic, ...] = ()
-    error: int = 0
-    message: str = ""
-
-
-Question = Join | Enter | End | Ask | Fence | Look | Match
+Question = Join | Enter | End | Ask | Fence
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _QUESTIONS: Final[msgspec.msgpack.Decoder[Question]] = msgspec.msgpack.Decoder(Question)
@@ -188,7 +139,7 @@ def answered(kind: type[_Answer], body: Any) -> _Answer | None:
     return None if body is None else msgspec.msgpack.decode(body.body, type=kind)
 
 
-def _answer(answer: Answer, made: Result | Permission | Outcome | Seen) -> None:
+def _answer(answer: Answer, made: Result | Permission | Outcome) -> None:
     answer.ok(schema.response(Api.BETWEEN_SHARDS)(body=_ENCODER.encode(made)))
 
 
@@ -214,10 +165,6 @@ def between_shards(session: KafkaSession, answer: Answer, request: Any, /) -> No
                 session.broker.branches.outcome(question.id, question.token, partial(_outcome, answer))
             case Fence():
                 _fence(session, answer, question)
-            case Look():
-                _answer(answer, _seen(session.broker, _looked(session.broker, question)))
-            case Match():
-                _match(session, answer, question)
     except BrokerError as error:
         _refuse(answer, question, transaction_error(error), error.message)
 
@@ -344,47 +291,6 @@ def _fence(session: KafkaSession, answer: Answer, asked: Fence) -> None:
         transactions.begin_epoch(asked.id, epoch_min=asked.epoch, by=session.caller, done=_completion(answer))
 
 
-def _looked(broker: KafkaBroker, asked: Look) -> Iterator[Topic]:
-    for name in asked.names:
-        found = broker.find_topic(name)
-        if found is not None:
-            yield found
-    for topic_id in asked.ids:
-        found = broker.topic_of_id(topic_id)
-        if found is not None:
-            yield found
-
-
-def _seen(broker: KafkaBroker, topics: Iterable[Topic]) -> Seen:
-    found = tuple(
-        [
-            SeenTopic(topic.name.stream, topic.name.topic, topic.id, len(topic.partitions), topic.settings.access)
-            for topic in topics
-        ]
-    )
-    return Seen(broker.epoch, broker.topics_version, found)
-
-
-def _match(session: KafkaSession, answer: Answer, asked: Match) -> None:
-    """Respond with the topics that match a pattern. The search pauses for other requests."""
-    broker = session.broker
-
-    def done(found: list[Topic | PatternError] | BrokerError) -> None:
-        assert not isinstance(found, BrokerError), "the search yields its errors"
-        error = next((one for one in found if isinstance(one, PatternError)), None)
-        if error is None:
-            _answer(answer, _seen(broker, [topic for topic in found if isinstance(topic, Topic)]))
-        else:
-            _answer(answer, Seen(error=WireError.INVALID_REGULAR_EXPRESSION, message=str(error)))
-
-    try:
-        pattern = Pattern(asked.pattern)
-    except PatternError as error:
-        done([error])
-        return
-    answer.cancel = Slices[Topic | PatternError](broker, matching(session, pattern), done).cancel
-
-
 # Requests of the broker itself
 
 
@@ -437,14 +343,6 @@ class ShardLinks:
             then(None if outcome is None else outcome.commits)
 
         self._ask(branch.home, Ask(branch.id.removeprefix(BRANCH), branch.token), came)
-
-    def look(self, shard: int, asked: Look, then: Callable[[Seen | None], None]) -> None:
-        """Request from a shard which topics it has. Calls back with None if it does not respond."""
-
-        def came(body: Any) -> None:
-            then(answered(Seen, body))
-
-        self._ask(shard, asked, came)
 
     def link_lost(self, shard: int) -> None:
         """Drop the link. Callers then get None for their pending requests."""

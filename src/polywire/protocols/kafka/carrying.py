@@ -2,27 +2,32 @@
 
 * If the target process restarts before it responds, the request is sent again if running it twice is harmless.
   Otherwise the failure is reported to the client.
-* A request that is not forwarded, and names a topic of another process, gets the error that makes clients look up the
-  topic's leader.
+* A request for records of a topic of another process gets the error that makes clients look up the topic's leader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
 from polywire.broker.access import Principal
-from polywire.errors import ErrorCode, NotOwner, PeerError
-from polywire.protocols.kafka.context import Shared
+from polywire.broker.groups.consumer import TOPICS_MAX
+from polywire.broker.owners import Caller
+from polywire.broker.permissions import Action
+from polywire.broker.topics import Topic
+from polywire.errors import PeerError
+from polywire.protocols.kafka.configs import TOPIC
+from polywire.protocols.kafka.context import KafkaRouter, Shared, node_of
 from polywire.protocols.kafka.messages import NO_ID, Api, Request
 from polywire.protocols.kafka.reply_slots import Answer
-from polywire.protocols.kafka.session import Command, Handler, KafkaSession
+from polywire.protocols.kafka.session import Command, KafkaSession
 from polywire.protocols.kafka.shard_link import Context, KafkaLink, Then
-from polywire.protocols.kafka.topics_elsewhere import TopicsElsewhere
+from polywire.protocols.kafka.topics import is_topic_name
 from polywire.protocols.runtime.links import Links
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import ReachedShards
+from polywire.types import TopicName
 
 # how long a request waits for a process to respond or restart; clients wait 30 s or more, and repeat their requests
 LIMIT_S: Final = 5.0
@@ -35,32 +40,64 @@ Bodies = dict[int, Any]
 class CarryingKafkaSession(KafkaSession):
     """The session of one client, with links to the other processes."""
 
-    __slots__ = ("_links", "elsewhere", "shards")
+    __slots__ = ("_links", "router", "shards")
 
     def __init__(
         self,
         shared: Shared,
-        elsewhere: TopicsElsewhere,
+        router: KafkaRouter,
         table: Mapping[Api, Command],
         output: Output,
         resume: Callable[[], None],
     ) -> None:
-        """``elsewhere`` has the topics of other shards."""
         super().__init__(shared, table, output, resume)
-        assert shared.shards is not None, "this session needs several shards"
-        self.shards: Final[ReachedShards] = shared.shards
-        self.elsewhere: Final = elsewhere
-        self._links: Final = Links(partial(_link, shared.shards, self))
+        self.router: Final = router
+        self.shards: Final[ReachedShards] = router.shards
+        self._links: Final = Links(partial(_link, router.shards, self))
+
+    def leads(self, topic: Topic) -> bool:
+        return self.router.shard_of_topic(topic) == self.shards.own
+
+    def node_of(self, topic: Topic) -> int:
+        return node_of(self.router.shard_of_topic(topic))
+
+    def coordinator(self, name: str) -> int:
+        return node_of(self.shards.home(name))
+
+    def nodes(self) -> dict[int, tuple[str, int]]:
+        """Processes that have not reported their ports yet are missing."""
+        host, port = self.output.local
+        listener = self.shards.listener_of(port)
+        found = {self.shared.node_id: self.address}
+        for shard, process in self.router.processes.items():
+            if listener in process.ports:
+                found[node_of(shard)] = (process.host or self.shared.settings.host or host, process.ports[listener])
+        return dict(sorted(found.items()))
+
+    def _prepare(self, request: Request) -> None:
+        body = request.body
+        if body is None:
+            return
+        if request.api in NODES:
+            self.router.know_processes(range(self.shards.count))
+            if 0 in self.router.processes:  # the first shard chooses the cluster id
+                self.shared.learn_cluster_id(self.router.processes[0].cluster_id)
+        names, ids = names_and_ids(request.api, body)
+        if names or ids:
+            creates = self._creates if request.api is Api.METADATA and body.may_create else _never
+            self.router.resolve(names, ids, creates=creates)
+
+    def _creates(self, name: str) -> Caller | None:
+        """Return the client if Metadata may create this topic for it."""
+        if not is_topic_name(name) or not self.permits(Action.TOPIC_CREATE, TopicName.parse(name)):
+            return None
+        return self.caller
 
     @property
     def context(self) -> Context:
         user = None if self.broker.access.is_open else self.principal.name
         host, port = self.output.local
         return Context(user, self.output.peer, host, self.shards.listener_of(port), self.shards.own, self.broker.epoch)
-
-    def check_here(self, topic: str) -> None:
-        if self.shards.shard_of(topic) not in (None, self.shards.own):
-            raise NotOwner(ErrorCode.NOT_OWNER, f"another process owns the topic name={topic!r}")
 
     def logged_in(self, principal: Principal) -> None:
         """Set the user, and close links that were opened for the previous one.
@@ -88,6 +125,42 @@ class CarryingKafkaSession(KafkaSession):
     def close(self) -> None:
         super().close()
         self._links.close()
+
+
+NODES: Final = frozenset({Api.METADATA, Api.DESCRIBE_CLUSTER, Api.FIND_COORDINATOR})
+"""Requests whose response has the addresses of processes."""
+_TOPICS: Final[Mapping[Api, str]] = {
+    Api.METADATA: "topics",
+    Api.CREATE_TOPICS: "topics",
+    Api.CREATE_PARTITIONS: "topics",
+    Api.DELETE_TOPICS: "topics",
+    Api.DESCRIBE_TOPIC_PARTITIONS: "topics",
+    Api.ELECT_LEADERS: "topic_partitions",
+    Api.OFFSET_COMMIT: "topics",
+    Api.OFFSET_FETCH: "topics",
+    Api.OFFSET_DELETE: "topics",
+}
+"""Fields of requests with entries that name topics."""
+
+
+def names_and_ids(api: Api, body: Any) -> tuple[list[str], list[bytes]]:
+    """Return the names and ids of the topics that the handler of a request looks up."""
+    if api is Api.CONSUMER_GROUP_HEARTBEAT:
+        names = body.subscribed_topic_names or []
+        return (names if len(names) <= TOPICS_MAX else []), []
+    if api in (Api.DESCRIBE_CONFIGS, Api.ALTER_CONFIGS, Api.INCREMENTAL_ALTER_CONFIGS):
+        return [one.resource_name for one in body.resources if one.resource_type == TOPIC], []
+    if api not in _TOPICS:
+        return [], []
+    entries = list(getattr(body, _TOPICS[api]) or ())
+    entries += [one for group in getattr(body, "groups", ()) for one in group.topics or ()]
+    ids = [id_ for one in entries if (id_ := getattr(one, "topic_id", NO_ID)) != NO_ID]
+    named = [getattr(one, "name", None) or getattr(one, "topic", None) for one in entries]
+    return [*(name for name in named if name), *(getattr(body, "topic_names", None) or ())], ids
+
+
+def _never(_: str) -> Caller | None:
+    """Create no topic."""
 
 
 def _link(shards: ReachedShards, owner: CarryingKafkaSession, shard: int) -> KafkaLink:
@@ -209,30 +282,10 @@ def go_on(session: CarryingKafkaSession, answer: Answer, then: Callable[[], Any]
         answer.ok(made)
 
 
-def once(
-    session: CarryingKafkaSession,
-    answer: Answer,
-    wait: Callable[[Callable[[], None]], Callable[[], None] | None],
-    then: Callable[[], Any],
-) -> None:
-    """Respond with the result of ``then`` when ``wait`` has called back.
-
-    ``wait`` may call back immediately. Otherwise it returns a function that cancels the wait.
-    """
-    cancel = wait(partial(go_on, session, answer, then))
-    if cancel is not None:
-        answer.cancel = cancel
-
-
-def with_ids(handler: Handler, ids: Callable[[Any], Iterable[bytes]]) -> Handler:
-    """Return a handler that first finds the shards of the topics that a request names by id."""
-
-    def handle(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-        assert isinstance(session, CarryingKafkaSession), "only this type of session has these handlers"
-        wait = partial(session.elsewhere.located, [id_ for id_ in ids(request) if id_ != NO_ID])
-        once(session, answer, wait, partial(handler, session, answer, request))
-
-    return handle
+def carrying(session: KafkaSession) -> CarryingKafkaSession:
+    """Return the session as a ``CarryingKafkaSession``; every session is one if the broker has several processes."""
+    assert isinstance(session, CarryingKafkaSession), "only this type of session has these handlers"
+    return session
 
 
 def changed(record: Any, **fields: Any) -> Any:

@@ -1,6 +1,6 @@
 """Requests about the broker as a whole: ApiVersions, FindCoordinator, DescribeCluster, DescribeLogDirs and others.
 
-To clients, the broker is the only node, the leader of all partitions, and the coordinator of all groups and
+Each process of the broker is a node. A broker with one process leads all partitions, and coordinates all groups and
 transactions (spec: kafka#apiversions, kafka#findcoordinator, kafka#describelogdirs, kafka#other-calls).
 """
 
@@ -80,18 +80,25 @@ def _is_software(word: str) -> bool:
 
 
 def find_coordinator(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """FindCoordinator: return this broker for every key."""
+    """FindCoordinator: return the node that coordinates each key."""
     response = schema.response(Api.FIND_COORDINATOR)
-    host, port = session.address
-    found: dict[str, Any] = {"error": WireError.NONE, "node_id": session.shared.node_id, "host": host, "port": port}
-    nowhere = {"node_id": -1, "host": "", "port": -1}
+    nodes, nowhere = session.nodes(), {"node_id": -1, "host": "", "port": -1}
+    refused: dict[str, Any] | None = None
     if request.key_type not in COORDINATED:
-        found = {"error": WireError.INVALID_REQUEST, "message": "unknown key type", **nowhere}
+        refused = {"error": WireError.INVALID_REQUEST, "message": "unknown key type", **nowhere}
     elif not _may_know(session):
-        found = {"error": WireError.GROUP_AUTHORIZATION_FAILED, "message": "log in first", **nowhere}
+        refused = {"error": WireError.GROUP_AUTHORIZATION_FAILED, "message": "log in first", **nowhere}
+
+    def coordinator(key: str) -> dict[str, Any]:
+        node = session.coordinator(key)
+        if node not in nodes:
+            return {"error": WireError.COORDINATOR_NOT_AVAILABLE, **nowhere}
+        host, port = nodes[node]
+        return {"error": WireError.NONE, "node_id": node, "host": host, "port": port}
+
     if answer.request.version < KEYS_SINCE:
-        return response(**found)
-    entries = (response.Coordinators(key=key, **found) for key in request.coordinator_keys)
+        return response(**(refused or coordinator(request.key)))
+    entries = (response.Coordinators(key=key, **(refused or coordinator(key))) for key in request.coordinator_keys)
     return answer_in_slices(session.broker, answer, entries, lambda found: response(coordinators=found))
 
 
@@ -113,7 +120,6 @@ def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> 
         return response(error=error, message=denied.message)
     if request.endpoint_type not in (0, BROKERS):
         return response(error=WireError.INVALID_REQUEST, message=f"unknown endpoint type (use {BROKERS} for brokers)")
-    host, port = session.address
     operations = NO_OPERATIONS
     if request.want_cluster_operations:
         operations = sum({1 << bit for bit, action in CLUSTER_OPERATIONS if session.permits(action)})
@@ -121,7 +127,9 @@ def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> 
         endpoint_type=BROKERS,
         cluster_id=session.shared.cluster_id,
         controller_id=session.shared.node_id,
-        brokers=[response.Brokers(broker_id=session.shared.node_id, host=host, port=port)],
+        brokers=[
+            response.Brokers(broker_id=node, host=host, port=port) for node, (host, port) in session.nodes().items()
+        ],
         cluster_operations=operations,
     )
 
@@ -156,10 +164,11 @@ def describe_log_dirs(session: KafkaSession, answer: Answer, request: Any, /) ->
 def _sizes(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
     """Yield the sizes of the requested partitions, or of all partitions; None is a pause for other requests."""
     if request.topics is None:
-        asked = {topic: range(len(topic.partitions)) for topic in session.broker.topics()}
+        topics = [topic for topic in session.broker.topics() if session.leads(topic)]
+        asked = {topic: range(len(topic.partitions)) for topic in topics}
     else:
         named = ((session.broker.find_topic(entry.topic), entry.partitions) for entry in request.topics)
-        asked = {topic: numbers for topic, numbers in named if topic is not None}
+        asked = {topic: numbers for topic, numbers in named if topic is not None and session.leads(topic)}
     for topic, numbers in asked.items():
         partitions = []
         for step, number in enumerate(numbers):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,11 @@ from polywire.broker.group_topics import GroupTopics
 from polywire.broker.groups.classic_groups import ClassicGroups
 from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.groups.consumer_groups import ConsumerGroups
+from polywire.broker.owners import Caller
 from polywire.broker.record_verbs import ProducerVerbs, RecordVerbs
 from polywire.broker.state import WireStateVerbs
 from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
-from polywire.broker.topics import Partition
+from polywire.broker.topics import Partition, Topic
 from polywire.broker.transactions import Transactions
 from polywire.errors import BrokerError
 from polywire.protocols.kafka.fences import Fences, Turns
@@ -69,6 +70,29 @@ class KafkaBroker(
         """Transactions of records and committed offsets."""
 
 
+class KafkaRouter(KafkaBroker, Protocol):
+    """The broker of several processes, as the Kafka protocol uses it."""
+
+    local: KafkaBroker
+    """The broker of this process."""
+
+    @property
+    def shards(self) -> ReachedShards: ...
+
+    @property
+    def processes(self) -> Mapping[int, Any]:
+        """The other processes that have reported where clients reach them, by shard (``routing.messages.Process``)."""
+
+    def shard_of_topic(self, topic: Topic) -> int:
+        """Return the shard of a topic."""
+
+    def know_processes(self, shards: Iterable[int]) -> None:
+        """Raise Pending if the processes of shards have yet to report where clients reach them."""
+
+    def resolve(self, names: Iterable[str], ids: Iterable[bytes], *, creates: Callable[[str], Caller | None]) -> None:
+        """Raise Pending while topics have yet to be reported. See ``routing.broker.ResolvedBroker``."""
+
+
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
     """Settings of the Kafka protocol.
@@ -91,8 +115,7 @@ class KafkaSettings:
 class Shared:
     """State shared by the sessions of a listener.
 
-    ``served`` contains only requests that have a handler. ``places`` has the last known address of each shard's broker.
-    Its keys are the listener, the host that the client connected to, and the shard.
+    ``served`` contains only requests that have a handler.
     """
 
     __slots__ = (
@@ -102,7 +125,6 @@ class Shared:
         "fetch_sessions",
         "node_id",
         "off_loop",
-        "places",
         "served",
         "settings",
         "shards",
@@ -123,7 +145,6 @@ class Shared:
         self.node_id: Final = NODE_ID if shards is None else node_of(shards.own)
         self.fences: Final = Fences()
         self.turns: Final = Turns()
-        self.places: Final[dict[tuple[str, str, int], Any]] = {}
         self.settings: Final = settings
         self.served: Final = served
         self.off_loop: Final = off_loop

@@ -7,6 +7,7 @@ Kafka.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from polywire.broker.permissions import Action
@@ -30,21 +31,18 @@ from polywire.protocols.kafka import (
 )
 from polywire.protocols.kafka.between_shards import ShardLinks, between_shards
 from polywire.protocols.kafka.carrying import CarryingKafkaSession
-from polywire.protocols.kafka.context import KafkaBroker, KafkaSettings, Shared
-from polywire.protocols.kafka.gathering import TOPIC_HANDLERS
+from polywire.protocols.kafka.context import KafkaBroker, KafkaRouter, KafkaSettings, Shared
 from polywire.protocols.kafka.homes import GROUP_HANDLERS
 from polywire.protocols.kafka.linked import LinkedKafkaSession
 from polywire.protocols.kafka.messages import SERVED, WIRE, Api, Served
 from polywire.protocols.kafka.session import REQUEST_BYTES_MAX, Command, KafkaSession
 from polywire.protocols.kafka.shard_link import MAGIC
 from polywire.protocols.kafka.subscription import WRITING
-from polywire.protocols.kafka.topics_elsewhere import TopicsElsewhere
 from polywire.protocols.kafka.transaction_homes import TRANSACTION_HANDLERS
 from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.links import LinkFactory
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import Output
-from polywire.protocols.runtime.shards import ReachedShards
 
 API_MAX: Final = 92  # highest api key in a client's first request (spec: kafka#recognition)
 VERSION_MAX: Final = 20
@@ -113,7 +111,7 @@ CARRYING_COMMANDS: Final[Mapping[Api, Command]] = table(
     *(
         Command(
             api,
-            {**TOPIC_HANDLERS, **GROUP_HANDLERS, **TRANSACTION_HANDLERS}.get(api, command.handler),
+            {**GROUP_HANDLERS, **TRANSACTION_HANDLERS}.get(api, command.handler),
             command.actions,
             pipelined=command.pipelined,
         )
@@ -139,7 +137,7 @@ LINK_COMMANDS: Final[Mapping[Api, Command]] = {
 class KafkaFactory:
     """Opens sessions for Kafka clients. Implements ``protocols.runtime.session.SessionFactory``."""
 
-    __slots__ = ("_elsewhere", "shared")
+    __slots__ = ("_router", "linked", "shared")
 
     def __init__(
         self,
@@ -147,23 +145,30 @@ class KafkaFactory:
         settings: KafkaSettings | None = None,
         *,
         off_loop: OffLoopQueue | None = None,
-        shards: ReachedShards | None = None,
+        router: KafkaRouter | None = None,
     ) -> None:
         """``off_loop`` is the process's queue for work in threads, if it has one.
 
-        ``shards`` are the processes of the broker, if there are several.
+        ``router`` is the broker of all processes, if there are several.
         """
-        commands = COMMANDS if shards is None else CARRYING_COMMANDS
+        commands = COMMANDS if router is None else CARRYING_COMMANDS
         served: dict[Api, Served] = {api: SERVED[api] for api in sorted(commands)}
-        off_loop = off_loop or OffLoopQueue(broker.loop)
-        self.shared: Final = Shared(broker, settings or KafkaSettings(), served, off_loop, shards)
-        self._elsewhere: TopicsElsewhere | None = None
+        make = partial(
+            Shared,
+            settings=settings or KafkaSettings(),
+            served=served,
+            off_loop=off_loop or OffLoopQueue(broker.loop),
+            shards=None if router is None else router.shards,
+        )
+        self.linked: Final = make(broker)
+        """State of the sessions of other processes, which use the topics of this process only."""
+        self.shared: Final = self.linked if router is None else make(router)
+        self._router: Final = router
         broker.classic.restore(WIRE, WRITING)
-        if shards is not None:
-            broker.producer_shard = shards.own
-            links = ShardLinks(broker, shards)
-            broker.branches.begin(links, self.shared.is_home)
-            broker.elsewhere = self._elsewhere = TopicsElsewhere(broker, shards, links)
+        if router is not None:
+            broker.producer_shard = router.shards.own
+            broker.branches.begin(ShardLinks(broker, router.shards), self.shared.is_home)
+            broker.elsewhere = router.elsewhere
             broker.consumers.end_memberships(WIRE, self.shared.is_home)
 
     @property
@@ -190,8 +195,8 @@ class KafkaFactory:
         return api > KAFKA07_TYPE_MAX or not _names_a_topic(prefix, api)
 
     def open(self, output: Output, resume: Callable[[], None]) -> KafkaSession:
-        if self._elsewhere is not None:
-            return CarryingKafkaSession(self.shared, self._elsewhere, CARRYING_COMMANDS, output, resume)
+        if self._router is not None:
+            return CarryingKafkaSession(self.shared, self._router, CARRYING_COMMANDS, output, resume)
         return KafkaSession(self.shared, COMMANDS, output, resume)
 
 
@@ -203,7 +208,7 @@ class KafkaLinkFactory(LinkFactory[KafkaFactory]):
     magic = MAGIC
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkedKafkaSession:
-        return LinkedKafkaSession(self._key, self._inside.shared, LINK_COMMANDS, output, resume)
+        return LinkedKafkaSession(self._key, self._inside.linked, LINK_COMMANDS, output, resume)
 
 
 def _names_a_topic(prefix: bytes, api: int) -> bool:

@@ -15,7 +15,7 @@ from polywire.errors import BrokerError
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.fetch_sessions import FetchSession, Wanted, WantedTopic
 from polywire.protocols.kafka.fetching import Fetching
-from polywire.protocols.kafka.lookup import topic_of
+from polywire.protocols.kafka.lookup import led_topic
 from polywire.protocols.kafka.messages import NO_OFFSET, Api, WireError
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
@@ -120,7 +120,7 @@ class IncrementalFetching(Fetching):
         found = self._topics.get(named)
         if found is None:
             try:
-                found = topic_of(self._session, Action.FETCH, named.name, named.topic_id)
+                found = led_topic(self._session, Action.FETCH, named.name, named.topic_id)
             except BrokerError as error:
                 # the error's traceback refers to this connection, which would in turn refer to the error
                 found = error.with_traceback(None)

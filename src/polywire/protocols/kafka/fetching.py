@@ -22,7 +22,7 @@ from polywire.protocols.kafka.codec import encode_response_entry
 from polywire.protocols.kafka.configs import produced_to
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.fetch_sessions import FetchSession
-from polywire.protocols.kafka.lookup import missing_error, partition_of, topic_of
+from polywire.protocols.kafka.lookup import led_topic, missing_error, partition_of
 from polywire.protocols.kafka.messages import NO_OFFSET, Api, WireError
 from polywire.protocols.kafka.offsets import leader_error
 from polywire.protocols.kafka.replies import AT_ONCE_MAX
@@ -109,7 +109,7 @@ class Fetching:
             self._body.responses.append(topic_entry)
             topic: Topic | BrokerError
             try:
-                topic = topic_of(self._session, Action.FETCH, asked.topic, asked.topic_id)
+                topic = led_topic(self._session, Action.FETCH, asked.topic, asked.topic_id)
             except BrokerError as error:
                 # the error's traceback refers to this connection, which would in turn refer to the error
                 topic = error.with_traceback(None)

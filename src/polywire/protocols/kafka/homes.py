@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import chain
 from typing import Any, Final
 
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import group_lists, groups, positions, schema
-from polywire.protocols.kafka.carrying import Bodies, CarryingKafkaSession, ask_shards, changed, with_ids
-from polywire.protocols.kafka.consumer_homes import consumer_group_heartbeat
-from polywire.protocols.kafka.gathering import carrying, ids_of
+from polywire.protocols.kafka.carrying import Bodies, CarryingKafkaSession, ask_shards, carrying, changed
+from polywire.protocols.kafka.consumer_groups import consumer_group_heartbeat
 from polywire.protocols.kafka.groups import NULL_PROTOCOL_SINCE, group_error
 from polywire.protocols.kafka.messages import NO_ID, SERVED, Api, Request, WireError
 from polywire.protocols.kafka.positions import MANY_GROUPS_SINCE
@@ -88,10 +86,17 @@ def divided(session: CarryingKafkaSession, topics: Iterable[Any]) -> dict[int, l
     """
     by_shard: dict[int, list[Any]] = {}
     for topic in topics:
-        topic_id = getattr(topic, "topic_id", NO_ID)
-        shard = session.shards.shard_of(topic.name) if topic_id == NO_ID else session.elsewhere.shard_of_id(topic_id)
-        by_shard.setdefault(session.shards.own if shard is None else shard, []).append(topic)
+        by_shard.setdefault(_shard_of(session, topic), []).append(topic)
     return by_shard
+
+
+def _shard_of(session: CarryingKafkaSession, topic: Any) -> int:
+    topic_id = getattr(topic, "topic_id", NO_ID)
+    if topic_id != NO_ID:
+        found = session.router.topic_of_id(topic_id)
+        return session.shards.own if found is None else session.router.shard_of_topic(found)
+    shard = session.shards.shard_of(topic.name)
+    return session.shards.own if shard is None else shard
 
 
 def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
@@ -158,7 +163,7 @@ def _read_by(session: CarryingKafkaSession, request: Any, topics: Iterable[Any],
 
 
 def _name_of(session: CarryingKafkaSession, topic: Any) -> str:
-    known = session.elsewhere.find_id(getattr(topic, "topic_id", NO_ID))
+    known = session.router.topic_of_id(getattr(topic, "topic_id", NO_ID))
     name: str = topic.name if known is None else known.name.full
     return name
 
@@ -222,10 +227,6 @@ def _fetch_error(session: CarryingKafkaSession, asked: Any) -> WireError:
 
 def _group_of(body: Any, group: str) -> Any:
     return None if body is None else next((one for one in body.groups if one.group_id == group), None)
-
-
-def _fetched_ids(request: Any) -> Iterator[bytes]:
-    return chain.from_iterable(ids_of(group.topics) for group in request.groups)
 
 
 def _fetches(session: CarryingKafkaSession, asked: Any) -> dict[int, Any]:
@@ -432,8 +433,8 @@ GROUP_HANDLERS: Final[Mapping[Api, Handler]] = {
     Api.LEAVE_GROUP: at_home(groups.leave_group, _refused),
     Api.CONSUMER_GROUP_HEARTBEAT: at_home(consumer_group_heartbeat, _refused),
     Api.CONSUMER_GROUP_DESCRIBE: consumer_group_describe,
-    Api.OFFSET_COMMIT: with_ids(at_home(offset_commit, _commit_refused), lambda request: ids_of(request.topics)),
-    Api.OFFSET_FETCH: with_ids(offset_fetch, _fetched_ids),
+    Api.OFFSET_COMMIT: at_home(offset_commit, _commit_refused),
+    Api.OFFSET_FETCH: offset_fetch,
     Api.OFFSET_DELETE: at_home(offset_delete, _refused),
     Api.LIST_GROUPS: list_groups,
     Api.DESCRIBE_GROUPS: describe_groups,

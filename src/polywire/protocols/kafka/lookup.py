@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
-from polywire.errors import BrokerError, ErrorCode, Missing
+from polywire.errors import BrokerError, ErrorCode, Missing, NotOwner
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.messages import NO_ID, WireError
 from polywire.protocols.kafka.peer import Peer
@@ -16,7 +16,7 @@ from polywire.protocols.kafka.peer import Peer
 def topic_of(peer: Peer, action: Action, name: str, topic_id: bytes = NO_ID) -> Topic:
     """Return the topic that a request names, by its id if there is one.
 
-    Raises Missing(TOPIC_MISSING), NotOwner(NOT_OWNER) if another process has the topic, and Denied.
+    Raises Missing(TOPIC_MISSING), and Denied.
     """
     broker = peer.broker
     if topic_id != NO_ID:
@@ -25,11 +25,15 @@ def topic_of(peer: Peer, action: Action, name: str, topic_id: bytes = NO_ID) -> 
             raise Missing(ErrorCode.TOPIC_MISSING, "no such topic id")
         return topic
     peer.authorize(action, broker.resource(name))
-    try:
-        return broker.topic(name)
-    except Missing:
-        peer.check_here(name)
-        raise
+    return broker.topic(name)
+
+
+def led_topic(peer: Peer, action: Action, name: str, topic_id: bytes = NO_ID) -> Topic:
+    """Return the topic as ``topic_of`` does. Raises NotOwner(NOT_OWNER) if another process has it."""
+    topic = topic_of(peer, action, name, topic_id)
+    if not peer.leads(topic):
+        raise NotOwner(ErrorCode.NOT_OWNER, f"another process owns the topic name={topic.name.full!r}")
+    return topic
 
 
 def partition_of(topic: Topic, number: int) -> Partition:

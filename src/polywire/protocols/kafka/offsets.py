@@ -15,7 +15,7 @@ from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.log.base import Completion
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.context import epoch_of
-from polywire.protocols.kafka.lookup import partition_of, topic_of
+from polywire.protocols.kafka.lookup import led_topic, partition_of
 from polywire.protocols.kafka.messages import NO_EPOCH, NO_OFFSET, Api, WireError
 from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, Gathering, answer_in_slices, refuse
 from polywire.protocols.kafka.reply_slots import Answer
@@ -46,7 +46,7 @@ def list_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> None
                 entry = response.Topics.Partitions(index=one.index, timestamp=-1, offset=NO_OFFSET)
                 topic.partitions.append(entry)
                 try:
-                    partition = partition_of(topic_of(session, Action.TOPIC_DESCRIBE, asked.name), one.index)
+                    partition = partition_of(led_topic(session, Action.TOPIC_DESCRIBE, asked.name), one.index)
                     _list(session, gathering, answer.request.version, partition, one, entry)
                 except BrokerError as error:
                     refuse(entry, error)
@@ -133,7 +133,7 @@ def _ends(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
 def _end(session: KafkaSession, name: str, asked: Any, made: Any) -> Any:
     entry = made(partition=asked.partition, leader_epoch=NO_EPOCH, end_offset=NO_OFFSET)
     try:
-        partition = partition_of(topic_of(session, Action.TOPIC_DESCRIBE, name), asked.partition)
+        partition = partition_of(led_topic(session, Action.TOPIC_DESCRIBE, name), asked.partition)
     except BrokerError as error:
         refuse(entry, error)
         return entry
@@ -176,7 +176,7 @@ def delete_records(session: KafkaSession, answer: Answer, request: Any, /) -> No
                 topic.partitions.append(entry)
                 gathering.expect()
                 try:
-                    partition = partition_of(topic_of(session, Action.TOPIC_PURGE, asked.name), one.index)
+                    partition = partition_of(led_topic(session, Action.TOPIC_PURGE, asked.name), one.index)
                     _trim(session, partition, one.offset, partial(_trimmed, gathering, partition, entry))
                 except BrokerError as error:
                     gathering.changed(entry, error)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from polywire.broker.access import Principal, Where
 from polywire.broker.owners import Caller
 from polywire.broker.permissions import Action
+from polywire.broker.topics import Topic
 from polywire.protocols.kafka.context import KafkaBroker
 from polywire.protocols.kafka.messages import Request
 
@@ -21,8 +22,8 @@ class Peer(Protocol):
     @property
     def peer_address(self) -> str: ...
 
-    def check_here(self, topic: str) -> None:
-        """Raise NotOwner(NOT_OWNER) if another process owns the topic."""
+    def leads(self, topic: Topic) -> bool:
+        """Return whether this process has the topic."""
 
     @property
     def principal(self) -> Principal:

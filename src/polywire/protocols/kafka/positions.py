@@ -19,7 +19,7 @@ from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.groups import authorize_group, authorize_known, group_error
-from polywire.protocols.kafka.lookup import topic_of
+from polywire.protocols.kafka.lookup import led_topic
 from polywire.protocols.kafka.messages import METADATA_BYTES_MAX, NO_ID, NO_OFFSET, WIRE, Api, WireError
 from polywire.protocols.kafka.peer import Peer, Reply
 from polywire.protocols.kafka.replies import Gathering, answer_in_slices
@@ -177,7 +177,7 @@ def _commits(peer: Peer, version: int, part: Iterable[_Asked]) -> dict[str, tupl
     found: dict[str, tuple[dict[int, Commit], list[Any]]] = {}
     for asked in part:
         try:
-            topic = topic_of(peer, Action.OFFSET_COMMIT, asked.topic.name, asked.topic.topic_id)
+            topic = led_topic(peer, Action.OFFSET_COMMIT, asked.topic.name, asked.topic.topic_id)
         except BrokerError as error:
             _refuse(asked.entries, _topic_error(error, version))
             continue
@@ -271,7 +271,7 @@ def _positions(
         undecided: Set[int] = frozenset()
         code = WireError.NONE
         try:
-            topic = topic_of(peer, Action.OFFSET_FETCH, one.name, names.get("topic_id", NO_ID))
+            topic = led_topic(peer, Action.OFFSET_FETCH, one.name, names.get("topic_id", NO_ID))
             held = peer.broker.classic.positions(group, topic.name.full)
             undecided = _undecided(peer, group, topic, stable=stable)
         except BrokerError as error:

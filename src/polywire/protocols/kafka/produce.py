@@ -20,7 +20,7 @@ from polywire.protocols.kafka.compression import decode_batch, expand
 from polywire.protocols.kafka.configs import Produced, produced_to
 from polywire.protocols.kafka.decoder import BATCH_HEAD_BYTES, BatchHead, Built, build, check_batch
 from polywire.protocols.kafka.errors import wire_error
-from polywire.protocols.kafka.lookup import missing_error, partition_of, topic_of
+from polywire.protocols.kafka.lookup import led_topic, missing_error, partition_of
 from polywire.protocols.kafka.messages import Api, Codec, Refused, WireError
 from polywire.protocols.kafka.producers import stamp_sequence
 from polywire.protocols.kafka.replies import encode_in_slices
@@ -144,7 +144,7 @@ class Producing:
             self._refuse(entry, WireError.INVALID_REQUIRED_ACKS)
             return None
         try:
-            topic = topic_of(self._session, Action.PRODUCE, asked.name, asked.topic_id)
+            topic = led_topic(self._session, Action.PRODUCE, asked.name, asked.topic_id)
             partition_of(topic, one.index)
         except BrokerError as error:
             self._refuse(entry, missing_error(error, asked.topic_id), error.message)

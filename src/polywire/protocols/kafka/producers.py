@@ -20,7 +20,7 @@ from polywire.errors import BrokerError
 from polywire.protocols.kafka import schema, transactions
 from polywire.protocols.kafka.context import KafkaBroker
 from polywire.protocols.kafka.errors import wire_error
-from polywire.protocols.kafka.lookup import topic_of
+from polywire.protocols.kafka.lookup import led_topic
 from polywire.protocols.kafka.messages import Api, WireError
 from polywire.protocols.kafka.replies import answer_in_slices
 from polywire.protocols.kafka.reply_slots import Answer
@@ -90,7 +90,7 @@ class _Active:
             entry = self._made(name=asked.name, partitions=[])
             found.append(entry)
             try:
-                topic: Topic | BrokerError = topic_of(self._session, Action.FETCH, asked.name)
+                topic: Topic | BrokerError = led_topic(self._session, Action.FETCH, asked.name)
             except BrokerError as error:
                 # the error's traceback refers to this connection, which would in turn refer to the error
                 topic = error.with_traceback(None)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.kafka.codec import encode_response_entries, encode_response_entry
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.messages import WireError
@@ -84,7 +84,8 @@ class Gathering:
     def changed(self, entry: Any, result: int | BrokerError) -> None:
         """Set the result of a broker's operation in an entry, and count it."""
         if isinstance(result, BrokerError):
-            refuse(entry, result)
+            # the broker is stopping, or another process has ended: the outcome is unknown
+            refuse(entry, result, WireError.REQUEST_TIMED_OUT if result.code is ErrorCode.STOPPING else None)
         self.settled()
 
 

@@ -13,9 +13,12 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from polywire.broker.access import Principal, Where
+from polywire.broker.api import Pending
 from polywire.broker.owners import Caller, caller_of
 from polywire.broker.permissions import Action
+from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Denied, ErrorCode, PeerError
+from polywire.log.base import Handle
 from polywire.protocols.kafka.codec import (
     BARE,
     bare_token,
@@ -166,6 +169,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
             assert command is not None, "every supported request has a handler"
             if self._principal is None and not command.anonymous:
                 self._meet()
+        self._prepare(request)
         answer = self.append(Answer(self, request, blocking=not command.pipelined))
         self._handle(command, answer)
         return True
@@ -199,7 +203,25 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
             if isinstance(body, PeerError):
                 raise body
             answer.request = answer.request._replace(body=body)
+            self._handle_wide(command, answer)
+        except PeerError as error:
+            self.fail(error)
+
+    def _handle_wide(self, command: Command, answer: Answer) -> None:
+        """Start a request that was decoded in slices, once other processes have answered. Raises PeerError."""
+        try:
+            self._prepare(answer.request)
+        except Pending as pending:
+            handle = pending.then(partial(self._handle_again, command, answer, pending))
+            answer.cancel = partial(_cancel, handle)
+        else:
             self._handle(command, answer)
+
+    def _handle_again(self, command: Command, answer: Answer, pending: Pending) -> None:
+        answer.cancel = None
+        try:
+            with pending:
+                self._handle_wide(command, answer)
         except PeerError as error:
             self.fail(error)
 
@@ -241,8 +263,27 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
     def peer_address(self) -> str:
         return self.output.peer
 
-    def check_here(self, topic: str) -> None:
-        """Raise NotOwner(NOT_OWNER) if another process owns the topic."""
+    def leads(self, topic: Topic) -> bool:
+        """Return whether this process has the topic, so that its clients are to use this process."""
+        del topic
+        return True
+
+    def node_of(self, topic: Topic) -> int:
+        """Return the node that leads the partitions of a topic."""
+        del topic
+        return self.shared.node_id
+
+    def nodes(self) -> dict[int, tuple[str, int]]:
+        """Return host and port of each node at which this client reaches it."""
+        return {self.shared.node_id: self.address}
+
+    def coordinator(self, name: str) -> int:
+        """Return the node that coordinates a group or a transactional id."""
+        del name
+        return self.shared.node_id
+
+    def _prepare(self, request: Request) -> None:
+        """Let other processes answer what the request needs of them. Raises Pending."""
 
     @property
     def caller(self) -> Caller:
@@ -317,6 +358,10 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         if self.fetch_session is not None:
             self.fetch_session.end()
             self.fetch_session = None
+
+
+def _cancel(handle: Handle) -> None:
+    handle.cancel()
 
 
 def _read(frame: bytes, head: Request, start: int) -> Iterator[Any]:

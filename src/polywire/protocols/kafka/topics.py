@@ -62,9 +62,10 @@ def metadata(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 def _metadata(session: KafkaSession, topics: list[Any]) -> Any:
     response = schema.response(Api.METADATA)
     shared = session.shared
-    host, port = session.address
     return response(
-        brokers=[response.Brokers(node_id=shared.node_id, host=host, port=port)],
+        brokers=[
+            response.Brokers(node_id=node, host=host, port=port) for node, (host, port) in session.nodes().items()
+        ],
         cluster_id=shared.cluster_id,
         controller_id=shared.node_id,
         topics=topics,
@@ -117,8 +118,9 @@ def _entry(session: KafkaSession, topic: Topic, request: Any) -> Iterator[Any]:
     """Yield the metadata of a topic, after a None for each pause."""
     made = schema.response(Api.METADATA).Topics
     partitions: list[Any] = []
+    node = session.node_of(topic)
     for partition in topic.partitions[:]:
-        partitions.append(led(made.Partitions, partition, session.shared.node_id))
+        partitions.append(led(made.Partitions, partition, node))
         if not len(partitions) % PARTITIONS_PER_STEP:
             yield None
     yield made(
@@ -130,7 +132,7 @@ def _entry(session: KafkaSession, topic: Topic, request: Any) -> Iterator[Any]:
 
 
 def led(made: Any, partition: Partition, node_id: int) -> Any:
-    """Return a partition as a record of the type ``made``. This broker is its leader and its only replica."""
+    """Return a partition as a record of the type ``made``. A node is its leader and its only replica."""
     nodes = [node_id]
     return made(
         index=partition.number,
@@ -181,7 +183,8 @@ def _paged(session: KafkaSession, request: Any, following: list[Any]) -> Iterato
 
 def _described(session: KafkaSession, topic: Topic, shown: Sequence[Partition]) -> Any:
     made = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS).Topics
-    partitions = [led(made.Partitions, partition, session.shared.node_id) for partition in shown]
+    node = session.node_of(topic)
+    partitions = [led(made.Partitions, partition, node) for partition in shown]
     for one in partitions:
         one.eligible_leader_replicas = one.last_known_elr = ()
     operations = topic_operations(session, topic)
@@ -222,7 +225,7 @@ def _create(session: KafkaSession, gathering: Gathering, asked: Any, entry: Any,
     name = TopicName.parse(asked.name)
     if broker.find_topic(asked.name) is not None:
         raise Conflict(ErrorCode.TOPIC_EXISTS, f"topic exists name={asked.name!r}")
-    wrong = _check_numbers(asked, session.shared)
+    wrong = _check_numbers(asked, session)
     if wrong is not None:
         refuse(entry, Invalid(ErrorCode.INVALID_REQUEST, _explained(wrong, asked, session.shared)), wrong)
         return
@@ -257,7 +260,7 @@ def _made(entry: Any, topic: Topic) -> None:
     entry.topic_id = topic.id
 
 
-def _check_numbers(asked: Any, shared: Shared) -> WireError | None:
+def _check_numbers(asked: Any, session: KafkaSession) -> WireError | None:
     """Return the error for the requested numbers of partitions and replicas; None if they are valid.
 
     Up to ``replication_factor_max`` replicas can be requested, but only one is stored.
@@ -268,15 +271,20 @@ def _check_numbers(asked: Any, shared: Shared) -> WireError | None:
             return WireError.INVALID_REQUEST
         if sorted(numbers) != list(range(len(numbers))):
             return WireError.INVALID_REPLICA_ASSIGNMENT
-        alone = all(list(one.broker_ids) == [shared.node_id] for one in asked.assignments)
+        alone = all(_is_one_node(session, one.broker_ids) for one in asked.assignments)
         return None if alone else WireError.INVALID_REPLICA_ASSIGNMENT
     if asked.num_partitions == 0 or asked.num_partitions < DEFAULT:
         return WireError.INVALID_PARTITIONS
     is_right = (
         asked.replication_factor == DEFAULT
-        or REPLICATION_FACTOR <= asked.replication_factor <= shared.settings.replication_factor_max
+        or REPLICATION_FACTOR <= asked.replication_factor <= session.shared.settings.replication_factor_max
     )
     return None if is_right else WireError.INVALID_REPLICATION_FACTOR
+
+
+def _is_one_node(session: KafkaSession, ids: Sequence[int]) -> bool:
+    """Return whether an assignment names a single node of this broker. The broker chooses the node itself."""
+    return len(ids) == 1 and ids[0] in session.nodes()
 
 
 def _explained(wrong: WireError, asked: Any, shared: Shared) -> str:
@@ -327,9 +335,7 @@ def _grow(
             f"partition count is not above the current one current={len(topic.partitions)}",
         )
     given = asked.assignments
-    if given is not None and (
-        len(given) != added or any(list(one.broker_ids) != [session.shared.node_id] for one in given)
-    ):
+    if given is not None and (len(given) != added or not all(_is_one_node(session, one.broker_ids) for one in given)):
         refuse(
             entry,
             Invalid(ErrorCode.INVALID_REQUEST, "new partitions must be assigned to this broker"),

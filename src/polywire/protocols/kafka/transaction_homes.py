@@ -21,8 +21,15 @@ from polywire.errors import BrokerError
 from polywire.protocols.kafka import produce as producing
 from polywire.protocols.kafka import producers, schema, transaction_lists, transactions
 from polywire.protocols.kafka.between_shards import Enter, Fence, Join, Permission, Result, answered, asked, let_in
-from polywire.protocols.kafka.carrying import Bodies, CarryingKafkaSession, Question, ask_each, ask_shards, changed
-from polywire.protocols.kafka.gathering import carrying
+from polywire.protocols.kafka.carrying import (
+    Bodies,
+    CarryingKafkaSession,
+    Question,
+    ask_each,
+    ask_shards,
+    carrying,
+    changed,
+)
 from polywire.protocols.kafka.groups import authorize_group, group_error
 from polywire.protocols.kafka.homes import divided, turn_of
 from polywire.protocols.kafka.messages import NO_ID, Api, Refused, Request, WireError
@@ -308,7 +315,7 @@ def _holder(session: CarryingKafkaSession, topics: Iterable[Any]) -> tuple[int, 
 def _is_here(session: CarryingKafkaSession, topic: Any) -> bool:
     broker = session.broker
     found = broker.find_topic(topic.name) if topic.topic_id == NO_ID else broker.topic_of_id(topic.topic_id)
-    return found is not None
+    return found is not None and session.leads(found)
 
 
 def _transactional(records: Any) -> tuple[int, int] | None:

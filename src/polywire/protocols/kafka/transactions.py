@@ -24,7 +24,7 @@ from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.decoder import BatchHead
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.groups import authorize_group, group_error
-from polywire.protocols.kafka.lookup import topic_of
+from polywire.protocols.kafka.lookup import led_topic
 from polywire.protocols.kafka.messages import Api, Refused, WireError
 from polywire.protocols.kafka.positions import read_commits
 from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, Gathering
@@ -252,7 +252,7 @@ def _add_each(session: KafkaSession, answer: Answer, request: Any, body: Any, ga
 
 def _writable(session: KafkaSession, name: str) -> Topic | BrokerError:
     try:
-        return topic_of(session, Action.PRODUCE, name)
+        return led_topic(session, Action.PRODUCE, name)
     except BrokerError as error:
         # the error's traceback refers to this connection, which would in turn refer to the error
         return error.with_traceback(None)
@@ -331,7 +331,7 @@ def _move_each(
         topic: Topic | BrokerError
         commits: dict[int, Commit] = {}
         try:
-            topic = topic_of(session, Action.OFFSET_COMMIT, asked.name)
+            topic = led_topic(session, Action.OFFSET_COMMIT, asked.name)
         except BrokerError as error:
             topic = error.with_traceback(None)
         for at in range(0, len(asked.partitions), PARTITIONS_PER_STEP):

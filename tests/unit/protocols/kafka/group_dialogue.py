@@ -8,6 +8,7 @@ from typing import Any
 from polywire.broker.access import Principal, Where
 from polywire.broker.owners import Caller, caller_of
 from polywire.broker.permissions import Action
+from polywire.broker.topics import Topic
 from polywire.protocols.kafka import consumer_groups, group_lists, groups, positions, producers, schema
 from polywire.protocols.kafka.client_codec import decode_response, encode_request
 from polywire.protocols.kafka.codec import decode_request, encode_response
@@ -74,8 +75,9 @@ class Asker:
     def authorize(self, action: Action, where: Where = None) -> None:
         self.broker.access.authorize(self.principal, action, where)
 
-    def check_here(self, topic: str) -> None:
-        """Do nothing: there is one process."""
+    def leads(self, topic: Topic) -> bool:
+        """There is one process."""
+        return True
 
     def permits(self, action: Action, where: Where = None) -> bool:
         return self.broker.access.permits(self.principal, action, where)

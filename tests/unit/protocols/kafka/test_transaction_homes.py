@@ -274,7 +274,7 @@ def away(processes: Processes, *shards: int) -> dict[int, Any]:
     for shard in shards:
         factories[shard] = Deaf()  # type: ignore[call-overload]
         for link in processes.shards.links:
-            if link._peer is not None and link._session.shared is processes.outside[shard].shared:  # type: ignore[attr-defined]
+            if link._peer is not None and link.shard == shard:
                 link.break_off()
     return was
 
