@@ -30,8 +30,7 @@ from polywire.client.connect import SCHEMES
 from polywire.spark import session
 from polywire.spark.functions import parse_json
 from polywire.spark.pipelines.compact import last_by_key
-from polywire.spark.pipelines.quality import quality
-from polywire.spark.pipelines.quality_facts import Quality
+from polywire.spark.pipelines.quality import Quality, quality
 from polywire.spark.pipelines.queries import topic_rows
 from tests.broker_process import BrokerProcess, child_environment
 

@@ -46,8 +46,7 @@ from polywire.client.connect import SCHEMES
 from polywire.records.columns import Record
 from polywire.spark import session
 from polywire.spark.pipelines.land import land
-from polywire.spark.pipelines.quality import quality
-from polywire.spark.pipelines.quality_facts import Quality
+from polywire.spark.pipelines.quality import Quality, quality
 from polywire.spark.pipelines.queries import Ran
 from polywire.spark.pipelines.windows import windows
 from polywire.spark.progress import progress_bar

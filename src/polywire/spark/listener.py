@@ -59,7 +59,7 @@ class ProgressListener(StreamingQueryListener):
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Report a new query. Called by Spark."""
-        self._keep(QueryProgress(str(event.id), event.name))
+        self._update(QueryProgress(str(event.id), event.name))
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Report a micro-batch. Called by Spark."""
@@ -67,7 +67,7 @@ class ProgressListener(StreamingQueryListener):
         batch = batch_progress(json.loads(report.json))
         known = self._queries.get(str(report.id))
         records = (0 if known is None else known.records) + batch.records
-        self._keep(QueryProgress(str(report.id), report.name, records, batch))
+        self._update(QueryProgress(str(report.id), report.name, records, batch))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Ignore idle queries."""
@@ -75,13 +75,13 @@ class ProgressListener(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Report a query's end, with its error if it failed. Called by Spark."""
         known = self._queries.pop(str(event.id), QueryProgress(str(event.id), None))
-        self._tell(QueryProgress(known.id, known.name, known.records, known.batch, ended=True, error=event.exception))
+        self._report(QueryProgress(known.id, known.name, known.records, known.batch, ended=True, error=event.exception))
 
-    def _keep(self, progress: QueryProgress) -> None:
+    def _update(self, progress: QueryProgress) -> None:
         self._queries[progress.id] = progress
-        self._tell(progress)
+        self._report(progress)
 
-    def _tell(self, progress: QueryProgress) -> None:
+    def _report(self, progress: QueryProgress) -> None:
         if self._on_progress is not None:
             self._on_progress(progress)
 

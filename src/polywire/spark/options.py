@@ -1,23 +1,151 @@
-"""Options of the source, with the names of Spark's Kafka source.
+"""Options of the source and of the sink, with the names of Spark's Kafka source and sink, and of Delta's idempotent writes.
 
-Every option is checked before any request to a broker. A wrong option raises an error that suggests the right one.
+Every option is checked before any request to a broker. A wrong name or value raises an error that suggests the right
+option.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NoReturn, TypeVar
 
 from polywire import names
+from polywire.choices import did_you_mean
 from polywire.client.bulk import RECONNECT_S, TIMEOUT_S
-from polywire.client.login import Login
+from polywire.client.login import PASSWORD_VARIABLE, Login, login_of
 from polywire.errors import ErrorCode, Invalid
 from polywire.spark.offsets import PartitionKey
-from polywire.spark.option_values import ADDRESSES, LOGIN, addresses, choice, count, known, login, refuse, switch
+from polywire.types import Level
+
+ADDRESS_DEFAULT: Final = "127.0.0.1:9555"  # default of `polywire serve` for the polywire protocol
+ADDRESSES: Final = ("address", "kafka.bootstrap.servers", "bootstrap.servers")
+LOGIN: Final = ("user", "password")
+
+# Spark's Kafka source and sink refuse these, too. The text says what to do instead.
+_CAST_COLUMNS: Final = "is not supported: keys and values are binary here; cast the columns in the query"
+_REFUSED_AS_BY_KAFKA: Final = {
+    "group.id": "is not supported: a query keeps its positions in its checkpoint; set commitGroup to show them as a group",
+    "auto.offset.reset": "is not supported: set startingOffsets",
+    "enable.auto.commit": "is not supported: a query keeps its positions in its checkpoint; remove it",
+    "interceptor.classes": "is not supported; remove it",
+    "key.deserializer": _CAST_COLUMNS,
+    "value.deserializer": _CAST_COLUMNS,
+    "key.serializer": _CAST_COLUMNS,
+    "value.serializer": _CAST_COLUMNS,
+}
+
+_T = TypeVar("_T")
+
+
+def known(given: Mapping[str, str], names: Sequence[str], *, topics: str) -> dict[str, str]:
+    """Return the options, with their names spelled as in ``names``. Case is ignored.
+
+    ``topics`` is the name of the option that selects topics. Raises Invalid(INVALID_REQUEST) for any other name.
+    """
+    by_lower = {name.lower(): name for name in names}
+    options: dict[str, str] = {}
+    for key, value in given.items():
+        name = by_lower.get(key.lower())
+        if name is None:
+            _refuse_unknown(key, by_lower, topics)
+        options[name] = value
+    return options
+
+
+def _refuse_unknown(key: str, by_lower: Mapping[str, str], topics: str) -> NoReturn:
+    if key.lower() == "path":
+        refuse("path", f"is not used; name topics with the option {topics}")
+    for ending, why in _REFUSED_AS_BY_KAFKA.items():
+        if key.lower().removeprefix("kafka.") == ending:
+            refuse(key, why)
+    if key.lower().startswith("kafka."):
+        refuse(key, "configures Kafka's own client and has no meaning here; remove it")
+    raise Invalid(
+        ErrorCode.INVALID_REQUEST, f"unknown option{did_you_mean(key, sorted(by_lower.values()))} option={key!r}"
+    )
+
+
+def refuse(name: str, why: str) -> NoReturn:
+    """Raise Invalid(INVALID_REQUEST) for an option."""
+    raise Invalid(ErrorCode.INVALID_REQUEST, f"the option {name} {why}")
+
+
+def addresses(options: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the brokers' addresses (``host:port``), which one of three options may give."""
+    given = [name for name in ADDRESSES if name in options]
+    if not given:
+        return (ADDRESS_DEFAULT,)
+    if len(given) > 1:
+        refuse("address", f"is given more than once, under the names {', '.join(given)}")
+    found = tuple(_without_name(given[0], part.strip()) for part in options[given[0]].split(",") if part.strip())
+    for address in found:
+        host, colon, port = address.removeprefix("polywire+tls://").removeprefix("polywire://").rpartition(":")
+        if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+            refuse(given[0], f"must be host:port, or several separated by commas, not {address!r}")
+    if not found:
+        refuse(given[0], "is empty")
+    return found
+
+
+def _without_name(option: str, address: str) -> str:
+    scheme, separator, rest = address.rpartition("://")
+    name, _, place = rest.rpartition("@")
+    if ":" in name:
+        refuse(option, "must not contain a password, because Spark shows it: set the options user and password")
+    return f"{scheme}{separator}{place}"
+
+
+def login(options: Mapping[str, str]) -> Login | None:
+    """Return the login from the options user and password, or from the name before an address.
+
+    The password may also come from the environment.
+    """
+    named = [options[name].rpartition("://")[2].rpartition("@")[0] for name in ADDRESSES if name in options]
+    user, password = options.get("user", "").strip() or next(iter(named), ""), options.get("password")
+    if not user:
+        if password is not None:
+            refuse("password", "needs the option user")
+        return None
+    try:
+        return login_of(user, password)
+    except Invalid:
+        refuse("user", f"needs the option password, or the variable {PASSWORD_VARIABLE} where the query is started")
+
+
+def switch(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """Convert ``true`` or ``false`` to bool."""
+    text = options.get(name, str(default)).strip().lower()
+    if text not in ("true", "false"):
+        refuse(name, f"must be true or false, not {text!r}")
+    return text == "true"
+
+
+def count(options: Mapping[str, str], name: str, *, zero: bool = False) -> int | None:
+    """Convert a whole number above 0 (with ``zero``, at least 0). Return None if the option is absent."""
+    text = options.get(name)
+    if text is None:
+        return None
+    if not text.strip().isdecimal() or (int(text) == 0 and not zero):
+        refuse(name, f"must be a whole number {'of 0 or more' if zero else 'above 0'}, not {text!r}")
+    return int(text)
+
+
+def choice(
+    options: Mapping[str, str], name: str, kind: Callable[[str], _T], default: _T, *, among: Sequence[str]
+) -> _T:
+    """Convert one of the words in ``among``. ``kind`` is an enum with these values."""
+    text = options.get(name)
+    if text is None:
+        return default
+    try:
+        return kind(text.strip().lower())
+    except ValueError:
+        refuse(name, f"must be {', '.join(among[:-1])} or {among[-1]}, not {text!r}")
+
 
 LATEST_OFFSET: Final = -1  # Kafka's numbers inside startingOffsets and endingOffsets
 EARLIEST_OFFSET: Final = -2
@@ -38,7 +166,7 @@ BUCKET: Final = tuple(
 """Options for accessing the bucket, for tasks whose environment does not provide it. Names are the library's; Spark
 redacts secrets.
 """
-OPTIONS: Final = (
+SOURCE_OPTIONS: Final = (
     *ADDRESSES, *LOGIN,
     "subscribe", "subscribePattern", "assign",
     "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
@@ -160,7 +288,7 @@ class SourceOptions:
 
 def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """Check and convert the options of a read. Names ignore case. Raises Invalid(INVALID_REQUEST)."""
-    options = known(given, OPTIONS, topics="subscribe")
+    options = known(given, SOURCE_OPTIONS, topics="subscribe")
     if streaming:
         for name in _STREAM_ONLY_BATCH:
             if name in options:
@@ -372,3 +500,125 @@ def _duration_s(options: Mapping[str, str], name: str, *, default_s: float) -> f
     if match is None:
         refuse(name, f"must be a time such as 500ms, 30s or 15m, not {text!r}")
     return int(match[1]) * _DURATION_UNIT_S[match[2] or "ms"]
+
+
+# Settings of Kafka's producer without a counterpart here: accepted without effect, so that existing code runs.
+WITHOUT_EFFECT: Final = (
+    "includeHeaders",
+    "kafka.batch.size", "kafka.buffer.memory", "kafka.client.id", "kafka.compression.type",
+    "kafka.enable.idempotence", "kafka.linger.ms", "kafka.max.block.ms", "kafka.max.in.flight.requests.per.connection",
+    "kafka.max.request.size", "kafka.retries",
+)  # fmt: skip
+# Spark also passes its own options of a query to the sink.
+OF_SPARK: Final = ("checkpointLocation", "queryName", "outputMode")
+SINK_OPTIONS: Final = (
+    *ADDRESSES, *LOGIN,
+    "topic", "createTopics", "exactlyOnce", "sinkId", "txnAppId", "txnId", "txnVersion", "acks", "kafka.acks",
+    "kafka.delivery.timeout.ms", "kafka.request.timeout.ms",
+    *WITHOUT_EFFECT, *OF_SPARK,
+)  # fmt: skip
+NUMBER_MAX: Final = 2**63 - 1
+_LEVELS: Final = {"0": Level.MEMORY, "1": Level.WRITTEN, "all": Level.SYNCED, "-1": Level.SYNCED}
+
+
+class Guarantee(Enum):
+    """How often a row may be stored (exactlyOnce)."""
+
+    PUBLISHED = "true"  # staged by tasks and published by the driver: stored once
+    # appended directly, with sequences: stored once if a repeated batch is divided into the same tasks
+    SEQUENCE = "sequence"
+    AT_LEAST_ONCE = "false"
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Permanent name of a batch write. Writing again under the same name has no effect (txnAppId, txnId)."""
+
+    application: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """All options of a write, checked.
+
+    Attributes:
+        topic: topic of every row; None uses the column topic.
+        sink_id: identifies a streaming query to the broker, instead of the id in its checkpoint.
+        level: durability level of appends that are not staged.
+        timeout_s: longest wait for one response.
+        reconnect_s: how long an unreachable broker is retried.
+    """
+
+    addresses: tuple[str, ...]
+    login: Login | None
+    topic: str | None
+    create_topics: bool
+    guarantee: Guarantee
+    sink_id: str | None
+    transaction: Transaction | None
+    level: Level
+    timeout_s: float
+    reconnect_s: float
+
+
+def write_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
+    """Check and convert the options of a write. Names ignore case. Raises Invalid(INVALID_REQUEST)."""
+    options = known(given, SINK_OPTIONS, topics="topic")
+    guarantee = choice(
+        options, "exactlyOnce", Guarantee, Guarantee.PUBLISHED, among=[guarantee.value for guarantee in Guarantee]
+    )
+    transaction = _transaction(options)
+    if streaming and transaction is not None:
+        refuse("txnAppId", "is for batch writes inside foreachBatch; a streaming query has the option sinkId")
+    if not streaming and "sinkId" in options:
+        refuse("sinkId", "is for streaming queries; a batch write has the options txnAppId and txnId")
+    if guarantee is Guarantee.SEQUENCE and not streaming and transaction is None:
+        refuse("exactlyOnce", "can be sequence in a batch write only with the options txnAppId and txnId")
+    return SinkOptions(
+        addresses=addresses(options),
+        login=login(options),
+        topic=_name(options, "topic"),
+        create_topics=switch(options, "createTopics", default=True),
+        guarantee=guarantee,
+        sink_id=_name(options, "sinkId"),
+        transaction=transaction,
+        level=_level(options),
+        timeout_s=max(TIMEOUT_S, (count(options, "kafka.request.timeout.ms") or 0) / 1000),
+        reconnect_s=max(RECONNECT_S, (count(options, "kafka.delivery.timeout.ms") or 0) / 1000),
+    )
+
+
+def _name(options: Mapping[str, str], name: str) -> str | None:
+    text = options.get(name)
+    if text is not None and not text.strip():
+        refuse(name, "is empty")
+    return text
+
+
+def _transaction(options: Mapping[str, str]) -> Transaction | None:
+    application = _name(options, "txnAppId")
+    numbers = [name for name in ("txnId", "txnVersion") if name in options]
+    if application is None and not numbers:
+        return None
+    if application is None or len(numbers) != 1:
+        refuse(
+            "txnAppId",
+            "must be set together with exactly one of txnId and txnVersion (a number that increases with each write)",
+        )
+    text = options[numbers[0]].strip()
+    if not text.isdecimal() or int(text) > NUMBER_MAX:
+        refuse(numbers[0], f"must be a whole number of 0 or more, not {text!r}")
+    return Transaction(application, int(text))
+
+
+def _level(options: Mapping[str, str]) -> Level:
+    given = [name for name in ("acks", "kafka.acks") if name in options]
+    if not given:
+        return Level.SYNCED
+    if len(given) > 1:
+        refuse("acks", "is given twice, once as kafka.acks")
+    level = _LEVELS.get(options[given[0]].strip().lower())
+    if level is None:
+        refuse(given[0], f"must be 0, 1 or all, not {options[given[0]]!r}")
+    return level

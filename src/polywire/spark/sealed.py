@@ -3,29 +3,156 @@
 The result equals that of the broker: each record once and in order. Files and buckets are read only if they contain the
 broker's identifying token. Their data is used only if all checksums match. Otherwise records are fetched from the
 broker, or the read fails if the options require sealed segments.
+
+Ranges in a bucket are located during planning, so that tasks need no broker. Only the broker's own bucket is read, with
+the credentials of this process, and with several concurrent requests per run.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import Final, Protocol
 
 from polywire.client.bulk import BulkConnection, StoredChunk
-from polywire.errors import BrokerError, ErrorCode, Invalid, Unavailable
+from polywire.errors import BrokerError, Corrupt, ErrorCode, Invalid, Unavailable
 from polywire.protocols.polywire.messages import ANY_EPOCH, SealedRange
 from polywire.records.allocation import Arena
 from polywire.records.batch import first_damaged, read_header, walk
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.spark import snapshot
-from polywire.spark.planning import PACK_RECORDS, ReadRange
-from polywire.spark.sealed_bucket import bucket_source
+from polywire.spark.options import LocalSegments, SourceOptions
+from polywire.spark.planning import PACK_RECORDS, ReadRange, SealedRuns
 from polywire.store.base import BlobMissing, check_blob_name
-from polywire.store.data_directory import DataDirectory
+from polywire.store.data_directory import BlobRoot, DataDirectory
 from polywire.store.file import FileBlob
+from polywire.store.identity import find_identity
+from polywire.store.objects import Objects
+from polywire.store.url import open_bucket
 from polywire.types import Buffer
+
+CHUNK_BYTES: Final = 4 << 20  # size of one request: what a connection transfers during a round trip of 40 ms
+READS_AT_ONCE: Final = 4  # concurrent requests of one run: with more, the CPU would be the limit, not the bucket
+TIMEOUT_S: Final = 30.0
+TRIES: Final = 4
+PAUSE_FIRST_S: Final = 0.1
+
+
+class BucketSource:
+    """The bucket of one broker. Its identity was checked."""
+
+    def __init__(self, objects: Objects) -> None:
+        self.arena: Final = Arena()
+        self._objects = objects
+        self._readers = ThreadPoolExecutor(READS_AT_ONCE, "polywire-bucket")
+
+    def open(self, run: SealedRange) -> RunBytes:
+        """Open a run and request its first bytes."""
+        return RunBytes(self, run)
+
+    def ask(self, name: str, start: int, stop: int) -> Future[bytes]:
+        """Request bytes [start, stop) of a blob. The future fails with BlobMissing or Unavailable."""
+        return self._readers.submit(self._read, name, start, stop)
+
+    def _read(self, name: str, start: int, stop: int) -> bytes:
+        pause = PAUSE_FIRST_S
+        for left in range(TRIES - 1, -1, -1):
+            try:
+                return self._objects.read_range(name, start, stop)
+            except Unavailable:
+                if not left:
+                    raise
+                time.sleep(pause)
+                pause *= 2
+        raise AssertionError("the last attempt returns or raises")
+
+
+class RunBytes:
+    """The bytes of one run, read in order.
+
+    ``_ahead`` has pending requests for consecutive ranges. The first is for the bytes to be read next.
+    """
+
+    def __init__(self, source: BucketSource, run: SealedRange) -> None:
+        self._source = source
+        self._run = run
+        self._next = run.start
+        self._ahead: deque[tuple[int, Future[bytes]]] = deque()
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        while len(self._ahead) < READS_AT_ONCE and self._next < self._run.stop:
+            stop = min(self._next + CHUNK_BYTES, self._run.stop)
+            self._ahead.append((self._next, self._source.ask(self._run.blob, self._next, stop)))
+            self._next = stop
+
+    def pread_into(self, out: Buffer, position: int) -> int:
+        """Fill ``out`` with bytes from ``position``, which must be where the last read ended. Return their number.
+
+        It is smaller if the blob is too short. Raises BlobMissing or Unavailable.
+        """
+        into, done = memoryview(out), 0
+        while done < len(into) and self._ahead:
+            start, asked = self._ahead[0]
+            found = memoryview(asked.result())[position + done - start :]
+            part = found[: len(into) - done]
+            into[done : done + len(part)] = part
+            done += len(part)
+            if len(part) == len(found):
+                self._ahead.popleft()
+                self._look_ahead()
+            if not len(part):
+                break
+        return done
+
+    def expect(self, start: int, stop: int) -> None:
+        """Do nothing: the following bytes are always requested ahead."""
+
+
+_Key = tuple[int, str, bytes, tuple[tuple[str, str], ...]]
+_sources: dict[_Key, BucketSource | BrokerError] = {}
+_lock: Final = Lock()
+
+
+def bucket_source(root: BlobRoot, options: Mapping[str, str]) -> BucketSource:
+    """Return a broker's bucket. It is opened once per process.
+
+    Raises BrokerError. A permanent error is cached, too.
+    """
+    key = (os.getpid(), root.address, root.mark, tuple(sorted(options.items())))
+    with _lock:
+        known = _sources.get(key)
+        if known is None:
+            try:
+                known = _opened(root, options)
+            except Invalid as error:  # Unavailable is not cached, because it may be temporary
+                known = error
+            _sources[key] = known
+    if isinstance(known, BrokerError):
+        raise known
+    return known
+
+
+def _opened(root: BlobRoot, options: Mapping[str, str]) -> BucketSource:
+    try:
+        objects = open_bucket(root.address, timeout_s=TIMEOUT_S, options=options, make=False)
+    except OSError as error:
+        raise Unavailable(ErrorCode.STORAGE_FAILED, f"cannot open the bucket: {error}") from error
+    identity = find_identity(objects)
+    if identity is None or identity.mark != root.mark:
+        found = None if identity is None else identity.id
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"the bucket is not the broker's bucket url={root.address!r} id={found}"
+        )
+    return BucketSource(objects)
+
 
 PIECE_BYTES: Final = 4 << 20  # bytes read at a time, as many as a protocol frame contains
 # smaller runs are read from the broker, together with their neighbours, because opening a file takes 0.1 ms
@@ -280,3 +407,50 @@ class FileSource:
         if not 0 <= run.start < run.stop <= blob.size:
             raise _NotRead("the file is too short")
         return blob
+
+
+Pieces = Sequence[tuple[ReadRange, ...]]
+
+_on_a_machine: Final[set[BulkConnection]] = set()
+"""Connections to brokers without a bucket: each task checks for itself whether it can access the broker's files."""
+
+
+def locate_ranges(options: SourceOptions, pieces: Pieces) -> Pieces:
+    """Return the ranges of the tasks with locations of their sealed records."""
+    if options.local_segments is LocalSegments.OFF or not pieces:
+        return pieces
+    records_min = 1 if options.local_segments is LocalSegments.REQUIRED else PACK_RECORDS
+    if max(wanted.record_count for piece in pieces for wanted in piece) < records_min:
+        return pieces
+    planner = _Planner(options, records_min)
+    return [tuple(planner.located(wanted) for wanted in piece) for piece in pieces]
+
+
+class _Planner:
+    """Locates ranges. If the broker has no bucket, it is not asked a second time."""
+
+    def __init__(self, options: SourceOptions, records_min: int) -> None:
+        self._connection = snapshot.connect(options)
+        self._checks_epoch = options.fail_on_data_loss
+        self._records_min = records_min
+
+    def located(self, wanted: ReadRange) -> ReadRange:
+        if wanted.record_count < self._records_min or self._connection in _on_a_machine:
+            return wanted
+        try:
+            return replace(wanted, sealed=self._ask(wanted))
+        except Corrupt:
+            raise
+        except BrokerError:  # the task will get the same error, unless it was temporary
+            return wanted
+
+    def _ask(self, wanted: ReadRange) -> SealedRuns | None:
+        runs: list[SealedRange] = []
+        epoch = wanted.epoch if self._checks_epoch else ANY_EPOCH
+        for location in snapshot.located(self._connection, wanted, epoch=epoch):
+            root = BlobRoot(location.address, location.mark)
+            if not root.is_bucket:
+                _on_a_machine.add(self._connection)
+                return None
+            runs += location.runs
+        return SealedRuns(root, tuple(runs))

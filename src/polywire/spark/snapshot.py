@@ -6,44 +6,23 @@ A bound is never above the synced offset, so a power loss cannot remove records 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from polywire.choices import missing
 from polywire.client import bulk
 from polywire.client.bulk import BulkConnection, PartitionRange
 from polywire.client.failures import beyond
-from polywire.client.login import Login
 from polywire.errors import ErrorCode, Missing
 from polywire.protocols.polywire import messages
 from polywire.spark.offsets import PartitionKey, Position
-from polywire.spark.options import Subscription
+from polywire.spark.options import SinkOptions, SourceOptions, Subscription
 from polywire.spark.planning import Extent, Extents, ReadRange
 
 TIMES_MAX: Final = 16  # maximum number of times in one BOUNDS request (spec: polywire#limits)
 LISTINGS_MAX: Final = 5  # retries, because a topic may be deleted between listing and describing
 
 
-class Addressed(Protocol):
-    """Options of a read or a write that determine the broker."""
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Brokers to try in order, ``host:port`` each."""
-
-    @property
-    def login(self) -> Login | None:
-        """User and password, or None for an unauthenticated connection."""
-
-    @property
-    def timeout_s(self) -> float:
-        """Longest wait for one response, in seconds."""
-
-    @property
-    def reconnect_s(self) -> float:
-        """How long an unreachable broker is retried, in seconds."""
-
-
-def connect(options: Addressed) -> BulkConnection:
+def connect(options: SourceOptions | SinkOptions) -> BulkConnection:
     """Return this process's connection to the first address that responds.
 
     If no address responds, its calls raise Unavailable.

@@ -10,12 +10,10 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from polywire.errors import ErrorCode, Invalid
-from polywire.spark.options import Headers, read_options
-from polywire.spark.reader_batch import BatchReader, FilteringReader
-from polywire.spark.reader_stream import StreamReader
+from polywire.spark.options import Headers, read_options, write_options
+from polywire.spark.readers import BatchReader, FilteringReader, StreamReader
 from polywire.spark.schema import check_schema, source_schema
 from polywire.spark.sink import BatchSink, StreamSink
-from polywire.spark.sink_options import write_options
 from polywire.spark.worker_exit import depart_quietly, one_line_errors
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from polywire.errors import Corrupt
 from polywire.protocols.polywire import messages
-from polywire.spark import sealed, sealed_plan, snapshot
+from polywire.spark import sealed, snapshot
 from polywire.spark.planning import ReadRange
 
 ANSWERS_MAX: Final = 10
@@ -31,7 +31,7 @@ class Repeating:
 
 def test_a_plan() -> None:
     connection: Any = Repeating("s3://bucket/prefix")
-    planner = object.__new__(sealed_plan._Planner)
+    planner = object.__new__(sealed._Planner)
     planner._connection, planner._checks_epoch, planner._records_min = connection, False, 1
     with pytest.raises(Corrupt, match="does not advance"):
         planner.located(WANTED)

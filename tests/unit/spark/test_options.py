@@ -18,9 +18,9 @@ from polywire.spark.options import (
     SourceOptions,
     TimestampType,
     read_options,
+    write_options,
 )
 from polywire.spark.pipelines import project
-from polywire.spark.sink_options import write_options
 
 BASE = {"address": "localhost:7660", "subscribe": "orders"}
 

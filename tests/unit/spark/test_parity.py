@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from polywire.spark import options, sink_options
+from polywire.spark import options
 from tests.unit.spark.parity import SHOWN_BY
 
 ROOT: Final = Path(__file__).parents[3]
@@ -37,8 +37,8 @@ def test_every_row_is_shown_by_a_test(title: str) -> None:
 @pytest.mark.parametrize(
     ("title", "names"),
     [
-        ("Source: options", options.OPTIONS),
-        ("Sink: options", [name for name in sink_options.OPTIONS if name not in sink_options.OF_SPARK]),
+        ("Source: options", options.SOURCE_OPTIONS),
+        ("Sink: options", [name for name in options.SINK_OPTIONS if name not in options.OF_SPARK]),
     ],
 )
 def test_every_option_has_a_row(title: str, names: list[str]) -> None:

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 
 from polywire.spark.offsets import PartitionKey
 from polywire.spark.planning import Extent, ReadRange
-from polywire.spark.pushdown import PushedFilters, Span, prune, pushed_filters
+from polywire.spark.readers import PushedFilters, Span, prune, pushed_filters
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NOON_US = 1_767_268_800_000_000

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from polywire.spark.pipelines.quality_facts import PartitionFacts, ProducerFacts, Quality
-from polywire.spark.pipelines.quality_page import page
+from polywire.spark.pipelines.quality import PartitionFacts, ProducerFacts, Quality, page
 
 
 def report(

@@ -14,12 +14,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from polywire.client.base import TopicInfo
 from polywire.client.bulk import PartitionRange, StoredChunk
 from polywire.errors import Conflict, ErrorCode, Missing
-from polywire.spark import rows, snapshot
+from polywire.spark import readers, snapshot
 from polywire.spark.offsets import decode_offset
 from polywire.spark.options import Headers, Subscription, read_options
 from polywire.spark.planning import ReadRange
-from polywire.spark.reader_batch import BatchReader, RangesPartition
-from polywire.spark.reader_stream import StreamReader
+from polywire.spark.readers import BatchReader, RangesPartition, StreamReader
 from polywire.spark.schema import source_schema
 
 CHUNK_RECORDS = 10
@@ -231,13 +230,13 @@ def test_retention_may_remove_records_before_they_are_read(broker: FakeBroker, m
     ) -> list[pa.RecordBatch]:
         return [pa.record_batch([pa.array(range(chunk.offset, chunk.offset_end), pa.int64())], schema=schema)]
 
-    monkeypatch.setattr(rows, "chunk_to_arrow", offsets)
+    monkeypatch.setattr(readers, "chunk_to_arrow", offsets)
     broker.retention_after = 60
     wanted = (ReadRange("t", 0, 100, 1, 0, 85),)
     strict = read_options({"subscribe": "t"}, streaming=False)
     with pytest.raises(Missing):
-        list(rows.record_batches(strict, wanted, kind))
+        list(readers.record_batches(strict, wanted, kind))
     broker.extents = [(0, 100)]
     lenient = replace(strict, fail_on_data_loss=False)
-    read = [offset for batch in rows.record_batches(lenient, wanted, kind) for offset in batch.column(0).to_pylist()]
+    read = [offset for batch in readers.record_batches(lenient, wanted, kind) for offset in batch.column(0).to_pylist()]
     assert read == [*range(10), *range(60, 85)]

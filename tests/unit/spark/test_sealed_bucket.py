@@ -22,11 +22,10 @@ from polywire.cluster.opening import Place, open_shard
 from polywire.errors import ErrorCode, Unavailable
 from polywire.log.base import Log, Replay
 from polywire.protocols.polywire import messages
-from polywire.spark import sealed, sealed_bucket, sealed_plan
+from polywire.spark import sealed
 from polywire.spark.options import SourceOptions, read_options
 from polywire.spark.planning import ReadRange
-from polywire.spark.sealed import SealedAccess, Tally, read_range
-from polywire.spark.sealed_plan import located
+from polywire.spark.sealed import SealedAccess, Tally, locate_ranges, read_range
 from polywire.store.data_directory import BlobRoot
 from polywire.store.file_objects import FileObjects
 from polywire.store.identity import NAME, find_identity, make_identity
@@ -44,15 +43,15 @@ def small_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
         (sealed, "RUN_BYTES_MIN", 1),
         (sealed, "RANGE_RECORDS_MIN", 1),
         (sealed, "PIECE_BYTES", 40_000),
-        (sealed_plan, "PACK_RECORDS", 1),
-        (sealed_bucket, "CHUNK_BYTES", 33_000),
-        (sealed_bucket, "PAUSE_FIRST_S", 0.001),
+        (sealed, "PACK_RECORDS", 1),
+        (sealed, "CHUNK_BYTES", 33_000),
+        (sealed, "PAUSE_FIRST_S", 0.001),
         (uploader, "PUT_INTERVAL_S", 0.001),
     ):
         monkeypatch.setattr(module, name, value)
     sealed._elsewhere.clear()
-    sealed_plan._on_a_machine.clear()
-    sealed_bucket._sources.clear()
+    sealed._on_a_machine.clear()
+    sealed._sources.clear()
 
 
 class ServedBucket(Served):
@@ -92,7 +91,7 @@ def options(files: Files, **given: str) -> SourceOptions:
 
 
 def planned(files: Files, wanted: ReadRange, **given: str) -> ReadRange:
-    ((found,),) = located(options(files, **given), [(wanted,)])
+    ((found,),) = locate_ranges(options(files, **given), [(wanted,)])
     return found
 
 
@@ -146,7 +145,7 @@ def test_a_restarted_broker_reports_the_same_bucket(files: Files) -> None:
 
 def test_small_ranges_are_not_located(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = sealed_part(files)
-    monkeypatch.setattr(sealed_plan, "PACK_RECORDS", wanted.record_count + 1)
+    monkeypatch.setattr(sealed, "PACK_RECORDS", wanted.record_count + 1)
     assert planned(files, wanted).sealed is None
     assert planned(files, wanted, localSegments="required").sealed is not None
     assert planned(files, wanted, localSegments="off").sealed is None
@@ -245,7 +244,7 @@ def test_a_broker_without_a_bucket_is_asked_once(tmp_path: Path, monkeypatch: py
 
         monkeypatch.setattr(BulkConnection, "locate", counted)
         wanted = made.everything()
-        pieces = located(options(made), [(wanted, wanted), (wanted,)])
+        pieces = locate_ranges(options(made), [(wanted, wanted), (wanted,)])
         assert all(one.sealed is None for piece in pieces for one in piece)
         assert asked == 1
         made.connection.close()

@@ -24,11 +24,10 @@ from polywire.client.bulk import TopicDetail
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
 from polywire.records.partitioner import partitions_of
 from polywire.records.rows import to_records
-from polywire.spark import sink_rows
-from polywire.spark.sink import batch_write
-from polywire.spark.sink_options import Guarantee, SinkOptions, write_options
-from polywire.spark.sink_rows import RowRouter, Topics
-from polywire.spark.sink_schema import check_rows
+from polywire.spark import sink
+from polywire.spark.options import Guarantee, SinkOptions, write_options
+from polywire.spark.schema import check_rows
+from polywire.spark.sink import RowRouter, Topics, batch_write
 from polywire.types import KeyHash, Level
 
 Rows = dict[tuple[str, int], list[bytes | None]]
@@ -172,7 +171,7 @@ def test_keys_choose_partitions_by_the_topics_hash(key_hash: str | None) -> None
 
 
 def test_rows_without_keys_use_partitions_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_rows, "PENDING_BYTES", 1)
+    monkeypatch.setattr(sink, "PENDING_BYTES", 1)
     places = routed(FakeBroker({"t": 3}), [rows(4), rows(2, key=[None, None]), rows(1)], "t", round_robin=2)
     assert {place: len(found) for place, found in places.items()} == {("t", 2): 4, ("t", 0): 2, ("t", 1): 1}
 
@@ -204,7 +203,7 @@ def test_a_topic_column_routes_rows_and_creates_missing_topics() -> None:
 
 
 def test_pending_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_rows, "PENDING_TOTAL_BYTES", 1)
+    monkeypatch.setattr(sink, "PENDING_TOTAL_BYTES", 1)
     routing = RowRouter(Topics(FakeBroker({"a": 1}), create=True), "a", round_robin=0)  # type: ignore[arg-type]
     assert len(list(routing.add(rows(5)))) == 1
     assert list(routing.rest()) == []

@@ -1,11 +1,15 @@
 """Check a topic or a table for gaps and duplicates, by partition and producer, and write a page with charts.
 
-Spark counts all rows, not a sample. ``sound`` means that nothing is missing and nothing is duplicated.
+Spark counts all rows, not a sample. ``sound`` means that nothing is missing and nothing is duplicated. The page is one
+HTML file without scripts. Charts are SVG, in light and dark mode. Text from records is escaped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -14,9 +18,300 @@ from pyspark.sql import functions as f
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.spark.functions import CORRUPT, VALUE
-from polywire.spark.pipelines.quality_facts import PartitionFacts, ProducerFacts, Quality
-from polywire.spark.pipelines.quality_page import page
 from polywire.spark.pipelines.queries import Parser, parsed, topic_rows
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """Counts of one partition.
+
+    ``topic`` is empty if the rows do not contain it.
+
+    Attributes:
+        missing: offsets between the first and the last one without a row.
+        repeated: rows with an offset that an earlier row has.
+    """
+
+    topic: str
+    partition: int
+    records: int
+    first_offset: int
+    last_offset: int
+    missing: int
+    repeated: int
+    corrupt: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerFacts:
+    """Counts of one producer's sequence numbers.
+
+    ``missing`` counts gaps from the lowest (or the given first) number to the highest.
+    """
+
+    producer: str
+    records: int
+    first: int
+    last: int
+    missing: int
+    repeated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """The whole report.
+
+    ``rate`` has (start of the interval in seconds since 1970, index in ``partitions``, number of records). ``sizes``
+    has (upper limit in bytes, number of records).
+    """
+
+    title: str
+    partitions: tuple[PartitionFacts, ...]
+    producers: tuple[ProducerFacts, ...]
+    rate: tuple[tuple[float, int, int], ...]
+    interval_s: float
+    sizes: tuple[tuple[int, int], ...]
+    expected: int | None
+
+    def __str__(self) -> str:
+        verdict = f"wrong: {'; '.join(self.problems)}" if self.problems else "sound"
+        return f"{verdict} title={self.title!r} records={self.records} partitions={len(self.partitions)}"
+
+    @property
+    def records(self) -> int:
+        """Number of rows."""
+        return sum(part.records for part in self.partitions)
+
+    @property
+    def batches(self) -> int:
+        """Always 1: the report is one batch."""
+        return 1
+
+    @property
+    def corrupt(self) -> int:
+        """Number of rows that could not be parsed."""
+        return sum(part.corrupt for part in self.partitions)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Problems, as sentences. There are none if each record exists exactly once."""
+        found = []
+        for what, count in (
+            ("offsets are missing", sum(part.missing for part in self.partitions)),
+            ("rows repeat an offset", sum(part.repeated for part in self.partitions)),
+            ("sequence numbers are missing", sum(one.missing for one in self.producers)),
+            ("rows repeat a sequence number", sum(one.repeated for one in self.producers)),
+            ("rows could not be read", self.corrupt),
+        ):
+            if count:
+                found.append(f"{count:,} {what}")
+        if self.expected is not None and self.records != self.expected:
+            found.append(f"{self.expected:,} records were expected, {self.records:,} exist")
+        return tuple(found)
+
+    @property
+    def sound(self) -> bool:
+        """Whether each record exists exactly once."""
+        return not self.problems
+
+
+COLOURS: Final = ("#3b6ea5", "#e08e3c", "#4f9d69", "#a05195", "#c8553d", "#6c8ebf", "#8a8d3f", "#58a4b0")
+WIDTH, HEIGHT, LEFT, BOTTOM = 860, 220, 64, 26
+TICKS: Final = 4
+SLOTS_MIN: Final = 12  # so that a single bar does not fill the chart
+
+_STYLE: Final = """
+:root { color-scheme: light dark; --ink: #1c2430; --soft: #66707f; --line: #d9dee6; --paper: #ffffff; --card: #f6f8fb; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --soft: #9aa5b4; --line: #343c48; --paper: #151a21; --card: #1d242e; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); }
+body { max-width: 920px; margin: 2.5rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin: 0 0 .2rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .6rem; } p { margin: .2rem 0; }
+.soft { color: var(--soft); }
+.verdict { display: inline-block; margin: 1rem 0; padding: .45rem .9rem; border-radius: .5rem; font-weight: 600; color: #fff; }
+.good { background: #2e7d4f; } .bad { background: #b3392f; }
+.facts { display: flex; flex-wrap: wrap; gap: .8rem; }
+.fact { background: var(--card); border-radius: .5rem; padding: .6rem 1rem; flex: 1 1 6rem; }
+.fact b { display: block; font-size: 1.3rem; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line); }
+th { color: var(--soft); font-weight: 600; } th:first-child, td:first-child { text-align: left; }
+td.wrong { color: #c8553d; font-weight: 700; }
+svg { width: 100%; height: auto; }
+svg text { font: 11px system-ui, sans-serif; fill: var(--soft); } svg .grid { stroke: var(--line); }
+.key span { display: inline-block; margin-right: 1rem; }
+.key i { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .35em; }
+"""
+
+
+def page(quality: Quality) -> str:
+    """Return the page."""
+    parts = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+        f"<title>{escape(quality.title)}: quality</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{escape(quality.title)}</h1>",
+        f"<p class='soft'>made {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}</p>",
+        *_verdict(quality),
+        *_facts(quality),
+        *_rate_chart(quality),
+        "<h2>Partitions</h2>",
+        *_partition_table(quality),
+        *_producer_table(quality),
+        *_size_chart(quality),
+        "</body></html>",
+    ]
+    return "\n".join(parts)
+
+
+def _verdict(quality: Quality) -> Iterable[str]:
+    if quality.sound:
+        yield "<p class='verdict good'>each record exists exactly once</p>"
+        return
+    yield "<p class='verdict bad'>problems were found</p>"
+    yield "<ul>" + "".join(f"<li>{escape(problem)}</li>" for problem in quality.problems) + "</ul>"
+
+
+def _facts(quality: Quality) -> Iterable[str]:
+    size = sum(part.bytes for part in quality.partitions)
+    sizes = [("bytes of values", _bytes(size)), ("mean size", _bytes(round(size / quality.records)))] if size else []
+    facts = [
+        ("records", f"{quality.records:,}"),
+        ("partitions", f"{len(quality.partitions):,}"),
+        *sizes,
+        (
+            "missing",
+            f"{sum(part.missing for part in quality.partitions) + sum(p.missing for p in quality.producers):,}",
+        ),
+        (
+            "repeated",
+            f"{sum(part.repeated for part in quality.partitions) + sum(p.repeated for p in quality.producers):,}",
+        ),
+    ]
+    yield "<div class='facts'>"
+    yield from (f"<div class='fact'><b>{value}</b><span class='soft'>{name}</span></div>" for name, value in facts)
+    yield "</div>"
+
+
+def _partition_table(quality: Quality) -> Iterable[str]:
+    head = ("partition", "records", "first offset", "last offset", "missing", "repeated", "corrupt", "bytes")
+    rows = [
+        (escape(name), f"{p.records:,}", f"{p.first_offset:,}", f"{p.last_offset:,}", _count(p.missing), _count(p.repeated),
+         _count(p.corrupt), _bytes(p.bytes))
+        for name, p in zip(_names(quality.partitions), quality.partitions, strict=True)
+    ]  # fmt: skip
+    yield from _table(head, rows)
+
+
+def _names(partitions: Sequence[PartitionFacts]) -> list[str]:
+    several = len({part.topic for part in partitions}) > 1
+    return [f"{part.topic}/{part.partition}" if several else str(part.partition) for part in partitions]
+
+
+def _producer_table(quality: Quality) -> Iterable[str]:
+    if not quality.producers:
+        return
+    yield "<h2>Producers</h2>"
+    head = ("producer", "records", "first number", "last number", "missing", "repeated")
+    rows = [
+        (
+            escape(p.producer or "all"),
+            f"{p.records:,}",
+            f"{p.first:,}",
+            f"{p.last:,}",
+            _count(p.missing),
+            _count(p.repeated),
+        )
+        for p in quality.producers
+    ]
+    yield from _table(head, rows)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
+    """Return an HTML table. Cells that begin with ``!`` are marked as errors."""
+    yield "<table><tr>" + "".join(f"<th>{name}</th>" for name in head) + "</tr>"
+    for row in rows:
+        cells = (f"<td class='wrong'>{cell[1:]}</td>" if cell.startswith("!") else f"<td>{cell}</td>" for cell in row)
+        yield "<tr>" + "".join(cells) + "</tr>"
+    yield "</table>"
+
+
+def _rate_chart(quality: Quality) -> Iterable[str]:
+    if not quality.rate:
+        return
+    yield f"<h2>Records over time <span class='soft'>(each bar {quality.interval_s:.3g} s of append time)</span></h2>"
+    first = min(start for start, _, _ in quality.rate)
+    columns: dict[int, dict[int, int]] = {}
+    for start, place, count in quality.rate:
+        columns.setdefault(round((start - first) / quality.interval_s), {})[place] = count
+    stacks = [columns.get(number, {}) for number in range(max(columns) + 1)]
+    labels = {0: _clock(first), len(stacks) - 1: _clock(first + quality.interval_s * (len(stacks) - 1))}
+    yield _bars(stacks, labels)
+    names = _names(quality.partitions)
+    places = sorted({place for _, place, _ in quality.rate})
+    key = (f"<span><i style='background:{_colour(at)}'></i>{escape(names[at])}</span>" for at in places)
+    yield f"<p class='key soft'>partition {''.join(key)}</p>"
+
+
+def _size_chart(quality: Quality) -> Iterable[str]:
+    if not any(part.bytes for part in quality.partitions):
+        return  # a parsed table has values only of rows that could not be parsed
+    yield "<h2>Sizes of values <span class='soft'>(upper limit in bytes)</span></h2>"
+    yield _bars(
+        [{0: count} for _, count in quality.sizes], {at: _bytes(size) for at, (size, _) in enumerate(quality.sizes)}
+    )
+
+
+def _bars(stacks: Sequence[dict[int, int]], labels: dict[int, str]) -> str:
+    highest = max((sum(stack.values()) for stack in stacks), default=1) or 1
+    room, step = HEIGHT - BOTTOM - 10, (WIDTH - LEFT) / max(len(stacks), SLOTS_MIN)
+    parts = [f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img'>"]
+    for tick in range(TICKS + 1):
+        y = HEIGHT - BOTTOM - room * tick / TICKS
+        parts.append(f"<line class='grid' x1='{LEFT}' x2='{WIDTH}' y1='{y:.1f}' y2='{y:.1f}'/>")
+        parts.append(f"<text x='{LEFT - 8}' y='{y + 4:.1f}' text-anchor='end'>{_short(highest * tick / TICKS)}</text>")
+    for at, stack in enumerate(stacks):
+        y = float(HEIGHT - BOTTOM)
+        for number, count in sorted(stack.items()):
+            tall = room * count / highest
+            y -= tall
+            parts.append(
+                f"<rect x='{LEFT + at * step + step * 0.08:.1f}' y='{y:.1f}' width='{max(step * 0.84, 0.5):.1f}' height='{tall:.1f}' "
+                f"fill='{_colour(number)}'><title>{count:,}</title></rect>"
+            )
+        if at in labels:
+            anchor = "middle" if len(labels) > 2 or len(stacks) == 1 else ("start" if at == 0 else "end")
+            x = LEFT + (at + {"start": 0, "middle": 0.5, "end": 1}[anchor]) * step
+            parts.append(f"<text x='{x:.1f}' y='{HEIGHT - 8}' text-anchor='{anchor}'>{escape(labels[at])}</text>")
+    return "".join([*parts, "</svg>"])
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _count(number: int) -> str:
+    return f"!{number:,}" if number else "0"
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
+
+
+def _short(number: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.3g}"
+
+
+def _bytes(number: int) -> str:
+    for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number} B"
+
 
 TIME_BARS: Final = 60
 SIZE_BARS: Final = 24
