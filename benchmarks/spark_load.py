@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks import polywire_load
 from benchmarks.measure import Figure, descendants, figure_of, fresh_broker, processor_seconds
 from polywire.client import bulk
-from polywire.client.brokers import split_address
+from polywire.client.address import split_address
 from polywire.client.bulk import BulkConnection
 from polywire.spark import session
 

@@ -23,10 +23,9 @@ if os.environ.get("POLYWIRE_PURE") == "1":
 if TYPE_CHECKING:
     from polywire.client.client import Client, connect
     from polywire.client.consumer import Consumer
-    from polywire.client.frames import read_polars, scan_polars, to_duckdb
     from polywire.client.producer import Producer
     from polywire.client.record import Record
-    from polywire.client.tables import read_arrow, read_pandas, scan
+    from polywire.client.tables import read_arrow, read_pandas, read_polars, scan, scan_polars, to_duckdb
     from polywire.client.twin import connect_sync
     from polywire.types import Level
 
@@ -40,10 +39,10 @@ _MODULES = {
     "connect_sync": "client.twin",
     "read_arrow": "client.tables",
     "read_pandas": "client.tables",
-    "read_polars": "client.frames",
+    "read_polars": "client.tables",
     "scan": "client.tables",
-    "scan_polars": "client.frames",
-    "to_duckdb": "client.frames",
+    "scan_polars": "client.tables",
+    "to_duckdb": "client.tables",
 }
 
 __all__ = [

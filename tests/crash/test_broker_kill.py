@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from polywire.client.address import split_address
 from polywire.client.base import WireClient
-from polywire.client.brokers import split_address
 from polywire.client.connect import connect
 from polywire.client.polywire import PolywireClient
 from polywire.errors import BrokerError, ErrorCode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polywire.client.blocking import FramedSocket
+from polywire.client.sockets import FramedSocket
 from polywire.client.sync import SyncClient
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Verb

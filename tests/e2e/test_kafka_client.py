@@ -13,7 +13,7 @@ import polywire
 from polywire.client import connect as connecting
 from polywire.client.connect import connect
 from polywire.client.kafka import KafkaClient
-from polywire.client.kafka_login import MECHANISMS
+from polywire.client.kafka_connection import MECHANISMS
 from polywire.client.listings import lags_of
 from polywire.errors import Conflict, Denied, ErrorCode, Missing
 from polywire.records.columns import Record

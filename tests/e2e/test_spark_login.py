@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from polywire.client import bulk
-from polywire.client.login import PASSWORD_VARIABLE
+from polywire.client.address import PASSWORD_VARIABLE
 from polywire.server.users import add_user
 from polywire.spark.pipelines.bridge import bridge
 from tests.broker_process import BrokerProcess

@@ -12,7 +12,7 @@ from array import array
 from typing import Final
 from unittest.mock import patch
 
-from polywire.client.cursus_replies import decode_batch, fields, last_offset
+from polywire.client.cursus import decode_batch, fields, last_offset
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.compression import algorithm, sniffed

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from polywire.client.flux_replies import parse_reply, read_records, split_consumed
+from polywire.client.flux import parse_reply, read_records, split_consumed
 from polywire.errors import PeerError
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from tests.fuzz.chance import cuts_of, damaged, fuzz

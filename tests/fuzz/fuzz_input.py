@@ -14,8 +14,7 @@ from typing import Final
 from polywire.broker.scram import Mechanism, make_verifier
 from polywire.cli.record import LineFormat, line_of_record, record_of_line
 from polywire.cli.start_position import parse_start
-from polywire.client.brokers import split_address
-from polywire.client.login import split_login
+from polywire.client.address import split_address, split_login
 from polywire.errors import Invalid
 from polywire.records.columns import Event, Header, HeaderKind, Record
 from polywire.records.rows import from_records

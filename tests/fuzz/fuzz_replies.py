@@ -9,7 +9,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
-from polywire.client import cursus_replies, flux_replies
+from polywire.client import cursus, flux
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.iggy import client_codec as iggy
 from polywire.protocols.iggy.messages import Refused
@@ -21,7 +21,7 @@ from polywire.records.columns import Record
 from tests.fuzz.chance import fuzz
 from tests.fuzz.decoders import Decoder, one_of_each
 
-CURSUS_BATCH: Final = cursus_replies.encode_batch("t", 0, "1", [Record(b"v", key=b"k"), Record(b"w" * 300, key=b"")])
+CURSUS_BATCH: Final = cursus.encode_batch("t", 0, "1", [Record(b"v", key=b"k"), Record(b"w" * 300, key=b"")])
 FLUX_LINES: Final = (
     b"V1|7|OK|messages=0:a,1:b,2:c,x hw=3",
     b"V1|7|OK|messages= hw=0",
@@ -78,26 +78,26 @@ OLD_PARTS: Final = b"\0\0" + Struct(">ih").pack(6, 0) + b"abcd" + Struct(">ih").
 
 def read_flux(line: bytes) -> None:
     """Decode a reply line, and the content of a CONSUME's or a group's reply."""
-    reply = flux_replies.parse_reply(line)
+    reply = flux.parse_reply(line)
     if reply.error is None:
-        text, hw = flux_replies.split_consumed(reply.payload, 0)
-        batch = flux_replies.read_records(text, hw)
+        text, hw = flux.split_consumed(reply.payload, 0)
+        batch = flux.read_records(text, hw)
         assert batch.next == batch.first + len(batch.values)
         if batch.values:
-            flux_replies.settle(text, batch.rest)
+            flux.settle(text, batch.rest)
 
 
 def read_flux_fields(payload: bytes) -> None:
     """Decode the fields of other replies."""
-    flux_replies.number(payload, b"generation")
-    flux_replies.items(payload, b"partitions")
+    flux.number(payload, b"generation")
+    flux.items(payload, b"partitions")
 
 
 def read_cursus(body: bytes) -> None:
     """Decode fields, numbers and lists."""
-    reported = cursus_replies.fields(body)
-    cursus_replies.number(reported, "offset")
-    cursus_replies.numbers(reported, "assignments")
+    reported = cursus.fields(body)
+    cursus.number(reported, "offset")
+    cursus.numbers(reported, "assignments")
 
 
 def read_polywire(frame: bytes) -> None:
@@ -120,8 +120,8 @@ DECODERS: Final = (
     Decoder("flux-reply", read_flux, FLUX_LINES, (PeerError,)),
     Decoder("flux-fields", read_flux_fields, FLUX_FIELDS, (PeerError,)),
     Decoder("cursus-fields", read_cursus, CURSUS_FIELDS, (BrokerError,)),
-    Decoder("cursus-acknowledgement", cursus_replies.last_offset, ACKNOWLEDGEMENTS, (BrokerError,)),
-    Decoder("cursus-batch", cursus_replies.decode_batch, (CURSUS_BATCH,), (BrokerError,)),
+    Decoder("cursus-acknowledgement", cursus.last_offset, ACKNOWLEDGEMENTS, (BrokerError,)),
+    Decoder("cursus-batch", cursus.decode_batch, (CURSUS_BATCH,), (BrokerError,)),
     Decoder("polywire-prefix", read_polywire, FRAMES, (PeerError,)),
     *(Decoder(f"polywire-{kind.__name__.lower()}", decoded_as(kind), FRAMES, (PeerError,)) for kind in KINDS),
     *(

@@ -23,8 +23,7 @@ import pyarrow as pa
 import pytest
 
 from polywire.build_info import compiled_modules
-from polywire.client.arrow import COLUMNS, chunk_to_arrow
-from polywire.client.arrow_columns import TYPED_HEADER_LIST
+from polywire.client.arrow import COLUMNS, TYPED_HEADER_LIST, chunk_to_arrow
 from polywire.client.bulk import StoredChunk
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import ERROR

@@ -7,7 +7,7 @@ from array import array
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from polywire.client.cursus_replies import decode_batch, encode_batch
+from polywire.client.cursus import decode_batch, encode_batch
 from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.messages import PREFIX_BYTES
 from polywire.records.columns import Event, Record

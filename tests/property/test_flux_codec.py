@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polywire.client.flux_replies import read_records, settle
+from polywire.client.flux import read_records, settle
 from polywire.protocols.flux import decoder, encoder, messages
 from polywire.protocols.flux.encoder import put_chunks
 from polywire.records.columns import Record

@@ -8,8 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polywire.client.arrow import arrow_to_batches, chunk_to_arrow
-from polywire.client.arrow_columns import HEADER_LIST
+from polywire.client.arrow import HEADER_LIST, arrow_to_batches, chunk_to_arrow
 from polywire.client.bulk import StoredChunk
 from polywire.records.batch import stamp
 from polywire.records.columns import Header, HeaderKind, Record

@@ -27,9 +27,9 @@ from polywire.build_info import VERSION
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import examples
+from polywire.client.address import split_login
 from polywire.client.base import Ability, WireClient
 from polywire.client.consumer import Consumer
-from polywire.client.login import split_login
 from polywire.client.producer import Producer
 from polywire.errors import ErrorCode, Unavailable
 from polywire.escaping import escaped_json

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from time import sleep
 from typing import Final, TypeVar
 
+from polywire.client.address import Login, split_address, split_brokers, split_login
 from polywire.client.base import TopicInfo
-from polywire.client.blocking import FramedSocket, more_follows
-from polywire.client.brokers import split_address, split_brokers
 from polywire.client.failures import beyond
-from polywire.client.login import Login, split_login
-from polywire.client.sockets import Place, Sockets
+from polywire.client.sockets import FramedSocket, Place, Sockets, more_follows
 from polywire.client.tls import SCHEME_SUFFIX, client_context
 from polywire.clock import Clock, SystemClock
 from polywire.errors import ErrorCode, Missing, PeerError, Unavailable

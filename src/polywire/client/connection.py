@@ -7,13 +7,16 @@ pending call then fails with its own copy of the error.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, ParamSpec, Self, TypeVar
 
-from polywire.client.failures import hung_up, makes_no_sense, silent
+from polywire.client.failures import cannot_connect, hung_up, makes_no_sense, silent
+from polywire.client.tls import secured
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.types import spell_address
 
@@ -102,13 +105,11 @@ class Connection(asyncio.Protocol, ABC):
         return self._transport
 
 
+@dataclass(eq=False, slots=True)
 class _Call(Generic[_Reply]):
-    __slots__ = ("count", "done", "replies")
-
-    def __init__(self, done: asyncio.Future[list[_Reply]], count: int) -> None:
-        self.done: Final = done
-        self.count: Final = count
-        self.replies: list[_Reply] = []
+    done: asyncio.Future[list[_Reply]]
+    count: int
+    replies: list[_Reply] = field(default_factory=list)
 
 
 class PipelinedConnection(Connection, Generic[_Reply]):
@@ -259,3 +260,24 @@ def understood(read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _
 def _copy(error: BrokerError) -> BrokerError:
     """Return a copy of an error. If several calls raised the same object, it would collect all their tracebacks."""
     return type(error)(error.code, error.message)
+
+
+Opened = TypeVar("Opened", bound=asyncio.BaseProtocol)
+
+
+async def open_connection(
+    make: Callable[[asyncio.AbstractEventLoop], Opened],
+    host: str,
+    port: int,
+    *,
+    timeout_s: float,
+    tls: ssl.SSLContext | None,
+) -> Opened:
+    """Connect, and return the protocol object that ``make`` creates. Raises Unavailable(UNREACHABLE)."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, connection = await loop.create_connection(lambda: make(loop), host, port, **secured(tls, host))
+    except (OSError, TimeoutError) as error:
+        raise cannot_connect(error, host, port) from None
+    return connection

@@ -24,14 +24,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, Self
 
+from polywire.client.address import split_login
 from polywire.client.base import Ability, WireClient
 from polywire.client.connect import connect
 from polywire.client.failures import beyond
 from polywire.client.group_names import group_names, no_such_group, no_such_topic
 from polywire.client.kafka import KafkaClient
 from polywire.client.kafka07 import Kafka07Client
-from polywire.client.login import split_login
-from polywire.client.places import places_of, tells_offsets
+from polywire.client.partition_reader import reader_of, uses_offsets
 from polywire.client.polywire import PolywireClient
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.records.columns import Header, HeaderKind, Record
@@ -136,11 +136,11 @@ class Run:
 class PartitionProgress:
     """Progress in one partition of the source.
 
-    ``place`` is the position to continue at, None before the first read. ``runs`` maps offsets of the source to the
+    ``location`` is the position to continue at, None before the first read. ``runs`` maps offsets of the source to the
     target.
     """
 
-    place: int | None = None
+    location: int | None = None
     runs: list[Run] = field(default_factory=list)
 
     def note(self, source: int, target: int) -> None:
@@ -212,7 +212,7 @@ class CopyState:
         if self.path is None:
             return
         partitions = {
-            number: {"place": part.place, "runs": [(run.source, run.target, run.count) for run in part.runs]}
+            number: {"place": part.location, "runs": [(run.source, run.target, run.count) for run in part.runs]}
             for number, part in self.partitions.items()
         }
         header = {"version": VERSION, "source": self.source, "target": self.target, "records": self.records}
@@ -354,7 +354,7 @@ class Copy:
         """
         moved: list[tuple[str, int, int, int]] = []
         async with connected(self.source.url) as source, connected(self.target.url) as target:
-            if not (tells_offsets(source) and tells_offsets(target) and await _keeps(source, target, self)):
+            if not (uses_offsets(source) and uses_offsets(target) and await _keeps(source, target, self)):
                 raise Invalid(ErrorCode.INVALID_REQUEST, "committed offsets cannot be translated between these topics")
             for group in groups:
                 for number, position in (await self._positions(source, group, sorted(self.state.partitions))).items():
@@ -382,8 +382,8 @@ async def _keeps(source: WireClient, target: WireClient, copy: Copy) -> bool:
     """Return whether the target stores each record in the partition with the same number as in the source."""
     if Ability.CHOOSE_PARTITION not in target.abilities:
         return False
-    from_count = await places_of(source, copy.source.topic).partition_count()
-    return await places_of(target, copy.target.topic).partition_count() >= from_count
+    from_count = await reader_of(source, copy.source.topic).partition_count()
+    return await reader_of(target, copy.target.topic).partition_count() >= from_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,8 +403,8 @@ class _Session:
         self._state: Final = copy.state
         self._source: Final = source
         self._target: Final = target
-        self._from: Final = places_of(source, copy.source.topic)
-        self._to: Final = places_of(target, copy.target.topic)
+        self._from: Final = reader_of(source, copy.source.topic)
+        self._to: Final = reader_of(target, copy.target.topic)
         self._carried: Final = Carried.by(target)
         self._there: defaultdict[tuple[int, bytes], deque[_Found]] = defaultdict(deque)
         self._there_ends: dict[int, int] = {}
@@ -439,7 +439,7 @@ class _Session:
         self._keeps = Ability.CHOOSE_PARTITION in self._target.abilities and there >= count
         if not self._keeps:
             remarks["the target chooses partitions by key"] = None
-        self._notes = self._keeps and tells_offsets(self._source) and tells_offsets(self._target)
+        self._notes = self._keeps and uses_offsets(self._source) and uses_offsets(self._target)
         if Ability.KEYS_READ not in self._source.abilities:
             remarks["the source protocol does not expose keys, so keys are not copied"] = None
         if not self._state.ends:
@@ -452,9 +452,9 @@ class _Session:
         self._there.clear()
         self._doubtful = self._looked_at = 0
         for number, end in sorted(self._state.ends.items()):
-            place, following = -1, end
-            while place < following:
-                records, following = await self._to.read(number, place := following)
+            location, following = -1, end
+            while location < following:
+                records, following = await self._to.read(number, location := following)
                 behind = [record.offset for record in records[1:]] + [following]
                 for record, after in zip(records, behind, strict=False):
                     found = _Found(number, record.offset, after)
@@ -491,19 +491,19 @@ class _Session:
 
     async def _copy_partition(self, number: int, stop: int) -> None:
         progress = self._state.partition(number)
-        place = await self._begin(number) if progress.place is None else progress.place
+        location = await self._begin(number) if progress.location is None else progress.location
         first = await self._from.first(number)
-        if place < first:
+        if location < first:
             self._copy.outcome.remarks[
-                f"retention removed records before they were copied partition={number} offsets={first - place}"
+                f"retention removed records before they were copied partition={number} offsets={first - location}"
             ] = None
-            place = first
-        while place < stop:
-            records, following = await self._from.read(number, place)
-            if following <= place:  # retention may have removed the remaining records
-                following = beyond(place, await self._from.first(number), "offset")
+            location = first
+        while location < stop:
+            records, following = await self._from.read(number, location)
+            if following <= location:  # retention may have removed the remaining records
+                following = beyond(location, await self._from.first(number), "offset")
                 self._copy.outcome.remarks[
-                    f"retention removed records before they were copied partition={number} offsets={following - place}"
+                    f"retention removed records before they were copied partition={number} offsets={following - location}"
                 ] = None
             chosen = [record for record in records if record.offset < stop]
             if len(chosen) < len(records):
@@ -516,11 +516,11 @@ class _Session:
                     self._look_no_more()
                 self._pass(progress, chosen[end].offset if end < len(chosen) else following)
                 at = end
-            place = following
-        self._pass(progress, place)
+            location = following
+        self._pass(progress, location)
 
-    def _pass(self, progress: PartitionProgress, place: int) -> None:
-        progress.place = place
+    def _pass(self, progress: PartitionProgress, location: int) -> None:
+        progress.location = location
         self._state.save()
         self._copy.moved()
 
@@ -599,7 +599,7 @@ async def _partition_count(client: WireClient, end: End, role: str) -> int:
     topics.
     """
     try:
-        return await places_of(client, end.topic).partition_count()
+        return await reader_of(client, end.topic).partition_count()
     except Missing as error:
         if error.code is not ErrorCode.TOPIC_MISSING:
             raise

@@ -18,9 +18,8 @@ from typing import Final, ParamSpec, Protocol, TypeVar
 from uuid import uuid4
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
-from polywire.client.connection import PipelinedConnection, Scope
+from polywire.client.connection import PipelinedConnection, Scope, open_connection
 from polywire.client.failures import beyond, cannot, from_offset
-from polywire.client.opening import open_connection
 from polywire.errors import BrokerError, Conflict, Denied, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.protocols.iggy import client_codec
 from polywire.protocols.iggy.client_codec import ident, request
@@ -117,7 +116,7 @@ def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     return checked_as(failure_of, make, *args, **kwargs)
 
 
-class Asking(Protocol):
+class BrokerConnection(Protocol):
     """A connection in any dialect of the protocol."""
 
     async def ask(self, code: Code, body: bytes = b"") -> bytes:
@@ -162,11 +161,11 @@ class IggyClient(Scope):
 
     __slots__ = ("_another", "_connection", "_members", "_partitions", "_round_robin")
 
-    def __init__(self, connection: Asking, another: Callable[[], Awaitable[Asking]]) -> None:
+    def __init__(self, connection: BrokerConnection, another: Callable[[], Awaitable[BrokerConnection]]) -> None:
         """Use ``connection``, and call ``another`` to open further connections to the same broker."""
         self._connection: Final = connection
         self._another: Final = another
-        self._members: dict[tuple[str, str, str], Asking] = {}
+        self._members: dict[tuple[str, str, str], BrokerConnection] = {}
         self._partitions: dict[str, int] = {}
         self._round_robin = 0
 
@@ -415,13 +414,13 @@ class IggyClient(Scope):
         payload = await self._connection.ask(Code.GET_GROUPS, topic_ident(topic))
         return [f"group-{number}" for number in _checked(client_codec.read_groups, payload)]
 
-    def _member(self, group: str, topic: str, member: str) -> Asking:
+    def _member(self, group: str, topic: str, member: str) -> BrokerConnection:
         connection = self._members.get((group, topic, member))
         if connection is None:
             raise Missing(ErrorCode.MEMBER_MISSING, f"this client has not joined group={group!r} member={member!r}")
         return connection
 
-    async def _membership(self, connection: Asking, body: bytes) -> Membership:
+    async def _membership(self, connection: BrokerConnection, body: bytes) -> Membership:
         own = _checked(client_codec.read_client_id, await connection.ask(Code.GET_ME))
         _, _, members = _checked(client_codec.read_group, await connection.ask(Code.GET_GROUP, body))
         for member in members:

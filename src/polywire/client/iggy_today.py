@@ -17,14 +17,15 @@ from contextlib import suppress
 from typing import Final, ParamSpec, TypeVar
 
 from polywire.build_info import VERSION
+from polywire.client.address import Login
 from polywire.client.base import Ability, Membership, Produced, TopicInfo
-from polywire.client.connection import PipelinedConnection
+from polywire.client.connection import PipelinedConnection, open_connection
 from polywire.client.failures import cannot
 from polywire.client.iggy import (
     ABILITIES,
     OPEN_TIMEOUT_S,
     REPLY_BYTES_MAX,
-    Asking,
+    BrokerConnection,
     IggyClient,
     checked_as,
     parts_of,
@@ -32,8 +33,6 @@ from polywire.client.iggy import (
     topic_ident,
 )
 from polywire.client.iggy import failure_of as documented_failure_of
-from polywire.client.login import Login
-from polywire.client.opening import open_connection
 from polywire.errors import (
     BrokerError,
     Busy,
@@ -269,7 +268,7 @@ class IggyTodayClient(IggyClient):
 
     __slots__ = ("_histories", "_spoken")
 
-    def __init__(self, connection: Asking, another: Callable[[], Awaitable[Asking]]) -> None:
+    def __init__(self, connection: BrokerConnection, another: Callable[[], Awaitable[BrokerConnection]]) -> None:
         """Use ``connection``, and call ``another`` to open further connections to the same broker."""
         super().__init__(connection, another)
         self._spoken: Final = connection.spoken if isinstance(connection, _Connection) else _Dialect()
@@ -412,7 +411,9 @@ class IggyTodayClient(IggyClient):
         payload = await self._ask_partition(self._connection, Code.POLL, body, topic, partition)
         return _checked(today_codec.read_polled, payload, self._spoken.dialect)
 
-    async def _ask_partition(self, connection: Asking, code: Code, body: bytes, topic: str, partition: int) -> bytes:
+    async def _ask_partition(
+        self, connection: BrokerConnection, code: Code, body: bytes, topic: str, partition: int
+    ) -> bytes:
         """Send a request about a partition.
 
         Since protocol 0.12 the request has the partition's incarnation, which is cached.
@@ -463,7 +464,7 @@ class IggyTodayClient(IggyClient):
         del self._members[group, topic, member]
         connection.fail(Unavailable(ErrorCode.STOPPING, "the member has left"))
 
-    async def _assignment(self, connection: Asking, body: bytes) -> Membership:
+    async def _assignment(self, connection: BrokerConnection, body: bytes) -> Membership:
         found = _checked(today_codec.read_assignment, await connection.ask(Code.SYNC_GROUP, body))
         if found is None:
             raise Missing(ErrorCode.MEMBER_MISSING, "this connection is not a member of the group")

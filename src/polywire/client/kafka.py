@@ -1,42 +1,303 @@
-"""The asynchronous client of the Kafka protocol.
+"""The asynchronous client of the Kafka protocol, with consumer groups (spec: kafka#consumer-groups, decision 0118).
 
 * Requests are pipelined. There is one connection per broker.
 * Records that the protocol does not support are rejected before anything is sent.
 * Kafka brokers since 2.8 support all request versions that this client sends, except for groups, which need 4.0.
+* Groups use the newer protocol, in which the broker assigns partitions. A revoked partition is released at the broker
+  only when the caller joins again. Until then, the caller may not know of the revocation. A caller that joins again is
+  the same member.
 """
 
 from __future__ import annotations
 
-import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from itertools import count
-from typing import Any, ClassVar, Final
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
+from polywire.client.address import Login
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
-from polywire.client.connection import FramedConnection, Scope, understood
-from polywire.client.failures import cannot, makes_no_sense
-from polywire.client.kafka_errors import check
-from polywire.client.kafka_groups import Groups
-from polywire.client.kafka_leaders import Leaders
-from polywire.client.kafka_login import log_in, mechanism_for
-from polywire.client.listings import GroupInfo
-from polywire.client.login import Login
-from polywire.client.opening import open_connection
-from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
+from polywire.client.connection import Scope, understood
+from polywire.client.failures import cannot
+from polywire.client.kafka_connection import BrokerConnection, Leaders, check, connect
+from polywire.client.listings import GroupInfo, MemberInfo
+from polywire.errors import BrokerError, Conflict, ErrorCode, Missing, Unavailable
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import decode_batches, encode_batch
-from polywire.protocols.kafka.client_codec import decode_response, encode_request
 from polywire.protocols.kafka.messages import Api, WireError
+from polywire.protocols.kafka.subscription import WRITING
 from polywire.records.columns import Record
-from polywire.types import Assignor, Level, spell_address
+from polywire.types import Assignor, Level
+
+Ask = Callable[..., Awaitable[Any]]
+Describe = Callable[[str], Awaitable[Any]]
+
+JOINING: Final = 0  # the epoch in the heartbeat of a member that joins
+LEAVING: Final = -1
+REBALANCE_TIMEOUT_MS: Final = 45_000  # how long a member may take to release partitions; the default of Kafka's clients
+BEATS_MAX: Final = 4  # heartbeats in one join; each releases the partitions that the previous response revoked
+CONSUMER: Final = "consumer"  # the type of groups whose partitions the broker assigns
+NO_GENERATION: Final = -1
+_ASSIGNORS: Final = {Assignor.ROUND_ROBIN: "uniform", Assignor.RANGE: "range"}
+_NOT_A_MEMBER: Final = (ErrorCode.MEMBER_MISSING, ErrorCode.GENERATION_STALE)
+
+_Partitions = frozenset[int]
+
+
+@dataclass(slots=True)
+class _Topic:
+    """One topic of a member.
+
+    ``owned`` are the partitions that the caller knows about, ``assigned`` those in the broker's last response.
+    """
+
+    id: bytes
+    generation: int = NO_GENERATION
+    owned: _Partitions = frozenset()
+    assigned: _Partitions = frozenset()
+
+
+@dataclass(slots=True)
+class _Member:
+    group: str
+    name: str
+    epoch: int = JOINING
+    topics: dict[str, _Topic] = field(default_factory=dict)
+
+
+class Groups:
+    """The group members of one client, and the committed offsets of any group."""
+
+    __slots__ = ("_ask", "_describe", "_members")
+
+    def __init__(self, ask: Ask, describe: Describe) -> None:
+        """Create the object. ``ask`` sends requests. ``describe`` returns the metadata of an existing topic."""
+        self._ask: Final = ask
+        self._describe: Final = describe
+        self._members: Final[dict[tuple[str, str], _Member]] = {}
+
+    # Members
+
+    async def join(self, group: str, topic: str, name: str, assignor: Assignor | None) -> Membership:
+        """Join the group, or accept a new assignment.
+
+        Before the call, the caller must stop reading the partitions that ``heartbeat`` reported as revoked.
+        """
+        id_ = (await self._describe(topic)).topic_id
+        member = self._members.setdefault((group, name), _Member(group, name))
+        if topic not in member.topics or member.topics[topic].id != id_:
+            member.topics[topic] = _Topic(id_)
+        place = member.topics[topic]
+        try:
+            for _ in range(BEATS_MAX):
+                place.owned = place.assigned
+                await self._whole_beat(member, assignor)
+                if place.owned <= place.assigned:
+                    break
+        except BrokerError:
+            if place.generation == NO_GENERATION:
+                self._forget(member, topic)
+            raise
+        place.owned, place.generation = place.assigned, member.epoch
+        return Membership(place.generation, tuple(sorted(place.owned)))
+
+    async def heartbeat(self, group: str, topic: str, name: str, generation: int) -> Membership:
+        """Send a heartbeat. Raises Conflict(GENERATION_STALE) if the assignment has changed."""
+        member, place = self._place(group, topic, name)
+        if generation == place.generation:
+            await self._beat(member)
+        if generation != place.generation or place.assigned != place.owned:
+            raise Conflict(ErrorCode.GENERATION_STALE, f"the group is rebalancing (join again) group={group!r}")
+        return Membership(place.generation, tuple(sorted(place.owned)))
+
+    async def leave(self, group: str, topic: str, name: str) -> None:
+        """Leave the group for this topic. With its last topic, the member leaves the group itself."""
+        member, _ = self._place(group, topic, name)
+        self._forget(member, topic)
+        if member.topics:
+            await self._whole_beat(member, None)
+        else:
+            member.epoch = LEAVING
+            await self._beat(member)
+
+    def _forget(self, member: _Member, topic: str) -> None:
+        del member.topics[topic]
+        if not member.topics:
+            self._members.pop((member.group, member.name), None)
+
+    def _place(self, group: str, topic: str, name: str) -> tuple[_Member, _Topic]:
+        member = self._members.get((group, name))
+        place = None if member is None else member.topics.get(topic)
+        if member is None or place is None:
+            raise Missing(ErrorCode.MEMBER_MISSING, f"this client has not joined group={group!r} member={name!r}")
+        return member, place
+
+    async def _whole_beat(self, member: _Member, assignor: Assignor | None) -> None:
+        """Send a heartbeat with all fields, so that the response has the complete assignment.
+
+        If the broker does not know the member, join again.
+        """
+        try:
+            await self._beat(member, **_everything(member, assignor))
+        except (Missing, Conflict) as error:
+            if error.code not in _NOT_A_MEMBER or member.epoch == JOINING:
+                raise
+            member.epoch = JOINING
+            for place in member.topics.values():
+                place.assigned = place.owned = frozenset()
+            await self._beat(member, **_everything(member, assignor))
+
+    async def _beat(self, member: _Member, **fields: Any) -> None:
+        """Send a heartbeat. Raises Missing(MEMBER_MISSING), Conflict(GENERATION_STALE)."""
+        response = await self._ask(
+            Api.CONSUMER_GROUP_HEARTBEAT,
+            group_id=member.group,
+            member_id=member.name,
+            member_epoch=member.epoch,
+            **fields,
+        )
+        check(response)
+        member.epoch = response.member_epoch
+        if response.assignment is not None:
+            assigned = {entry.topic_id: frozenset(entry.partitions) for entry in response.assignment.topic_partitions}
+            for place in member.topics.values():
+                place.assigned = assigned.get(place.id, frozenset())
+
+    # Positions
+
+    async def commit(self, group: str, topic: str, partition: int, offset: int, name: str, generation: int) -> None:
+        """Commit an offset.
+
+        With a member, the commit has its current epoch, unless the caller passes an older generation.
+        """
+        epoch = generation
+        if name:
+            member, place = self._place(group, topic, name)
+            epoch = member.epoch if generation == place.generation else generation
+        topic_type = schema.request(Api.OFFSET_COMMIT).Topics
+        entries = [topic_type.Partitions(index=partition, offset=offset)]
+        answer = await self._ask(
+            Api.OFFSET_COMMIT,
+            group_id=group,
+            generation=epoch,
+            member_id=name,
+            topics=[topic_type(name=topic, partitions=entries)],
+        )
+        check(answer.topics[0].partitions[0])
+
+    async def position(self, group: str, topic: str, partition: int) -> int | None:
+        """Return the next offset to read, or None if nothing was committed."""
+        group_type = schema.request(Api.OFFSET_FETCH).Groups
+        request = group_type(group_id=group, topics=[group_type.Topics(name=topic, indexes=[partition])])
+        answer = await self._ask(Api.OFFSET_FETCH, groups=[request])
+        check(answer.groups[0])
+        entry = answer.groups[0].topics[0].partitions[0]
+        check(entry)
+        return entry.offset if entry.offset >= 0 else None
+
+    # Lists
+
+    async def groups(self, group: str | None) -> list[GroupInfo]:
+        """Return groups with their members and committed offsets, sorted by topic and name."""
+        listed = (await self._ask(Api.LIST_GROUPS)).groups if group is None else await self._kind_of(group)
+        found: list[GroupInfo] = []
+        for entry in listed:
+            is_consumer = entry.group_type.casefold() == CONSUMER
+            description = await (self._consumers(entry.group_id) if is_consumer else self._classic(entry.group_id))
+            if description is not None:
+                found += _infos(entry.group_id, description, await self._positions(entry.group_id))
+        return sorted(found, key=lambda info: (info.topic, info.name))
+
+    async def _kind_of(self, group: str) -> list[Any]:
+        """Return the entry of a group in the list of all groups, as a list. It is empty if there is no such group.
+
+        No other response has the group's type.
+        """
+        return [entry for entry in (await self._ask(Api.LIST_GROUPS)).groups if entry.group_id == group]
+
+    async def _positions(self, group: str) -> dict[str, dict[int, int]]:
+        group_type = schema.request(Api.OFFSET_FETCH).Groups
+        answer = (await self._ask(Api.OFFSET_FETCH, groups=[group_type(group_id=group, topics=None)])).groups[0]
+        check(answer)
+        return {
+            topic.name: {entry.index: entry.offset for entry in topic.partitions if entry.offset >= 0}
+            for topic in answer.topics
+        }
+
+    async def _consumers(self, group: str) -> _Description | None:
+        """Describe a group of the newer protocol. Return None if the group has been deleted meanwhile."""
+        response = (await self._ask(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[group])).groups[0]
+        if response.error == WireError.GROUP_ID_NOT_FOUND:
+            return None
+        check(response)
+        members = [
+            (
+                member.member_id,
+                member.client_id,
+                {at.topic_name: at.partitions for at in member.assignment.topic_partitions},
+            )
+            for member in response.members
+        ]
+        return _Description(response.group_epoch, response.assignor_name or None, members)
+
+    async def _classic(self, group: str) -> _Description | None:
+        response = (await self._ask(Api.DESCRIBE_GROUPS, groups=[group])).groups[0]
+        check(response)
+        members = [
+            (member.member_id, member.client_id, dict(WRITING.decode(bytes(member.member_assignment))))
+            for member in response.members
+        ]
+        return _Description(NO_GENERATION, response.protocol_data or None, members)
+
+
+@dataclass(frozen=True, slots=True)
+class _Description:
+    """A group as described by the broker.
+
+    ``members`` has the id, the client id and the partitions by topic of each member.
+    """
+
+    generation: int
+    assignor: str | None
+    members: Sequence[tuple[str, str, Mapping[str, Collection[int]]]]
+
+
+def _everything(member: _Member, assignor: Assignor | None) -> dict[str, Any]:
+    """Return all fields of a heartbeat, including the partitions that the caller owns."""
+    entry_of = schema.request(Api.CONSUMER_GROUP_HEARTBEAT).TopicPartitions
+    return {
+        "rebalance_timeout_ms": REBALANCE_TIMEOUT_MS,
+        "subscribed_topic_names": sorted(member.topics),
+        "server_assignor": None if assignor is None else _ASSIGNORS[assignor],
+        "topic_partitions": [
+            entry_of(topic_id=place.id, partitions=sorted(place.owned))
+            for place in member.topics.values()
+            if place.owned
+        ],
+    }
+
+
+def _infos(name: str, description: _Description, positions: Mapping[str, Mapping[int, int]]) -> Iterator[GroupInfo]:
+    """Yield the group once for each topic that it reads or has committed offsets in.
+
+    The protocol does not report the owner of a group, nor when a member was last seen.
+    """
+    for topic in {*positions, *(topic for _, _, held in description.members for topic in held)}:
+        members = [
+            MemberInfo(id_, client, 0, tuple(sorted(held[topic])))
+            for id_, client, held in description.members
+            if topic in held
+        ]
+        yield GroupInfo(
+            topic, name, description.generation, description.assignor, tuple(members), positions.get(topic, {})
+        )
+
 
 _SEED: Final = 0x9747B28C
 _M: Final = 0x5BD1E995
 _MASK: Final = 0xFFFFFFFF
 WIRE: Final = "Kafka"  # the protocol's name in error messages
 OPEN_TIMEOUT_S: Final = 10.0
-REPLY_BYTES_MAX: Final = 256 * 1024 * 1024
 FETCH_BYTES: Final = 1024 * 1024  # bytes per request; a longer batch is returned as a whole
 # records per response; in practice bytes limit a response, so all decoded records are returned
 FETCH_RECORDS: Final = 1_000_000
@@ -46,22 +307,6 @@ RECORD_ROOM_BYTES: Final = 64  # upper bound for the size of a record without ke
 TIMEOUT_MS: Final = 30_000
 LATEST: Final = -1
 EARLIEST: Final = -2
-_VERSIONS: Final = {
-    Api.PRODUCE: 9,
-    Api.FETCH: 12,
-    Api.LIST_OFFSETS: 6,
-    Api.METADATA: 10,
-    Api.CREATE_TOPICS: 5,
-    Api.DELETE_TOPICS: 4,
-    Api.OFFSET_COMMIT: 9,
-    Api.OFFSET_FETCH: 8,
-    Api.DESCRIBE_GROUPS: 5,
-    Api.LIST_GROUPS: 5,
-    Api.SASL_HANDSHAKE: 1,
-    Api.SASL_AUTHENTICATE: 2,
-    Api.CONSUMER_GROUP_HEARTBEAT: 1,
-    Api.CONSUMER_GROUP_DESCRIBE: 0,
-}
 _ACKS: Final = {Level.MEMORY: 1, Level.WRITTEN: 1, Level.SYNCED: -1}
 ABILITIES: Final = frozenset(
     {
@@ -103,56 +348,6 @@ def partition_of_key(key: bytes, partition_count: int) -> int:
     return (murmur2(key) & 0x7FFFFFFF) % partition_count
 
 
-class _Connection(FramedConnection):
-    """A connection of frames. Responses arrive in the order of the requests."""
-
-    BODY_BYTES_MIN: ClassVar[int] = 4
-    BODY_BYTES_MAX: ClassVar[int] = REPLY_BYTES_MAX
-    MAY_WANT: ClassVar[str] = "whether it requires a login (kafka://name:password@host:port),"
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop)
-        self._numbers = count(1)
-
-    async def ask(self, api: Api, /, **fields: Any) -> Any:
-        """Send one request, and return the body of its response.
-
-        Raises Unavailable, and Invalid for text that cannot be encoded.
-        """
-        version, number = _VERSIONS[api], next(self._numbers)
-        try:
-            request = encode_request(api, version, number, schema.request(api)(**fields), client_id="polywire")
-        except UnicodeEncodeError:
-            raise Invalid(ErrorCode.INVALID_TOPIC, "Kafka does not support this name") from None
-        was_answered = self._is_answered
-        (frame,) = await self.exchange(request, 1)
-        try:
-            return decode_response(api, version, frame)[1]
-        except PeerError as error:
-            raise makes_no_sense(error, self._address, is_answered=was_answered) from None
-
-
-async def _dial(
-    host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None, login: Login | None, mechanism: str | None
-) -> _Connection:
-    """Connect to one broker and log in. Raises Unavailable, Denied(LOGIN_FAILED)."""
-    connection = await open_connection(_Connection, host, port, timeout_s=timeout_s, tls=tls)
-    if login is not None:
-        mechanism = mechanism or mechanism_for(host, is_secret=tls is not None)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await log_in(connection.ask, login, mechanism)
-        except TimeoutError:
-            connection.fail(Unavailable(ErrorCode.UNREACHABLE, "the login took too long"))
-            raise Unavailable(
-                ErrorCode.UNREACHABLE, f"the server does not respond to the login address={spell_address(host, port)}"
-            ) from None
-        except (BrokerError, asyncio.CancelledError):
-            connection.fail(Unavailable(ErrorCode.STOPPING, "the login was rejected or cancelled"))
-            raise
-    return connection
-
-
 class KafkaClient(Scope):
     """A client of a Kafka cluster: one connection to the first broker, and one to each leader of its topics.
 
@@ -163,7 +358,7 @@ class KafkaClient(Scope):
 
     __slots__ = ("_connection", "_counts", "_groups", "_leaders", "_next")
 
-    def __init__(self, connection: _Connection, dial: Callable[[str, int], Awaitable[_Connection]]) -> None:
+    def __init__(self, connection: BrokerConnection, dial: Callable[[str, int], Awaitable[BrokerConnection]]) -> None:
         """Use ``connection``, and call ``dial`` to connect to other brokers of the cluster."""
         self._connection: Final = connection
         self._leaders: Final = Leaders(connection, dial)
@@ -198,8 +393,8 @@ class KafkaClient(Scope):
             Denied: LOGIN_FAILED.
         """
 
-        async def dial(host: str, port: int) -> _Connection:
-            return await _dial(host, port, timeout_s, tls, login, mechanism)
+        async def dial(host: str, port: int) -> BrokerConnection:
+            return await connect(host, port, timeout_s, tls, login, mechanism)
 
         return cls(await dial(host, port), dial)
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
-from polywire.client.connection import FramedConnection, Scope, understood
+from polywire.client.connection import FramedConnection, Scope, open_connection, understood
 from polywire.client.failures import bare_value, beyond, cannot, cannot_name
-from polywire.client.opening import open_connection
 from polywire.errors import BrokerError, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.protocols.kafka07 import decoder
 from polywire.protocols.kafka07.compression import Expander, PlainSet, wrap

@@ -13,10 +13,10 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+from polywire.client.address import split_login
 from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from polywire.client.failures import is_hanging_up, is_silent, silent
-from polywire.client.login import split_login
 from polywire.errors import Busy, ErrorCode, NotOwner, Unavailable
 
 CONNECT_S: Final = 10.0  # enough if broker and client start together, but short enough to notice a wrong address soon

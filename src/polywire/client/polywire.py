@@ -12,16 +12,17 @@ import asyncio
 import ssl
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 
+from polywire.client.address import Login
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import Connection, Scope
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
 from polywire.client.failures import POLYWIRE_PORT, beyond, cannot_connect, makes_no_sense, not_polywire
 from polywire.client.listings import GroupInfo, MemberInfo, TransactionInfo, WriterInfo
-from polywire.client.login import Login
 from polywire.client.tls import secured
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.polywire import messages
@@ -55,14 +56,12 @@ _I = TypeVar("_I", TransactionInfo, WriterInfo)
 _flags: Final = header_fields("flags")
 
 
+@dataclass(eq=False, slots=True)
 class _Pending:
     """A request in flight. ``parts`` has the payloads of the response frames received so far."""
 
-    __slots__ = ("done", "parts")
-
-    def __init__(self, done: asyncio.Future[tuple[bytes, list[bytes]]]) -> None:
-        self.done: Final = done
-        self.parts: list[bytes] = []
+    done: asyncio.Future[tuple[bytes, list[bytes]]]
+    parts: list[bytes] = field(default_factory=list)
 
 
 class PolywireConnection(Connection):

@@ -1,20 +1,257 @@
-"""A pool of blocking sockets to a broker, or to the first of several brokers that responds.
+"""Blocking sockets for frames of the `polywire` protocol, and a pool of them.
 
-A socket is reused only if its last response was read completely. Calls may come from any thread.
+Every error of the connection closes it and raises Unavailable. The header of every response is checked. A pooled socket
+is reused only if its last response was read completely. Calls of the pool may come from any thread.
 """
 
 from __future__ import annotations
 
+import math
+import socket
 import ssl
+import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from polywire.client.blocking import FramedSocket
-from polywire.client.failures import no_broker_answers
-from polywire.client.login import Login
-from polywire.errors import Unavailable
+from polywire.client.address import Login
+from polywire.client.failures import POLYWIRE_PORT, cannot_connect, hung_up, no_broker_answers, not_polywire, silent
+from polywire.errors import BrokerError, ErrorCode, PeerError, Unavailable
+from polywire.protocols.polywire.codec import (
+    ERROR,
+    MAGIC,
+    MORE,
+    PREFIX_BYTES,
+    Prefix,
+    decode_answer,
+    decode_answer_prefix,
+    encode_head,
+)
+from polywire.protocols.polywire.errors import error_of
+from polywire.protocols.polywire.messages import Failure, Head, Limits, LogIn, Verb
+from polywire.records.allocation import Arena
+from polywire.types import Buffer, spell_address
+
+JOINED_BYTES_MAX: Final = 64 * 1024  # parts are joined up to this size, so that they are sent as one TLS record
+SEND_PARTS_MAX: Final = 64  # buffers per sendmsg, far below the system's limit of 1,024
+
+
+class TlsSocket:
+    """The methods of a blocking socket that ``FramedSocket`` uses, over TLS. They raise OSError as a socket does."""
+
+    def __init__(self, plain: socket.socket, context: ssl.SSLContext, host: str) -> None:
+        self._socket: Final = context.wrap_socket(plain, server_hostname=host)
+
+    def setsockopt(self, *args: Any) -> None:
+        """Set an option of the TCP socket."""
+        self._socket.setsockopt(*args)
+
+    def settimeout(self, timeout_s: float | None) -> None:
+        """Limit each wait to this many seconds. None waits forever."""
+        self._socket.settimeout(timeout_s)
+
+    def close(self) -> None:
+        """Close the TLS and the TCP socket."""
+        self._socket.close()
+
+    def recv(self, size: int, flags: int) -> bytes:
+        """Return a placeholder if decrypted data is buffered.
+
+        Otherwise return received bytes, which may be encrypted.
+        """
+        if self._socket.pending():
+            return b"?"
+        return socket.socket.recv(self._socket, size, flags)
+
+    def recv_into(self, view: memoryview, size: int, flags: int) -> int:
+        """Read at least one byte, or return 0 at the end. TLS has no flags."""
+        try:
+            return self._socket.recv_into(view, size)
+        except ssl.SSLWantReadError as error:
+            raise BlockingIOError(str(error)) from None
+
+    def sendmsg(self, parts: Sequence[memoryview]) -> int:
+        """Send some of the parts, in order, and return the number of bytes sent."""
+        small: list[memoryview] = []
+        size = 0
+        for part in parts:
+            size += len(part)
+            if size > JOINED_BYTES_MAX:
+                break
+            small.append(part)
+        return self._socket.send(b"".join(small) if small else parts[0])
+
+
+class FramedSocket:
+    """A connected socket.
+
+    It is closed after an error, so that the rest of a response is never read as the next response.
+
+    ``_is_greeted``: the peer speaks this protocol. ``owed`` is the number of requests whose responses were not read yet.
+    """
+
+    __slots__ = ("_correlation", "_is_greeted", "_socket", "address", "limits", "open", "owed")
+
+    def __init__(
+        self, host: str, port: int, *, timeout_s: float, tls: ssl.SSLContext | None = None, login: Login | None = None
+    ) -> None:
+        """Connect, negotiate the protocol version, and log in.
+
+        ``timeout_s`` limits each wait for the peer, in seconds. Raises Unavailable. If the login fails, raises
+        Denied(LOGIN_FAILED) or Busy.
+        """
+        self.address: Final = spell_address(host, port)
+        self.open = True
+        self.owed = 0
+        self._correlation = 0
+        self._is_greeted = False
+        try:
+            plain = socket.create_connection((host, port), timeout=timeout_s)
+            self._socket: Final[Any] = plain if tls is None else TlsSocket(plain, tls, host)
+        except OSError as error:
+            raise cannot_connect(error, host, port) from None
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # With the kernel's timeouts, one recv call returns a whole frame. Python's timeouts would poll before each part
+        # of it.
+        self._socket.settimeout(None)
+        fraction, seconds = math.modf(timeout_s)
+        interval = struct.pack("@ll", int(seconds), int(fraction * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
+        self.limits: Final = self._greet()
+        if login is not None:
+            self._log_in(login)
+
+    def _log_in(self, login: Login) -> None:
+        try:
+            prefix, _ = self.receive(self.send(Verb.LOGIN, LogIn(login.name, login.password)))
+            self.receive_payload(prefix)
+        except BrokerError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the socket. Responses that were not read are lost."""
+        self.open = False
+        self._socket.close()
+
+    def usable(self) -> bool:
+        """Return whether the socket can be reused: the peer has not closed it, and all responses were read."""
+        if not self.open or self.owed:
+            return False
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        # Readable although no response is due: the peer closed the connection, or sent unrequested bytes.
+        self.close()
+        return False
+
+    def send(self, verb: Verb, head: Head, payload: Sequence[Buffer] = ()) -> int:
+        """Send one request, and return its correlation id."""
+        self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
+        self.owed += 1
+        size = sum(memoryview(part).nbytes for part in payload)
+        self._send_parts([encode_head(verb, self._correlation, head, payload_bytes=size), *payload])
+        return self._correlation
+
+    def receive(self, correlation: int) -> tuple[Prefix, bytes]:
+        """Return the prefix and head of the next frame. Its payload must be read next.
+
+        Raises the error in the response, or Unavailable if the frame does not have this correlation id.
+        """
+        prefix, head = self._receive_frame()
+        if prefix.correlation != correlation:
+            self.close()
+            raise Unavailable(ErrorCode.UNREACHABLE, f"unexpected response address={self.address}")
+        return prefix, head
+
+    def receive_payload(self, prefix: Prefix, arena: Arena | None = None) -> memoryview:
+        """Return the payload of the frame whose head was read last, in a block of ``arena`` or in new memory."""
+        size = prefix.length - prefix.head_bytes
+        view = memoryview(bytearray(size)) if arena is None or size == 0 else arena.take(size)
+        self._receive_into(view)
+        if not more_follows(prefix):
+            self.owed -= 1
+        return view
+
+    def _greet(self) -> Limits:
+        self._send_parts([MAGIC])
+        opening = bytearray(len(MAGIC))
+        self._receive_into(memoryview(opening))
+        if opening != MAGIC:
+            self.close()
+            raise not_polywire(bytes(opening), self.address)
+        self._is_greeted = True
+        _, head = self._receive_frame()
+        return self._decode(head)
+
+    def _decode(self, head: bytes) -> Limits:
+        try:
+            return decode_answer(head, Limits)
+        except PeerError as error:
+            self.close()
+            raise Unavailable(ErrorCode.UNREACHABLE, error.message) from None
+
+    def _receive_frame(self) -> tuple[Prefix, bytes]:
+        start = bytearray(PREFIX_BYTES)
+        self._receive_into(memoryview(start))
+        try:
+            prefix = decode_answer_prefix(start)
+            head = bytearray(prefix.head_bytes)
+            self._receive_into(memoryview(head))
+            if not prefix.flags & ERROR:
+                return prefix, bytes(head)
+            failure = decode_answer(head, Failure)
+        except PeerError as error:
+            self.close()
+            raise Unavailable(ErrorCode.UNREACHABLE, f"{error.message} address={self.address}") from None
+        self.owed -= 1
+        raise error_of(failure)
+
+    def _receive_into(self, view: memoryview) -> None:
+        at = 0
+        try:
+            while at < len(view):
+                size = self._socket.recv_into(view[at:], 0, socket.MSG_WAITALL)
+                if size == 0:
+                    raise ConnectionResetError("the broker closed the connection")
+                at += size
+        except BlockingIOError:
+            self.close()
+            if not self._is_greeted:
+                raise silent(self.address) from None
+            raise Unavailable(ErrorCode.UNREACHABLE, f"no response in time address={self.address}") from None
+        except OSError as error:
+            raise self._lost(error) from None
+
+    def _lost(self, error: OSError) -> Unavailable:
+        """Close the socket, and return the error for a lost connection."""
+        self.close()
+        if not self._is_greeted:
+            return hung_up(self.address, POLYWIRE_PORT)
+        return Unavailable(ErrorCode.UNREACHABLE, f"connection lost reason={error} address={self.address}")
+
+    def _send_parts(self, parts: Sequence[Buffer]) -> None:
+        views = [view for view in (memoryview(part).cast("B") for part in parts) if len(view)]
+        try:
+            while views:
+                sent = self._socket.sendmsg(views[:SEND_PARTS_MAX])
+                while views and sent >= len(views[0]):
+                    sent -= len(views.pop(0))
+                if sent:
+                    views[0] = views[0][sent:]
+        except OSError as error:
+            raise self._lost(error) from None
+
+
+def more_follows(prefix: Prefix) -> bool:
+    """Return whether this frame is not the last one of the response."""
+    return bool(prefix.flags & MORE)
+
 
 SPARE_MAX: Final = 4  # idle sockets in the pool
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from time import sleep
 from typing import Final, NamedTuple, Protocol
 
-from polywire.client.blocking import FramedSocket
 from polywire.client.bulk import BulkConnection
+from polywire.client.sockets import FramedSocket
 from polywire.errors import Busy, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Head, Verb

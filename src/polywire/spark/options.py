@@ -15,8 +15,8 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from polywire import names
 from polywire.choices import did_you_mean
+from polywire.client.address import PASSWORD_VARIABLE, Login, login_of
 from polywire.client.bulk import RECONNECT_S, TIMEOUT_S
-from polywire.client.login import PASSWORD_VARIABLE, Login, login_of
 from polywire.errors import ErrorCode, Invalid
 from polywire.spark.offsets import PartitionKey
 from polywire.types import Level

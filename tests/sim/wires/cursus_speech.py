@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from polywire.client.cursus_replies import decode_batch, encode_batch, error_of, fields, last_offset, number, numbers
+from polywire.client.cursus import decode_batch, encode_batch, error_of, fields, last_offset, number, numbers
 from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.cursus.messages import decoded, enveloped, frame
 from polywire.records.columns import Record

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from polywire.client.cursus_replies import fields, number, numbers
+from polywire.client.cursus import fields, number, numbers
 from polywire.protocols.cursus.messages import decoded, enveloped, frame
 from polywire.types import Level
 from tests.sim.chance import Chance

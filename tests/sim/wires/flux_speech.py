@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from polywire.client.flux_replies import Reply, items, number, parse_reply, read_records, split_consumed
+from polywire.client.flux import Reply, items, number, parse_reply, read_records, split_consumed
 from polywire.errors import Conflict
 from polywire.records.partitioner import partition_of
 from polywire.types import KeyHash, Level

@@ -9,8 +9,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from polywire.client.arrow import COLUMNS, TIMESTAMP, WRAP_BYTES_MIN, arrow_to_batches, chunk_to_arrow
-from polywire.client.arrow_columns import HEADER_LIST, TYPED_HEADER_LIST
+from polywire.client.arrow import (
+    COLUMNS,
+    HEADER_LIST,
+    TIMESTAMP,
+    TYPED_HEADER_LIST,
+    WRAP_BYTES_MIN,
+    arrow_to_batches,
+    chunk_to_arrow,
+)
 from polywire.client.bulk import StoredChunk
 from polywire.errors import ErrorCode, Invalid
 from polywire.records.batch import read_header, stamp, validate

@@ -9,7 +9,7 @@ import pytest
 
 import polywire
 from polywire.client import bulk
-from polywire.client.brokers import split_brokers
+from polywire.client.address import split_brokers
 from polywire.client.connect import connect
 from polywire.errors import Invalid, Unavailable
 from polywire.records.columns import Record

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from polywire.client import bulk
+from polywire.client.address import split_address
 from polywire.client.arrow import chunk_to_arrow
-from polywire.client.brokers import split_address
 from polywire.client.bulk import BulkConnection
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.polywire import messages

@@ -161,7 +161,7 @@ class _Still:
 
 @pytest.mark.parametrize("records", [[], [Record(b"x", offset=0)]])
 def test_a_copy_from_a_source_that_makes_no_progress(records: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "places_of", lambda *_: _Still(records))
+    monkeypatch.setattr(copying, "reader_of", lambda *_: _Still(records))
     copy = copying.Copy(
         copying.End("polywire://a", "t"),
         copying.End("polywire://b", "t"),

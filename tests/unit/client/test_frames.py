@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import polywire
-from polywire.client.frames import read_polars, scan_polars, to_duckdb
-from polywire.client.tables import scan
+from polywire.client.tables import read_polars, scan, scan_polars, to_duckdb
 from polywire.errors import Invalid, Missing
 from tests.unit.client.served import Served
 
@@ -39,7 +38,7 @@ def test_a_lazy_frame_reads_only_needed_columns(filled: str, monkeypatch: pytest
         asked.append(list(named["columns"]))
         return scan(*args, **named)
 
-    monkeypatch.setattr("polywire.client.frames.scan", noted)
+    monkeypatch.setattr("polywire.client.tables.scan", noted)
     lazy = scan_polars(filled, "t", text=True)
     assert asked == []
     found = lazy.filter(polars.col("partition") == 1).select("value").collect()

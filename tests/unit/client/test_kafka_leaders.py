@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from polywire.client.kafka_leaders import TRIES_MAX, Leaders
+from polywire.client.kafka_connection import TRIES_MAX, Leaders
 from polywire.errors import BrokerError, ErrorCode, Unavailable
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import Api, WireError
@@ -53,7 +53,7 @@ class Cluster:
         Node.leader = 2
         self.first = Node(1)
         self.dialled: list[Node] = []
-        self.leaders = Leaders(self.first, self._dial)
+        self.leaders = Leaders(cast(Any, self.first), cast(Any, self._dial))
 
     async def _dial(self, host: str, port: int) -> Node:
         (number,) = [number for number, at in ADDRESSES.items() if at == (host, port)]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from polywire.client.address import Login
 from polywire.client.connect import connect
-from polywire.client.kafka_login import ITERATIONS_RANGE, ScramProof, log_in, mechanism_for
-from polywire.client.login import Login
+from polywire.client.kafka_connection import ITERATIONS_RANGE, ScramProof, log_in, mechanism_for
 from polywire.errors import Denied, ErrorCode, Invalid
 
 NONCE = "rOprNGfwEbeRWgbNEkqO"

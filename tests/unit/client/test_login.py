@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from polywire.client.address import PASSWORD_VARIABLE, Login, login_of, split_login
 from polywire.client.connect import connect
-from polywire.client.login import PASSWORD_VARIABLE, Login, login_of, split_login
 from polywire.errors import Invalid
 
 

@@ -11,10 +11,10 @@ import pytest
 import polywire
 from polywire.client import connection, consumer, lane, link
 from polywire.client.base import WireClient
-from polywire.client.blocking import FramedSocket
 from polywire.client.connect import connect
 from polywire.client.consumer import Consumer
 from polywire.client.failures import cannot_connect
+from polywire.client.sockets import FramedSocket
 from polywire.errors import BrokerError, Denied, ErrorCode, Invalid, Unavailable
 from polywire.testing.process import lasting_port
 from polywire.testing.thread import BrokerThread

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polywire.client.login import PASSWORD_VARIABLE, Login
+from polywire.client.address import PASSWORD_VARIABLE, Login
 from polywire.errors import Invalid
 from polywire.spark.offsets import PartitionKey
 from polywire.spark.options import (

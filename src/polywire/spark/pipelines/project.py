@@ -16,7 +16,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from polywire.client.login import PASSWORD_VARIABLE
+from polywire.client.address import PASSWORD_VARIABLE
 from polywire.errors import ErrorCode, Invalid
 
 _SPEC: Final = """# Run with: SPARK_CONF_DIR=conf spark-pipelines run

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, SparkSessio
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
-from polywire.client.login import split_login
+from polywire.client.address import split_login
 from polywire.spark.functions import CORRUPT, Parse, parser
 from polywire.spark.progress import BatchProgress, OnProgress, follow, observed
 

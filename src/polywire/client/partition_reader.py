@@ -1,10 +1,10 @@
 """Read partitions from beginning to end over any protocol.
 
-A *place* is a position at which reading can continue: an offset, or a byte address over Kafka 0.7. Each protocol has
-its own requests to find places.
+A *location* is a position at which reading can continue: an offset, or a byte address over Kafka 0.7. Each protocol has
+its own requests to find locations.
 
-Reading from the first place on returns every record once and in order. The field ``offset`` of a returned record has
-the record's place.
+Reading from the first location on returns every record once and in order. The field ``offset`` of a returned record has
+the record's location.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ MARKER_WAIT_MS: Final = 500
 OFFSET_LIMIT: Final = 2**62
 
 
-class Places(Protocol):
+class PartitionReader(Protocol):
     """The partitions of one topic, over one connection."""
 
     async def partition_count(self) -> int:
         """Return how many partitions there are. Raises Missing(TOPIC_MISSING)."""
 
     async def first(self, partition: int) -> int:
-        """Return the place of the first record. If the partition is empty, return that of the next record."""
+        """Return the location of the first record. If the partition is empty, return that of the next record."""
 
     async def end(self, partition: int) -> int:
-        """Return the place after the last record."""
+        """Return the location after the last record."""
 
-    async def read(self, partition: int, place: int) -> tuple[list[Record], int]:
-        """Return records from a place on, and the place to continue at.
+    async def read(self, partition: int, location: int) -> tuple[list[Record], int]:
+        """Return records from a location on, and the location to continue at.
 
-        At the end, return no records and the same place.
+        At the end, return no records and the same location.
         """
 
 
-def places_of(client: WireClient, topic: str) -> Places:
-    """Return the topic's places over this client's protocol."""
+def reader_of(client: WireClient, topic: str) -> PartitionReader:
+    """Return the reader of a topic's partitions over this client's protocol."""
     match client:
         case Kafka07Client():
-            return _Addresses(client, topic)
+            return _AddressReader(client, topic)
         case IggyClient():
-            return _Polled(client, topic)
+            return _PollReader(client, topic)
         case FluxClient():
-            return _Searched(client, topic)
+            return _SearchReader(client, topic)
         case _:
-            return _Bounded(client, topic)
+            return _BoundsReader(client, topic)
 
 
-class _Bounded:
-    """Places over protocols that report the bounds of partitions."""
+class _BoundsReader:
+    """Reads over protocols that report the bounds of partitions."""
 
     def __init__(self, client: WireClient, topic: str) -> None:
         self._client: Final = client
@@ -80,20 +80,22 @@ class _Bounded:
     async def end(self, partition: int) -> int:
         return (await self._bounds(partition)).next_offset
 
-    async def read(self, partition: int, place: int) -> tuple[list[Record], int]:
+    async def read(self, partition: int, location: int) -> tuple[list[Record], int]:
         wait_ms = MARKER_WAIT_MS if self._has_markers else 0
-        records = await self._client.fetch(self._topic, partition, place, records_max=READ_RECORDS_MAX, wait_ms=wait_ms)
+        records = await self._client.fetch(
+            self._topic, partition, location, records_max=READ_RECORDS_MAX, wait_ms=wait_ms
+        )
         if records:
             return records, records[-1].offset + 1
         end = await self.end(partition)
-        if place >= end:
-            return [], place
+        if location >= end:
+            return [], location
         # Offsets without records: markers of Kafka transactions, and records that compaction removed.
-        return [], place + 1 if self._has_markers else end
+        return [], location + 1 if self._has_markers else end
 
 
-class _Polled:
-    """Places over protocols on which the first and last record can be requested."""
+class _PollReader:
+    """Reads over protocols on which the first and last record can be requested."""
 
     def __init__(self, client: IggyClient, topic: str) -> None:
         self._client: Final = client
@@ -108,12 +110,12 @@ class _Polled:
     async def end(self, partition: int) -> int:
         return (await self._client.extent(self._topic, partition))[1]
 
-    async def read(self, partition: int, place: int) -> tuple[list[Record], int]:
-        return await _fetch(self._client, self._topic, partition, place)
+    async def read(self, partition: int, location: int) -> tuple[list[Record], int]:
+        return await _fetch(self._client, self._topic, partition, location)
 
 
-class _Searched:
-    """Places over protocols on which only reads show which records exist."""
+class _SearchReader:
+    """Reads over protocols on which only reads show which records exist."""
 
     def __init__(self, client: FluxClient, topic: str) -> None:
         self._client: Final = client
@@ -145,11 +147,11 @@ class _Searched:
     async def _has(self, partition: int, offset: int) -> bool:
         return bool(await self._client.fetch(self._topic, partition, offset, records_max=1))
 
-    async def read(self, partition: int, place: int) -> tuple[list[Record], int]:
-        return await _fetch(self._client, self._topic, partition, place)
+    async def read(self, partition: int, location: int) -> tuple[list[Record], int]:
+        return await _fetch(self._client, self._topic, partition, location)
 
 
-class _Addresses:
+class _AddressReader:
     def __init__(self, client: Kafka07Client, topic: str) -> None:
         self._client: Final = client
         self._topic: Final = topic
@@ -167,15 +169,15 @@ class _Addresses:
         found = await self._client.addresses(self._topic, partition, time_ms)
         return found[0] if found else 0
 
-    async def read(self, partition: int, place: int) -> tuple[list[Record], int]:
-        read = await self._client.read(self._topic, partition, place)
-        begins = [place, *read.positions]
+    async def read(self, partition: int, location: int) -> tuple[list[Record], int]:
+        read = await self._client.read(self._topic, partition, location)
+        begins = [location, *read.positions]
         return [Record(value, offset=at) for value, at in zip(read.values, begins, strict=False)], read.next_address
 
 
-async def _fetch(client: WireClient, topic: str, partition: int, place: int) -> tuple[list[Record], int]:
-    records = await client.fetch(topic, partition, place, records_max=READ_RECORDS_MAX)
-    return records, records[-1].offset + 1 if records else place
+async def _fetch(client: WireClient, topic: str, partition: int, location: int) -> tuple[list[Record], int]:
+    records = await client.fetch(topic, partition, location, records_max=READ_RECORDS_MAX)
+    return records, records[-1].offset + 1 if records else location
 
 
 async def _count_listed(client: WireClient, topic: str) -> int:
@@ -185,6 +187,6 @@ async def _count_listed(client: WireClient, topic: str) -> int:
     raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic topic={topic!r}")
 
 
-def tells_offsets(client: WireClient) -> bool:
-    """Return whether the places of this protocol are offsets that groups can commit."""
+def uses_offsets(client: WireClient) -> bool:
+    """Return whether the locations of this protocol are offsets that groups can commit."""
     return not isinstance(client, Kafka07Client) and Ability.POSITIONS in client.abilities

@@ -1,0 +1,91 @@
+"""Brokers and logins in a URL.
+
+All addresses are checked before any broker is contacted. Error messages and the ``repr`` of a ``Login`` never contain a
+password. Spark workers import this module, so it needs no asyncio.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import unquote
+
+from polywire.errors import ErrorCode, Invalid
+from polywire.types import PORT_DIGITS_MAX, PORT_MAX
+
+BETWEEN: Final = ","
+
+
+def split_brokers(url: str) -> list[str]:
+    """Return one URL for each broker of ``[scheme://][name:password@]host:port,host:port…[?options]``.
+
+    Login and options apply to all brokers. So does the scheme, but a broker may have its own. Raises
+    Invalid(INVALID_REQUEST).
+    """
+    _, separator, _ = url.partition("://")
+    begin = url.rfind("@") + 1 or (url.index("://") + 3 if separator else 0)
+    head, rest = url[:begin], url[begin:]
+    places, mark, options = rest.partition("?")
+    if BETWEEN not in places:
+        return [url]
+    given = [place.strip() for place in places.split(BETWEEN)]
+    for place in given:
+        split_address(place.rpartition("://")[2])
+    return [f"{place if '://' in place else head + place}{mark}{options}" for place in given]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of ``[polywire://]host:port``.
+
+    An IPv6 host is written in brackets. Raises Invalid(INVALID_REQUEST).
+    """
+    bare = address.removeprefix("polywire://").rstrip("/")
+    host, colon, port = bare.rpartition(":")
+    if not colon or not host or not (port.isascii() and port.isdigit()):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"address is not host:port address={address!r}")
+    if len(port) > PORT_DIGITS_MAX or not 0 < int(port) <= PORT_MAX:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"port is not between 1 and {PORT_MAX} address={address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+PASSWORD_VARIABLE: Final = "POLYWIRE_PASSWORD"
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """A user name with a password, or an access token."""
+
+    name: str
+    password: str = field(repr=False)
+
+
+def login_of(name: str, password: str | None) -> Login:
+    """Return the login for a name. If ``password`` is None, it is taken from the environment.
+
+    Raises Invalid(INVALID_REQUEST).
+    """
+    password = password or os.environ.get(PASSWORD_VARIABLE)
+    if not name:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "password has no user name (use name:password@host:port)")
+    if not password:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"user has no password (set the variable {PASSWORD_VARIABLE}, or use name:password@host:port)"
+            f" name={name!r}",
+        )
+    return Login(name, password)
+
+
+def split_login(address: str) -> tuple[Login | None, str]:
+    """Return the login in ``[scheme://][name[:password]@]host:port``, and the address without it.
+
+    Characters that an address cannot contain are written as escapes such as ``%40``. Without a password, the one in the
+    environment is used. Raises Invalid(INVALID_REQUEST).
+    """
+    scheme, separator, rest = address.rpartition("://")
+    words, at, place = rest.rpartition("@")
+    if not at:
+        return None, address
+    name, _, password = words.partition(":")
+    return login_of(unquote(name), unquote(password)), f"{scheme}{separator}{place}"
