@@ -12,8 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from polywire.build_info import compiled_modules
-from polywire.cli.doctor import unsound
-from polywire.cli.log import opened
+from polywire.cli.doctor import opened, unsound
 from polywire.log.doctor import examine
 from tests.broker_process import BrokerProcess
 from tests.hostile.conversations import converse

@@ -32,8 +32,16 @@ from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
-from polywire.cli.doctor import EXIT_DAMAGED, EXITS, exit_code, print_findings, unsound
-from polywire.cli.log import empty_state, logs_on_stderr, opened
+from polywire.cli.doctor import (
+    EXIT_DAMAGED,
+    EXITS,
+    empty_state,
+    exit_code,
+    logs_on_stderr,
+    opened,
+    print_findings,
+    unsound,
+)
 from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.usage import DataDir, examples
 from polywire.clock import Clock, SystemClock

@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Annotated, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
@@ -15,13 +16,18 @@ from polywire.cli.output import Failed, ListFormat, format_time, note, print_lis
 from polywire.cli.usage import examples
 from polywire.clock import SystemClock
 from polywire.cluster.bucket_probe import probe
-from polywire.cluster.nodes import LOOK_S, Candidate, Node, Nodes, NodeState, Watch, Wish, states
+from polywire.cluster.nodes import Candidate, Node, Nodes, NodeState, Wish, observed_nodes
 from polywire.store.identity import Identity, find_identity, make_identity
 from polywire.store.objects import FIRST, Objects
 from polywire.store.url import open_bucket
 from polywire.types import SHARDS_MAX, shard_name, spell_address
 
+if TYPE_CHECKING:
+    from polywire.cluster.migration import Progress
+
 EXIT_UNFIT: Final = 3
+IMPORT_TIMEOUT_S: Final = 120  # seconds for one request, which may transfer a whole segment
+REPORT_S: Final = 2.0  # seconds between two progress lines
 POLL_S: Final = 0.25
 EXIT_LEADS: Final = 3
 NODE_COLUMNS: Final = ("node", "shard", "state", "start", "drained", "addresses")
@@ -35,13 +41,42 @@ app = App(
 )
 
 Url = Annotated[str, Parameter(help="Bucket and prefix of the log: s3://, gs://, az:// or file:///.")]
-app.command(
-    "polywire.cli.cluster_import:app",
-    name="import",
-    help="Import a data directory into a bucket without a log: topics, records with their offsets, groups with committed offsets, users.\n\n"
-    "The directory is not changed. Run an interrupted import again to resume it. No broker can lead before the import is complete.",
-)
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
+
+
+@app.command(
+    name="import",
+    help_epilogue=examples(
+        "polywire cluster import polywire-data s3://my-bucket/polywire",
+        "polywire serve --bucket s3://my-bucket/polywire --data-dir polywire-cache",
+    ),
+)
+def import_data(
+    data_dir: Annotated[Path, Parameter(help="Data directory of a stopped broker.")],
+    url: Url,
+) -> None:
+    """Import a data directory into a bucket without a log: topics, records with their offsets, groups with committed offsets, users.
+
+    The directory is not changed. Run an interrupted import again to resume it. No broker can lead before the import is complete.
+    """
+    # The modules of the log are imported only if they are needed.
+    from polywire.cli.doctor import opened
+    from polywire.cluster.bucket_probe import check as check_bucket
+    from polywire.cluster.migration import import_directory
+    from polywire.server.shard_directories import count_shards
+
+    shards = count_shards(data_dir)
+    if shards > 1:
+        raise Failed(
+            f"data directory has several shards (only a directory of one process can be imported) shards={shards}"
+        )
+    objects, blobs = open_bucket(url), open_bucket(url, timeout_s=IMPORT_TIMEOUT_S)
+    check_bucket(objects)
+    with opened(data_dir) as offline:
+        imported = import_directory(offline, objects, blobs, SystemClock(), _ProgressLine())
+    outcome = "this directory was already imported" if imported.again else "imported"
+    note(f"{outcome} id={imported.identity.id} segments={imported.segments} bytes={imported.bytes}")
+    note(f"next: polywire serve --bucket {url} --data-dir (another directory, for the cache)")
 
 
 @app.command(
@@ -117,7 +152,7 @@ def status(url: Url, *, output: Output = ListFormat.TABLE) -> None:
             "drained": node.drained,
             "addresses": " ".join(f"{wire}={spell_address(*at)}" for wire, at in sorted(node.addresses.items())),
         }
-        for node, state in seen_nodes(objects)
+        for node, state in observed_nodes(objects)
     ]
     print_list(rows, columns=NODE_COLUMNS, form=output)
     if output is ListFormat.TABLE:
@@ -135,7 +170,7 @@ def list_shards(url: Url, *, output: Output = ListFormat.TABLE) -> None:
     status.
     """
     objects = open_bucket(url)
-    identity, seen = _identity(objects), seen_nodes(objects)
+    identity, seen = _identity(objects), observed_nodes(objects)
     rows = []
     for shard in range(identity.shards):
         leader = _leader(seen, shard)
@@ -180,7 +215,7 @@ def takeover(
         raise Failed(f"shard number is required (use --shard 0 to --shard {identity.shards - 1})")
     candidate = Candidate(node or "", shard or FIRST, identity.shards)
     node = None if node is None else candidate.name
-    nodes, seen = Nodes(objects, candidate), seen_nodes(objects)
+    nodes, seen = Nodes(objects, candidate), observed_nodes(objects)
     leader, standbys = _leader(seen, candidate.shard), _standbys(seen, candidate.shard)
     if leader is None:
         raise Failed("the shard has no leader (a healthy standby takes over on its own)")
@@ -291,18 +326,14 @@ def _identity(objects: Objects) -> Identity:
     return identity
 
 
-def seen_nodes(objects: Objects) -> list[tuple[Node, NodeState]]:
-    """Return all brokers with their states.
+class _ProgressLine:
+    def __init__(self) -> None:
+        self._printed_at = time.monotonic()
 
-    Waits for a heartbeat of each broker, but no longer than a live broker takes to send one.
-    """
-    nodes, clock, watch = Nodes(objects), SystemClock(), Watch("")
-    brokers, begun = nodes.read(), clock.monotonic()
-    watch.see(brokers, begun)
-    now, heard = begun, set[str]()
-    while now < begun + LOOK_S and not heard.issuperset(node.name for node in brokers):
-        time.sleep(POLL_S)
-        brokers, now = nodes.read(), clock.monotonic()
-        watch.see(brokers, now)
-        heard.update(node.name for node in brokers if watch.silent_s(node) == 0)
-    return states(brokers, heard)
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now >= self._printed_at + REPORT_S or progress.segments == progress.segments_all:
+            self._printed_at = now
+            note(
+                f"{progress.step.value} segments={progress.segments} of={progress.segments_all} bytes={progress.bytes}"
+            )

@@ -5,20 +5,25 @@ The exit code reports the most severe finding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
+import structlog
 from cyclopts import App, Parameter
 
+from polywire.broker.settings import BrokerSettings
 from polywire.broker.state import State
-from polywire.cli.log import empty_state, logs_on_stderr, opened, partition_name
 from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.usage import examples
 from polywire.clock import SystemClock
 from polywire.log.base import Replay
-from polywire.log.doctor import Finding, OfflineLog, Severity, examine, rebuild
+from polywire.log.doctor import Finding, OfflineLog, Severity, examine, open_offline, rebuild
 from polywire.log.segments.segment_set import SEGMENTS
 from polywire.store.bucket import REQUEST_TIMEOUT_S
 from polywire.store.metered import Meter, MeteredObjects, RequestCounts
@@ -42,6 +47,10 @@ app = App(
 COLUMNS: Final = ("state", "path", "topic", "partition", "first_offset", "next_offset", "remedy", "message")
 
 
+empty_state: Final = partial(State, BrokerSettings())
+"""Creates an empty broker state, into which a log is replayed."""
+
+
 Directory = Annotated[
     Path | None,
     Parameter(env_var="POLYWIRE_SERVE_DATA_DIR", help="Data directory, as passed to polywire serve --data-dir."),
@@ -49,6 +58,28 @@ Directory = Annotated[
 Bucket = Annotated[
     str | None, Parameter(help="Check a log in a bucket instead, read-only: s3://, gs://, az:// or file:///.")
 ]
+
+
+@contextmanager
+def opened(directory: Path) -> Iterator[OfflineLog]:
+    """Open a data directory offline. No broker can use it meanwhile."""
+    loop = asyncio.new_event_loop()
+    try:
+        with logs_on_stderr(), open_offline(directory, empty_state, loop) as offline:
+            yield offline
+    finally:
+        loop.close()
+
+
+@contextmanager
+def logs_on_stderr() -> Iterator[None]:
+    """Send log lines to standard error, because standard output is for results."""
+    before = structlog.get_config()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 @app.default
@@ -102,8 +133,8 @@ class Examined:
 
 def examined(url: str) -> list[Examined]:
     """Check a bucket, each of its shards, and its brokers. Raises BrokerError if the bucket cannot be read."""
-    from polywire.cli.cluster import seen_nodes
     from polywire.cluster.doctor import BucketDoctor
+    from polywire.cluster.nodes import observed_nodes
 
     meter = Meter(SystemClock())
     objects, blobs = (
@@ -112,7 +143,7 @@ def examined(url: str) -> list[Examined]:
     )
     bucket_doctor = BucketDoctor(objects, blobs)
     with logs_on_stderr():
-        seen = seen_nodes(objects)
+        seen = observed_nodes(objects)
         found = [Examined(empty_state(), [bucket_doctor.examine_identity()])]
         for shard in bucket_doctor.shards:
             findings, state = shard.examine(), empty_state()
@@ -175,3 +206,12 @@ def _row(state: Replay, finding: Finding) -> Mapping[str, object]:
     remedy = None if finding.remedy is None else finding.remedy.value
     facts = (finding.severity.value, finding.path, topic, number, first, end, remedy, finding.message)
     return dict(zip(COLUMNS, facts, strict=True))
+
+
+def partition_name(state: Replay, incarnation: int) -> tuple[str, int]:
+    """Return the topic and partition of an incarnation.
+
+    If the topic no longer exists, return "(deleted)" and the incarnation.
+    """
+    found = state.catalog.find_partition(incarnation) if isinstance(state, State) else None
+    return ("(deleted)", incarnation) if found is None else (found.topic.name.full, found.number)

@@ -6,50 +6,65 @@ Before a repair changes anything, it lists the records that will be lost.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 from typing import Annotated, Final
 
-import structlog
 from cyclopts import App, Parameter
 
-from polywire.broker.settings import BrokerSettings
-from polywire.broker.state import State
+from polywire.cli.doctor import (
+    EXITS,
+    Bucket,
+    Directory,
+    Examined,
+    empty_state,
+    examined,
+    exit_code,
+    logs_on_stderr,
+    opened,
+    partition_name,
+    print_examined,
+    print_findings,
+    required,
+    unsound,
+)
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import DataDir, examples
 from polywire.clock import SystemClock
-from polywire.log.base import Replay
-from polywire.log.doctor import Loss, OfflineLog, Offsets, finish, open_offline, repair
+from polywire.log.doctor import Loss, OfflineLog, Offsets, examine, finish, open_offline, repair
 
 app = App(
     name="log",
     help_epilogue=examples("polywire log repair --dry-run --data-dir polywire-data"),
 )
 
-COLUMNS: Final = ("loss", "topic", "partition", "first_offset", "next_offset", "count")
-empty_state: Final = partial(State, BrokerSettings())
-"""Creates an empty broker state, into which a log is replayed."""
+LOSS_COLUMNS: Final = ("loss", "topic", "partition", "first_offset", "next_offset", "count")
 
 
-app.command(
-    "polywire.cli.log_verify:app",
-    name="verify",
-    help="Read the journal, its snapshots and every stored batch of a data directory (offline) or a bucket, and list damage.",
+@app.command(
+    help_epilogue=examples(
+        "polywire log verify --data-dir polywire-data",
+        "polywire log verify --bucket s3://my-bucket/polywire",
+        "polywire log verify --data-dir polywire-data --output jsonl | jq .path",
+        exits=EXITS,
+    ),
 )
-
-
-@contextmanager
-def opened(directory: Path) -> Iterator[OfflineLog]:
-    """Open a data directory offline. No broker can use it meanwhile."""
-    loop = asyncio.new_event_loop()
-    try:
-        with logs_on_stderr(), open_offline(directory, empty_state, loop) as offline:
-            yield offline
-    finally:
-        loop.close()
+def verify(
+    *,
+    data_dir: Directory = None,
+    bucket: Bucket = None,
+    output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
+) -> int:
+    """Read the journal, its snapshots and every stored batch of a data directory (offline) or a bucket, and list damage."""
+    if bucket is not None:
+        found = examined(bucket)
+        print_examined([Examined(part.state, unsound(part.findings)) for part in found], output)
+        findings = [finding for part in found for finding in part.findings]
+    else:
+        with opened(required(data_dir)) as offline:
+            findings = examine(offline)
+            print_findings(offline.state, unsound(findings), output)
+    note(f"verified files={len({finding.path for finding in findings})} findings={len(unsound(findings))}")
+    return exit_code(findings)
 
 
 @app.command(
@@ -75,7 +90,7 @@ def repair_log(
                 note("no repair is necessary: a broker can start from this directory")
                 return
             note(f"damage: {diagnosis.reason.message}")
-            print_list(list(rows_of(offline, diagnosis.loss)), columns=COLUMNS, form=output)
+            print_list(list(rows_of(offline, diagnosis.loss)), columns=LOSS_COLUMNS, form=output)
             if dry_run:
                 note("dry run: nothing was changed")
                 return
@@ -84,17 +99,6 @@ def repair_log(
         note(f"repaired; the original journal files are in {backup}")
     finally:
         loop.close()
-
-
-@contextmanager
-def logs_on_stderr() -> Iterator[None]:
-    """Send log lines to standard error, because standard output is for results."""
-    before = structlog.get_config()
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    try:
-        yield
-    finally:
-        structlog.configure(**before)
 
 
 def rows_of(offline: OfflineLog, loss: Loss) -> Iterator[Mapping[str, object]]:
@@ -112,20 +116,11 @@ def rows_of(offline: OfflineLog, loss: Loss) -> Iterator[Mapping[str, object]]:
     }
     for name, count in counts.items():
         if count:
-            yield dict.fromkeys(COLUMNS) | {"loss": name, "count": count}
+            yield dict.fromkeys(LOSS_COLUMNS) | {"loss": name, "count": count}
 
 
 def _row(kind: str, offline: OfflineLog, incarnation: int, offsets: Offsets) -> Mapping[str, object]:
     topic, number = partition_name(offline.state, incarnation)
     first, end = offsets
     facts = (kind, topic, number, first, end, end - first)
-    return dict(zip(COLUMNS, facts, strict=True))
-
-
-def partition_name(state: Replay, incarnation: int) -> tuple[str, int]:
-    """Return the topic and partition of an incarnation.
-
-    If the topic no longer exists, return "(deleted)" and the incarnation.
-    """
-    found = state.catalog.find_partition(incarnation) if isinstance(state, State) else None
-    return ("(deleted)", incarnation) if found is None else (found.topic.name.full, found.number)
+    return dict(zip(LOSS_COLUMNS, facts, strict=True))

@@ -1,7 +1,9 @@
-"""``polywire record``: produce records from standard input, and print records to standard output.
+"""``polywire record``: produce records from standard input, print records to standard output, and copy topics.
 
 * ``produce`` accepts the output of ``consume``.
 * A command that is interrupted has written whole lines only.
+* ``copy`` reports every part of a record that the target's protocol cannot store. Passwords are neither printed nor
+  stored.
 """
 
 from __future__ import annotations
@@ -11,21 +13,29 @@ import base64
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Annotated, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
-from polywire.cli.output import format_time, note, parse_time_us
-from polywire.cli.speed import Speed
-from polywire.cli.start_position import Span, nothing_to_read, parse_start, spans
+from polywire.cli.output import format_time, note, notes, parse_time_us
+from polywire.cli.start_position import FromOffset, FromTime, Span, nothing_to_read, parse_start, spans
 from polywire.cli.usage import Count, OnlyPartition, Topic, examples
 from polywire.client.base import WireClient
+from polywire.client.consume import Bound
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.escaping import escaped, escaped_json
 from polywire.records.columns import Event, Header, HeaderKind, Record
+
+if TYPE_CHECKING:
+    from polywire.client.copying import Copy, End, Outcome
+    from polywire.client.copying import Span as CopyRange
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024  # fits a record of 10 MB as base64; a longer line indicates a wrong file
 READ_BYTES_MAX: Final = 1024 * 1024  # all whole lines from one read are sent in one produce request
@@ -403,14 +413,125 @@ def tail(
     consume(topic, from_="latest", partition=partition, count=count, follow=True, format=format, address=address)
 
 
-app.command(  # given as a string, so that the clients of all protocols are imported only for this command
-    "polywire.cli.record_copy:app",
-    name="copy",
+Endpoint = Annotated[str, Parameter(help="scheme://host:port/topic, or a topic of the broker at --address.")]
+
+
+@app.command(
     help="Copy the records of a topic to another topic, between any two protocols or brokers.\n\n"
     "Records keep their order within a partition. They keep their partition if the target's protocol can choose partitions and the target "
     "has at least as many. The copy waits for a broker that restarts, and each record arrives once if no other producer writes to the "
     "target. A missing target topic is created.",
+    help_epilogue=examples(
+        "polywire record copy orders orders-copy",
+        "polywire record copy kafka://old:9092/orders orders --state orders.copy",
+        "polywire record copy cursus://old:9000/orders orders --group billing",
+        "polywire record copy orders recent --from 2026-01-31T08:00:00Z",
+    ),
 )
+def copy(
+    source: Endpoint,
+    target: Endpoint,
+    *,
+    from_: Annotated[str, Parameter(name="--from")] = "earliest",
+    until: str = "latest",
+    partition: Annotated[int | None, Parameter(name=("--partition", "-p"))] = None,
+    state: Path | None = None,
+    group: Annotated[tuple[str, ...], Parameter(name=("--group", "-g"))] = (),
+    skip: Annotated[bool, Parameter(negative="")] = False,
+    patience: Annotated[float, Parameter(validator=Number(gte=0))] = 60.0,
+    address: Address = ADDRESS_DEFAULT,
+) -> None:
+    """Copy the records of a topic to another topic, between any two protocols or brokers.
+
+    Parameters
+    ----------
+    from_
+        Start position: earliest, an offset (a byte address with Kafka 0.7), or an ISO 8601 time.
+    until
+        End position: latest (as of the start of the copy), an offset (exclusive), or an ISO 8601 time.
+    partition
+        Copy only this partition.
+    state
+        File that stores the progress of the copy. Run the same command again to resume, or to copy records that arrived since.
+    group
+        Group whose committed offsets are translated to the target once all records are copied; can be repeated.
+    skip
+        Skip records that the target's protocol cannot store, instead of stopping with an error.
+    patience
+        Seconds to retry connecting to a broker that went away.
+    """
+    from polywire.client.copying import Copy, CopyState  # it imports the clients of all protocols
+
+    ends = endpoint_of(source, address), endpoint_of(target, address)
+    if str(ends[0]) == str(ends[1]):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"source and target are the same topic topic={ends[0].topic!r}")
+    progress = CopyState.load(state, *map(str, ends))
+    span = _range(partition, from_, until)
+    with Speed("copied") as speed:
+        work = Copy(
+            *ends,
+            progress,
+            span=span,
+            skip=skip,
+            patience_s=patience,
+            on_progress=lambda outcome: speed.show(outcome.written),
+        )
+        is_complete = False
+        try:
+            commits = asyncio.run(_copy(work, group))
+            is_complete = True
+        finally:
+            if not is_complete:
+                note(f"stopped {_summary(work.outcome)}")
+    for name, number, position, offset in commits:
+        note(f"translated group={name} partition={number} position={position} new_position={offset}")
+    for remark in work.outcome.remarks:
+        note(f"note: {remark}")
+    note(f"copied {_summary(work.outcome)}")
+
+
+def _range(partition: int | None, from_: str, until: str) -> CopyRange:
+    """Return the records that the options select. Raises Invalid(INVALID_REQUEST) for an invalid option."""
+    from polywire.client.copying import Span as CopyRange
+
+    begin, end = parse_start(from_), parse_start(until, option="--until")
+    if begin is Bound.LATEST or end is Bound.EARLIEST:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"no records to copy from={from_!r} until={until!r}")
+    return CopyRange(
+        partition,
+        begin=begin.offset if isinstance(begin, FromOffset) else None,
+        begin_time_us=begin.time_us if isinstance(begin, FromTime) else None,
+        until=end.offset if isinstance(end, FromOffset) else None,
+        until_time_us=end.time_us if isinstance(end, FromTime) else None,
+    )
+
+
+async def _copy(work: Copy, groups: tuple[str, ...]) -> list[tuple[str, int, int, int]]:
+    await work.check_groups(groups)
+    await work.run()
+    return await work.commit_positions(groups) if groups else []
+
+
+def _summary(outcome: Outcome) -> str:
+    facts = {"records": outcome.written, "found": outcome.found, "skipped": outcome.skipped}
+    facts |= {f"lost_{name}": count for name, count in sorted(outcome.lost.items())}
+    return " ".join(f"{name}={count}" for name, count in facts.items() if count or name == "records")
+
+
+def endpoint_of(text: str, address: str) -> End:
+    """Parse ``scheme://host:port/topic``, or the name of a topic of the broker at ``address``.
+
+    Raises Invalid(INVALID_REQUEST) if the topic is missing.
+    """
+    from polywire.client.copying import End
+
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return End(address, text)
+    broker, slash, topic = rest.partition("/")
+    if not slash or not topic:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"topic is missing (use scheme://host:port/topic) got={scheme}://…")
+    return End(f"{scheme}://{broker}", topic)
 
 
 def _read_records(
@@ -494,3 +615,38 @@ async def _follow(client: WireClient, printer: _Printer, span: Span) -> None:
         if records:
             printer.print(span.partition, records)
             offset = records[-1].offset + 1
+
+
+class Speed:
+    """Shows the number of records and their rate on standard error, and removes the line at the end.
+
+    Nothing is shown if standard error is not a terminal.
+
+    Args:
+        verb: what happens to the records, such as "produced".
+    """
+
+    def __init__(self, verb: str) -> None:
+        self._begun = time.monotonic()
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(pulse_style="cyan"),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            console=notes,
+            transient=True,
+            disable=not notes.is_terminal,
+        )
+        self._task = self._progress.add_task(verb, total=None, rate="")
+
+    def __enter__(self) -> Speed:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, count: int) -> None:
+        rate = count / max(time.monotonic() - self._begun, 1e-9)
+        self._progress.update(self._task, completed=count, rate=f"{count:,} records, {rate:,.0f}/s")

@@ -8,8 +8,7 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 
 from polywire.choices import unknown
-from polywire.cli.doctor import EXITS, exit_code, print_findings, unsound
-from polywire.cli.log import opened, partition_name
+from polywire.cli.doctor import EXITS, exit_code, opened, partition_name, print_findings, unsound
 from polywire.cli.output import ListFormat, format_time, note, print_list
 from polywire.cli.usage import DataDir, examples
 from polywire.errors import BrokerError

@@ -6,6 +6,7 @@ ignored.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -13,6 +14,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from polywire.clock import SystemClock
 from polywire.store.base import BlobMissing
 from polywire.store.objects import FIRST, Objects
 from polywire.types import SHARDS_MAX, shard_name
@@ -22,6 +24,7 @@ NODES_MAX: Final = 64  # maximum number of objects of one shard
 NODE_INTERVAL_S: Final = 2.0  # seconds between two writes; each is a PUT request
 NODE_TIMEOUT_S: Final = 8.0  # seconds without an update after which a broker is considered dead
 LOOK_S: Final = NODE_INTERVAL_S + 1.5  # seconds between two reads that detect dead brokers
+POLL_S: Final = 0.25  # seconds between two reads that wait for heartbeats
 # seconds without an update after which the object is deleted, because names of pods are not reused
 NODE_FORGOTTEN_S: Final = 3600.0
 NODE_BYTES_MAX: Final = 4096
@@ -240,3 +243,20 @@ class Watch:
         names = others | {self._name}
         order = order_of(self._shard, names - drained) + order_of(self._shard, names & drained)
         return order.index(self._name)
+
+
+def observed_nodes(objects: Objects) -> list[tuple[Node, NodeState]]:
+    """Return all brokers with their states.
+
+    Waits for a heartbeat of each broker, but no longer than a live broker takes to send one.
+    """
+    nodes, clock, watch = Nodes(objects), SystemClock(), Watch("")
+    brokers, begun = nodes.read(), clock.monotonic()
+    watch.see(brokers, begun)
+    now, heard = begun, set[str]()
+    while now < begun + LOOK_S and not heard.issuperset(node.name for node in brokers):
+        time.sleep(POLL_S)
+        brokers, now = nodes.read(), clock.monotonic()
+        watch.see(brokers, now)
+        heard.update(node.name for node in brokers if watch.silent_s(node) == 0)
+    return states(brokers, heard)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from polywire.cli.main import run
-from polywire.cli.record_copy import endpoint_of
+from polywire.cli.record import endpoint_of
 from polywire.client.copying import End
 from polywire.errors import Invalid
 from polywire.testing.thread import BrokerThread
