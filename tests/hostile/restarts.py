@@ -32,7 +32,7 @@ from polywire.records.checksum import xxh64
 from polywire.records.columns import HEADER_BYTES
 from polywire.records.compression import expand_body
 from polywire.records.rows import to_records
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from polywire.types import Level, TopicName
 from tests.fuzz.chance import damaged
 from tests.hostile.dialogues import DIALOGUES, Dialogue

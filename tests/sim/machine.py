@@ -7,7 +7,7 @@ from polywire.log.log import FileLog
 from polywire.log.settings import LogSettings
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from polywire.types import Level
 from tests.sim.chance import Chance
 from tests.sim.disk import SimulatedDisk

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import ClassVar, Final
 
 from polywire.errors import BrokerError, Busy
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from tests.sim.chance import Chance
 from tests.sim.disk import SimulatedDisk
 from tests.sim.files import ERRORS, Killed

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from polywire.errors import BrokerError, Missing
 from polywire.log.base import Read
 from polywire.log.log import FileLog
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from tests.sim.chance import Chance
 from tests.sim.disk import SimulatedDisk
 from tests.sim.files import SimulatedFiles

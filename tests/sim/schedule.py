@@ -21,8 +21,7 @@ from typing import Any, Final, Protocol
 from polywire.errors import BrokerError
 from polywire.log.base import Completion, Loop
 from polywire.log.worker import Job, attempt
-from polywire.testing.clock import SimulatedClock
-from polywire.testing.loop import Handle
+from polywire.testing.loop import Handle, SimulatedClock
 from tests.sim.chance import Chance
 from tests.sim.story import Story
 

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar, Final
 
 from polywire.records import allocation
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from tests.sim.chance import Chance
 from tests.sim.files import Killed
 from tests.sim.story import Story

@@ -1,6 +1,6 @@
 """Brokers for tests: ``broker()`` runs one in a thread or a process. ``polywire.testing.plugin`` has pytest fixtures.
 
-The package also contains a broker in memory and the simulation, which Polywire's own tests use.
+The package also contains a broker in memory with a simulated clock, which Polywire's own tests use.
 """
 
 from __future__ import annotations

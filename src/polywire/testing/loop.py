@@ -1,4 +1,4 @@
-"""An event loop that runs callbacks only when a test requests it.
+"""A simulated clock, and an event loop on it that runs callbacks only when a test requests it.
 
 Callbacks run in the order of an asyncio loop. Timers run by time and then by creation. An exception of a callback is
 raised in the test.
@@ -9,25 +9,57 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from math import ceil
 from typing import Any, Final
 
-from polywire.testing.clock import SimulatedClock
+START_US: Final = 1_700_000_000_000_000  # a day in 2023; tests must not depend on the value
+
+
+class SimulatedClock:
+    """Implements ``polywire.clock.Clock``.
+
+    Invariant: ``monotonic`` never decreases. The wall clock goes back only by ``step``.
+    """
+
+    __slots__ = ("_monotonic_us", "_now_us")
+
+    def __init__(self, now_us: int = START_US) -> None:
+        self._now_us = now_us
+        self._monotonic_us = 0
+
+    def now_us(self) -> int:
+        """Return the wall clock in microseconds since 1970."""
+        return self._now_us
+
+    def monotonic(self) -> float:
+        """Return the seconds advanced since the clock was created."""
+        return self._monotonic_us / 1_000_000
+
+    def advance(self, seconds: float) -> None:
+        """Advance the wall clock and the monotonic clock."""
+        passed = round(seconds * 1_000_000)
+        assert passed >= 0, "time does not go back; use step for the wall clock"
+        self._now_us += passed
+        self._monotonic_us += passed
+
+    def step(self, seconds: float) -> None:
+        """Change the wall clock only, forward or back, as an operator or NTP may do."""
+        self._now_us += round(seconds * 1_000_000)
+
 
 # more passes than any test needs; ends a test whose callbacks schedule each other without end
 PASSES_MAX: Final = 10_000
 
 
+@dataclass(eq=False, slots=True)
 class Handle:
     """A scheduled call that can be cancelled."""
 
-    __slots__ = ("args", "callback", "cancelled")
-
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        self.callback = callback
-        self.args = args
-        self.cancelled = False
+    callback: Callable[..., object]
+    args: tuple[Any, ...]
+    cancelled: bool = False
 
     def cancel(self) -> None:
         self.cancelled = True

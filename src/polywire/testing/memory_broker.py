@@ -11,8 +11,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.clock import Clock
 from polywire.log.base import Loop, Replay
-from polywire.testing.clock import SimulatedClock
-from polywire.testing.loop import ManualLoop
+from polywire.testing.loop import ManualLoop, SimulatedClock
 from polywire.testing.memory_log import MemoryLog
 
 

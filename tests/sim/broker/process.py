@@ -8,7 +8,7 @@ from polywire.log.base import Replay
 from polywire.log.log import FileLog
 from polywire.log.opening import open_log
 from polywire.log.settings import LogSettings
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from tests.sim.chance import Chance
 from tests.sim.disk import SimulatedDisk
 from tests.sim.process import DIRECTORY, Process

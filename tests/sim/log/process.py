@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polywire.log.opening import open_log
 from polywire.log.settings import LogSettings
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from tests.sim.chance import Chance
 from tests.sim.disk import SimulatedDisk
 from tests.sim.log.client import BrokerState

@@ -11,7 +11,7 @@ from typing import Final
 from polywire.errors import BrokerError, Corrupt
 from polywire.log.journal.group import GROUP_HEADER_BYTES, GROUP_MAGIC
 from polywire.log.settings import LogSettings
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from tests.sim.chance import Chance
 from tests.sim.disk import SECTOR_BYTES, Inode, SimulatedDisk
 from tests.sim.log.model import Model

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from polywire.broker.broker import Broker
 from polywire.errors import BrokerError
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from tests.sim.chance import Chance
 from tests.sim.disk import SimulatedDisk
 from tests.sim.files import Killed

@@ -16,7 +16,7 @@ from polywire.server.board import Board
 from polywire.server.config import Address, ServeConfig
 from polywire.server.shard import Shard, SocketLink
 from polywire.server.wires import shard_factories
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from tests.sim.chance import Chance
 from tests.sim.disk import SimulatedDisk
 from tests.sim.process import DIRECTORY

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from tests.sim.chance import Chance
 from tests.sim.files import Killed
 from tests.sim.schedule import QUICKEST, Schedule, until

@@ -10,7 +10,7 @@ from polywire.broker.quotas import Kind
 from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.broker.state import State
 from polywire.errors import Busy, ErrorCode, Missing
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Assignor, Level, PositionKind
 from tests.unit.broker.answers import batch_of

@@ -16,7 +16,7 @@ from polywire.log.base import Completion, Read
 from polywire.records import batch as batches
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level, TopicName
 from tests.unit.broker.answers import Answers, batch_by, batch_of

@@ -10,7 +10,7 @@ from polywire.broker import staging
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.staging import PublishAnswer
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level, TopicName
 from tests.unit.broker.answers import Answers, batch_by, batch_of

@@ -13,8 +13,7 @@ from polywire.broker.sliced import SLICE_S
 from polywire.broker.topic_verbs import AT_ONCE_MAX
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Busy, ErrorCode, Missing
-from polywire.testing.clock import SimulatedClock
-from polywire.testing.loop import ManualLoop
+from polywire.testing.loop import ManualLoop, SimulatedClock
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.testing.memory_log import MemoryLog
 from polywire.types import Level, TopicName

@@ -21,7 +21,7 @@ from polywire.log.log import FileLog
 from polywire.log.segments.format import read_footer
 from polywire.log.settings import LogSettings
 from polywire.store.objects import FIRST, Objects, shard_root
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from polywire.testing.memory_objects import MemoryObjects, ObjectFault
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Memory, Rig, RigLoop, batch_of, expecting

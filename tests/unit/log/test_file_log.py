@@ -14,7 +14,7 @@ from polywire.log.base import Completion
 from polywire.log.journal.group import GROUP_HEADER_BYTES
 from polywire.log.log import FileLog
 from polywire.log.partition.partition import FilePartition
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from polywire.types import Buffer, Level
 from tests.unit.log.rig import SMALL, Rig, batch_of
 

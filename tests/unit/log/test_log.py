@@ -17,7 +17,7 @@ from polywire.log.partition.partition import FilePartition
 from polywire.log.worker import Pending
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from polywire.types import Level
 from tests.unit.log.rig import SMALL, Rig, batch_of, expecting, records_of
 

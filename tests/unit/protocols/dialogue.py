@@ -15,8 +15,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import PeerError
 from polywire.protocols.runtime.session import SessionFactory
-from polywire.testing.clock import SimulatedClock
-from polywire.testing.loop import ManualLoop
+from polywire.testing.loop import ManualLoop, SimulatedClock
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Buffer
 

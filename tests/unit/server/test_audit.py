@@ -14,7 +14,7 @@ from structlog.testing import LogCapture
 
 from polywire.broker.authorization import AuditEvent, Outcome
 from polywire.server.audit import LINES_MAX, WINDOW_S, AuditLog
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 
 REFUSED = AuditEvent("login", Outcome.REFUSED, "eve\x1b", "10.0.0.1:5", reason="wrong user or password")
 

@@ -11,7 +11,7 @@ import structlog
 from structlog.testing import LogCapture
 
 from polywire.server.lines import FACT_CHARS_MAX, LINES_MAX, WINDOW_S, LineLimit, escape, set_up_log
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 
 
 class Lines:

@@ -25,7 +25,7 @@ from polywire.store.file import WRITE_OUT_BYTES, FileStore
 from polywire.store.files import Access
 from polywire.store.native_memory import address_of
 from polywire.store.system_files import SYSTEM_FILES
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 
 STRETCH_BYTES = BlobCache(0).stretch_bytes
 

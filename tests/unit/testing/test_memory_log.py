@@ -7,10 +7,8 @@ import pytest
 from polywire.errors import BrokerError, ErrorCode
 from polywire.log.base import NO_OFFSET, Encoding
 from polywire.records.columns import BatchHeader
-from polywire.testing.clock import SimulatedClock
-from polywire.testing.loop import ManualLoop
-from polywire.testing.memory_log import MemoryLog
-from polywire.testing.memory_partition import MemoryPartition
+from polywire.testing.loop import ManualLoop, SimulatedClock
+from polywire.testing.memory_log import MemoryLog, MemoryPartition
 from polywire.types import Level
 from tests.unit.broker.answers import Answers, batch_by, batch_of
 

@@ -33,7 +33,7 @@ from polywire.log.settings import LogSettings
 from polywire.records.batch import read_header
 from polywire.records.columns import BatchFlags, Record
 from polywire.records.rows import from_records
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from polywire.types import Level
 from tests.broker_process import BrokerProcess
 from tests.vectors.data.contents import contents, records_of

@@ -16,7 +16,7 @@ from polywire.log.base import Completion
 from polywire.log.settings import LogSettings
 from polywire.log.worker import ThreadWorker
 from polywire.protocols.kafka.factory import KafkaFactory
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from polywire.types import Level
 from tests.unit.log.rig import RigLoop
 from tests.unit.protocols.kafka.dialogue import Dialogue, World

@@ -14,7 +14,7 @@ from polywire.broker.sliced import SLICE_S
 from polywire.log.base import Read
 from polywire.protocols.cursus.messages import frame
 from polywire.testing.loop import ManualLoop
-from polywire.testing.memory_partition import MemoryPartition
+from polywire.testing.memory_log import MemoryPartition
 from tests.unit.protocols.cursus.dialogue import Dialogue, World
 
 

@@ -8,7 +8,7 @@ from polywire.errors import ErrorCode, Invalid, Unavailable
 from polywire.protocols.cursus import repeats
 from polywire.protocols.cursus.context import REPEATS_S_MAX, CursusSettings
 from polywire.protocols.cursus.repeats import Repeats
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from tests.unit.protocols.cursus.dialogue import Dialogue, World
 from tests.unit.protocols.cursus.test_produce import stored
 

@@ -18,8 +18,7 @@ from polywire.protocols.iggy.client_codec import ident, request
 from polywire.protocols.iggy.directory import Directory
 from polywire.protocols.iggy.messages import U32, Code
 from polywire.protocols.iggy.session import IggySession
-from polywire.testing.clock import SimulatedClock
-from polywire.testing.loop import ManualLoop
+from polywire.testing.loop import ManualLoop, SimulatedClock
 from polywire.testing.memory_log import MemoryLog
 from polywire.types import Level, TopicName
 from tests.unit.broker.answers import batch_of

@@ -16,7 +16,7 @@ from polywire.protocols.kafka.messages import NO_ID, SERVED, Api, WireError
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
-from polywire.testing.memory_partition import MemoryPartition
+from polywire.testing.memory_log import MemoryPartition
 from polywire.types import Level, TopicName
 from tests.unit.protocols.kafka.dialogue import Dialogue, World
 

@@ -26,7 +26,7 @@ from polywire.records.batch import address_of, keep, read_header, stamp
 from polywire.records.columns import Record
 from polywire.records.compression import Compression, compress_body
 from polywire.records.rows import from_records
-from polywire.testing.memory_partition import MemoryPartition
+from polywire.testing.memory_log import MemoryPartition
 from tests.unit.protocols.kafka07.dialogue import World
 
 HEAD_BYTES = 10

@@ -35,7 +35,7 @@ from polywire.protocols.kafka07.session import ENTRIES_AT_ONCE_MAX
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from polywire.types import Level, TopicName
 from tests.processor import processor_used
 from tests.unit.protocols.kafka07.dialogue import Dialogue, World

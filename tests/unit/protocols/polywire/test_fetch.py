@@ -17,8 +17,7 @@ from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.session import FETCHES_MAX
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.records.batch import read_header, walk
-from polywire.testing.clock import SimulatedClock
-from polywire.testing.loop import ManualLoop
+from polywire.testing.loop import ManualLoop, SimulatedClock
 from polywire.testing.memory_log import MemoryLog
 from polywire.types import Buffer
 from tests.unit.protocols.polywire.peer import Answer, CapturedOutput, Peer, batch_of

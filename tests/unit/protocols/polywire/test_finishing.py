@@ -10,7 +10,7 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import encode_head
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.session import REQUESTS_MAX
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from tests.unit.protocols.polywire.peer import Peer, batch_of
 from tests.unit.protocols.polywire.test_auth import answers, closed
 

@@ -16,7 +16,7 @@ from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.session import REQUESTS_MAX
 from polywire.records.batch import read_header, walk
-from polywire.testing.clock import SimulatedClock
+from polywire.testing.loop import SimulatedClock
 from tests.unit.protocols.polywire.peer import CapturedOutput, Peer, batch_of
 
 

@@ -6,8 +6,7 @@ from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.sequential import GROWTH_BYTES_MIN, Phase, Wait
 from polywire.protocols.runtime.session import QUANTUM_S
-from polywire.testing.clock import SimulatedClock
-from polywire.testing.loop import ManualLoop
+from polywire.testing.loop import ManualLoop, SimulatedClock
 from polywire.testing.memory_broker import MemoryBroker
 from tests.unit.protocols.polywire.peer import CapturedOutput
 

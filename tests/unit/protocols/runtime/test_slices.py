@@ -8,8 +8,7 @@ from polywire.broker.broker import Broker
 from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
-from polywire.testing.clock import SimulatedClock
-from polywire.testing.loop import ManualLoop
+from polywire.testing.loop import ManualLoop, SimulatedClock
 from polywire.testing.memory_broker import MemoryBroker
 
 
