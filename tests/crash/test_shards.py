@@ -19,8 +19,7 @@ import pytest
 
 from polywire.client.polywire import PolywireClient
 from polywire.cluster.nodes import NODE_INTERVAL_S
-from polywire.server.placement import home_of
-from polywire.server.shard_directories import directory_of
+from polywire.server.placement import directory_of, home_of
 from polywire.store.url import open_bucket
 from tests.broker_process import BrokerProcess, child_environment
 from tests.crash.test_processes import Producer, go_on, opened, until

@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from polywire.server.shard_directories import directory_of
+from polywire.server.placement import directory_of
 from tests.broker_process import BrokerProcess, child_environment
 from tests.crash.test_processes import Producer
 from tests.crash.test_shards import check_all, children

@@ -33,7 +33,7 @@ from polywire.server.connection import Connection
 from polywire.server.connection_slots import ConnectionSlots
 from polywire.server.hub import Hub
 from polywire.server.receive_buffer import ReceiveBuffer
-from polywire.server.run_queue import RunQueue
+from polywire.server.scheduling import RunQueue
 from polywire.server.sending import SendingHalf
 from polywire.types import Level
 from tests.sim.broker_mutations import any_generation, any_partition

@@ -52,7 +52,7 @@ from polywire.log.journal.recovery import Chain, find_chain, newest_groups
 from polywire.log.journal.slots import Slot, keep_seed
 from polywire.log.opening import JOURNAL, lock_directory
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS
-from polywire.server.private import close_to_others, make_private
+from polywire.server.file_permissions import close_to_others, make_private
 from polywire.store.base import BLOCK_BYTES
 from polywire.store.file import FileStore
 from polywire.store.files import (

@@ -63,7 +63,7 @@ def import_data(
     from polywire.cli.doctor import opened
     from polywire.cluster.bucket_probe import check as check_bucket
     from polywire.cluster.migration import import_directory
-    from polywire.server.shard_directories import count_shards
+    from polywire.server.placement import count_shards
 
     shards = count_shards(data_dir)
     if shards > 1:

@@ -25,11 +25,11 @@ import structlog
 from polywire.errors import Busy, PeerError
 from polywire.protocols.runtime.session import Session, SessionFactory
 from polywire.server.logins import Standing
+from polywire.server.memory import LAST_READ_AT, READ_BYTES
 from polywire.server.phases import CLOSED, ENDING, OPEN, SILENT, TRANSITIONS, UNKNOWN, EndedTransport, Pause, Phase
 from polywire.server.receive_buffer import BYTES_PER_S_MIN, SHORT_BYTES_PER_S_MIN, STALLED_TICKS, ReceiveBuffer
 from polywire.server.recognition import host_and_port, recognise
-from polywire.server.run_queue import HEAVY_S
-from polywire.server.shared_chunk import LAST_READ_AT, READ_BYTES
+from polywire.server.scheduling import HEAVY_S
 
 if cython.compiled:
     from cython.cimports.polywire.server.hub import Hub

@@ -1,9 +1,15 @@
 # C-level face of hub.py for the other compiled modules; it holds declarations only.
 
-from polywire.server.idle cimport IdlePoll
 from polywire.server.memory cimport ReceiveMemory
-from polywire.server.request_times cimport RequestTimes
-from polywire.server.run_queue cimport RunQueue
+from polywire.server.scheduling cimport IdlePoll, RunQueue
+
+
+cdef class RequestTimes:
+    cdef long long _taken
+    cdef public long long appended
+    cdef public dict by_kind
+    cdef public long long skip
+    cdef public long long weight
 
 
 cdef class Hub:

@@ -33,8 +33,8 @@ from polywire.protocols.flux import exports
 from polywire.server.audit import AuditLog
 from polywire.server.bucket import open_in_bucket
 from polywire.server.config import AUTO, EPOLL, HTTP, OFF, TLS_SUFFIX, Address, ServeConfig
+from polywire.server.file_permissions import close_to_others, make_private
 from polywire.server.hub import ConnectionLimits, Hub
-from polywire.server.idle import IdlePoll
 from polywire.server.lines import LineLimit, set_up_log
 from polywire.server.link_tls import LinkTls
 from polywire.server.listener import (
@@ -45,14 +45,15 @@ from polywire.server.listener import (
     listen_inside,
     open_inside,
     open_listeners,
+    withdraw_ready,
+    write_ready,
 )
 from polywire.server.overview import Overview, WorkTimes
-from polywire.server.private import close_to_others, make_private
+from polywire.server.placement import DATA_MARKS
 from polywire.server.readiness import ReadinessDriver, is_available
-from polywire.server.ready import withdraw_ready, write_ready
 from polywire.server.resources import Collector, raise_limit, share
+from polywire.server.scheduling import IdlePoll
 from polywire.server.shard import Shard
-from polywire.server.shard_directories import DATA_MARKS
 from polywire.server.signals import Reload, Signals, users_loader
 from polywire.server.tls import ServerTls, server_tls
 from polywire.server.users import load_users

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
@@ -24,16 +25,14 @@ NEVER_DROPPED: Final = "critical"
 log = structlog.get_logger("polywire.server")
 
 
+@dataclass(slots=True)
 class _Window:
     """Counts the lines of one event in a window of time that begins with the first of them."""
 
-    __slots__ = ("begun", "dropped", "level", "written")
-
-    def __init__(self, begun: float) -> None:
-        self.begun: Final = begun
-        self.written = 0
-        self.dropped = 0
-        self.level = "info"
+    begun: float
+    written: int = 0
+    dropped: int = 0
+    level: str = "info"
 
 
 def escape(logger: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

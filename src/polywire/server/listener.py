@@ -1,15 +1,21 @@
 """Listeners: sockets that accept connections of one protocol, or of every protocol.
 
 If one listener cannot be opened, ``open_listeners`` opens none.
+
+The ready file exists while all listeners accept connections, and contains their addresses. It is renamed into place, so
+readers never see a partial file.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import json
+import os
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import structlog
@@ -21,6 +27,25 @@ from polywire.server.connection import Connection
 from polywire.server.hub import Hub
 from polywire.server.readiness import ReadinessDriver
 from polywire.server.tls import ServerTls
+
+READY_MODE: Final = 0o644  # listener addresses are not secret
+
+
+def write_ready(path: Path | None, addresses: Mapping[str, Address]) -> None:
+    """Write the addresses of all listeners to the ready file, if one is configured."""
+    if path is None:
+        return
+    ready = {name: {"host": address.host, "port": address.port} for name, address in addresses.items()}
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(ready) + "\n", encoding="utf-8")
+    temporary.chmod(READY_MODE)
+    os.replace(temporary, path)
+
+
+def withdraw_ready(path: Path | None) -> None:
+    if path is not None:
+        path.unlink(missing_ok=True)
+
 
 INSIDE: Final = "inside"  # the listener for other processes of this broker
 INSIDE_TLS: Final = INSIDE + TLS_SUFFIX  # the listener for other machines, if they connect with TLS

@@ -1,7 +1,22 @@
 # C-level face of memory.py for the other compiled modules; it holds declarations only.
 
-from polywire.server.arena cimport Arena
-from polywire.server.shared_chunk cimport SharedChunk
+cdef class Arena:
+    cdef dict _free
+    cdef dict _rested
+    cdef public list viewed
+    cdef public object bytes_max
+    cdef public object kept_bytes
+    cdef public object out_bytes
+
+
+cdef class SharedChunk:
+    cdef object _arena
+    cdef object _chunk
+    cdef object _view
+    cdef public object lent
+    cdef public Py_ssize_t lent_at
+    cdef public Py_ssize_t position
+    cdef public object reader
 
 
 cdef class ReceiveMemory:

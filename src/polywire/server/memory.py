@@ -1,25 +1,157 @@
-"""Memory for unfinished requests: which connections get memory, wait for it, or are closed to free it.
+"""Receive memory: the buffers of unfinished requests, and which connections get them, wait, or are closed to free them.
 
 This module is compiled.
 
-* An unfinished request takes memory in proportion to the bytes received.
+* All connections read into one shared chunk, one after the other. A connection without an unfinished request therefore
+  needs no memory of its own. An unfinished request takes memory in proportion to the bytes received.
 * All unfinished requests together stay within a limit. One request at a time may exceed it, so that at least one
   request can be completed. Meanwhile, other requests that make progress wait and are not closed.
 * When memory is short, stalled requests are closed: first those of unauthenticated clients, then those of the address
   that uses most memory, the slowest first. Unread bytes in the socket count as received.
+* Memory is reused only when no write batch refers to it any more. Buffers that are not reused for a while are returned
+  to the allocator.
+* ``Arena.take`` and ``Arena.give`` run no other Python code, so the ``get_buffer`` callback of the event loop may call
+  them.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
 import cython
 
-from polywire.server.arena import Arena
+from polywire.records.allocation import allocate
 from polywire.server.logins import Standing
-from polywire.server.shared_chunk import SharedChunk
+
+BUFFER_BYTES_MIN: Final = 2 * 1024  # large enough for the beginning of a request
+# Larger buffers are allocated with mmap, because the allocator's heap may not return freed memory to the system.
+MAPPED_BYTES_MIN: Final = 16 * 1024
+KEPT_BYTES_MAX: Final = 16 * 1024 * 1024  # limit for the size of free buffers in the pool
+
+Memory = bytearray | mmap.mmap
+
+
+def rounded(size: int) -> int:
+    return max(BUFFER_BYTES_MIN, 1 << (size - 1).bit_length())
+
+
+@cython.cclass
+class Arena:
+    """The buffers of one server.
+
+    * ``out_bytes``: size of all buffers in use.
+    * ``kept_bytes``: size of all buffers in the pool.
+    * ``_free``: buffers freed since the last sweep.
+    * ``_rested``: buffers freed before the last sweep.
+    * ``viewed``: buffers freed since the last ``settle``; the uncommitted write batch may still refer to them.
+    """
+
+    __slots__ = ("_free", "_rested", "bytes_max", "kept_bytes", "out_bytes", "viewed")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._free: dict[int, list[Memory]] = {}
+        self._rested: dict[int, list[Memory]] = {}
+        self.viewed: list[Memory] = []
+        self.bytes_max: Final = bytes_max
+        self.kept_bytes = 0
+        self.out_bytes = 0
+
+    def fits(self, size: int) -> bool:
+        """Return whether a buffer of this size is within the limit."""
+        return self.out_bytes + size <= self.bytes_max
+
+    def take(self, size: int) -> Memory:
+        """Return a buffer of at least this size, with arbitrary content."""
+        buffer_size = rounded(size)
+        self.out_bytes += buffer_size
+        free = self._free.get(buffer_size) or self._rested.get(buffer_size)
+        if not free:
+            return allocate(buffer_size, mapped_bytes_min=MAPPED_BYTES_MIN)
+        self.kept_bytes -= buffer_size
+        return free.pop()
+
+    def give(self, buffer: Memory) -> None:
+        """Free a buffer. The current write batch may still refer to it."""
+        size = len(buffer)
+        self.out_bytes -= size
+        if self.kept_bytes + size <= KEPT_BYTES_MAX:
+            self.kept_bytes += size
+            self.viewed.append(buffer)
+
+    def settle(self) -> None:
+        """Allow reuse of all freed buffers. Call it when the write batch is committed."""
+        for buffer in self.viewed:
+            self._free.setdefault(len(buffer), []).append(buffer)
+        self.viewed.clear()
+
+    def sweep(self) -> None:
+        """Return buffers to the allocator that were not reused for a second. Call it once a second."""
+        self.kept_bytes -= sum(size * len(buffers) for size, buffers in self._rested.items())
+        self._rested, self._free = self._free, {}
+
+
+READ_BYTES: Final = 16 * 1024  # size of one read; a connection that fills it gets its own buffer
+CHUNK_BYTES: Final = 8 * READ_BYTES
+LAST_READ_AT: Final = CHUNK_BYTES - READ_BYTES  # beyond this position, the next read needs another chunk, or a commit
+
+
+@cython.cclass
+class SharedChunk:
+    """The shared chunk.
+
+    * ``position``: the memory after it is free.
+    * ``lent``: memory of the last read, which begins at ``lent_at``. It is shortened when the number of received bytes
+      is known.
+    * ``reader``: the connection that is processing those bytes.
+    """
+
+    __slots__ = ("_arena", "_chunk", "_view", "lent", "lent_at", "position", "reader")
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena: Final = arena
+        self._chunk: Memory | None = None
+        self._view = memoryview(b"")
+        self.position = 0
+        self.lent = self._view
+        self.lent_at = 0
+        self.reader: object = None
+
+    def lend(self) -> memoryview:
+        position = self.position
+        if position + READ_BYTES > len(self._view):
+            self._renew()
+            position = 0
+        self.lent_at = position
+        self.lent = lent = self._view[position : position + READ_BYTES]
+        return lent
+
+    def used(self) -> None:
+        """Preserve the bytes of the last read until the commit.
+
+        The session may have appended them to the write batch.
+        """
+        self.reader = None
+        end = self.lent_at + len(self.lent)
+        if end > self.position:
+            self.position = end
+
+    def hand_over(self) -> Memory:
+        """Return the chunk to a caller that pins a part of it. The caller frees it later."""
+        chunk, self._chunk = self._chunk, None
+        assert chunk is not None, "there was a read"
+        self._view = memoryview(b"")
+        self.position = 0
+        return chunk
+
+    def _renew(self) -> None:
+        if self._chunk is not None:
+            self._arena.give(self._chunk)
+        self._chunk = self._arena.take(CHUNK_BYTES)
+        self._view = memoryview(self._chunk)
+        self.position = 0
 
 
 class Receiver(Protocol):

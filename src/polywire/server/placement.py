@@ -1,22 +1,107 @@
-"""Look up and claim the shard that owns a topic (decision 0126).
+"""Where the data and the topics of each shard are: directories, and the shard that owns a topic (decision 0126).
 
-On a data directory, each topic name has a symbolic link that stores its shard. With a bucket, the hash of the name
-determines the shard.
+The first shard's directory is the data directory itself. The others are in ``shards``. On a data directory, each topic
+name has a symbolic link that stores its shard. With a bucket, the hash of the name determines the shard.
 
 If several processes claim a name at the same time, exactly one succeeds, because creating a symbolic link is atomic.
 The links are only a cache. Each shard's log says which topics it has, and the links are created again at every start.
+The processes share memory, in which each writes how far it has started and how many topics it has.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterable
+from enum import IntEnum
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Protocol
 
-from polywire.errors import Busy, ErrorCode, Unavailable
-from polywire.types import shard_name
+from polywire.errors import Busy, ErrorCode, Invalid, Unavailable
+from polywire.log.opening import JOURNAL
+from polywire.store.data_directory import MARK_FILE
+from polywire.types import SHARDS_MAX, shard_name
+
+SHARDS: Final = "shards"
+DATA_MARKS: Final = (MARK_FILE, JOURNAL, SHARDS)
+"""Names of entries that identify a data directory. A copied or restored directory may lack the mark file."""
+
+NAMES: Final = "names"  # subdirectory with a symbolic link for each topic name
+
+
+def directory_of(data_dir: Path, shard: int) -> Path:
+    return data_dir / SHARDS / shard_name(shard) if shard else data_dir
+
+
+def count_shards(data_dir: Path) -> int:
+    """Return how many shards a data directory has; 1 if it does not exist yet."""
+    return next(number for number in range(1, SHARDS_MAX + 1) if not directory_of(data_dir, number).is_dir())
+
+
+def check_count(data_dir: Path, count: int) -> None:
+    """Raise Invalid(INVALID_REQUEST) if the data directory has more shards than ``count``.
+
+    Some topics would not be served otherwise.
+    """
+    found = count_shards(data_dir)
+    if found > count:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"the data directory has {found} shards (start with --processes {found} or more) path={str(data_dir)!r}",
+        )
+
+
+_WORDS: Final = 2  # words of each process: its stage, and its number of topics
+_WORD_BYTES: Final = 8
+
+
+class Stage(IntEnum):
+    """How far the process of a shard has started."""
+
+    STARTING = 0
+    RECOVERED = 1
+    """The process has recovered its log and registered its topics, so other processes can find them."""
+    SERVING = 2
+
+
+class Board:
+    """The shared memory. The parent process creates it, and its children inherit it.
+
+    The stage of a shard never goes back, even if its process is restarted.
+    """
+
+    __slots__ = ("_words", "count")
+
+    def __init__(self, count: int) -> None:
+        self.count: Final = count
+        self._words: Final = memoryview(mmap.mmap(-1, (count * _WORDS + 1) * _WORD_BYTES)).cast("q")
+
+    def reach(self, shard: int, stage: Stage) -> None:
+        self._words[shard * _WORDS] = max(self._words[shard * _WORDS], stage)
+
+    def all_have(self, stage: Stage) -> bool:
+        return all(self._words[shard * _WORDS] >= stage for shard in range(self.count))
+
+    def set_topics(self, shard: int, count: int) -> None:
+        self._words[shard * _WORDS + 1] = count
+
+    def fewest_topics(self) -> int:
+        """Return the shard with the fewest topics. If there are several, return the one with the lowest number."""
+        return min(range(self.count), key=lambda shard: self._words[shard * _WORDS + 1])
+
+    def may_hand_over(self, now_s: float, pause_s: float) -> bool:
+        """Return whether this process may hand its shard to another machine.
+
+        It may if no process has handed over a shard for ``pause_s`` seconds. Two processes that call this at the same
+        moment can both get True. That is harmless: the pause only prevents that all clients reconnect at once.
+        """
+        now_us = int(now_s * 1_000_000)
+        if self._words[-1] and now_us - self._words[-1] < pause_s * 1_000_000:
+            return False
+        self._words[-1] = now_us
+        return True
+
 
 NAME_HASH_BYTES: Final = 16
 INTERNAL: Final = "__"  # prefix of internal topics; every shard has its own

@@ -27,17 +27,24 @@ from polywire.errors import Busy, ErrorCode, Invalid
 from polywire.log.opening import lock_directory
 from polywire.protocols.runtime.shards import KEY_BYTES
 from polywire.server import lifecycle, startup
-from polywire.server.board import Board, Stage
 from polywire.server.bucket import check_machine, look
 from polywire.server.config import ANY, HTTP, OFF, TLS_SUFFIX, USUAL, WIRES, Address, ServeConfig
+from polywire.server.file_permissions import PRIVATE_DIRECTORY, close_to_others
 from polywire.server.lines import LineLimit
 from polywire.server.link_tls import link_tls
-from polywire.server.listener import ACCEPT_BACKLOG, INSIDE, cannot_listen
-from polywire.server.placement import HashedNames, Placement
-from polywire.server.private import PRIVATE_DIRECTORY, close_to_others
-from polywire.server.ready import withdraw_ready, write_ready
+from polywire.server.listener import ACCEPT_BACKLOG, INSIDE, cannot_listen, withdraw_ready, write_ready
+from polywire.server.placement import (
+    DATA_MARKS,
+    NAMES,
+    SHARDS,
+    Board,
+    HashedNames,
+    Placement,
+    Stage,
+    check_count,
+    directory_of,
+)
 from polywire.server.shard import Shard
-from polywire.server.shard_directories import DATA_MARKS, NAMES, SHARDS, check_count, directory_of
 from polywire.store.native_memory import find_call
 from polywire.types import PORT_MAX, SHARDS_MAX, shard_name
 

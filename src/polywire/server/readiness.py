@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import cython
 
-from polywire.server.idle import nothing
+from polywire.server.scheduling import nothing
 from polywire.types import Buffer
 
 if cython.compiled:

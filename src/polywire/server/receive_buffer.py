@@ -13,9 +13,7 @@ from sys import byteorder
 from termios import FIONREAD
 from typing import Any, Final, Self
 
-from polywire.server.arena import Memory, rounded
-from polywire.server.memory import ReceiveMemory
-from polywire.server.shared_chunk import READ_BYTES
+from polywire.server.memory import READ_BYTES, Memory, ReceiveMemory, rounded
 
 FREE_BYTES_MIN: Final = 4 * 1024  # with less free memory, a new buffer is better than a short read
 # factor: a buffer grows to at most this many times the bytes received, even if a request claims to be longer

@@ -18,11 +18,10 @@ import structlog
 from polywire.broker.broker import Broker
 from polywire.errors import BrokerError
 from polywire.protocols.runtime.shards import Link, LinkPeer
-from polywire.server.board import Board, Stage
 from polywire.server.config import Address, ServeConfig
 from polywire.server.link_tls import LinkTls, link_tls
 from polywire.server.listener import INSIDE
-from polywire.server.placement import Names, home_of
+from polywire.server.placement import Board, Names, Stage, home_of
 from polywire.types import Level, shard_name
 
 if TYPE_CHECKING:

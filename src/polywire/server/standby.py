@@ -33,8 +33,7 @@ from polywire.server.bucket import is_left_opening
 from polywire.server.bucket_watch import BucketWatch
 from polywire.server.config import HTTP, TLS_SUFFIX, Address, ServeConfig
 from polywire.server.lines import LineLimit
-from polywire.server.listener import INSIDE, INSIDE_TLS, bound
-from polywire.server.ready import withdraw_ready, write_ready
+from polywire.server.listener import INSIDE, INSIDE_TLS, bound, withdraw_ready, write_ready
 from polywire.server.relay import Relay
 from polywire.server.shard import Shard
 from polywire.server.signals import Reload, Signals

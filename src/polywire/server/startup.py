@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from polywire.server import lifecycle
 from polywire.server.config import ServeConfig
 from polywire.server.lines import LineLimit
+from polywire.server.placement import check_count
 from polywire.server.shard import Shard
-from polywire.server.shard_directories import check_alone
 
 if TYPE_CHECKING:
     from polywire.server.bucket_watch import BucketWatch
@@ -26,7 +26,7 @@ def run(config: ServeConfig) -> int:
 
 def run_alone(config: ServeConfig, lines: LineLimit) -> int:
     """Serve with a single process until a signal stops it. Raises BrokerError if it cannot start."""
-    check_alone(config.data_dir)
+    check_count(config.data_dir, 1)
     if not config.bucket:
         return lifecycle.run_once(lambda: lifecycle.serve(config, lines))
     from polywire.server.bucket_watch import BucketWatch

@@ -22,9 +22,9 @@ import structlog
 from polywire.errors import ErrorCode, Invalid
 from polywire.server.config import ServeConfig
 from polywire.server.connection import Connection
+from polywire.server.file_permissions import warn_of_readable
 from polywire.server.hub import Hub
 from polywire.server.phases import EndedTransport
-from polywire.server.private import warn_of_readable
 from polywire.types import Buffer
 
 RECORD_BYTES: Final = 16 * 1024  # the maximum of a TLS record

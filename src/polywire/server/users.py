@@ -20,7 +20,7 @@ from polywire.broker.permissions import EVERYTHING, parse_grants
 from polywire.broker.scram import Mechanism, make_verifier, parse_verifier
 from polywire.choices import missing
 from polywire.errors import Conflict, ErrorCode, Invalid
-from polywire.server.private import check_secret
+from polywire.server.file_permissions import check_secret
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 _NAME: Final = re.compile(r"[^:\s#][^:\r\n]{0,254}")

@@ -12,8 +12,8 @@ from polywire.errors import Busy, ErrorCode
 from polywire.log.settings import LogSettings
 from polywire.protocols.runtime.session import SessionFactory
 from polywire.protocols.runtime.shards import KEY_BYTES, LinkPeer
-from polywire.server.board import Board
 from polywire.server.config import Address, ServeConfig
+from polywire.server.placement import Board
 from polywire.server.shard import Shard, SocketLink
 from polywire.server.wires import shard_factories
 from polywire.testing.loop import SimulatedClock

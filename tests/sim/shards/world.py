@@ -15,8 +15,7 @@ from polywire.broker.owners import ITSELF
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.log.base import Read
-from polywire.server.board import Board
-from polywire.server.placement import home_of
+from polywire.server.placement import Board, home_of
 from polywire.types import Level, TopicName
 from tests.sim.broker.part import LEVELS
 from tests.sim.broker.world import BROKER

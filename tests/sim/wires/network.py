@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol
 
 from polywire.server.connection import Connection
 from polywire.server.hub import Hub
+from polywire.server.memory import CHUNK_BYTES
 from polywire.server.readiness import ReadinessDriver
-from polywire.server.shared_chunk import CHUNK_BYTES
 from polywire.types import Buffer
 from tests.sim.chance import Chance
 from tests.sim.promises import require

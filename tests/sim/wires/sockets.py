@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from polywire.server.idle import nothing
+from polywire.server.scheduling import nothing
 from polywire.types import Buffer
 from tests.sim.chance import Chance
 from tests.sim.promises import require

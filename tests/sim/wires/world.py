@@ -12,7 +12,7 @@ from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Read
 from polywire.protocols.polywire import session
-from polywire.server.shared_chunk import CHUNK_BYTES
+from polywire.server.memory import CHUNK_BYTES
 from polywire.types import Level, TopicName
 from tests.sim.broker.part import LEVELS
 from tests.sim.broker.world import BROKER

@@ -9,7 +9,7 @@ from polywire.protocols.runtime.session import Output
 from polywire.server.config import HTTP, OFF, WIRES, ServeConfig
 from polywire.server.connection import Connection
 from polywire.server.hub import ConnectionLimits, Hub
-from polywire.server.shared_chunk import CHUNK_BYTES
+from polywire.server.memory import CHUNK_BYTES
 from polywire.testing.loop import SimulatedClock
 
 SILENT = ServeConfig(**dict.fromkeys((*WIRES, HTTP), OFF))  # type: ignore[arg-type]  # each wire is a field of text

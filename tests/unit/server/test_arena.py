@@ -6,7 +6,7 @@ import mmap
 
 import pytest
 
-from polywire.server.arena import BUFFER_BYTES_MIN, KEPT_BYTES_MAX, Arena
+from polywire.server.memory import BUFFER_BYTES_MIN, KEPT_BYTES_MAX, Arena
 
 SIZE = 64 * 1024
 

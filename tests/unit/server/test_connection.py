@@ -9,8 +9,8 @@ import pytest
 from polywire.errors import PeerError
 from polywire.server.connection_slots import QUIET_TICKS
 from polywire.server.hub import ConnectionLimits
+from polywire.server.memory import CHUNK_BYTES, LAST_READ_AT
 from polywire.server.phases import TRANSITIONS, Phase
-from polywire.server.shared_chunk import CHUNK_BYTES, LAST_READ_AT
 from tests.unit.server.peers import FramesWire, LongWire, Place, Wire, send, stalled, taken
 
 

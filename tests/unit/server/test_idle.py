@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polywire.server.idle import PAUSES_AVERAGED, IdlePoll
+from polywire.server.scheduling import PAUSES_AVERAGED, IdlePoll
 from polywire.testing.loop import ManualLoop
 
 LIMIT_US = 100

@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polywire.errors import Busy, ErrorCode, Invalid, Unavailable
-from polywire.server.board import Board, Stage
-from polywire.server.placement import HashedNames, Placement, home_of
-from polywire.server.shard_directories import check_count, count_shards, directory_of
+from polywire.server.placement import (
+    Board,
+    HashedNames,
+    Placement,
+    Stage,
+    check_count,
+    count_shards,
+    directory_of,
+    home_of,
+)
 
 
 def test_the_first_claim_has_the_name_until_its_release(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from polywire.server.connection import Connection
-from polywire.server.idle import IdlePoll
 from polywire.server.listener import ReadinessServer
 from polywire.server.readiness import PASSES_MAX, READY_MAX, ReadinessDriver, is_available
+from polywire.server.scheduling import IdlePoll
 from tests.unit.server.peers import FramesWire, Place
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="there is no epoll here")

@@ -6,9 +6,9 @@ from socket import socketpair
 
 import pytest
 
-from polywire.server.arena import BUFFER_BYTES_MIN
 from polywire.server.hub import ConnectionLimits
-from polywire.server.run_queue import PASS_S
+from polywire.server.memory import BUFFER_BYTES_MIN
+from polywire.server.scheduling import PASS_S
 from tests.unit.server.peers import Place, Wire, send, stalled, taken
 
 

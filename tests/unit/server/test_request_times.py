@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polywire.server.request_times import SAMPLES_PER_S, RequestTimes
+from polywire.server.hub import SAMPLES_PER_S, RequestTimes
 from tests.unit.server.peers import Place, Wire, send
 
 WIRE = "frames"

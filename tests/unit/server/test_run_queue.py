@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from polywire.server.run_queue import PASS_S
+from polywire.server.scheduling import PASS_S
 from tests.unit.server.peers import Frames, Place, Wire, send
 
 OFFER_S = 0.003

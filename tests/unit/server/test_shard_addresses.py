@@ -11,10 +11,9 @@ import pytest
 
 from polywire.errors import Invalid
 from polywire.protocols.runtime.shards import KEY_BYTES
-from polywire.server.board import Board
 from polywire.server.config import WIRES, Address, ServeConfig
 from polywire.server.listener import INSIDE, Listener, Server
-from polywire.server.placement import HashedNames
+from polywire.server.placement import Board, HashedNames
 from polywire.server.processes import PORTS_EACH, Parent, _check_inside, _reached
 from polywire.server.shard import Shard
 

@@ -1,15 +1,15 @@
-"""Decide which connections are served in this pass of the event loop, and which in a later one.
+"""How the connections share the event loop: what is served in this pass and what later, and when the loop may sleep.
 
 This module is compiled.
 
 The loop reads every ready socket before it does anything else. One request can take milliseconds, so many of them in
-one pass would block timers and other clients for seconds.
-
-When heavy requests have taken ``PASS_S`` in a pass, connections whose last request was heavy wait for a later pass.
-They are served in order, before the loop reads again.
-
+one pass would block timers and other clients for seconds. When heavy requests have taken ``PASS_S`` in a pass,
+connections whose last request was heavy wait for a later pass. They are served in order, before the loop reads again.
 A connection with light requests is delayed only by unexpected heavy requests. These were read earlier in the same pass,
 from a connection whose last request was light.
+
+Before the loop sleeps, it polls for more bytes for a moment (decision 0112). It polls only if bytes recently arrived at
+intervals shorter than three times ``limit_us``. It stops polling when no bytes have arrived for ``limit_us``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Final, Protocol
 import cython
 
 from polywire.clock import Clock
+from polywire.log.base import Loop
 
 # a read that takes longer to process is heavy; a light one can contain some hundred small requests
 HEAVY_S: Final = 0.0005
@@ -91,3 +92,54 @@ class RunQueue:
             self._unexpected_s = 0.0  # reads of the connections that waited were expected to be heavy
             if waiting:
                 self._call()
+
+
+PAUSES_AVERAGED: Final = 8  # number of recent intervals in the average
+QUICK: Final = 3  # factor on the limit; without polling, every interval includes two wake-ups of the process
+
+
+@cython.cclass
+class IdlePoll:
+    """Keeps an event loop awake while requests arrive quickly.
+
+    ``_polling`` is set while a call of ``_poll`` is scheduled.
+    """
+
+    __slots__ = ("_clock", "_end", "_last", "_limit_s", "_loop", "_pause_s", "_polling", "look")
+
+    def __init__(self, loop: Loop, clock: Clock, *, limit_us: int) -> None:
+        """``limit_us`` is how long to poll after bytes arrive, in microseconds; 0 disables polling."""
+        self._loop = loop
+        self._clock = clock
+        self._limit_s = limit_us / 1e6
+        self._pause_s = 2 * QUICK * self._limit_s
+        """Average interval between arrivals of bytes, in seconds."""
+        self._last = 0.0
+        self._end = 0.0
+        self._polling = False
+        self.look: Callable[[], object] = nothing
+        """Handles sockets that are ready. Set by a driver that can find them sooner than the loop."""
+
+    def came(self) -> None:
+        """Record that bytes arrived and were processed."""
+        limit_s = self._limit_s
+        now = self._clock.monotonic()
+        self._pause_s += (min(now - self._last, 2 * QUICK * limit_s) - self._pause_s) / PAUSES_AVERAGED
+        self._last = now
+        if self._pause_s < QUICK * limit_s:
+            self._end = now + limit_s
+            if not self._polling:
+                self._polling = True
+                self._loop.call_soon(self._poll)
+
+    def _poll(self) -> None:
+        """Poll once, and schedule the next call. While a call is scheduled, the loop does not sleep."""
+        self.look()
+        if self._clock.monotonic() < self._end:
+            self._loop.call_soon(self._poll)
+        else:
+            self._polling = False
+
+
+def nothing() -> None:
+    pass

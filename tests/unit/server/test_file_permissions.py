@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from polywire.errors import Invalid
-from polywire.server.private import check_secret, close_to_others
+from polywire.server.file_permissions import check_secret, close_to_others
 from polywire.server.users import add_user, load_users
 
 
@@ -82,7 +82,7 @@ def test_the_group_may_read_a_users_file_of_root(tmp_path: Path, monkeypatch: py
     users.touch()
     users.chmod(0o640)
     owner = users.stat().st_uid
-    monkeypatch.setattr("polywire.server.private.ROOT_UID", owner)
+    monkeypatch.setattr("polywire.server.file_permissions.ROOT_UID", owner)
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     check_secret(users)
     users.chmod(0o660)
