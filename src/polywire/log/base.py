@@ -46,9 +46,10 @@ barrier).
 
 
 class Need(IntEnum):
-    """Purpose of an addition.
+    """How urgent the space for an addition is.
 
-    When space is short, CHANGE may use more of it than DATA, and REMOVAL even more, because removals free space.
+    When space is short, CHANGE may use space that DATA may not, and REMOVAL may use even more, because a removal frees
+    space.
     """
 
     DATA = 0
@@ -57,17 +58,17 @@ class Need(IntEnum):
 
 
 class Handle(Protocol):
-    """An operation that can be cancelled: a wait, a read, a timer, or work in slices or in a thread."""
+    """An operation in progress that can be cancelled: a wait, a read or a timer."""
 
     def cancel(self) -> object:
-        """Stop the operation and release what it holds. Its completion is not called.
+        """Stop the operation and release its resources. Its completion is not called.
 
-        The call has no effect once the operation has ended.
+        A call after the operation has ended has no effect.
         """
 
 
 class Loop(Protocol):
-    """The three methods that the log uses of an event loop. The loops of asyncio and uvloop have them."""
+    """The methods of an asyncio or uvloop event loop that the log uses."""
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> Handle: ...
 
@@ -77,7 +78,7 @@ class Loop(Protocol):
 
 
 class Pin(Protocol):
-    """Keeps the bytes of a read in memory. Release it once they are copied or sent."""
+    """Keeps the bytes of a read in memory. The reader releases the pin after it has copied or sent the bytes."""
 
     def release(self) -> None: ...
 
@@ -119,9 +120,9 @@ class Located:
     """Locations of sealed records.
 
     Attributes:
-        root: location of the blobs, None if only the broker can read them.
-        runs: ranges in offset order, beginning at the requested offset.
-        more: whether the request covers more sealed records after the last run.
+        root: directory or bucket of the blobs. None if only the broker can read them.
+        runs: ranges in offset order. The first one contains the requested offset.
+        more: whether the requested range has more sealed records after the last of ``runs``.
     """
 
     root: BlobRoot | None
@@ -130,7 +131,7 @@ class Located:
 
 
 class PartitionView(Protocol):
-    """State of one partition, as any process of the broker sees it. The end of every offset range is exclusive."""
+    """State of one partition. All processes of the broker can read it. The end of every offset range is exclusive."""
 
     @property
     def incarnation(self) -> int:
@@ -145,13 +146,13 @@ class PartitionView(Protocol):
 
     @property
     def next_offset(self) -> int:
-        """Offset of the next record. Records in the open write batch count as committed."""
+        """Offset of the next record. Records in the open write batch are included."""
 
     @property
     def readable_offset(self) -> int:
-        """End of the offsets that may be read.
+        """End of the offsets that consumers may read.
 
-        It is next_offset or, with ``durability=synced``, the end of the synced records.
+        With ``durability=synced`` this is the end of the synced records, otherwise ``next_offset``.
         """
 
     @property
@@ -176,26 +177,29 @@ class PartitionView(Protocol):
         """
 
     def offset_at(self, time_us: int, then: Completion[int]) -> int | Handle:
-        """Return the first offset whose append time is at or after ``time_us``. If there is none, return next_offset.
+        """Find the first offset whose append time is at or after ``time_us``.
 
-        The answer is returned if it is in memory. Otherwise ``then`` is called later, unless the handle is cancelled.
+        The result is next_offset if there is none.
+
+        If no disk access is needed, the result is returned. Otherwise ``then`` is called later with the result.
         """
 
     def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> int | Handle:
-        """Return the offset of the record that begins at a Kafka 0.7 address, or NO_OFFSET if none does.
+        """Find the offset of the record that begins at a Kafka 0.7 address. The result is NO_OFFSET if none does.
 
-        For ``next_address`` the result is ``next_offset``. It is returned or passed to ``then``, as in ``offset_at``.
+        For ``next_address`` the result is ``next_offset``. The result is returned or passed to ``then``, as in
+        ``offset_at``.
 
         Args:
-            covering: also accept an address inside a record. For an address of compacted records, return the next
-                record.
+            covering: also accept an address inside a record. If compaction removed the record at this address, the
+                result is the offset of the next one.
         """
 
     def address_of_offset(self, offset: int, then: Completion[int]) -> int | Handle:
-        """Return the Kafka 0.7 address of the record at ``offset``, or of the next one if that record was compacted
-        away.
+        """Find the Kafka 0.7 address of the record at ``offset``, or of the next record if that one was compacted away.
 
-        For ``next_offset`` the result is ``next_address``. It is returned or passed to ``then``, as in ``offset_at``.
+        For ``next_offset`` the result is ``next_address``. The result is returned or passed to ``then``, as in
+        ``offset_at``.
 
         Raises:
             Missing: OFFSET_OUT_OF_RANGE.
@@ -203,7 +207,7 @@ class PartitionView(Protocol):
 
 
 class PartitionLog(PartitionView, Protocol):
-    """One partition, as the process that stores it sees it."""
+    """One partition, in the process that stores it."""
 
     @property
     def last_append_time_us(self) -> int:
@@ -216,9 +220,8 @@ class PartitionLog(PartitionView, Protocol):
     def locate(self, offset: int, then: Completion[Located], *, offset_end: int | None = None) -> Located | Handle:
         """Locate the sealed, readable records from ``offset`` up to ``offset_end``, exclusive.
 
-        A located blob may be deleted at any time after the answer, because its records are trimmed, compacted or
-        rewritten. Returns the answer if it is in memory. Otherwise ``then`` is called later, unless the handle is
-        cancelled.
+        If no disk access is needed, the result is returned. Otherwise ``then`` is called later with the result. A
+        located blob may be deleted at any time, because its records are trimmed, compacted or rewritten.
 
         Raises:
             Missing: OFFSET_OUT_OF_RANGE: ``offset`` is below first_offset or above next_offset.
@@ -237,13 +240,14 @@ class PartitionLog(PartitionView, Protocol):
         """Return the epoch of the record at this offset. For next_offset, return the current epoch."""
 
     def retention_offset(self, *, age_us_max: int | None, bytes_max: int | None, now_us: int) -> int:
-        """Return the first offset to retain under these limits. It is always the start of a batch."""
+        """Return the first offset to retain under these limits: the first offset of a batch."""
 
 
 class Encoding:
-    """Encodes a state in pieces. The result is the state at the time of creation, although the state changes meanwhile.
+    """Encodes a state in pieces. Changes to the state during the encoding do not affect the result.
 
-    ``pieces`` has the pieces encoded so far.
+    Attributes:
+        pieces: encoded pieces so far.
     """
 
     __slots__ = ("_left", "pieces")
@@ -269,17 +273,17 @@ class Replay(Protocol):
         """Apply one change, in commit order."""
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
-        """Record the producer of a batch that became part of a partition. Called in commit order."""
+        """Record the producer of a batch that was appended to a partition. Called in commit order."""
 
     def snapshot(self) -> bytes:
         """Return the whole state, which includes everything committed so far."""
 
     def encoding(self) -> Encoding:
-        """Return an encoding of the current state. The caller must run ``go_on`` until it ends."""
+        """Return an encoding of the current state. The caller must exhaust ``encode_rest``."""
 
 
 class Publication(Protocol):
-    """A publish in preparation. Until it is published or cancelled, its tokens are reserved.
+    """A publish in preparation, which reserves tokens until it is written or cancelled.
 
     No other publish can use a reserved token, nothing can be staged under it, and it cannot be abandoned.
     """
@@ -289,7 +293,7 @@ class Publication(Protocol):
         """Partitions that have batches staged under the tokens added so far."""
 
     def add(self, tokens: Sequence[bytes]) -> Iterator[None]:
-        """Reserve tokens, a few per step of the iterator.
+        """Reserve tokens. Yields after every few tokens, so that other work can run on the event loop.
 
         Raises:
             Missing: STAGE_MISSING: a token is unknown, expired or used by another publish.
@@ -318,17 +322,14 @@ class Partitions(Protocol):
         """Make offsets below ``first_offset`` unreadable. Their disk space is freed later."""
 
     def compact(self, incarnation: int, *, null_age_us: int) -> None:
-        """Schedule a compaction of sealed records if it is worthwhile: keep only the newest record of each key.
+        """Schedule a compaction of the sealed records if enough of them were never compacted.
 
-        If a key's newest record is a null older than ``null_age_us``, it is removed too. Remaining records keep their
-        offsets and addresses. Raises Missing(PARTITION_MISSING).
+        For each key only the newest record remains. If that record is a null older than ``null_age_us``, it is removed
+        too. Remaining records keep their offsets and addresses. Raises Missing(PARTITION_MISSING).
         """
 
     def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Handle:
-        """Call ``wake`` once when readable_offset > offset or the partition is dropped.
-
-        If the handle is cancelled before, ``wake`` is not called.
-        """
+        """Call ``wake`` once when readable_offset > offset or the partition is dropped."""
 
 
 class WriteBatch(Protocol):
@@ -343,7 +344,7 @@ class WriteBatch(Protocol):
 
     @property
     def congested(self) -> bool:
-        """Whether to pause reading from producers because sealing or syncing is behind. A full disk does not count."""
+        """Whether to pause reading from producers because sealing or syncing is behind. False if the disk is full."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
         """Call back once when the log is no longer congested."""
@@ -351,13 +352,12 @@ class WriteBatch(Protocol):
     def reserve(self, size: int, *, need: Need = Need.DATA) -> None:
         """Ensure that the next ``size`` bytes of additions become part of one journal group.
 
-        If necessary, this commits the write batch first. Neither this method nor an addition calls completions, so the
-        caller's look-ups stay valid.
+        If necessary, this writes the write batch first. Neither this method nor an addition calls completions, so state
+        that the caller has read stays valid.
 
         Args:
             size: total size of the additions.
-            need: purpose of the additions. When space is short, changes may use space that is reserved for them, and
-                removals even more.
+            need: purpose of the additions. When space is short, CHANGE and REMOVAL may use reserved space.
 
         Raises:
             Invalid: RECORD_TOO_LARGE: above the limit of a group.
@@ -365,11 +365,13 @@ class WriteBatch(Protocol):
         """
 
     def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Completion[int] | None) -> None:
-        """Append a validated batch that has no offsets yet.
+        """Append a validated batch. The log assigns its offsets.
 
-        ``done`` gets the offset of the batch's first record once ``level`` is reached. If the buffer is writable,
-        offsets are written into it, and it must not be changed until the commit. Small batches of one partition are
-        merged.
+        If the buffer is writable, offsets are written into it, and the caller must not change it until the commit.
+        Small batches of one partition are merged.
+
+        Args:
+            done: called with the offset of the batch's first record once ``level`` is reached.
 
         Raises:
             Busy: DISK_FULL, or BUSY: too many bytes are not yet sealed or synced.
@@ -386,17 +388,17 @@ class WriteBatch(Protocol):
         """Whether something was added since the last commit. If not, ``next_offset`` counts committed records only."""
 
     def hold(self) -> None:
-        """Stop scheduling commits for further additions, because the caller commits soon."""
+        """Do not schedule commits for further additions. The caller must call ``commit`` soon."""
 
     def write(self) -> None:
-        """Write the write batch as one journal group now. Completions are called later, not inside this call."""
+        """Write the write batch as one journal group now. Completions are called later."""
 
     def commit(self) -> None:
         """Write the write batch as one journal group now, and call the completions that need no sync."""
 
 
 class Staging(WriteBatch, Protocol):
-    """Batches staged under tokens, and their publication."""
+    """Batches that are staged under tokens and published later."""
 
     def stage(
         self,
@@ -414,10 +416,10 @@ class Staging(WriteBatch, Protocol):
         """
 
     def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
-        """Set the clock that determines expiry. Until then nothing expires.
+        """Set the clock that determines the expiry of staged batches. Before this call nothing expires.
 
-        Batches staged before this start expire within ``age_us_max``, because the clock may have been ahead when they
-        were staged.
+        Args:
+            age_us_max: limit for batches staged before this start, because the clock may have been ahead at that time.
         """
 
     def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
@@ -434,8 +436,9 @@ class Staging(WriteBatch, Protocol):
         level: Level,
         done: Completion[Ranges],
     ) -> None:
-        """Assign offsets to all batches staged under these tokens, in token order, and add ``change``, as one journal
-        group.
+        """Assign offsets to all batches staged under these tokens, in token order, and add ``change``.
+
+        All of it becomes one journal group.
 
         Raises:
             Missing: STAGE_MISSING: a token is unknown or expired. Nothing is added, and a publication is cancelled.
@@ -447,7 +450,7 @@ class Staging(WriteBatch, Protocol):
 
 
 class Log(Partitions, Staging, Protocol):
-    """All interfaces of one shard's log. Callers use the narrower ones above."""
+    """All interfaces of one shard's log. Callers should depend on the narrower base classes."""
 
     def close(self) -> None:
         """Commit, sync, call the pending completions, and then stop all threads."""

@@ -22,7 +22,7 @@ Call = tuple[Callable[..., object], tuple[Any, ...]]
 class FailStop:
     """Context manager for code that changes the log's state.
 
-    After an exception the state cannot be trusted, so the callback ``broken`` must stop the log. The exception
+    On an exception it calls ``broken``, which must stop the log because its state may be inconsistent. The exception
     propagates to the caller.
     """
 
@@ -42,7 +42,7 @@ class FailStop:
 
 
 class FailStopLoop:
-    """A ``Loop`` that runs every callback through ``run``. The log uses it for its own callbacks."""
+    """Event loop for the log's own callbacks. Runs each one through ``run``, which stops the log on an exception."""
 
     __slots__ = ("_loop", "_run")
 
@@ -62,12 +62,10 @@ class FailStopLoop:
 
 @cython.cclass
 class Notifications:
-    """Queue of completions for clients.
+    """Queue of completions for clients. Each is called once, in the order of ``add``.
 
-    Each is called once, in order. A completion that is added by another one goes to the end.
-
-    As a context manager it passes exceptions to the event loop, which reports them. They do not reach the client
-    session whose code is running.
+    As a context manager, passes an exception of its block to the event loop, which reports it. The session of the
+    client that triggered the call does not get the exception.
     """
 
     waiting = cython.declare(object, visibility="public")
@@ -83,7 +81,7 @@ class Notifications:
         self.waiting.append((callback, args))
 
     def notify(self) -> None:
-        """Call all queued callbacks. Inside a callback this returns at once. The outer call continues."""
+        """Call all queued completions. A nested call returns at once, because the outer one calls the rest."""
         waiting = self.waiting
         while waiting and not self._notifying:  # continue after a callback that raised
             with self:

@@ -1,10 +1,10 @@
-"""Track free disk space, and delete blobs in a thread, a piece at a time, while sealing and syncs continue.
+"""Track free disk space, and delete blobs in a thread.
 
 Appends are refused before the disk is full, so that retention and sealing still have space.
 
-A file system frees a large file in a single step of its own journal, and every sync waits for that step. So space is
-freed in pieces, each followed by a pause as long as freeing the piece took. Segments in a bucket stay for a grace
-period, because readers may have received their names.
+A file system frees a large file in a single step of its own journal, and every sync waits for that step. So a file is
+truncated in pieces, each followed by a pause as long as freeing the piece took. Segments in a bucket stay for a grace
+period, because clients may have received their names.
 
 * Blobs are deleted in the given order, urgent ones first.
 * If a stop interrupts deletion, or a blob cannot be deleted, recovery deletes the blobs that no journal group lists.
@@ -40,10 +40,10 @@ logger: Final = structlog.get_logger("polywire.log")
 
 
 class Deleter:
-    """Queue of blobs to delete. One piece is deleted at a time. The thread runs only while the queue is not empty.
+    """Queue of blobs to delete. One piece is deleted at a time.
 
     Args:
-        grace_s: seconds for which non-urgent blobs are kept.
+        grace_s: seconds between ``delete`` and the deletion, except for urgent blobs.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class Deleter:
     def delete(self, names: Sequence[str], *, urgent: bool = False) -> None:
         """Queue blobs for deletion after the grace period.
 
-        ``urgent`` blobs are deleted before all others and without a grace period. Pass only a few of them at a time.
+        Args:
+            urgent: delete these few blobs before all others and without a grace period.
         """
         if self._grace_s and not urgent:
             self._loop.call_later(self._grace_s, self._begin, names)
@@ -102,7 +103,7 @@ class Deleter:
         self._worker.run(partial(self._step, steps), partial(self._stepped, steps))
 
     def _step(self, steps: Iterator[int]) -> tuple[int | None, float]:
-        """Free one piece, in the thread. Return its size in bytes, None at the end, and the seconds that it took."""
+        """Free one piece, in the thread. Return its bytes (None if the blob is deleted) and the duration in seconds."""
         begun = self._clock.monotonic()
         freed = next(steps, None)
         return freed, self._clock.monotonic() - begun
@@ -125,7 +126,8 @@ class Deleter:
 class Disk:
     """Tracks the free space of a data directory.
 
-    ``full`` is the last observation. It becomes false when space is free again.
+    Attributes:
+        full: whether appends are refused for lack of space.
     """
 
     def __init__(
@@ -155,9 +157,9 @@ class Disk:
         self._see(self._refused or free_bytes < self._reserve_bytes, free_bytes)
 
     def refused(self, error: Busy) -> None:
-        """Record that a segment could not be written for lack of space, even if the system reports free space.
+        """Record that a segment could not be written.
 
-        A lack of file descriptors does not count.
+        If the reason is DISK_FULL, the disk counts as full until ``accepted`` is called, whatever the system reports.
         """
         if error.code is ErrorCode.DISK_FULL:
             self._refused = True

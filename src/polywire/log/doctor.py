@@ -84,7 +84,9 @@ class Diagnosis:
 
     Attributes:
         reason: why a broker does not start, None if it does.
-        through: last journal group that can be kept.
+        through: sequence of the last journal group that a repair retains.
+        loss: data that a repair loses.
+        log_state: recovered state.
     """
 
     reason: Corrupt | None
@@ -98,7 +100,7 @@ class OfflineLog:
 
     Args:
         replay: creates an empty broker state.
-        store: store of the blobs, if they are not in the data directory.
+        store: blob store if the blobs are not in the data directory, for example a bucket.
     """
 
     def __init__(
@@ -113,13 +115,12 @@ class OfflineLog:
         self.slots: Final[Sequence[Slot]] = self.journal.open_to_read()
 
     def diagnose(self) -> Diagnosis:
-        """Determine whether a broker would start and, if not, what could be kept.
+        """Determine whether a broker would start and, if not, which journal groups a repair could retain.
 
-        A start recovers the journal and seals the recovered data. Both are done here. The sealed data is discarded.
+        Recovers the journal in memory and seals the recovered data like a start, but discards the output.
 
         Raises:
-            Corrupt: nothing can be kept, or cutting groups off does not help. NEWER_FORMAT: a newer version wrote the
-                data.
+            Corrupt: a repair is not possible. NEWER_FORMAT: a newer version wrote the data.
             Unavailable: a file cannot be read.
         """
         reason: Corrupt | None = None
@@ -145,7 +146,7 @@ class OfflineLog:
             through = broken.sequence - 1
 
     def recover(self) -> tuple[Chain | None, LogState]:
-        """Return the state from which a broker would start.
+        """Return the journal's chain of groups and the log state that a start would recover.
 
         The chain is None if nothing was ever stored. Raises Corrupt.
         """
@@ -155,7 +156,7 @@ class OfflineLog:
         return chain, log_state
 
     def _play(self, through: int | None) -> tuple[Chain | None, LogState, FoundGroup | None]:
-        """Recover in memory. If ``through`` is given, return an invalid group instead of raising Corrupt."""
+        """Recover in memory. With ``through``, an invalid group is returned instead of raising Corrupt."""
         chain = find_chain(self.slots, through=through)
         self.state = self._replay()
         log_state = self._log_state(chain)
@@ -172,7 +173,7 @@ class OfflineLog:
         return chain, log_state, None
 
     def _rehearse_start(self, chain: Chain, log_state: LogState) -> None:
-        """Seal the recovered state as a start does, but discard the output. Raises Corrupt or Unavailable."""
+        """Seal the recovered state, as a start does, but discard the output. Raises Corrupt or Unavailable."""
         try:
             for slot in self.slots:
                 slot.lost_pages()
@@ -216,7 +217,7 @@ class _Discarding(FileStore):
         deque(parts, maxlen=0)
 
     def delete(self, name: str) -> None:
-        """Do nothing, because nothing was stored."""
+        pass
 
 
 @contextmanager
@@ -239,9 +240,9 @@ def open_offline(directory: Path, replay: Callable[[], Replay], loop: Loop) -> I
 
 
 def repair(offline: OfflineLog, diagnosis: Diagnosis) -> Path:
-    """Copy the slots that will lose groups, sync the copies, and return their directory. The slots are not changed yet.
+    """Copy the slots that a repair will cut, sync the copies, and return their directory.
 
-    Release the directory and call ``finish`` to complete the repair.
+    The slots themselves are not changed. To complete the repair, unlock the directory and call ``finish``.
     """
     aside = offline.directory / ASIDE / f"{diagnosis.through:016x}"
     make_directories(SYSTEM_FILES, aside)
@@ -269,7 +270,7 @@ def _note_damaged(found: Loss, slot: Slot, entry: Entry) -> None:
 
 
 def _note_cut(found: Loss, group: FoundGroup) -> None:
-    """Record the content of a group that is cut off. Only its directory and its batch headers are read."""
+    """Record the content of a cut group in ``found``. Only the group's directory and batch headers are read."""
     view = group.slot.view
     for entry in read_directory(view, group.position):
         found.changes += entry.kind == EntryKind.CHANGE
@@ -282,7 +283,7 @@ def _note_cut(found: Loss, group: FoundGroup) -> None:
 
 
 def _headers(kind: int, position: int, length: int) -> Iterable[int]:
-    """Return the positions in an entry at which batch headers begin. Batches without offsets are skipped."""
+    """Return the positions of batch headers in an entry, without those of batches that have no offsets."""
     if kind == EntryKind.BATCH:
         return (position,)
     return range(position + TOKEN_BYTES, position + length, HEADER_BYTES) if kind == EntryKind.PUBLISH else ()
@@ -314,8 +315,10 @@ class Remedy(Enum):
 class Finding:
     """Result for one examined file.
 
-    ``path`` is relative to the data directory. ``damage`` names damaged records. ``remedy`` is None if no action is
-    needed.
+    Attributes:
+        path: path below the data directory.
+        damage: damaged records.
+        remedy: how to fix it, None if no action is needed.
     """
 
     severity: Severity
@@ -350,12 +353,12 @@ def is_newer(error: Exception) -> bool:
 
 
 def remedy_of(error: Exception) -> Remedy:
-    """Return the remedy for an error that prevents a start, if there is no intact copy."""
+    """Return the remedy for damage that prevents a start and has no intact copy."""
     return Remedy.UPGRADE if is_newer(error) else Remedy.BACKUP
 
 
 def rebuild(offline: OfflineLog, findings: Sequence[Finding]) -> list[str]:
-    """Rewrite damaged copies from intact ones and return their paths. Raises OSError or BrokerError."""
+    """Rewrite damaged files from intact copies and return their paths. Raises OSError or BrokerError."""
     paths = []
     for finding in findings:
         if finding.severity is not Severity.WORN:
@@ -389,7 +392,7 @@ def _journal(diagnosis: Diagnosis) -> Finding:
 
 
 def examine_snapshot(store: Store, name: str) -> Finding:
-    """Return the finding for a snapshot's copies."""
+    """Return a finding on the two copies in a snapshot blob."""
     sound, copies = copies_sound(store, name)
     if not sound and (version := newer_version(store.get(name))):
         return Finding(Severity.BROKEN, name, blob_newer(name, version).message, remedy=Remedy.UPGRADE)
@@ -400,7 +403,7 @@ def examine_snapshot(store: Store, name: str) -> Finding:
 
 
 def examine_segment(store: Store, name: str) -> list[Finding]:
-    """Return findings for a segment's footers and for its damaged batches."""
+    """Return findings on a segment's footers and damaged batches."""
     try:
         info, _ = read_footer(store, name)
     except (Corrupt, BlobMissing) as error:
@@ -440,7 +443,7 @@ def _damaged_staged(segment: Segment, run: SegmentRun) -> Iterator[Damage]:
 
 
 def _footers(tail: bytes) -> tuple[int, int]:
-    """Return (number of valid footers, number of all footers) in the bytes after a segment's batches."""
+    """Return (number of valid footers, number of footers). ``tail`` is what follows a segment's batches."""
     if _is_footer(tail):
         return 1, 1
     half = len(tail) // 2

@@ -49,11 +49,7 @@ TOKENS_EXPIRED_MAX: Final = 1000  # maximum number of tokens that expire in one 
 
 
 class FileLog:
-    """Implements ``Log``. It is created by ``opening.open_log``.
-
-    ``_rests_on`` is the last group that did more than append. A snapshot taken now includes the effect of that group.
-    ``_writer`` performs additions. Its frequently called methods are also attributes of the log.
-    """
+    """Implements ``Log``. It is created by ``opening.open_log``."""
 
     def __init__(
         self,
@@ -85,6 +81,7 @@ class FileLog:
         self._on_failure: list[Callable[[BrokerError], None]] = []
         self._on_relief: list[Callable[[], None]] = []
         self._broker_state: Encoding | None = None
+        # last group that did more than append; a snapshot taken now depends on it
         self._rests_on = self._removed_at = self._marked_synced = sequence
         self._flusher: Syncer = make_syncer(own, self._relieve, self._fail, lambda: self._sealer.sealing)
         self._flusher.synced = self._flusher.written = sequence
@@ -108,6 +105,7 @@ class FileLog:
             failed=self._fail,
             broken=self._broken,
         )
+        # attributes instead of methods, because they are called often
         self.append: Final = self._writer.append
         self.hold: Final = self._writer.hold
         self.write: Final = self._writer.write
@@ -117,8 +115,9 @@ class FileLog:
     # Queries
 
     congested: bool = property(attrgetter("_writer.congested"))  # type: ignore[assignment]
-    """Whether to pause reading from producers. Each request reads it twice, so the property avoids a Python function
-    call.
+    """Whether to pause reading from producers.
+
+    Each request reads this twice, so the property avoids a Python function call.
     """
 
     @property
@@ -127,7 +126,7 @@ class FileLog:
 
     @property
     def sealing(self) -> int:
-        """Number of full slots that are not yet free."""
+        """Number of full slots that are not yet free again."""
         return self._sealer.waiting
 
     @property
@@ -141,7 +140,7 @@ class FileLog:
         self._relieve()
 
     def on_failure(self, callback: Callable[[BrokerError], None]) -> None:
-        """Call back when a write or sync has failed. From then on nothing is acknowledged, and the broker must stop."""
+        """Call back when a write or sync has failed. After that nothing is acknowledged, and the broker must stop."""
         self._on_failure.append(callback)
 
     # Partitions
@@ -258,7 +257,7 @@ class FileLog:
             self._broker_state = None
 
     def _run_own(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        """Run one of the log's own callbacks, unless the log has failed. Such callbacks contain no client code."""
+        """Run one of the log's own callbacks, which contain no client code, unless the log has failed."""
         if self._writer.failure is None:
             with self._fail_stop:
                 callback(*args)
@@ -266,7 +265,7 @@ class FileLog:
             self._notifications.notify()
 
     def _roll(self) -> None:
-        """Continue in the next slot. Queue the full one for sealing, with the log's current state."""
+        """Continue the journal in the next slot, and queue the full one for sealing."""
         full = self._journal.roll()
         current = self._journal.current
         assert current is not None, "there is one now"
@@ -321,10 +320,10 @@ class FileLog:
             self._name(sealed_content(new, removed), sequence, done)
 
     def _write_apart(self) -> bool:
-        """Write the write batch as a separate group, so that the sealer's group stays small.
+        """Write the write batch as a separate group before a group of the sealer. Return False if there is no capacity.
 
-        The write batch may be as large as a group can be, but the reserve in the last slot is meant for the sealer's
-        groups. Returns False if there is no capacity.
+        The write batch may be as large as a group can be, but the reserve in the last slot is only for the sealer's
+        groups.
         """
         if self.uncommitted and not self._writer.closed:
             self.write()
@@ -333,7 +332,7 @@ class FileLog:
     def _name(
         self, content: bytes, sequence: int, done: Callable[[], None] | None, snapshot: tuple[str, int] | None = None
     ) -> None:
-        """Write one group that lists segments. ``done`` is called once it and all earlier groups are synced."""
+        """Write one group that lists segments. ``done`` is called once the group and all earlier ones are synced."""
         self._writer.add(Entered(EntryKind.SEALED, content, sequence, Level.MEMORY, None), ENTRY_BYTES + len(content))
         if snapshot is not None:
             name = snapshot[0].encode("ascii")
@@ -344,9 +343,11 @@ class FileLog:
             self._flusher.wait(self._writer.sequence, lambda synced: done() if synced is None else None)
 
     def adopt(self, full: Sequence[tuple[Slot, Image]], sealed: int) -> None:
-        """Queue slots of earlier starts for sealing, because these starts had no space to seal them.
+        """Queue slots of earlier starts that had no space to seal them.
 
-        ``sealed`` is the last group that is in segments.
+        Args:
+            full: the slots, each with the state after its last group.
+            sealed: last group that is in segments.
         """
         self._sealer.sealed = self._sealer.named = sealed
         for slot, image in full:
@@ -403,9 +404,9 @@ class FileLog:
         self._relieve()
 
     def _mark_synced(self) -> None:
-        """Write an empty group if the last group is synced and nothing follows it.
+        """If the last group is synced, write an empty group after it.
 
-        Otherwise later damage to the last group would be mistaken for a torn tail.
+        Without the empty group, later damage to the last group would be mistaken for a torn write.
         """
         fits = (
             self._flusher.is_local and self._writer.capacities[Need.CHANGE] > NAMING_BYTES
@@ -417,11 +418,11 @@ class FileLog:
     # End
 
     def _broken(self, error: BaseException | None) -> None:
-        """Stop the log after an exception in its own code. The exception may have left its state half changed."""
+        """Stop the log after an exception in its own code, because its state may be inconsistent."""
         self._fail(Unavailable(ErrorCode.STORAGE_FAILED, f"internal error of the log: {error!r}"))
 
     def _fail(self, error: BrokerError) -> None:
-        """Stop acknowledging after a failed write or sync, which is never retried."""
+        """Stop acknowledging after a failed write or sync, which must not be retried."""
         if self._writer.failure is not None:
             return
         owners = self._writer.fail(error)

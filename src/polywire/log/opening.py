@@ -62,7 +62,7 @@ def open_log(
     Blocks on the disk, so call it before the broker serves clients.
 
     Args:
-        through: last journal group that an operator keeps of a damaged journal; see ``journal.recovery.find_chain``.
+        through: last journal group that a repair of a damaged journal retains.
 
     Raises:
         Busy: BUSY: the directory is in use. DISK_FULL: no space.
@@ -120,10 +120,10 @@ def _locked(files: Files, path: Path, access: Access, directory: Path) -> File:
 
 
 def own_directory(files: Files, directory: Path, data_directory: DataDirectory) -> Callable[[], None]:
-    """Take ownership of the directory. Return a function that releases it.
+    """Lock the directory for this broker and write its owner file. Return a function that unlocks it.
 
-    The file that names the owner may be deleted, so the directory itself is locked as well. Every slot is locked, too:
-    even a directory that was moved and re-created never has two writers (``journal.slots.Slot``).
+    The owner file may be deleted, so the directory itself is locked as well. The slots are locked, too
+    (``journal.slots.Slot``), so a directory that was moved and re-created never has two writers.
     """
     path = directory / MARK_FILE
     with ExitStack() as undone:
@@ -136,9 +136,9 @@ def own_directory(files: Files, directory: Path, data_directory: DataDirectory) 
 
 
 def _write_mark(file: File, content: bytes) -> None:
-    """Write the owner's token. A failure is ignored.
+    """Write the owner's token, by which clients find the broker from its directory. Errors are ignored.
 
-    Without the token, clients cannot find the broker by its directory, but a full disk must not prevent a start.
+    A full disk must not prevent a start.
     """
     with suppress(OSError):
         file.truncate(0)
@@ -197,6 +197,7 @@ class _Opening:
         )
         self._sequence = self._checksum = 0
         self._sealed = True
+        # state after recovery, None if nothing must be sealed
         self._image: Image | None = None
         """State after recovery, if it must be sealed."""
 
@@ -251,7 +252,7 @@ class _Opening:
         return log
 
     def _keep_seed(self) -> None:
-        """Write the missing copy of the seed. If there is no space, a later start writes it."""
+        """Write missing or damaged seed files. If there is no space, a later start writes them."""
         try:
             self._journal.keep_seed()
         except OSError as error:
@@ -269,7 +270,10 @@ class _Opening:
         return LogState(reader, segments, staging, hides_unsynced=settings.durability >= 2)
 
     def _check_journal(self, chain: Chain | None) -> None:
-        """Raise Corrupt if a journal without groups is not new: there are segments, or its slots are not empty."""
+        """Raise Corrupt if there are no journal groups although the log is not new.
+
+        A log is not new if it has segments or a slot with content.
+        """
         if chain is not None:
             return
         if self._store.list(f"{SEGMENTS}/") or self._store.list(f"{SNAPSHOTS}/"):
@@ -298,8 +302,8 @@ class _Opening:
     def _delete_unnamed(self, state: LogState, chain: Chain) -> None:
         """Delete blobs that no valid group lists.
 
-        There are such blobs if the broker stopped after it wrote a blob and before it listed the blob. They also remain
-        if it stopped after it removed a blob from the list and before it deleted the blob.
+        They remain if the broker stopped between writing a blob and listing it, or between removing it from the list
+        and deleting it.
         """
         named = {segment_name(number) for number in state.segments.numbers()} | {chain.snapshot}
         for directory in (SEGMENTS, SNAPSHOTS):
@@ -311,7 +315,7 @@ class _Opening:
     # New start
 
     def _begin(self, state: LogState, chain: Chain | None, start: int) -> str:
-        """Seal the recovered state and write the group that begins the start. Return the name of its snapshot."""
+        """Seal the recovered state and write the first group of this start. Return the name of its snapshot."""
         head = GroupHead(self._journal.seed)
         parts: list[Buffer] = []
         head.entry(EntryKind.START, 0, 0, b"")
@@ -344,7 +348,7 @@ class _Opening:
         return name
 
     def _seal(self, state: LogState, chain: Chain, name: str) -> tuple[Written, list[Sealed]]:
-        """Write everything recovered into segments. Raises Busy, leaving nothing behind."""
+        """Write everything recovered into segments. If this raises Busy, no new blob remains."""
         image = self._image = image_of_all(state, chain.sequence)
         written = seal_recovered(self._store, state, self._journal, image, self._replay, name)
         added = zip(written.infos, written.numbers, strict=True)
@@ -358,9 +362,10 @@ class _Opening:
     # Starts without space to seal (decision 0102), or with a body that the disk cannot read yet
 
     def _begin_unsealed(self, state: LogState, chain: Chain, start: int, busy: Busy) -> str:
-        """Begin the start without sealing: recovered slots wait for the sealer.
+        """Begin the start without sealing. The sealer seals the recovered slots later.
 
-        The start is written to a free slot, or after the last group. Raises Busy(DISK_FULL) if even that does not fit.
+        The first group is written to a free slot or, if there is none, after the last group. Raises Busy(DISK_FULL) if
+        it does not fit there.
         """
         self._sealed = False
         self._disk.refused(busy)
@@ -392,10 +397,10 @@ class _Opening:
         return [*player.full, (chain.groups[-1].slot, self._image)]
 
     def _delete(self, name: str) -> None:
-        """Delete a blob after the start, because there may be many.
+        """Queue a blob for deletion after the start.
 
-        If the start needs the blob's space or name, the blob is deleted at once. It may need the name because a failed
-        start can leave blobs with names that this start uses again.
+        The blob is deleted at once if the start needs its space, or its name: after a failed start, names are used
+        again.
         """
         if self._disk.full or name.partition("/")[2] >= f"{self._start:08x}":
             self._store.delete(name)
@@ -403,9 +408,12 @@ class _Opening:
             self._disk.deleter.delete([name])
 
     def _free(self, *, slot_needed: set[Slot]) -> None:
-        """Ensure that a slot is free for the start, and a second one if space permits.
+        """Ensure that this start has a free slot, and a second one if space permits.
 
         Raises Busy(DISK_FULL) or OSError.
+
+        Args:
+            slot_needed: slots with recovered data.
         """
         for slot in list(self._journal.slots.values()):
             if slot not in slot_needed:

@@ -68,10 +68,10 @@ class LogSettings:
 
     @property
     def kept_bytes(self) -> tuple[int, int, int]:
-        """Capacity of the last slot that data, changes, and removals cannot use, in this order.
+        """Bytes at the end of the last slot that data, changes and removals, in this order, must leave free.
 
         Freeing a slot or a segment needs a journal group. Without this reserve, offset commits could fill the last slot
-        while all others wait for a disk without space.
+        while all other slots wait for a full disk.
         """
         kept = min(KEPT_BYTES, self.slot_bytes // 8) + 4 * PAGE_BYTES
         last = max(
@@ -81,15 +81,15 @@ class LogSettings:
 
     @property
     def group_limit(self) -> int:
-        """Most bytes of one group."""
+        """Maximum size of a journal group in bytes."""
         return min(self.group_bytes_max, GROUP_BYTES_MAX, self.slot_bytes - SLOT_MARGIN_BYTES)
 
     @property
     def batch_bytes_max(self) -> int:
-        """The largest batch, in bytes, that fits any group of the journal."""
+        """Maximum size in bytes of a batch that fits into a journal group."""
         return self.group_limit - GROUP_OVERHEAD_BYTES
 
     @staticmethod
     def slot_bytes_for(batch_bytes: int) -> int:
-        """Return the smallest slot size that permits a batch of this length."""
+        """Return the minimum slot size for batches of this size."""
         return batch_bytes + GROUP_OVERHEAD_BYTES + SLOT_MARGIN_BYTES

@@ -25,7 +25,7 @@ LOST_AT_ONCE_MAX: Final = 8
 
 @dataclass(slots=True)
 class Contents:
-    """Partitions, in order, and staged batches that a slot contains, for one use of the slot."""
+    """Partitions with batches in a slot, in order, and the staged batches in it."""
 
     partitions: dict[FilePartition, None] = field(default_factory=dict)
     staged: list[StagedBatch] = field(default_factory=list)
@@ -33,9 +33,11 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """State after journal group ``sequence``: packed partitions, and the tokens at that time.
+    """State of the log after journal group ``sequence``.
 
-    Batches staged later are in later slots.
+    Attributes:
+        partitions: packed partitions.
+        staged: tokens that existed then. Batches added to a token later are in later slots.
     """
 
     sequence: int
@@ -44,9 +46,12 @@ class Image:
 
 
 class LogState:
-    """Invariant: ``partitions`` are all partitions that are not dropped.
+    """The log's partitions, segments and staged batches.
 
-    ``_packed`` is their state at the last image.
+    Attributes:
+        partitions: partitions that are not dropped, by incarnation.
+        contents: contents of slots, by serial.
+        clean: offset up to which each partition is compacted, by incarnation.
     """
 
     def __init__(self, reader: Reader, segments: SegmentSet, staging: Staging, *, hides_unsynced: bool) -> None:
@@ -55,12 +60,11 @@ class LogState:
         self.staging: Final = staging
         self.partitions: Final[dict[int, FilePartition]] = {}
         self.contents: Final[dict[int, Contents]] = {}
-        """Contents of slots, by serial."""
         self.clean: Final[dict[int, int]] = {}
-        """Offset up to which each partition is compacted, by incarnation."""
         self._hides_unsynced: Final = hides_unsynced
         self._lost: deque[tuple[RunIndex, bool]] = deque()
         """Released runs that segments still count as needed, and whether their partition was dropped."""
+        # state of each partition at the last image
         self._packed: dict[int, bytes] = {}
         self._next_published = 0
 
@@ -74,7 +78,7 @@ class LogState:
         return found
 
     def make(self, incarnation: int) -> FilePartition:
-        """Create a partition. It exists for callers once it is ``opened``."""
+        """Create a partition. Callers can find it once it is ``opened``."""
         assert incarnation not in self.partitions, "incarnations are never used again"
         made = FilePartition(incarnation, self.reader, hides_unsynced=self._hides_unsynced)
         self.partitions[incarnation] = made
@@ -89,20 +93,20 @@ class LogState:
         self._lose(partition.take_runs(), dropped=True)
 
     def trim(self, partition: FilePartition, first_offset: int, end: int) -> None:
-        """Trim records below ``first_offset``. The partition's batches are indexed up to ``end``."""
+        """Trim records below ``first_offset``. ``end`` is the end of the partition's indexed batches."""
         runs, published = partition.trim(first_offset, end)
         self._forget(published)
         self._lose(runs, dropped=False)
 
     def _lose(self, runs: RunIndex, *, dropped: bool) -> None:
-        """Release runs. A topic may release millions, so most are subtracted from their segments later, in portions."""
+        """Release runs. Most are subtracted from their segments later, because a topic may release millions."""
         self._lost.append((runs, dropped))
         if len(self._lost) == 1 and len(runs) <= LOST_AT_ONCE_MAX:
             self.count_lost(LOST_AT_ONCE_MAX)
 
     @property
     def losing(self) -> bool:
-        """Whether segments still count released runs as needed."""
+        """Whether released runs remain to be subtracted from their segments."""
         return bool(self._lost)
 
     def count_lost(self, count_max: int) -> None:
@@ -118,7 +122,7 @@ class LogState:
                 self._lost.popleft()
 
     def cleaned(self, partition: FilePartition, offset: int) -> None:
-        """Record the end of a compaction pass. The partition may have been dropped before."""
+        """Record that a compaction pass ended at ``offset``. Does nothing if the partition was dropped meanwhile."""
         partition.clean_offset = offset
         if not partition.ended:
             self.clean[partition.incarnation] = offset
@@ -126,14 +130,19 @@ class LogState:
     # Staging
 
     def add_published(self, published: PublishedBatch) -> int:
-        """Add a batch that was published, or is about to be, and return its number."""
+        """Add a published batch, or one that is about to be published, and return its number."""
         number = self._next_published
         self._next_published += 1
         self.reader.published[number] = published
         return number
 
     def attach(self, partition: FilePartition, header: bytes, batch: StagedBatch, serial: int) -> None:
-        """Attach a published batch to its partition, with this header from a group in slot ``serial``."""
+        """Add a published batch to its partition.
+
+        Args:
+            header: header with offsets.
+            serial: slot with the journal group that published the batch.
+        """
         number = self.add_published(PublishedBatch(PublishedGroup(header, serial), 0, batch))
         offset, address, time_us = _numbers(header)
         batch.published = True
@@ -142,7 +151,7 @@ class LogState:
         partition.tail_bytes += batch.length
 
     def unstage(self, tokens: Iterable[bytes]) -> None:
-        """Remove tokens. Batches that were published into a partition stay needed until they are sealed."""
+        """Remove tokens. Published batches stay needed until they are sealed."""
         for staged in self.staging.remove(tokens):
             for batch in staged.batches:
                 if not batch.published:
@@ -168,7 +177,8 @@ class LogState:
     def image(self, sequence: int, touched: Iterable[FilePartition]) -> Image:
         """Return the state after group ``sequence``.
 
-        ``touched`` are the partitions that changed since the last image.
+        Args:
+            touched: partitions that changed since the last image.
         """
         for partition in touched:
             if partition.opened and self.partitions.get(partition.incarnation) is partition:

@@ -26,7 +26,7 @@ class Wait:
         self.is_due = False
 
     def leave(self) -> bool:
-        """Stop waiting. Return whether the reader was still registered."""
+        """Stop waiting. Return False if the reader was already woken or cancelled."""
         if self not in self._partition.wakes:
             return False
         del self._partition.wakes[self]
@@ -43,10 +43,13 @@ class Wait:
 
 
 class Waits:
-    """All waiting readers. ``count`` is their number.
+    """All waiting readers.
+
+    Attributes:
+        count: their number.
 
     Args:
-        loop: runs the log's own callbacks.
+        loop: event loop for the log's own callbacks.
     """
 
     __slots__ = ("_loop", "_notifications", "count")
@@ -66,12 +69,12 @@ class Waits:
         return wait
 
     def wake_due_soon(self, partition: FilePartition) -> None:
-        """Check in the loop's next pass which readers of this partition are due."""
+        """Wake due readers of this partition in the loop's next pass."""
         if partition.wakes:
             self._loop.call_soon(self.wake_due, partition)
 
     def wake_due(self, partition: FilePartition | None) -> None:
-        """Queue the notifications of readers that are due."""
+        """Queue the notifications of readers whose record is readable or whose partition was dropped."""
         if partition is None or not partition.wakes:
             return
         readable, ended = partition.readable_offset, partition.ended

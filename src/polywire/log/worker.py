@@ -1,8 +1,8 @@
-"""Work off the event loop: the interface, its implementation by a thread, and completions that can be cancelled.
+"""Run work off the event loop: the interface, its implementation by a thread, and completions that can be cancelled.
 
 * Jobs run in order. Each job reports to the event loop exactly once, with its result or its error.
-* A completion that can be cancelled is called exactly once, unless it is cancelled first. Then it is never called.
-* The pin of a cancelled read's result is released.
+* A completion is called exactly once, or never if it is cancelled first. If the result of a cancelled read has a pin,
+  the pin is released.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ThreadWorker:
 
 
 def attempt(job: Callable[[], _Result]) -> _Result | BrokerError:
-    """Run a job and return its result or error. An OSError becomes Unavailable(STORAGE_FAILED)."""
+    """Run a job and return its result or error. An OSError becomes the error of ``storage_failed``."""
     try:
         return job()
     except BrokerError as error:
@@ -93,14 +93,12 @@ def storage_failed(error: OSError) -> BrokerError:
 
 
 class Pending(Generic[_Result]):
-    """Cancellable completion. Implements ``Handle``. When it is called, it passes the result to its completion.
-
-    Invariant: ``_then`` is None once it was called or cancelled.
-    """
+    """Cancellable completion: a ``Handle`` that passes the result to another completion."""
 
     __slots__ = ("_then",)
 
     def __init__(self, then: Completion[_Result]) -> None:
+        # None once it was called or cancelled
         self._then: Completion[_Result] | None = then
 
     @property
@@ -115,13 +113,10 @@ class Pending(Generic[_Result]):
             result.pin.release()
 
     def cancel(self) -> None:
-        """Drop the completion."""
+        """Do not call the completion."""
         self._then = None
 
 
 def pending(then: Completion[_Result]) -> Pending[_Result]:
-    """Return a cancellable completion.
-
-    If ``then`` already is cancellable, because the operation is retried, return it unchanged.
-    """
+    """Return a cancellable completion for ``then``. If ``then`` already is one, return it unchanged."""
     return then if isinstance(then, Pending) else Pending(then)

@@ -130,7 +130,11 @@ class GroupFields(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One directory entry. ``position`` is where the entry's bytes are in the buffer that holds the group."""
+    """One directory entry.
+
+    Attributes:
+        position: where the content of the entry begins in the group's buffer.
+    """
 
     kind: int
     partition: int
@@ -144,10 +148,8 @@ class Entry(NamedTuple):
 class GroupHead:
     """Header and directory of the group being built. The object is reused for the next group.
 
-    ``size`` is the group's size if it is finished now. Entries are in the order in which they were added.
-
     Args:
-        seed: seed of the journal.
+        seed: secret of the journal, included in the group's checksum.
     """
 
     _data: bytearray
@@ -176,7 +178,7 @@ class GroupHead:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole group."""
+        """Size of the whole group in bytes, without further entries."""
         return _HEADER_BYTES + self._count * _ENTRY_BYTES + self._payload
 
     @property
@@ -228,9 +230,10 @@ class GroupHead:
     ) -> tuple[int, int, bytearray | None]:
         """Assign offset, address, epoch and time to a batch and add it to the directory.
 
-        Returns (offset span, address span, header). The header is None if the batch was changed in place. For a
-        read-only batch, write this header instead of the batch's own. Raises Invalid(INVALID_BATCH) unless ``batch`` is
-        exactly one whole batch.
+        Returns (offset span, address span, header). If ``batch`` is writable, it is changed in place and the header is
+        None. Otherwise the caller must write the returned header instead of the batch's own.
+
+        Raises Invalid(INVALID_BATCH) unless ``batch`` is exactly one whole batch.
         """
         lent: Lent = lend(batch)
         size: cython.Py_ssize_t = lent.size
@@ -261,10 +264,11 @@ class GroupHead:
         """Assign offsets to the staged batches of a publish and add them to the directory.
 
         Args:
-            content: writable. It has the entries back to back, each a token and the headers of its batches for one
-                partition.
-            entries: for each entry, its end and the index of its partition, or -1 if the token is abandoned.
-            numbers: (incarnation, next offset, next address, time) of each partition. It is updated in place.
+            content: writable. It has the entries back to back. Each entry is a token and the headers of the batches
+                staged under it for one partition.
+            entries: for each entry, its end in ``content`` and the index of its partition, or -1 if the token is
+                abandoned.
+            numbers: (incarnation, next offset, next address, time) of each partition. Updated in place.
             epoch: epoch of this start.
 
         Raises:
@@ -298,13 +302,15 @@ class GroupHead:
     def staged(self, front: bytes, batch_bytes: int, partition: int, expires_at_us: int) -> None:
         """Add a staged batch.
 
-        ``front`` is its token and batch header, which are all that the checksum covers. Its body follows.
+        Args:
+            front: token and batch header. The entry's checksum covers only these.
+            batch_bytes: size of the batch, header included.
         """
         lent: Lent = lend(front)
         self._enter(2, 16 + batch_bytes, partition, expires_at_us, xxh64_raw(lent.p, 0, lent.size))
 
     def finish(self, start: int, sequence: int, synced: int, previous: int, time_us: int) -> memoryview:
-        """Return header and directory, which must be written before the entries. They are valid until ``clear``."""
+        """Return header and directory. The caller writes them before the entries. They are valid until ``clear``."""
         lent: Lent = self._lent
         stop: cython.Py_ssize_t = _HEADER_BYTES + self._count * _ENTRY_BYTES
         store_u64(lent.p, 0, self._seed)
@@ -333,10 +339,7 @@ class GroupHead:
 @cython.nogil
 @cython.exceptval(check=False)
 def _group_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the length of the group at ``at``.
-
-    Returns 0 if its sizes are inconsistent or it does not fit before ``limit``.
-    """
+    """Return the length of the group at ``at``, or 0 if its sizes are inconsistent or it ends after ``limit``."""
     if at < 0 or limit - at < _HEADER_BYTES or load_u32(p, at) != _MAGIC:
         return 0
     length: cython.Py_ssize_t = load_u32(p, at + 4)
@@ -405,7 +408,10 @@ def _entry_fits(
 @cython.nogil
 @cython.exceptval(check=False)
 def _bad_entry(p: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the index of the first damaged entry, or -1 if all are valid and fill the group exactly."""
+    """Return the index of the first damaged entry of a group.
+
+    Returns -1 if all are valid and together fill the group exactly.
+    """
     count: cython.Py_ssize_t = load_u32(p, at + 40)
     position: cython.Py_ssize_t = at + _HEADER_BYTES + count * _ENTRY_BYTES
     size: cython.Py_ssize_t

@@ -1,6 +1,7 @@
 """Write the write batch to the journal as one group, and call the completions of its additions.
 
-* A commit always fits. If an addition would not fit, the earlier ones are written first, without calling completions.
+* If an addition would not fit into the group, the earlier additions are written first, without calling completions. So
+  a commit always fits.
 * An addition takes effect only after its group was written. If the write fails, the ends of partitions do not change.
 """
 
@@ -44,16 +45,21 @@ _MERGE_SLACK_BYTES = cython.declare(cython.Py_ssize_t, MERGE_SLACK_BYTES)
 class GroupWriter:
     """The log's write batch and its journal.
 
-    ``_scheduled`` is true while a commit is scheduled, or while the log is ``_held``, because a commit follows.
-    ``sequence`` and ``checksum`` belong to the last group. ``capacities`` is the permitted size of another write batch,
-    by ``Need``. ``write_batch`` accepts additions. ``writing`` is being written. Nothing is added after a ``failure``
-    or once ``closed``.
+    Attributes:
+        write_batch: accepts additions.
+        writing: write batch that is being written, None between writes.
+        sequence: sequence of the last group.
+        checksum: checksum of the last group.
+        capacities: for each ``Need``, the maximum size of the write batch.
+        congested: whether to pause reading from producers.
+        failure: error of a failed write. After it, additions are refused.
+        closed: whether additions are refused because the log is closed.
 
     Args:
-        roll: continues in the next slot.
-        changed: called for groups that did more than append.
+        roll: called to continue the journal in the next slot.
+        changed: called after a group that contained more than appends.
         failed: called when a write failed.
-        broken: called for an error in the log's own code.
+        broken: called after an exception in the log's own code.
     """
 
     write_batch = cython.declare(WriteBatch, visibility="public")
@@ -115,7 +121,9 @@ class GroupWriter:
         self._unsynced_bytes_max = settings.unsynced_bytes_max
         self._spare_bytes = settings.slot_bytes // 2
         self._kept_bytes = settings.kept_bytes
+        # capacities while another slot is free
         self._plenty = (settings.group_limit - GROUP_HEADER_BYTES,) * 3
+        # whether a commit is scheduled, or not needed because ``hold`` promises one
         self._scheduled = self._held = False
         self.sequence, self.checksum = sequence, checksum
         self.write_batch, self.writing = WriteBatch(), None
@@ -125,7 +133,6 @@ class GroupWriter:
     # Additions
 
     def append(self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Completion[int] | None) -> None:
-        """See ``base.WriteBatch``."""
         write_batch: WriteBatch = self.write_batch
         size: cython.Py_ssize_t = len(batch) + _ENTRY_BYTES
         assert isinstance(partition, FilePartition), "a partition of this log"
@@ -148,7 +155,11 @@ class GroupWriter:
             self._schedule()
 
     def add(self, step: Step, size: int, *, closing: bool = False) -> None:
-        """Add a step for which ``admit`` has ensured capacity. With ``closing``, later batches are placed after it."""
+        """Add a step for which ``admit`` has ensured capacity.
+
+        Args:
+            closing: write later appends after this step, instead of merging them with earlier ones.
+        """
         if closing:
             self.write_batch.close()
         self.write_batch.steps.append(step)
@@ -164,7 +175,7 @@ class GroupWriter:
     # Capacity
 
     def admit(self, size: int, need: Need) -> None:
-        """Ensure capacity for ``size`` more bytes. Raises like ``allocate``."""
+        """Ensure capacity for ``size`` more bytes. Raises as ``allocate`` does."""
         if self.write_batch.size + size > self.capacities[need]:
             self.allocate(size, need)
 
@@ -194,7 +205,7 @@ class GroupWriter:
             raise Busy(ErrorCode.BUSY, reason, retry_after_ms=BUSY_RETRY_MS)
 
     def refresh(self) -> None:
-        """Compute the capacity for one more write batch."""
+        """Compute the capacities again, after the free space has changed."""
         if self.failure is not None or self.closed:
             self.capacities = (-1, -1, -1)
         elif self._journal.free:
@@ -208,7 +219,7 @@ class GroupWriter:
         self.weigh()
 
     def weigh(self) -> None:
-        """Set whether the log is congested."""
+        """Compute ``congested`` from the unsynced bytes and the free capacity."""
         if self._syncer.unsynced_bytes > self._unsynced_bytes_max:
             self.congested = True
         elif self._disk.full or self._journal.free:
@@ -217,7 +228,7 @@ class GroupWriter:
             self.congested = self._journal.capacity < self._spare_bytes
 
     def check_open(self) -> None:
-        """Raise Unavailable if the log is closed. If it has failed, raise that error."""
+        """Raise the log's failure if it has failed, or Unavailable if it is closed."""
         if self.failure is not None:
             raise self.failure
         if self.closed:
@@ -234,13 +245,11 @@ class GroupWriter:
         return bool(self.write_batch.steps)
 
     def hold(self) -> None:
-        """See ``base.WriteBatch``."""
         self._held = not self._scheduled
         self._scheduled = True
 
     @cython.ccall
     def commit(self) -> None:
-        """See ``base.WriteBatch``."""
         if self._held:
             self._held = self._scheduled = False
         if self.write_batch.steps and self.failure is None:
@@ -250,17 +259,13 @@ class GroupWriter:
 
     @cython.ccall
     def write(self) -> None:
-        """Write the additions without notifying."""
+        """Write the additions as one group. Completions are called later."""
         if self.write_batch.steps and self.failure is None:
             self._write()
 
     @cython.cfunc
     def _write(self) -> None:
-        """Write the write batch as one group and queue the callbacks.
-
-        An exception here stops the log, like one in its own callbacks. ``FailStop`` is inlined because this runs for
-        every commit.
-        """
+        # ``FailStop`` is inlined here, because this runs for every commit: an exception stops the log.
         write_batch: WriteBatch = self.write_batch
         draft: Draft = self._draft
         self.writing, self.write_batch = write_batch, WriteBatch()
@@ -284,7 +289,7 @@ class GroupWriter:
 
     @cython.cfunc
     def _write_group(self, draft: Draft) -> cython.bint:
-        """Write the entries and apply them. Return False if the disk failed."""
+        """Write the group and update the log's state. Return False if the write failed."""
         head, journal, syncer = draft.head, self._journal, self._syncer
         sequence: int = self.sequence + 1
         first = head.finish(draft.epoch, sequence, syncer.synced, self.checksum, draft.now_us)
@@ -319,7 +324,15 @@ class GroupWriter:
             self._syncer.wait(self.sequence, partial(self._queue_synced, draft.synced))
 
     def _show(self, ends: dict[FilePartition, int], notifications: list[Call], synced: BrokerError | None) -> None:
-        """Wake readers of these partitions. With ``durability=synced``, wake them only once the records are on disk."""
+        """Make the synced records of these partitions readable, then call the completions.
+
+        Used with ``durability=synced``.
+
+        Args:
+            ends: for each partition, the end of the records that were synced.
+            notifications: completions to call.
+            synced: error of the sync, or None.
+        """
         if synced is None:
             for partition, next_offset in ends.items():
                 partition.synced_offset = max(partition.synced_offset, next_offset)

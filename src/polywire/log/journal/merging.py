@@ -1,4 +1,4 @@
-"""Merge small neighbouring batches of a partition before they are written, and complete the appends afterwards.
+"""Merge small neighbouring batches of a partition before they are written, and call the completions of the appends.
 
 One call handles all batches of a partition in a write batch. Batches stay in order. Batches that cannot be merged stay
 separate.
@@ -34,8 +34,8 @@ _WRITTEN = cython.declare(cython.int, Level.WRITTEN)
 def merged(items: list[Append], slack: int) -> list[tuple[Buffer, Sequence[Append], Sequence[int]]]:
     """Return the batches to write for these appends, each as (batch, its appends, record count of each append).
 
-    The counts are empty for a batch of a single append. A merged batch may be larger than its parts, because columns
-    may need wider alignment. All merges together add at most ``slack`` bytes.
+    The counts are empty for a batch of a single append. A merged batch may be larger than its parts together, because
+    its columns may need wider alignment. All merged batches together are at most ``slack`` bytes larger.
     """
     entries: list[tuple[Buffer, Sequence[Append], Sequence[int]]] = []
     counts: list[int]
@@ -89,9 +89,13 @@ def answer(
     written: list[tuple[Any, tuple[Any, ...]]],
     synced: list[tuple[Any, tuple[Any, ...]]],
 ) -> None:
-    """Complete the appends of a batch at ``offset``.
+    """Queue the completions of the appends in a batch at ``offset``, each with the offset of its own first record.
 
-    Each gets the offset of its first record, once the group has the requested level.
+    Args:
+        owners: the appends.
+        counts: number of records of each append. Empty if there is only one.
+        written: queue that is called once the group is written.
+        synced: queue that is called once the group is synced.
     """
     first: cython.longlong = offset
     i: cython.Py_ssize_t

@@ -1,4 +1,4 @@
-"""Prepare a publish in short steps: lay out its journal group, except for the offsets (decision 0106).
+"""Prepare a publish in short steps: build its journal group except for the offsets (decision 0106).
 
 * A token belongs to one publish until that publish is written or cancelled.
 * One compiled call assigns all offsets of the group, and another one applies the group. The number of calls does not
@@ -33,13 +33,13 @@ Publishable = Sequence[bytes] | Publication
 class FilePublication:
     """Implements ``Publication``.
 
-    Invariant: every token in ``tokens`` is claimed for this publish.
-
     Attributes:
-        content: the group's entries back to back, each a token and the headers of its batches for one partition.
-        entries: end of each entry, and the index of its partition in ``partitions``. The index is NO_PARTITION if all
-            partitions of the token were dropped.
-        positions: position of each batch, in the form that a tail index uses.
+        tokens: tokens that this publish has reserved.
+        content: the group's entries back to back. Each entry is a token and the headers of the batches staged under it
+            for one partition.
+        entries: for each entry, its end in ``content`` and the index of its partition in ``partitions``. The index is
+            NO_PARTITION if all partitions of the token were dropped.
+        positions: for each batch, the position to enter into the partition's ``TailIndex``.
     """
 
     __slots__ = (
@@ -73,7 +73,7 @@ class FilePublication:
 
     @property
     def size(self) -> int:
-        """Size of the publish in a group, in bytes."""
+        """Size of the publish in a journal group, in bytes."""
         return len(self.content) + ENTRY_BYTES * (len(self.entries) // 2)
 
     def add(self, tokens: Sequence[bytes]) -> Iterator[None]:
@@ -100,7 +100,7 @@ class FilePublication:
         del self.positions[:]
 
     def of_living(self) -> FilePublication:
-        """Return the publication without batches of dropped partitions."""
+        """Return the publication without the batches of dropped partitions."""
         if all(partition.opened for partition in self.partitions):
             return self
         self._drop_published()
@@ -146,10 +146,7 @@ class FilePublication:
         self._sizes[index] += batch.length
 
     def settle(self, serial: int) -> None:
-        """Apply the written group, which is in slot ``serial``.
-
-        This adds the batches to their partitions and removes the tokens.
-        """
+        """Add the batches to their partitions and remove the tokens, after the group was written to slot ``serial``."""
         self.group.serial = serial
         attach([partition.tail for partition in self.partitions], self.content, self.entries, self.positions, PUBLISHED)
         for partition, numbers, size in zip(self.partitions, self._numbers, self._sizes, strict=True):
@@ -162,7 +159,7 @@ class FilePublication:
 
 @contextmanager
 def prepared(state: LogState, tokens: Publishable) -> Iterator[FilePublication]:
-    """Yield a publication of these tokens, and cancel it on errors. Raises like ``Publication.add``."""
+    """Yield a publication of these tokens. On a BrokerError it is cancelled. Raises as ``Publication.add`` does."""
     made = FilePublication(state) if isinstance(tokens, Sequence) else tokens
     assert isinstance(made, FilePublication), "a publication of this log"
     try:

@@ -40,7 +40,11 @@ _NAMING: Final = 1 << EntryKind.SNAPSHOT | 1 << EntryKind.START
 
 @dataclass(frozen=True, slots=True)
 class FoundGroup:
-    """A group with a valid header, and its location. ``whole``: its entries are valid as well."""
+    """A group with a valid header, and its location.
+
+    Attributes:
+        whole: whether all entries are valid, too.
+    """
 
     slot: Slot
     position: int
@@ -55,7 +59,11 @@ class FoundGroup:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A torn tail: its position and size."""
+    """A torn write at the end of the journal.
+
+    Attributes:
+        groups: number of incomplete or unconnected groups in it.
+    """
 
     path: str
     position: int
@@ -65,13 +73,14 @@ class Torn:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Result of recovery. ``groups`` follow group ``sealed``. That group and all earlier ones are in segments.
+    """Result of recovery: the groups to replay.
 
     Attributes:
+        sealed: last group whose effect is in segments, like that of all earlier ones. ``groups`` follow it.
         snapshot: name of the newest snapshot, None if there is none.
         rests_on: last group that the snapshot, or the segments it lists, depend on.
         checksum: checksum of the last group.
-        slots: the slots that were searched.
+        slots: slots that were searched.
     """
 
     start: int
@@ -88,11 +97,7 @@ class Chain:
         return self.groups[-1].sequence if self.groups else self.sealed
 
     def missing(self, name: str) -> Corrupt:
-        """Return the error for a missing snapshot.
-
-        A snapshot is deleted once the group that lists its successor is synced. So if a snapshot is missing, the group
-        that lists its successor probably follows the last whole group and is damaged.
-        """
+        """Return the error for a missing snapshot or segment that the journal refers to."""
         if self.torn is not None:
             path, position = self.torn.path, self.torn.position
         elif self.groups:
@@ -108,10 +113,12 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class _Naming:
-    """Snapshot and segments that a group lists.
+    """A group's reference to a snapshot and segments.
 
-    They are usable only if the chain reaches ``rests_on``. Then the snapshot contains no effect of lost groups, and no
-    segment is missing because lost groups removed it.
+    Attributes:
+        sealed: last group whose effect is in the segments.
+        rests_on: last group that the snapshot and segments depend on. They are usable only if the journal is intact up
+            to this group.
     """
 
     sealed: int
@@ -121,10 +128,10 @@ class _Naming:
 
 
 def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | None:
-    """Return the newest start's chain, or None if no slot holds a group. Raises Corrupt.
+    """Return the groups to replay, or None if no slot contains a group. Raises Corrupt.
 
     Args:
-        through: last sequence that an operator wants to keep. Batches with damage only in the body are kept unchanged.
+        through: last group that a repair retains. If given, batches with a damaged body are accepted.
     """
     found_groups = newest_groups(slots)
     if not found_groups:
@@ -145,10 +152,7 @@ def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | 
 
 
 def newest_groups(slots: Sequence[Slot]) -> dict[int, FoundGroup]:
-    """Return groups with valid headers by sequence.
-
-    They belong to the newest start, and to the earlier starts that it continues.
-    """
+    """Return groups with valid headers, by sequence: those of the newest start, and of starts that it continues."""
     found = [group for slot in slots for group in _search(slot)]
     if not found:
         return {}
@@ -158,7 +162,7 @@ def newest_groups(slots: Sequence[Slot]) -> dict[int, FoundGroup]:
 
 
 def damaged_bodies(group: FoundGroup) -> list[Entry] | None:
-    """Return the batches of a group whose body is damaged, or None if anything else in the group is damaged."""
+    """Return the entries of a group whose batch body is damaged, or None if anything else in the group is damaged."""
     found, view = [], group.slot.view
     for entry in read_directory(view, group.position):
         if entry.position + entry.length > group.position + group.length:
@@ -178,9 +182,13 @@ def damaged_bodies(group: FoundGroup) -> list[Entry] | None:
 
 
 def _rests_on(found: Sequence[FoundGroup], found_groups: dict[int, FoundGroup]) -> dict[int, FoundGroup]:
-    """Return the groups of a start and of the earlier starts that it continues.
+    """Return the groups of a start and of the earlier starts that it continues, by sequence.
 
     A start continues an earlier one if there was no space to seal that one's groups (decision 0102).
+
+    Args:
+        found: all groups.
+        found_groups: groups of the start.
     """
     first = found_groups[min(found_groups)]
     if first.kinds & 1 << EntryKind.START and first.whole:
@@ -206,7 +214,7 @@ def _group_at(slot: Slot, at: int) -> FoundGroup | None:
 
 
 def _namings(found_groups: dict[int, FoundGroup]) -> Iterator[_Naming]:
-    """Yield the snapshots and segments that groups list, beginning with the newest group."""
+    """Yield each group's reference to a snapshot and segments, newest group first."""
     for sequence in sorted(found_groups, reverse=True):
         if found_groups[sequence].kinds & _NAMING and found_groups[sequence].whole:
             yield _read_naming(found_groups[sequence])
@@ -225,7 +233,7 @@ def _read_naming(group: FoundGroup) -> _Naming:
 
 
 def _follow(found_groups: dict[int, FoundGroup], sealed: int, *, through: int | None = None) -> Iterator[FoundGroup]:
-    """Yield whole groups from ``sealed + 1`` on, until the chain breaks. See ``find_chain``."""
+    """Yield consecutive whole groups from ``sealed + 1`` on. Args as in ``find_chain``."""
     last = None
     while (group := found_groups.get(sealed + 1 if last is None else last.sequence + 1)) is not None:
         if last is not None and group.previous != last.checksum:
@@ -241,7 +249,7 @@ def _follow(found_groups: dict[int, FoundGroup], sealed: int, *, through: int | 
 def _examine_end(
     slots: Sequence[Slot], found_groups: dict[int, FoundGroup], *, start: int, sequence: int, last: FoundGroup | None
 ) -> Torn | None:
-    """Examine the bytes after the last whole group. Raises Corrupt if they prove that a synced group is damaged."""
+    """Return the torn write after the last whole group, if any. Raises Corrupt if a synced group is damaged."""
     expected = sequence + 1
     later = [group for group in found_groups.values() if group.sequence >= expected]
     if any(group.sequence > expected and group.synced >= expected for group in later):
@@ -281,11 +289,7 @@ def _unnamed(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], start: 
 
 
 def _newest_damage(found_groups: dict[int, FoundGroup], first: int) -> int | None:
-    """Return the newest damaged group from ``first`` on that was synced.
-
-    Older groups may be missing because they were overwritten. That is no damage, because the newest intact state does
-    not need them.
-    """
+    """Return the sequence of the newest synced group from ``first`` on that is missing or damaged."""
     synced = max(group.synced for group in found_groups.values())
     for sequence in range(synced, first - 1, -1):
         found = found_groups.get(sequence)
@@ -301,8 +305,7 @@ def _next_found(found_groups: dict[int, FoundGroup], sequence: int) -> FoundGrou
 def _locate(found_groups: dict[int, FoundGroup], sequence: int) -> tuple[Path, int, int]:
     """Return (file, position, end) of a damaged group.
 
-    If the group's header was found, the position is that of the header. Otherwise it is the end of the preceding group
-    or the start of the next one.
+    If its header is damaged, this is the range between the groups before and after it.
     """
     found = found_groups.get(sequence)
     last = found_groups.get(max((other for other in found_groups if other < sequence), default=-1))
@@ -318,16 +321,16 @@ def _locate(found_groups: dict[int, FoundGroup], sequence: int) -> tuple[Path, i
 
 
 def _doubt(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], sequence: int) -> str:
-    """Describe where else a damaged group may be, if the next group is at the beginning of a slot."""
+    """Return the part of an error message that names other possible locations of a damaged group.
+
+    Returns "" if its location is certain.
+    """
     is_certain = sequence in found_groups or _next_found(found_groups, sequence).position > 0
     return "" if is_certain else _or_at_the_beginning(slots)
 
 
 def _or_at_the_beginning(slots: Sequence[Slot]) -> str:
-    """Describe slots that do not begin with a group.
-
-    Either no group was written there, or the group is damaged. A sector of zeros looks the same in both cases.
-    """
+    """Return the part of an error message that names the slots without a group at their beginning."""
     headless = [slot for slot in slots if _group_at(slot, 0) is None]
     paths = " or ".join(repr(str(slot.path)) for slot in headless)
     return f", or at the beginning of {paths}" if paths else ""
@@ -336,8 +339,8 @@ def _or_at_the_beginning(slots: Sequence[Slot]) -> str:
 def _search(slot: Slot) -> Iterator[FoundGroup]:
     """Yield every group with a valid header, at any position.
 
-    Every position is searched because a group can be valid although earlier ones were never synced. The search skips
-    the inside of whole groups only: newer groups may have overwritten the second half of an old one.
+    A group can be valid although earlier ones were never synced, so every position is searched. Only the inside of
+    whole groups is skipped: newer groups may have overwritten the second half of an old one.
     """
     at = slot.find(GROUP_MAGIC, 0)
     while at >= 0:
@@ -349,10 +352,10 @@ def _search(slot: Slot) -> Iterator[FoundGroup]:
 
 
 def _find_remains(slots: Sequence[Slot], *, start: int, last: FoundGroup) -> Torn | None:
-    """Find what is left of a torn group.
+    """Return the torn write that follows group ``last``, or None.
 
-    That is bytes at the position of the next group, in which two of the four header fields are right. One of the two
-    must be the sequence or the checksum of the previous group, because older groups at this position match neither.
+    Bytes count as a torn write if two of the four header fields checked are right. One of the two must be the sequence
+    or the checksum of the previous group, because those of an older group at this position are wrong.
     """
     after = last.position + last.length
     boundary = -(-after // PAGE_BYTES) * PAGE_BYTES

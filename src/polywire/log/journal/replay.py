@@ -1,6 +1,6 @@
 """Rebuild the log's state: load a snapshot and the segments it lists, then apply all later journal groups.
 
-The result is the state before the stop. If that cannot be restored, replay raises Corrupt.
+Raises Corrupt if the state before the stop cannot be restored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ALL: Final = 2**63 - 1
 
 
 class Player:
-    """Replays one chain. Each entry is applied once, in commit order."""
+    """Replays a recovered journal. Each entry is applied once, in commit order."""
 
     def __init__(self, store: Store, state: LogState, replay: Replay, chain: Chain) -> None:
         self._store = store
@@ -57,7 +57,7 @@ class Player:
         """Full slots, in order, each with the state after its last group."""
 
     def play(self) -> None:
-        """Replay everything. Raises Corrupt, and whatever the store raises."""
+        """Replay everything. Raises Corrupt, and errors of the store."""
         if self._chain.snapshot is not None:
             try:
                 self._restore(get_snapshot(self._store, self._chain.snapshot))
@@ -92,7 +92,7 @@ class Player:
         self._hand_out(sorted({*snapshot.segments, *new} - removed))
 
     def _named(self) -> tuple[set[int], set[int]]:
-        """Return (segments listed by groups after the snapshot, segments that these groups remove)."""
+        """Return the segments that groups after the snapshot list, and those that they remove."""
         new: set[int] = set()
         removed: set[int] = set()
         for group in self._chain.groups:
@@ -106,10 +106,7 @@ class Player:
         return new, removed
 
     def _hand_out(self, numbers: Sequence[int]) -> None:
-        """Assign each needed run to its partition in offset order, and runs of staged batches to their tokens.
-
-        Footers are read one by one and not retained.
-        """
+        """Assign the runs of these segments to their partitions in offset order, and staged batches to their tokens."""
         partitions = sorted(self._state.partitions.values(), key=lambda partition: partition.incarnation)
         incarnations = array("Q", (partition.incarnation for partition in partitions))
         kept = array("q", map(self._first_kept, partitions))
@@ -138,14 +135,14 @@ class Player:
         self._state.segments.settle(sealed)
 
     def _first_kept(self, partition: FilePartition) -> int:
-        """Return the first offset of a partition after replay.
+        """Return the first offset that the partition will have after replay.
 
         Segments and staged batches below it may already be deleted.
         """
         return max(partition.first_offset, self._gone.get(partition.incarnation, 0))
 
     def _check_ends(self, ends: Mapping[int, int]) -> None:
-        """Raise Corrupt unless the segments of each partition begin at its first offset and end at the offset in the snapshot."""
+        """Raise Corrupt unless each partition's segments reach from its first offset to its end in the snapshot."""
         for incarnation, partition in self._state.partitions.items():
             kept = self._first_kept(partition)
             if kept >= partition.next_offset:
@@ -223,7 +220,7 @@ class Player:
                 )
 
     def _take(self, partition: FilePartition, batch: Buffer, serial: int, position: int) -> None:
-        """Add a batch to the unsealed part of its partition. The batch has offsets and is in a slot."""
+        """Add a batch with offsets, which is in slot ``serial``, to the unsealed part of its partition."""
         offset, address, time_us, span, address_span = self._follow(partition, batch)
         length = len(batch)
         partition.tail.append(offset, position, length, serial, address, time_us)
@@ -234,7 +231,7 @@ class Player:
     def _follow(self, partition: FilePartition, header: Buffer) -> tuple[int, int, int, int, int]:
         """Return (offset, address, time, offset span, address span) of a batch header.
 
-        Raises Corrupt if the batch does not follow the partition's last one.
+        Raises Corrupt unless the batch begins where the partition ends.
         """
         epoch, offset, address, time_us, address_span, offset_span = _numbers(header)
         if offset != partition.next_offset or address != partition.next_address:
@@ -304,11 +301,10 @@ def put_in_order(
 ) -> int:
     """Sort a partition's runs by offset and return the end of the last one. Raises Corrupt if there is a gap.
 
-    Before the call they are in the order of their segments.
-
     Args:
-        breaks: index of each entry that does not begin where the previous run ends, with the end of that previous run.
-        end: end of the last entry's run.
+        breaks: for each run that does not begin at the end of the run before it in segment order, its index and that
+            end.
+        end: end of the last run in segment order.
     """
     runs = partition.take_runs()
     entries = [runs.entry(number) for number in range(len(runs))]
@@ -332,7 +328,7 @@ def put_in_order(
 
 
 def _ends_of_the_gone(chain: Chain) -> dict[int, int]:
-    """For each partition, return the offset below which the chain's trims and drops leave no records.
+    """For each partition, return the offset below which the journal trims or drops all records.
 
     Segments with only such records may already be deleted.
     """

@@ -83,13 +83,13 @@ def read_seed(files: Files, directory: Path) -> int:
 
 
 def seed_copies(files: Files, directory: Path) -> list[bytes]:
-    """Return the content of both seed files. A missing file counts as empty."""
+    """Return the content of both seed files, b"" for a missing one."""
     paths = [directory / name for name in SEED_NAMES]
     return [read_file(files, path) if exists(files, path) else b"" for path in paths]
 
 
 def is_sound(content: bytes) -> bool:
-    """Return whether this is a seed with its checksum."""
+    """Return whether this is the content of an intact seed file."""
     size = _SEED.size
     if len(content) != size + 8 or _SEED.unpack_from(content)[0] != _MAGIC:
         return False
@@ -97,7 +97,7 @@ def is_sound(content: bytes) -> bool:
 
 
 def keep_seed(files: Files, directory: Path, seed: int) -> None:
-    """Write the missing or damaged copies of the seed, one after the other, each synced. Raises OSError."""
+    """Write missing or damaged seed files, one after the other, each synced. Raises OSError."""
     content = _SEED.pack(_MAGIC, 0, seed)
     content += xxh64(content).to_bytes(8, "little")
     for name, found in zip(SEED_NAMES, seed_copies(files, directory), strict=True):
@@ -108,12 +108,16 @@ def keep_seed(files: Files, directory: Path, seed: int) -> None:
 
 
 class Slot:
-    """One journal file, mapped read-only. ``serial`` numbers its current use. ``pins`` counts readers of its bytes.
+    """One journal file, mapped read-only.
 
-    ``first`` and ``last`` are the sequences of its first and last group, 0 while it is empty.
+    Attributes:
+        serial: number of its current use. A reused slot gets a new number.
+        pins: number of readers that use the mapped bytes.
+        first: sequence of its first group, 0 while it is empty.
+        last: sequence of its last group, 0 while it is empty.
 
     Args:
-        seed: seed of its journal.
+        seed: seed of the journal.
     """
 
     __slots__ = (
@@ -163,7 +167,7 @@ class Slot:
     def check_readable(self) -> None:
         """Read the whole file once. Raises Corrupt if that fails.
 
-        Otherwise a bad sector would kill the process when it is first accessed through the mapping.
+        Otherwise a bad sector would kill the process at the first access through the mapping.
         """
         block = memoryview(bytearray(min(self.size, _ZEROS_BYTES)))
         try:
@@ -181,7 +185,7 @@ class Slot:
         return all(self.view[at : at + _ZEROS_BYTES] == zeros[: self.size - at] for at in pieces)
 
     def forget(self) -> None:
-        """Release the mapped pages: they stay in the page cache but no longer count as the broker's memory."""
+        """Unmap the resident pages. They stay in the page cache but no longer count as the broker's memory."""
         self.mapping.forget()
 
     def sync(self) -> None:
@@ -191,8 +195,8 @@ class Slot:
     def recover(self) -> None:
         """Write the whole file to disk, including pages that an earlier sync failed to write.
 
-        After a failed sync the system may mark such pages as clean, so this compares memory with the disk and rewrites
-        pages that differ. Raises OSError.
+        The system may mark pages as clean after a failed sync. So pages that differ between memory and disk are
+        rewritten. Raises OSError.
         """
         self.sync()
         lost = self.lost_pages()
@@ -230,7 +234,7 @@ class Slot:
                 yield from (start + at for at in pages if found[at:][:PAGE_BYTES] != cached[at:][:PAGE_BYTES])
 
     def close(self) -> None:
-        """Close the file now, which releases its lock. The mapping stays until its last reader finishes."""
+        """Close the file, which releases its lock. The mapping stays until its last reader finishes."""
         self.file.close()
         self.view = memoryview(b"")
 
@@ -238,7 +242,13 @@ class Slot:
 class FileJournal:
     """The slots of one directory.
 
-    Invariant: the current slot is written only at ``position``. Free slots hold no needed data.
+    Attributes:
+        slots: slots with needed data, by serial.
+        views: mapped bytes of these slots, by serial.
+        free: slots without needed data.
+        current: slot being written.
+        position: end of the written bytes in the current slot.
+        seed: secret that every group's checksum covers. Set by ``open_all``.
     """
 
     def __init__(self, directory: Path, *, slot_bytes: int, slot_count_max: int, files: Files = SYSTEM_FILES) -> None:
@@ -295,14 +305,14 @@ class FileJournal:
             yield slot
 
     def keep_seed(self) -> None:
-        """Ensure two intact copies of the seed. Raises OSError.
+        """Ensure that both seed files are intact. Raises OSError.
 
-        Call it only after groups were verified with the seed, or if there are no groups.
+        Call it only if groups were verified with the seed, or if there are no groups.
         """
         keep_seed(self._files, self._directory, self.seed)
 
     def is_blank(self) -> bool:
-        """Return whether nothing was ever written, except perhaps the empty group that begins a start."""
+        """Return whether no data was ever written. The empty group that begins a start is no data."""
         return all(slot.is_blank() for slot in self.slots.values())
 
     def _use(self, slot: Slot) -> None:
@@ -313,7 +323,7 @@ class FileJournal:
         self.views[slot.serial] = slot.view
 
     def arrange(self, slots: Iterable[Slot]) -> None:
-        """Assign new serials to these slots, which are given oldest first. File names do not show the age of slots."""
+        """Assign new serials to slots, which are given oldest first. File names do not show their age."""
         for slot in slots:
             del self.slots[slot.serial], self.views[slot.serial]
             self._use(slot)
@@ -326,7 +336,7 @@ class FileJournal:
         return self.count + self._making < self._slot_count_max
 
     def plan_slot(self) -> Callable[[], Slot]:
-        """Return a function that creates a slot, in any thread. Pass its result to ``add``."""
+        """Return a function that creates a slot in any thread. The caller passes its result to ``add``."""
         taken = {slot.number for slot in (*self.slots.values(), *self.free)}
         first = self._planned + 1 if self._making else 0  # two slots created at the same time need different files
         self._planned = number = next(number for number in range(first, 1 << 16) if number not in taken)
@@ -335,17 +345,17 @@ class FileJournal:
         return lambda: make_slot(path, number, self._slot_bytes, self.seed, self._files)
 
     def add(self, slot: Slot | None) -> None:
-        """Add a created slot. None means that the slot could not be created."""
+        """Add a created slot, or None if it could not be created."""
         self._making -= 1
         if slot is not None:
             slot.lock()
             self.free.append(slot)
 
     def release(self, slot: Slot) -> None:
-        """Make a slot without needed data writable again.
+        """Make a slot without needed data free for new groups.
 
-        The slot is deleted instead if its size is wrong, or if there are too many slots and another one is free.
-        Without a free slot nothing could be sealed once the current one is full.
+        The slot is deleted if its size is wrong, or if there are too many slots and another one is free. One slot must
+        remain free, because sealing needs it once the current one is full.
         """
         del self.slots[slot.serial], self.views[slot.serial]
         slot.forget()
@@ -356,9 +366,9 @@ class FileJournal:
             slot.close()
 
     def close_with(self, head: GroupHead, start: int, sequence: int, checksum: int, now_us: int) -> None:
-        """Write a last, empty group, which records that everything up to ``sequence`` is on disk.
+        """Write a last, empty group, which records that everything up to ``sequence`` is on disk. Raises OSError.
 
-        With it, later damage is not mistaken for a torn tail. Raises OSError.
+        With this record, later damage is not mistaken for a torn write.
         """
         self.align()
         if self.capacity < GROUP_HEADER_BYTES:
@@ -372,7 +382,7 @@ class FileJournal:
         self.current.sync()
 
     def lend(self, slot: Slot) -> None:
-        """Unlink a slot that only readers still need. Another file replaces it.
+        """Unlink a slot that only readers still use, so that another file can replace it.
 
         The caller closes the slot when its readers finish.
         """
@@ -407,7 +417,7 @@ class FileJournal:
         return full
 
     def go_on(self, slot: Slot, position: int) -> None:
-        """Continue writing in a slot, on the first page after ``position``. The content from there on is not needed."""
+        """Continue writing in a slot, on the first page after ``position``. Later content is overwritten."""
         self.current, self.position = slot, position
         self.align()
 
@@ -426,7 +436,7 @@ class FileJournal:
 
 
 def _write_slowly(slot: Slot, parts: Sequence[Buffer], position: int) -> None:
-    """Write all parts in several calls, after a short write or if there are more buffers than one call accepts."""
+    """Write all parts in several calls. Needed after a short write, or if there are too many buffers for one call."""
     for start in range(0, len(parts), IOV_MAX):
         position = write_parts(slot.file, parts[start : start + IOV_MAX], position)
 

@@ -38,8 +38,12 @@ class Snapshot:
     """Content of a snapshot blob.
 
     Attributes:
+        sequence: last journal group whose effect on the log is included.
+        broker_sequence: last journal group whose effect on the broker's state is included.
         partitions: packed partitions, back to back.
+        segments: numbers of the log's segments.
         tokens: (token, expiry, segment with batches of the token).
+        broker: encoded state of the broker.
         clean: offset up to which each partition is compacted, valid if all of ``segments`` are present.
     """
 
@@ -53,7 +57,7 @@ class Snapshot:
 
 
 def put_snapshot(store: Store, name: str, snapshot: Snapshot) -> None:
-    """Write a snapshot, which is durable on return. Raises what the store raises."""
+    """Write a snapshot, which is durable on return. Raises errors of the store."""
     header = _HEADER.pack(
         _MAGIC,
         _VERSION,
@@ -103,10 +107,7 @@ def is_copy(content: bytes) -> bool:
 
 
 def newer_version(content: bytes) -> int:
-    """Return the version if both copies have the same unknown version, else 0.
-
-    Other fields of such a version cannot be verified.
-    """
+    """Return the unknown version that both copies have, or 0."""
     versions = set()
     for copy in (content[: len(content) // 2], content[len(content) // 2 :]):
         magic, version = _HEADER.unpack_from(copy)[:2] if len(copy) >= _HEADER.size else (0, 0)

@@ -18,11 +18,14 @@ NOWHERE: Final = -1
 
 
 class StagedBatch:
-    """One staged batch: its header, and the location of its bytes.
+    """One staged batch: its header, and the location of the whole batch.
 
-    This is ``position`` in the slot ``serial`` or in the segment ``location``.
-
-    ``published``: it is part of its partition. ``needed``: true until it is abandoned, or published and sealed.
+    Attributes:
+        serial: journal slot that holds the batch, NOWHERE if it was sealed.
+        location: segment that holds the batch, NOWHERE if it was not sealed.
+        position: position in the slot or segment.
+        published: whether the batch was published to its partition.
+        needed: whether its bytes must be retained. False once it is abandoned, or both published and sealed.
     """
 
     __slots__ = ("header", "incarnation", "length", "location", "needed", "position", "published", "serial", "token")
@@ -40,9 +43,11 @@ class StagedBatch:
 
 
 class StagedToken:
-    """All batches of one token, and their total size.
+    """All batches of one token.
 
-    ``claimed``: a publish in preparation, or an abandon that is not committed, has reserved the token.
+    Attributes:
+        claimed: whether a publish, or an abandon that is not yet committed, has reserved the token.
+        size: total size of the batches.
     """
 
     __slots__ = ("_by_partition", "batches", "claimed", "expires_at_us", "size", "token")
@@ -72,7 +77,12 @@ class StagedToken:
 
 
 class Staging:
-    """All tokens. ``size`` and ``count`` cover batches that were neither published nor removed."""
+    """All tokens of a log.
+
+    Attributes:
+        size: bytes of batches that are neither published nor removed.
+        count: number of these batches.
+    """
 
     def __init__(self, *, bytes_max: int, batches_max: int) -> None:
         self._bytes_max = bytes_max
@@ -83,7 +93,6 @@ class Staging:
         self.count = 0
 
     def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
-        """See ``Log.expire_by``."""
         self._clock = clock
         latest_us = clock.now_us() + age_us_max
         for staged in self:
@@ -91,7 +100,7 @@ class Staging:
                 staged.expires_at_us = min(staged.expires_at_us, latest_us)
 
     def _now_us(self) -> int:
-        """Return the current time for expiry, or a time at which nothing has expired if there is no clock."""
+        """Return the time for expiry checks. Without a clock, this is a time before all expiries."""
         return -1 if self._clock is None else self._clock.now_us()
 
     def __iter__(self) -> Iterator[StagedToken]:
@@ -124,7 +133,7 @@ class Staging:
         return self._tokens.get(token)
 
     def claim(self, token: bytes) -> StagedToken:
-        """Claim a token for a publish. Raises Missing(STAGE_MISSING)."""
+        """Reserve a token for a publish. Raises Missing(STAGE_MISSING)."""
         staged = self._tokens.get(token)
         if staged is None or staged.claimed or staged.expires_at_us <= self._now_us():
             raise Missing(ErrorCode.STAGE_MISSING, f"no such staged batches token={token.hex()}")
@@ -132,7 +141,7 @@ class Staging:
         return staged
 
     def find(self, tokens: Iterable[bytes]) -> list[StagedToken]:
-        """Return tokens that can be published. Raises Missing(STAGE_MISSING)."""
+        """Return the given tokens. Raises Missing(STAGE_MISSING) if one of them cannot be published."""
         get, now_us, found = self._tokens.get, self._now_us(), []
         for token in tokens:
             staged = get(token)

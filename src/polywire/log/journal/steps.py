@@ -1,6 +1,6 @@
 """Additions to a write batch other than appended batches (decision 0107).
 
-Each addition is a step, which is first prepared. Entering it into the journal group afterwards never fails.
+Each addition is a step. ``prepare`` does what may fail; ``enter`` adds the step to the journal group and cannot fail.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Simple:
 class Entered(_Simple):
     """A journal entry that changes no state of the log.
 
-    It is a broker change, a barrier (without kind), or an entry of the log itself.
+    This is a broker change, a barrier (kind None), or an entry of the log itself.
     """
 
     kind: EntryKind | None
@@ -111,9 +111,9 @@ class Stage(_Simple):
 
 @dataclass(frozen=True, slots=True)
 class Publish(_Simple):
-    """Publish the batches of tokens.
+    """Publish all batches staged under some tokens.
 
-    One group may contain thousands of tokens with tens of thousands of batches, so this step does no work per batch.
+    One group may publish tens of thousands of batches, so this step does no work per batch.
     """
 
     publication: FilePublication
@@ -154,17 +154,17 @@ class Abandon(_Simple):
 
 
 def sealed_content(new: Sequence[int], removed: Sequence[int]) -> bytes:
-    """Return the bytes of a ``sealed`` entry: counts of new and removed segments, then their numbers."""
+    """Return the content of a SEALED entry: counts of new and removed segments, then their numbers."""
     numbers = [*new, *removed]
     return _NAMED.pack(len(new), len(removed)) + Struct(f"<{len(numbers)}Q").pack(*numbers)
 
 
 def read_sealed(content: Buffer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (new, removed) of a ``sealed`` entry."""
+    """Return the new and the removed segments of a SEALED entry."""
     new, removed = _NAMED.unpack_from(content)
     numbers = Struct(f"<{new + removed}Q").unpack_from(content, _NAMED.size)
     return numbers[:new], numbers[new:]
 
 
 def _nothing(_: int) -> None:
-    """Do nothing: the step only adds an entry to the journal."""
+    pass

@@ -1,6 +1,6 @@
-"""Make groups durable: the interface, and its implementation that flushes a disk.
+"""Make groups durable: the interface, and the implementation that syncs journal files to a disk.
 
-The other implementation uploads to a bucket.
+The implementation for buckets is in ``cluster.uploader``.
 
 * Groups become durable in order, and callbacks are called in the order of requests.
 * The flusher runs one flush at a time in one thread, on request and periodically while data is unsynced.
@@ -27,9 +27,12 @@ RECHECK_MS_MAX: Final = 10  # pause between two checks whether the sealer is sti
 
 
 class Syncer(Protocol):
-    """``synced`` is the highest sequence up to which everything is durable.
+    """Makes written groups durable.
 
-    ``unsynced_bytes`` is the size of later groups.
+    Attributes:
+        synced: last sequence up to which all groups are durable.
+        written: sequence of the last written group.
+        unsynced_bytes: total size of the groups after ``synced``.
     """
 
     synced: int
@@ -40,8 +43,8 @@ class Syncer(Protocol):
     def is_local(self) -> bool:
         """Whether recovery reads the slots.
 
-        If so, a group may be valid although earlier ones are lost (decision 0102). Groups then record the synced
-        sequence, which distinguishes damage from a torn tail.
+        If so, a group may be intact after a power loss although an earlier one is lost (decision 0102). Groups then
+        record the synced sequence, by which recovery distinguishes damage from a torn write.
         """
 
     @property
@@ -49,31 +52,31 @@ class Syncer(Protocol):
         """Whether to seal the current slot before it is full, because recovery would have to read too much."""
 
     def wrote(self, sequence: int, position: int, size: int) -> None:
-        """Record a group in the current slot."""
+        """Record that group ``sequence`` was written to the current slot."""
 
     def wait(self, sequence: int, callback: Completion[None]) -> None:
-        """Call back once the written group ``sequence`` is durable, at once if it already is."""
+        """Call back once group ``sequence`` is durable. If it already is, call back at once."""
 
     def spare(self, slot: Slot) -> None:
-        """Leave the groups of a full slot unsynced: the last group lists segments that contain them."""
+        """Do not sync the groups of a full slot, because segments listed in the last group contain them."""
 
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
         """Make only the last group durable, and skip the groups before it.
 
-        The last group lists the segments that replace this slot. Requires ``is_local``.
+        The last group lists the segments that replace ``slot``. Only for syncers with ``is_local``.
         """
 
     def sealed(self, sequence: int, naming: int) -> None:
-        """Record that everything up to ``sequence`` is in segments.
+        """Record that all groups up to ``sequence`` are in segments.
 
-        Group ``naming`` lists these segments and is durable.
+        The durable group ``naming`` lists these segments.
         """
 
     def finish(self) -> None:
         """Make everything durable now, before closing. Raises OSError, NotOwner or Unavailable."""
 
     def abandon(self) -> Sequence[Completion[None]]:
-        """Stop after a failure of the log. Return the callbacks that are still waiting."""
+        """Stop after a failure of the log. Return the callbacks that were not called yet."""
 
     def stop(self) -> None:
         """Stop all threads."""
@@ -89,7 +92,12 @@ on failure. The last argument returns whether a slot is being sealed.
 
 @dataclass(slots=True)
 class _Unsynced:
-    """Bytes [start, stop) of a slot that are not on disk yet. ``groups`` is the number of groups in them."""
+    """Bytes [start, stop) of a slot that are not on disk yet.
+
+    Attributes:
+        since: when the first of them was written.
+        size: total size of the groups in them, without padding.
+    """
 
     slot: Slot
     mapping: Mapping
@@ -114,10 +122,10 @@ def flushing(journal: FileJournal, clock: Clock, make_worker: MakeWorker, settin
 
 
 class Flusher:
-    """Implements ``Syncer``. See ``MakeSyncer`` for the arguments.
+    """Implements ``Syncer``. Only one sync runs at a time.
 
-    ``synced`` is the highest sequence up to which everything is on disk: in the journal, or in segments that a group on
-    disk lists. ``unsynced_bytes`` is the size of all later groups. Only one sync runs at a time.
+    A group also counts as synced if it is in segments that a group on disk lists. ``MakeSyncer`` describes the
+    arguments.
     """
 
     def __init__(
@@ -132,7 +140,6 @@ class Flusher:
         advanced: Callable[[], None],
         failed: Callable[[BrokerError], None],
     ) -> None:
-        """See ``MakeSyncer``."""
         interval_ms = settings.sync_interval_ms
         self._journal = journal
         self._loop = loop
@@ -184,7 +191,7 @@ class Flusher:
             self.start()
 
     def wait(self, sequence: int, callback: Completion[None]) -> None:
-        """Call back once the written group ``sequence`` is synced, at once if it already is.
+        """Call back once group ``sequence`` is synced. If it already is, call back at once.
 
         Starts a sync if necessary. A call from inside a callback is queued after the callbacks already waiting.
         """
@@ -198,7 +205,7 @@ class Flusher:
             callback(None)
 
     def start(self) -> None:
-        """Sync everything written so far. If a sync is running, the next one includes later groups."""
+        """Sync everything written so far. If a sync is running, another one follows it."""
         if self._running or not self._unsynced:
             return
         self._running = True
@@ -245,7 +252,7 @@ class Flusher:
         self._reached(sequence, size)
 
     def _reached(self, sequence: int, size: int) -> None:
-        """Record that everything up to ``sequence`` is on disk.
+        """Record that all groups up to ``sequence`` are on disk.
 
         ``size`` is the number of bytes synced since the last call.
         """
@@ -265,10 +272,10 @@ class Flusher:
             unsynced.start = unsynced.stop
 
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
-        """Sync only the last group, and skip the groups in the slots before it.
+        """Sync only the last group, and skip the groups in ``slot`` and before it.
 
-        The last group lists the segments that replace this slot, which must be the oldest one. When ``done`` is called,
-        everything up to the end of the slot is on disk.
+        The last group lists the segments that replace ``slot``, which must be the oldest one. When ``done`` is called,
+        the groups up to the end of the slot count as synced.
         """
         current, spared = self._journal.current, self._unsynced.pop(slot.serial, None)
         assert current is not None
@@ -287,7 +294,7 @@ class Flusher:
         self._worker.run(partial(self._flush, [last]), named)
 
     def sealed(self, sequence: int, naming: int) -> None:
-        """Do nothing: recovery reads the slots."""
+        pass
 
     # End
 
@@ -302,7 +309,7 @@ class Flusher:
         self._reached(self.written, self.unsynced_bytes)
 
     def abandon(self) -> list[Completion[None]]:
-        """Stop syncing after a failure of the log. Return the callbacks that are still waiting."""
+        """Stop syncing after a failure of the log. Return the callbacks that were not called yet."""
         waiting = [callback for _, callback in self._waiting]
         self._waiting.clear()
         self._unsynced.clear()

@@ -2,8 +2,6 @@
 
 * Entries are in the order of the calls. Small batches of one partition are merged.
 * Every callback is called exactly once.
-* ``prepare`` does everything that may fail, without changing shared state. ``enter`` then adds the entry and assigns
-  offsets, which cannot fail.
 """
 
 from __future__ import annotations
@@ -35,7 +33,20 @@ _REMOVING: Final = frozenset({EntryKind.DROP, EntryKind.TRIM, EntryKind.ABANDON}
 
 @cython.cclass
 class Draft:
-    """The group being written. ``parts`` are the bytes of the entries in ``head``, in order."""
+    """The journal group being written.
+
+    Attributes:
+        head: header and directory of the group.
+        parts: bytes of the entries, in order.
+        indexed: (partition, its next offset before the entry, position among the entries, length, address, time). A
+            position of -1 - n refers to item n of ``then``. The offset is NO_OFFSET if the entry assigns no offsets.
+        placed: staged batches and their positions among the entries.
+        then: called with the slot's serial once the group is written and the entries before them in ``indexed`` were
+            applied.
+        written: completions to call once the group is written.
+        synced: completions to call once the group is synced.
+        only_appends: whether the group contains nothing but appends and entries of the log itself.
+    """
 
     if not cython.compiled:  # in the compiled module, write_batch.pxd declares the fields
         __slots__ = (
@@ -88,16 +99,19 @@ class Draft:
 
     @cython.cfunc
     def notify_all(self, owners: Sequence[Append], counts: Sequence[int], offset: cython.longlong) -> None:
-        """Call the completions of one batch.
+        """Queue the completions of the appends in one batch.
 
-        ``counts`` has the number of records for each. It is empty if there is only one.
+        Args:
+            owners: the appends.
+            counts: number of records of each append. Empty if there is only one.
+            offset: offset of the batch.
         """
         answer(owners, counts, offset, self.synced if self.all_synced else self.written, self.synced)
 
     @cython.cfunc
     @cython.exceptval(-1, check=True)
     def number(self, partition: FilePartition, batch: Buffer) -> cython.longlong:
-        """Assign offsets to a batch and enter it. Return its first offset."""
+        """Assign offsets to a batch and add it to the group. Return its first offset."""
         head = self.head
         offset: cython.longlong = partition.next_offset
         address: cython.longlong = partition.next_address
@@ -117,7 +131,7 @@ class Draft:
         return offset
 
     def enter(self, kind: EntryKind, content: Buffer = b"", *, partition: int = 0, argument: int = 0) -> None:
-        """Enter an entry other than a batch."""
+        """Add an entry other than a batch."""
         self.only_appends &= kind >= EntryKind.SEALED
         self.removes |= kind in _REMOVING
         self.head.entry(kind, partition, argument, content)
@@ -128,20 +142,21 @@ class Draft:
             self.parts.append(_PADDING[size & 7 :])
 
     def enter_published(self, made: FilePublication, numbers: array[int]) -> None:
-        """Assign offsets to the batches of a publish and enter them. See ``GroupHead.published``."""
+        """Assign offsets to the batches of a publish and add them to the group. See ``GroupHead.published``."""
         self.only_appends = False
         self.head.published(made.content, made.entries, numbers, self.epoch)
         self.parts.append(made.content)
 
     def after(self, partition: FilePartition | None, then: Callable[[int], None]) -> None:
-        """Call ``then(serial)`` once the entries so far are written and indexed. ``then`` changes ``partition``."""
+        """Call ``then(serial)``, which may change ``partition``, once the entries so far are written and indexed."""
         self.then.append(then)
         self.indexed.append((partition, NO_OFFSET, -len(self.then), 0, 0, 0))
 
     def touch(self, partitions: Sequence[FilePartition], offsets: Sequence[int], then: Callable[[int], None]) -> None:
-        """Call ``then(serial)`` as ``after`` does.
+        """Call ``then(serial)``, which may change ``partitions``, once the entries so far are written and indexed.
 
-        It changes ``partitions``, whose next offsets were ``offsets`` before.
+        Args:
+            offsets: next offset of each partition before the entries.
         """
         self.then += (_nothing, then)
         index = 1 - len(self.then)
@@ -151,13 +166,13 @@ class Draft:
         self.indexed.append((None, NO_OFFSET, index - 1, 0, 0, 0))
 
     def take_back(self) -> None:
-        """Undo the assignment of offsets after a failed write: partitions end where they ended before."""
+        """Undo the assignment of offsets after a failed write."""
         for partition, offset, _, _, _, _ in reversed(self.indexed):
             if partition is not None and offset != NO_OFFSET:
                 partition.next_offset = offset
 
     def settle(self, contents: Contents, serial: int, start: int) -> None:
-        """Index the entries of the written group, which begin at position ``start`` of the slot."""
+        """Apply the written group to the log's state. Its entries begin at position ``start`` of the slot."""
         touched = contents.partitions
         for partition, offset, position, length, address, time_us in self.indexed:
             if partition is not None:
@@ -174,7 +189,7 @@ class Draft:
 
 
 class Step(Protocol):
-    """One addition."""
+    """One addition to a write batch."""
 
     def prepare(self) -> None:
         """Do everything that may fail. Change nothing but the step itself."""
@@ -188,10 +203,7 @@ class Step(Protocol):
 
 @cython.cclass
 class Appends:
-    """Appended batches of one partition, in order.
-
-    ``_entries`` is set if there are several: (batch, appends, record counts).
-    """
+    """Appended batches of one partition, in order."""
 
     if not cython.compiled:
         __slots__ = ("_entries", "items", "partition")
@@ -199,6 +211,7 @@ class Appends:
     def __init__(self, partition: FilePartition) -> None:
         self.partition: Final = partition
         self.items: Final[list[Append]] = []
+        # if there are several appends: (batch, its appends, record count of each)
         self._entries: list[tuple[Buffer, Sequence[Append], Sequence[int]]] = []
 
     def prepare(self) -> None:
@@ -222,8 +235,10 @@ class Appends:
 class WriteBatch:
     """Steps in the order of the calls.
 
-    ``size`` is an upper bound of their size in a group. Callers have reserved ``granted`` bytes. ``open`` lists
-    partitions whose last step accepts more batches.
+    Attributes:
+        size: upper bound of their size in a group.
+        granted: bytes that callers have reserved.
+        open: partitions whose last step accepts more batches.
     """
 
     if not cython.compiled:
@@ -236,16 +251,16 @@ class WriteBatch:
         self.open: Final[list[FilePartition]] = []
 
     def close(self) -> None:
-        """Put later appends after everything added so far."""
+        """Put later appends after everything added so far, instead of merging them with earlier ones."""
         for partition in self.open:
             partition.pending = None
         self.open.clear()
 
     def owners(self) -> list[Completion[Any]]:
-        """Return the completions to call with an error if nothing is written. No more additions follow."""
+        """Return the completions to call with an error if nothing is written. Closes the write batch."""
         self.close()
         return [owner for step in self.steps for owner in step.owners()]
 
 
 def _nothing(_: int) -> None:
-    """Do nothing: the step only adds an entry to the journal."""
+    pass

@@ -56,10 +56,11 @@ Key = tuple[int, int]
 
 
 class Window:
-    """Stored batches of one partition, offsets ``first`` to ``end``, in pieces of consecutive segments, in order.
+    """Stored batches of one partition with offsets ``first`` to ``end``, verified and in memory.
 
     Attributes:
-        was_waited_for: a reader had to wait for the disk. The next window should then be requested earlier.
+        pieces: parts of consecutive segments, in offset order.
+        was_waited_for: a reader had to wait for the disk. The next window should be requested earlier.
     """
 
     __slots__ = ("_damages", "end", "first", "partition", "pieces", "was_waited_for")
@@ -73,14 +74,11 @@ class Window:
         self._damages = [piece.damage for piece in pieces if piece.damage is not None]
 
     def is_damaged_at(self, offset: int) -> bool:
-        """Return whether the record at this offset is damaged.
-
-        A new read may succeed, because disk errors can be transient.
-        """
+        """Return whether the record at this offset was damaged when the window was read."""
         return any(damage.first_offset <= offset < damage.next_offset for damage in self._damages)
 
     def is_nearly_over(self, offset: int) -> bool:
-        """Return whether little data follows an offset, so that a new window should begin there."""
+        """Return whether so little data follows an offset that a new window should begin there."""
         return (self.end - offset) * 8 <= self.end - self.first
 
 
@@ -92,7 +90,7 @@ class Stop(NamedTuple):
 
 
 class ColdReads:
-    """Windows and glances of all partitions. A window is read once, even if several readers wait for it."""
+    """Windows and glances of all partitions."""
 
     __slots__ = (
         "_arena",
@@ -109,7 +107,9 @@ class ColdReads:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._arena = Arena(block_bytes=_whole_blocks(WINDOW_BLOCK_BYTES), blocks_max=WINDOWS_MAX + GLANCES_MAX)
+        # a list holds the completions that wait for a window being read
         self._windows: OrderedDict[Key, Window | list[Completion[Window | None]]] = OrderedDict()
+        # segments from which each window is being read
         self._asked: Final[dict[Key, Sequence[Segment]]] = {}
         self._glances: OrderedDict[Key, Window] = OrderedDict()
         self._glances_arena = Arena(block_bytes=GLANCE_BLOCK_BYTES, blocks_max=GLANCE_BLOCKS_MAX)
@@ -122,11 +122,12 @@ class ColdReads:
     def glance(
         self, segment: Segment, partition: int, offset: int, bytes_max: int, end: int, *, more: bool
     ) -> Window | None:
-        """Read up to ``bytes_max`` bytes of one segment, below offset ``end``.
+        """Read up to ``bytes_max`` bytes of one segment, below offset ``end``, without waiting for a disk.
 
-        Return None if they are not in memory or too many.
+        Return None if the bytes are not in memory or too many.
 
-        ``more``: the reader also wants the following data.
+        Args:
+            more: the reader is sequential, so read ahead.
         """
         span = segment.locate_now(partition, offset, max(bytes_max, 1), end)
         if span is not None and more and span[1] - span[0] < GLANCE_BYTES_AHEAD:
@@ -145,7 +146,7 @@ class ColdReads:
         return window
 
     def body(self, segment: Segment, start: int, stop: int) -> memoryview | None:
-        """Return the body of a staged batch if it is retained or in memory, else None."""
+        """Return the body of a staged batch without waiting for a disk, or None if that is not possible."""
         key = (segment.name, start)
         body = self._bodies.get(key)
         if body is not None:
@@ -166,23 +167,22 @@ class ColdReads:
             size -= len(self._bodies.popitem(last=False)[1])
 
     def forget_body(self, segment: Segment, start: int) -> None:
-        """Drop a damaged staged batch, so that its next reader reads it again."""
+        """Drop a damaged staged batch, so that its next reader reads it from disk."""
         self._bodies.pop((segment.name, start), None)
 
     # Sequential readers
 
     def is_sequential(self, partition: int, offset: int) -> bool:
-        """Return whether a read at this offset continues an earlier one.
-
-        The reader then also wants the data that follows.
-        """
+        """Return whether a read at this offset continues an earlier one, and should read ahead."""
         return any(first < offset <= end for first, end in self._readers.get(partition, ()))
 
     def was_read(self, partition: int, first: int, end: int, stop: Stop | None) -> None:
-        """Record that a reader was given offsets ``first`` to ``end``.
+        """Record that a read returned offsets ``first`` to ``end``.
 
-        Its next read may begin before ``end``, because a client may consume less than it got. ``stop`` is the position
-        after the data, if more of the window follows.
+        The client's next read may begin before ``end``, because it may consume less than it received.
+
+        Args:
+            stop: position after the read data, None if the read reached the end of its window.
         """
         reads = self._readers.get(partition)
         if reads is None:
@@ -196,9 +196,9 @@ class ColdReads:
                 self._stops.popitem(last=False)
 
     def resume(self, partition: int, offset: int) -> Stop | None:
-        """If a read at this offset continues an earlier one, return where in its window the earlier read ended.
+        """Return the position in a window at which an earlier read ended, if a read at this offset continues it.
 
-        Returns None if that window is not retained or is damaged there.
+        Returns None if there is no such read, or if its window was evicted or is damaged at this offset.
         """
         stop = self._stops.pop((partition, offset), None)
         if stop is None or stop.window.is_damaged_at(offset):
@@ -242,11 +242,12 @@ class ColdReads:
     ) -> None:
         """Request a window of up to ``bytes_max`` bytes, below offset ``end``.
 
-        ``completed`` is called on the loop with the window or an error. None means that a segment was removed before it
-        was read. The caller then requests the window again. Concurrent requests at the same offset get the same window.
+        Requests at the same offset share one window while it is being read.
 
         Args:
-            segments: the segments that contain the data, in order.
+            segments: segments that contain the data, in order.
+            completed: called on the loop with the window, an error, or None if a segment was removed before it was
+                read. After None the caller requests the window again.
         """
         known = self._windows.get(key)
         waiting = known if isinstance(known, list) else []
@@ -258,10 +259,7 @@ class ColdReads:
             self._worker.run(partial(self._read, key, segments, bytes_max, end), partial(self._arrived, key, waiting))
 
     def requested(self, key: Key) -> Sequence[Segment] | None:
-        """Return the segments from which a window at this key is being read, or None if none is.
-
-        A request that joins it gets the content of these segments, even if they were replaced meanwhile.
-        """
+        """Return the segments from which a window at this key is being read, or None if none is being read."""
         return self._asked.get(key)
 
     def is_under_way(self, key: Key) -> bool:
@@ -269,16 +267,13 @@ class ColdReads:
         return isinstance(self._windows.get(key), list)
 
     def begins_within(self, partition: int, first: int, last: int) -> bool:
-        """Return whether a window begins at an offset from ``first`` to ``last``.
-
-        Windows that are being read count, too.
-        """
+        """Return whether a window, read or being read, begins at an offset from ``first`` to ``last``."""
         return any(key[0] == partition and first <= key[1] <= last for key in self._windows)
 
     def forget(self, incarnation: int) -> None:
         """Drop the windows of a partition that has changed.
 
-        A read in progress only serves requests made before this call.
+        A window that is being read is passed to its waiting readers but not retained.
         """
         for key in [key for key in self._windows if key[0] == incarnation]:
             del self._windows[key]
@@ -298,17 +293,14 @@ class ColdReads:
             completed(window)
 
     def _shrink(self) -> None:
-        """Evict the windows that were not used for the longest time.
-
-        Windows that are being read are not evicted. There is at most one per reader.
-        """
+        """Evict the least recently used windows."""
         kept = [(key, found) for key, found in self._windows.items() if isinstance(found, Window)]
         for key, window in kept[:-WINDOWS_MAX]:
             del self._windows[key]
             self._forget_stops(window)
 
     def _forget_stops(self, window: Window) -> None:
-        """Drop the stops of an evicted window, because they would keep its memory in use."""
+        """Drop references to an evicted window, so that its memory can be reused."""
         for key in [key for key, stop in self._stops.items() if stop.window is window]:
             del self._stops[key]
 

@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class Queries(Protocol):
-    """Methods of the reader that lookups use."""
+    """Methods of ``Reader`` that lookups use."""
 
     @property
     def root(self) -> BlobRoot:
@@ -61,7 +61,6 @@ class Queries(Protocol):
 
 
 def offset_at(partition: FilePartition, reader: Queries, time_us: int, then: Completion[int]) -> int | Handle:
-    """See ``PartitionLog.offset_at``."""
     waiter: Pending[int]
     number = partition.runs.find_time(time_us)
     if number > 0:  # the preceding run may contain later records, too
@@ -88,7 +87,6 @@ def offset_at(partition: FilePartition, reader: Queries, time_us: int, then: Com
 def offset_of_address(
     partition: FilePartition, reader: Queries, address: int, then: Completion[int], *, covering: bool
 ) -> int | Handle:
-    """See ``PartitionLog.offset_of_address``."""
     if address >= partition.next_address:
         return partition.next_offset if address == partition.next_address else NO_OFFSET
     waiter: Pending[int] = pending(then)
@@ -107,7 +105,6 @@ def offset_of_address(
 
 
 def address_of_offset(partition: FilePartition, reader: Queries, offset: int, then: Completion[int]) -> int | Handle:
-    """See ``PartitionLog.address_of_offset``."""
     partition.check_range(offset)
     if offset == partition.next_offset:
         return partition.next_address
@@ -130,7 +127,6 @@ def locate(
     *,
     offset_end: int | None,
 ) -> Located | Handle:
-    """See ``PartitionLog.locate``."""
     partition.check_range(offset)
     end = min(partition.readable_offset, partition.tail_offset)
     end = end if offset_end is None else min(end, offset_end)
@@ -162,7 +158,7 @@ def locate(
 
 
 def _end_of(incarnation: int, segments: Sequence[Segment]) -> int:
-    """Return the end offset of a run. Its footer is read into memory if necessary."""
+    """Return the end offset of a partition's runs in these segments. May read a footer from disk."""
     (segment,) = segments
     return segment.run(incarnation).next_offset
 
@@ -188,20 +184,14 @@ def _by_offset(incarnation: int, offset: int, segments: Sequence[Segment]) -> in
 
 
 def _offset_in(address: int, covering: bool, batch: Buffer) -> int:
-    """Return the offset of the record that begins at an address.
-
-    With ``covering``, the record may also contain the address.
-    """
+    """Return the offset of the record in ``batch`` that begins at an address or, if ``covering``, contains it."""
     batch = expand_body(batch)
     index = record_at_address(batch, address, covering=covering)
     return NO_OFFSET if index < 0 else offset_of(batch, index)
 
 
 def _address_in(offset: int, batch: Buffer) -> int:
-    """Return the address of the first record at or after an offset.
-
-    If there is none, return the batch's end address.
-    """
+    """Return the address of the first record at or after an offset, or the batch's end address if there is none."""
     batch = expand_body(batch)
     index = record_at_offset(batch, offset)
     header = read_header(batch)
@@ -230,7 +220,7 @@ def _complete_located(
 
 
 def _then_again(again: Callable[[], None], then: Completion[int]) -> Completion[int]:
-    """Return a completion that repeats the lookup once the data it needs is in memory."""
+    """Return a completion that calls ``again`` to repeat a lookup. Errors are passed to ``then``."""
 
     def completed(found: int | BrokerError) -> None:
         if isinstance(found, BrokerError):
@@ -242,25 +232,24 @@ def _then_again(again: Callable[[], None], then: Completion[int]) -> Completion[
 
 
 def _not_below(partition: FilePartition, then: Completion[int]) -> Completion[int]:
-    """Return a completion that passes the result on to ``then``.
-
-    If the offset was trimmed meanwhile, it passes the first remaining offset instead.
-    """
+    """Return a completion that passes its result to ``then``, but at least the partition's current first offset."""
     return lambda found: then(found if isinstance(found, BrokerError) else max(found, partition.first_offset))
 
 
 def _kept(partition: FilePartition, then: Completion[int]) -> Completion[int]:
-    """Return a completion that passes the result on to ``then``.
-
-    If the offset was trimmed meanwhile, it passes NO_OFFSET instead.
-    """
+    """Return a completion that passes its result to ``then``, or NO_OFFSET if that offset was trimmed meanwhile."""
     return lambda found: then(found if isinstance(found, BrokerError) or found >= partition.first_offset else NO_OFFSET)
 
 
 def _retried(
     question: Callable[[int, Completion[_T]], _T | Handle], argument: int, waiter: Pending[_T]
 ) -> Callable[[], None]:
-    """Return a function that repeats a lookup whose segment was replaced before it was read."""
+    """Return a function that repeats a lookup and completes ``waiter`` with the result.
+
+    Args:
+        question: method that performs the lookup.
+        argument: its argument.
+    """
 
     def request() -> None:
         if waiter.is_over:

@@ -30,13 +30,17 @@ Append = tuple[Buffer, Level, Completion[int] | None]
 
 
 class Wait(Protocol):
-    """A reader that waits for the record at ``offset``. ``is_due`` is set when the reader must be woken."""
+    """A reader that waits for the record at ``offset``.
+
+    Attributes:
+        is_due: whether the reader must be woken.
+    """
 
     offset: int
     is_due: bool
 
     def wake(self) -> None:
-        """Notify the reader: the record is available, or the partition was dropped."""
+        """Notify the reader that the record is available or the partition was dropped."""
 
 
 class PartitionReader(Protocol):
@@ -44,10 +48,10 @@ class PartitionReader(Protocol):
     def epoch(self) -> int: ...
 
     def run_now(self, location: int, incarnation: int) -> SegmentRun | None:
-        """Return a partition's run in a segment if its footer is in memory."""
+        """Return a partition's run in a segment if its footer is in memory, else None."""
 
     def published_offset(self, number: int) -> int:
-        """Return the first offset of a published batch."""
+        """Return the first offset of a published batch, given the batch's number."""
 
     def read(
         self,
@@ -79,9 +83,14 @@ class PartitionReader(Protocol):
 class FilePartition:
     """Implements ``PartitionLog``.
 
-    Invariant: runs, followed by tail entries, cover [first retained batch, next_offset) without gaps. ``tail_bytes``
-    and ``sealed_bytes`` are their sizes. ``opened`` is set when the journal group that opens the partition is written,
-    ``ended`` by the call that drops it.
+    The runs, followed by the tail entries, cover the retained offsets up to ``next_offset`` without gaps.
+
+    Attributes:
+        tail: index of the unsealed batches.
+        tail_bytes: total size of the unsealed batches.
+        sealed_bytes: total size of the runs.
+        opened: whether the journal group that creates the partition is written.
+        ended: whether the partition was dropped, even if that is not written yet.
     """
 
     __slots__ = (
@@ -122,13 +131,11 @@ class FilePartition:
         self.tail: Final = TailIndex()
         self.tail_bytes = 0
         self.runs = RunIndex()
-        """Entries (first offset, 0, bytes, segment's location, first address, first append time)."""
+        """Sealed runs: (first offset, 0, bytes, segment's location, first address, first append time)."""
         self.sealed_bytes = 0
         self.compression: Compression | None = None
         self.clean_offset = 0
-        """Offset up to which the partition is compacted: below it, the last pass left only the newest record of each
-        key.
-        """
+        """End of the offsets that were compacted. For each key below it, only the newest record remains."""
         self.last_epoch = 0
         self.epoch_numbers: Final = array("I")
         self.epoch_offsets: Final = array("Q")
@@ -192,7 +199,7 @@ class FilePartition:
     # Epochs
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin this epoch. The batch at next_offset is the first one in it."""
+        """Begin this epoch at next_offset."""
         self.last_epoch = epoch
         self.epoch_numbers.append(epoch)
         self.epoch_offsets.append(self.next_offset)
@@ -223,10 +230,9 @@ class FilePartition:
         return kept
 
     def _kept_by_age(self, since_us: int) -> int:
-        """Return the first offset to retain.
+        """Return the first offset to retain. Everything before it was appended before ``since_us``.
 
-        Find the first run whose last record is young enough, then the first young enough batch in that run. Runs whose
-        footer is not in memory are retained until a later call.
+        If the footer of a run is not in memory, the whole run is retained until a later call.
         """
         number = max(self.runs.find_time(since_us) - 1, 0)
         while number < len(self.runs):
@@ -241,7 +247,7 @@ class FilePartition:
     def _kept_by_size(self, excess: int) -> int:
         """Return the first offset to retain.
 
-        The batches below it have at least ``excess`` bytes, and no more batches are removed than necessary.
+        The batches before it have at least ``excess`` bytes, but no more than needed.
         """
         for number in range(len(self.runs)):
             if excess <= 0:
@@ -260,22 +266,19 @@ class FilePartition:
         self.sealed_bytes += size
 
     def runs_between(self, first_offset: int, next_offset: int) -> range:
-        """Return the indexes of the sealed runs that begin at or after ``first_offset`` and below ``next_offset``."""
+        """Return the indexes of the runs that begin in [first_offset, next_offset)."""
         start = self.runs.find_offset(first_offset - 1) + 1 if first_offset else 0
         return range(start, self.runs.find_offset(next_offset - 1) + 1)
 
     def join_runs(self, numbers: range, location: int, size: int) -> list[tuple[int, int]]:
-        """Replace these runs by one run in another segment. Return locations and sizes of the old runs."""
+        """Replace runs by a single run in another segment. Return (location, size) of each old run."""
         entries = [self.runs.entry(number) for number in numbers]
         self.sealed_bytes += size - sum(entry[2] for entry in entries)
         self.runs.join(numbers.start, numbers.stop, size, location)
         return [(entry[3], entry[2]) for entry in entries]
 
     def drop_tail(self, next_offset: int) -> list[int]:
-        """Remove unsealed batches that begin below ``next_offset``.
-
-        Return the numbers of the published batches among them.
-        """
+        """Remove unsealed batches that begin below ``next_offset``. Return the numbers of those that were published."""
         count = self.tail.find_offset(next_offset - 1) + 1
         if count:
             self.tail_bytes -= self.tail.take(self.tail.entry(0)[0], _ALL, next_offset)[2]
@@ -292,10 +295,12 @@ class FilePartition:
         return taken
 
     def trim(self, first_offset: int, end: int) -> tuple[RunIndex, list[int]]:
-        """Make offsets below ``first_offset`` unreadable.
+        """Make offsets below ``first_offset`` unreadable. Remove runs and batches that contain only such offsets.
 
-        Returns removed runs and the numbers of removed published batches. Only whole runs and batches are removed.
-        ``end`` is the end of the indexed batches. Later batches have offsets but are not indexed yet.
+        Returns the removed runs and the numbers of the removed published batches.
+
+        Args:
+            end: end of the indexed batches. Later batches have offsets but are not indexed yet.
         """
         self.first_offset = max(self.first_offset, min(first_offset, self.next_offset))
         runs = self._trim_runs(end)

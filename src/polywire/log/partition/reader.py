@@ -1,8 +1,9 @@
 """Fetch the records of a partition.
 
-Records come from mapped slots, verified pieces of segments, and published headers joined with staged bodies. Data in
-memory is returned at once. Other data is fetched in the reader's thread; the completion gets it on the event loop.
-Returned bytes stay in memory until their pin is released.
+Records are read from memory-mapped slots or from segments. A published batch has its header in a slot and its body
+where it was staged, so the two are joined. If all data is in memory, a read returns at once. Otherwise the data is
+fetched in the reader's thread, and the read's completion is called on the event loop. Returned bytes stay in memory
+until their pin is released.
 """
 
 from __future__ import annotations
@@ -42,7 +43,12 @@ _T = TypeVar("_T")
 
 
 class PublishedGroup:
-    """Data that all batches of one publish share: their headers, and the slot with the group that published them."""
+    """Data shared by all batches of one publish.
+
+    Attributes:
+        headers: headers of the batches, with offsets.
+        serial: slot with the journal group that published them.
+    """
 
     __slots__ = ("headers", "serial")
 
@@ -52,7 +58,7 @@ class PublishedGroup:
 
 
 class PublishedBatch:
-    """A published batch: the location of its header, which has offsets, and its staged body."""
+    """A published batch: the location of its header, and its staged batch, which has the body."""
 
     __slots__ = ("_at", "batch", "group")
 
@@ -63,7 +69,6 @@ class PublishedBatch:
 
     @property
     def header(self) -> Buffer:
-        """Return the header, which has offsets."""
         return memoryview(self.group.headers)[self._at : self._at + HEADER_BYTES]
 
     @property
@@ -88,7 +93,7 @@ NO_PIN: Final = NoPin()
 
 
 class SlotsPin:
-    """Keeps slots from being reused. Each slot is counted once."""
+    """Prevents slots from being reused until it is released."""
 
     __slots__ = ("_slots", "_unpinned")
 
@@ -107,9 +112,13 @@ class SlotsPin:
 
 
 class Reader:
-    """Reads for all partitions of one log, whose blobs are in ``root``.
+    """Reads the records of all partitions of one log.
 
-    ``epoch`` is the current one. ``unpinned`` is called when the last reader of a slot has finished.
+    Attributes:
+        epoch: current epoch.
+        root: location of the segments.
+        published: unsealed published batches, by number.
+        unpinned: called when the last reader of a slot has finished.
     """
 
     def __init__(
@@ -133,9 +142,9 @@ class Reader:
         return sealed.segment
 
     def run_now(self, location: int, incarnation: int) -> SegmentRun | None:
-        """Return a partition's run in a segment if its footer is in memory.
+        """Return a partition's run in a segment if its footer is in memory, else None.
 
-        Otherwise fetch the footer for a later call.
+        In the latter case the footer is read in the background for a later call.
         """
         segment = self.segment(location)
         run = segment.run_now(incarnation)
@@ -153,14 +162,18 @@ class Reader:
         return self.published[number].offset
 
     def staged_view(self, batch: StagedBatch, *, strict: bool = False) -> Buffer:
-        """Return a staged batch as stored, not verified. The call may wait for the disk. See ``Segment.stored``."""
+        """Return a staged batch as stored, without verifying it. The call may wait for the disk.
+
+        Args:
+            strict: raise Busy if the disk cannot read it. Otherwise unreadable parts become zeros.
+        """
         start, stop = batch.position, batch.position + batch.length
         if batch.location < 0:
             return memoryview(self._journal.views[batch.serial])[start:stop]
         return self.segment(batch.location).staged(start, stop, strict=strict)
 
     def joined(self, number: int) -> bytearray:
-        """Return a published batch by its number, for use on the event loop. Raises Corrupt."""
+        """Return a published batch by its number. Raises Corrupt. Call it only if the body is in memory."""
         published = self.published[number]
         batch = published.batch
         body = self._kept_body(batch) if batch.location >= 0 else None
@@ -172,14 +185,15 @@ class Reader:
             raise
 
     def join(self, published: PublishedBatch, *, strict: bool = False) -> bytearray:
-        """Return a published batch: its header with offsets, then its staged body, not verified.
+        """Return a published batch: its header with offsets, then its staged body, without verifying it.
 
-        See ``Segment.stored``.
+        Args:
+            strict: raise Busy if the disk cannot read the body. Otherwise unreadable parts become zeros.
         """
         return _join(published, self.staged_view(published.batch, strict=strict))
 
     def _sound(self, published: PublishedBatch, joined: bytearray) -> bytearray:
-        """Return the batch if its body matches its checksum. Raises Corrupt."""
+        """Return ``joined`` if its body matches its checksum. Raises Corrupt otherwise."""
         batch = published.batch
         if batch.location >= 0 and not check_body(joined, 0):
             header, segment = read_header(joined), self.segment(batch.location)
@@ -195,14 +209,14 @@ class Reader:
         return self._cold.body(self.segment(batch.location), batch.position, batch.position + batch.length)
 
     def tail_batch(self, partition: FilePartition, number: int) -> Buffer:
-        """Return the batch of a tail entry. May wait for the disk if the entry's staged body was sealed."""
+        """Return the batch of a tail entry. May wait for the disk if the batch was published and its body sealed."""
         _, position, length, serial, _, _ = partition.tail.entry(number)
         if serial == PUBLISHED:
             return self.joined(position >> PUBLISHED_SHIFT)
         return memoryview(self._journal.views[serial])[position : position + length]
 
     def _is_at_hand(self, number: int) -> bool:
-        """Return whether the staged body of a published batch is available without waiting for a disk."""
+        """Return whether the body of a published batch can be read without waiting for a disk."""
         batch = self.published[number].batch
         return batch.location < 0 or self._kept_body(batch) is not None
 
@@ -220,7 +234,9 @@ class Reader:
     ) -> None:
         """Run ``job`` on segments in the reader's thread.
 
-        ``then`` gets the result on the loop. If a segment was replaced before it was read, ``again`` is called instead.
+        Args:
+            then: called on the loop with the job's result.
+            again: called instead of ``then`` if a segment was replaced before it was read. It should repeat the lookup.
         """
         segments = [self.segment(location) for location in locations]
         self._worker.run(partial(job, segments), partial(self._answered, locations, then, again))
@@ -235,7 +251,8 @@ class Reader:
     ) -> int | None:
         """Run ``job`` on the batch of a tail entry.
 
-        This happens at once if the batch is in memory and uncompressed. Otherwise it happens as in ``query``.
+        If the batch is in memory and uncompressed, the result is returned. Otherwise the job runs in the reader's
+        thread, and ``then`` or ``again`` is called as in ``query``.
         """
         _, position, _, serial, _, _ = partition.tail.entry(number)
         published = self.published[position >> PUBLISHED_SHIFT] if serial == PUBLISHED else None
@@ -295,7 +312,7 @@ class Reader:
     def read(
         self, partition: FilePartition, offset: int, bytes_max: int, then: Completion[Read], offset_end: int | None
     ) -> Read | Handle:
-        """Implement ``PartitionLog.read`` for a valid offset."""
+        """Implements ``PartitionLog.read`` for an offset that was checked."""
         readable = partition.readable_offset
         end = readable if offset_end is None or offset_end > readable else offset_end
         if offset >= end:
@@ -347,9 +364,9 @@ class Reader:
         waiter: Pending[Read],
         fetched: BrokerError | None,
     ) -> None:
-        """Continue a read whose data has arrived.
+        """Repeat a read after the data it was waiting for was fetched, and complete ``waiter``.
 
-        If records were trimmed meanwhile, it begins at the first remaining one.
+        If its offset was trimmed meanwhile, the read begins at the first remaining record.
         """
         if waiter.is_over:
             return
@@ -371,10 +388,7 @@ class Reader:
     def _tail_chunks(
         self, partition: FilePartition, start: int, stop: int, size: int
     ) -> tuple[list[memoryview], list[Slot]]:
-        """Return tail entries [start, stop), of ``size`` bytes, as chunks.
-
-        Also return the slots that hold the chunks' memory.
-        """
+        """Return tail entries [start, stop), which have ``size`` bytes, and the slots that the chunks refer to."""
         extents = partition.tail.extents(start, stop)
         has_published = bool(partition.published) and any(extent[0] == PUBLISHED for extent in extents)
         if not has_published and len(extents) > EXTENTS_MAX and size < len(extents) * EXTENT_BYTES_MIN:
@@ -394,13 +408,14 @@ class Reader:
     def _read_sealed(
         self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Completion[Read]
     ) -> Read | Handle:
-        """Begin a read in a segment. It continues in later segments and in the unsealed part."""
+        """Begin a read whose first record is in a segment. It continues in later segments and in the unsealed part."""
         return self._collect(SealedRead(partition, offset, bytes_max, end, then), None)
 
     def _collect(self, sealed: SealedRead, window: Window | None) -> Read | Pending[Read]:
-        """Add available data to a read, ``window`` first. Stop when the read is complete or must wait for a disk.
+        """Add data to a read until it is complete or must wait for a disk. Raises Corrupt.
 
-        Raises Corrupt.
+        Args:
+            window: window to use first.
         """
         partition, position = sealed.partition, BEGINNING
         tail_offset = partition.tail_offset
@@ -435,7 +450,7 @@ class Reader:
         return self._cold.glance(segment, partition.incarnation, at, sealed.bytes_left, sealed.end, more=more)
 
     def _fetch(self, sealed: SealedRead) -> Pending[Read]:
-        """Request missing data from the disk. A sequential reader gets a whole window."""
+        """Request the data that a read waits for. Sequential readers get a whole window."""
         waiter: Pending[Read] = pending(sealed.then)
         sealed.then = waiter
         key = (sealed.partition.incarnation, sealed.at)
@@ -448,9 +463,9 @@ class Reader:
         return self._cold.is_sequential(sealed.partition.incarnation, sealed.offset)
 
     def _read_ahead(self, sealed: SealedRead, window: Window) -> None:
-        """Request the next window if a reader is past the middle of this one.
+        """Request the next window if a reader is past the middle of ``window``.
 
-        The new window begins after this one, or at the reader's position if little of this one is left.
+        The new window begins at the end of ``window``, or at the reader's position if little of ``window`` is left.
         """
         partition, at = sealed.partition, sealed.at
         if (window.end - at) * 2 > window.end - window.first:
@@ -466,13 +481,13 @@ class Reader:
             )
 
     def _segments_from(self, partition: FilePartition, offset: int) -> list[Segment]:
-        """Return the segments of a partition's runs from an offset on, at most as many as one window can cover."""
+        """Return the segments of a partition's runs from ``offset`` on, at most as many as one window can cover."""
         number = partition.runs.find_offset(offset)
         stop = min(number + PIECES_MAX, len(partition.runs))
         return [self.segment(partition.runs.entry(index)[3]) for index in range(number, stop)]
 
     def _continue(self, partition: FilePartition, chunks: list[memoryview], at: int, bytes_left: int, end: int) -> Read:
-        """Complete a read of sealed data: add as much unsealed data as fits."""
+        """Complete a read of sealed data with as much unsealed data as fits."""
         if bytes_left > 0 and at < end:
             start, stop, size = partition.tail.take(at, bytes_left, end)
             if stop > start and size <= bytes_left and self._warm_stop(partition, start, stop) == stop:
@@ -487,9 +502,12 @@ class Reader:
         requested: Sequence[Segment],
         window: Window | BrokerError | None,
     ) -> None:
-        """Continue a read with its window, or request the window again if a segment was replaced.
+        """Continue a read with its window, or request the window again if one of its segments was replaced.
 
-        A segment that is missing although it was not replaced causes Corrupt.
+        Raises Corrupt if a segment is missing although it was not replaced.
+
+        Args:
+            requested: segments from which the window was read.
         """
         partition = sealed.partition
         if not isinstance(window, Window):
@@ -513,7 +531,10 @@ class Reader:
 class SealedRead:
     """A read that begins in a segment.
 
-    ``chunks`` holds the data up to offset ``at``. ``bytes_left`` is the remaining limit.
+    Attributes:
+        chunks: data so far.
+        at: offset after ``chunks``.
+        bytes_left: remaining size limit.
     """
 
     __slots__ = ("at", "bytes_left", "bytes_max", "chunks", "end", "offset", "partition", "then")
@@ -529,9 +550,12 @@ class SealedRead:
         self.bytes_left = bytes_max
 
     def take(self, window: Window, position: PiecePosition) -> PiecePosition:
-        """Add as much of a window as fits, searching from ``position`` on, and return the position reached.
+        """Add as much of a window as fits, and return the position reached.
 
         Raises Corrupt if the data begins with damage.
+
+        Args:
+            position: where to begin the search for the offset.
         """
         self.at, self.bytes_left, position = read_pieces(
             window.pieces, self.at, self.bytes_left, self.end, self.chunks, position
@@ -556,7 +580,7 @@ def _released(pin: SlotsPin, then: Completion[int]) -> Completion[int]:
 
 
 def _entry_offset(partition: FilePartition, number: int) -> int:
-    """Return the first offset of a tail entry. If there is no such entry, return the end of the tail."""
+    """Return the first offset of tail entry ``number``, or the end of the tail if there is no such entry."""
     return partition.tail.entry(number)[0] if number < len(partition.tail) else partition.next_offset
 
 

@@ -1,13 +1,11 @@
 """Index of a partition's sealed runs, in about ten bytes each, and the assignment of runs to partitions at a start.
 
-Each segment contains a run of every partition with data in it: 100 GB with ten thousand partitions have fifteen million
-runs. So entries are packed, 64 per block. A block stores the differences from each field's minimum, with only as many
-bits as they need.
+A segment contains one run for each partition with data in it: 100 GB with ten thousand partitions have fifteen million
+runs. So entries are packed, 64 per block. For each field, a block stores the minimum of all entries. An entry is the
+difference from that minimum, in as many bits as the largest difference needs.
 
-```
-block: 5 × i64 minimum of offset, bytes, segment's location, address, append time | 5 × u8 bits of the differences | 3 zeros
-       | the differences, entry by entry, bit by bit from the lowest, and zeros up to a byte
-```
+``` block: 5 × i64 minimum of offset, bytes, segment's location, address, append time | 5 × u8 bits of the differences |
+3 zeros | the differences, entry by entry, bit by bit from the lowest, and zeros up to a byte ```
 
 Searches are binary over blocks, then over the entries of one block.
 """
@@ -145,11 +143,10 @@ def _field_of(b: cython.p_const_uchar, row: cython.Py_ssize_t, field: cython.Py_
 
 @cython.cclass
 class RunIndex:
-    """Entries in offset order: appended at the end, dropped at the front, joined anywhere.
+    """Index entries of one partition's sealed runs, in offset order.
 
-    Invariant: offsets and addresses increase from entry to entry, times never decrease. ``_blocks`` are packed blocks,
-    ``_counts`` their numbers of entries. The first ``_head`` entries of the first block are removed. ``_rows`` holds
-    the newest entries unpacked, fewer than a block.
+    Entries can be appended, removed at the front and joined. Offsets and addresses increase from entry to entry, and
+    times never decrease.
     """
 
     if cython.compiled:
@@ -163,9 +160,13 @@ class RunIndex:
         __slots__ = ("_blocks", "_counts", "_head", "_open", "_packed", "_rows")
 
     def __init__(self) -> None:
+        # packed blocks
         self._blocks: list[bytes] = []
+        # number of entries of each block
         self._counts = bytearray()
+        # newest entries, not packed, less than a block
         self._rows = bytearray()
+        # number of removed entries at the front of the first block
         self._head = 0
         self._open = 0
         self._packed = 0
@@ -244,7 +245,7 @@ class RunIndex:
 
     @cython.cfunc
     def _last_at(self, field: cython.Py_ssize_t, key: cython.longlong) -> cython.Py_ssize_t:
-        """Return the index of the last entry whose field is at most ``key``, or -1."""
+        """Return the index of the last entry whose value in ``field`` is at most ``key``, or -1."""
         low: cython.Py_ssize_t = 0
         high: cython.Py_ssize_t = self._packed + self._open
         while low < high:
@@ -258,7 +259,7 @@ class RunIndex:
     def find_offset(self, offset: cython.longlong) -> int:
         """Return the index of the last entry that begins at or below ``offset``, or -1.
 
-        If any run contains the offset, it is this one.
+        Only this run can contain the offset.
         """
         return self._last_at(_OFFSET, offset)
 
@@ -274,7 +275,10 @@ class RunIndex:
         return self._last_at(_TIME, time_us - 1) + 1
 
     def lies_in(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> tuple[array[int], array[int]]:
-        """Return segment locations and sizes (each an ``array('q')``) of entries [start, stop). Raises IndexError."""
+        """Return the segment locations and the sizes of entries [start, stop), each as an ``array('q')``.
+
+        Raises IndexError.
+        """
         self._check_range(start, stop)
         locations: array[int] = array("q", bytes(8 * (stop - start)))
         sizes: array[int] = array("q", bytes(8 * (stop - start)))
@@ -296,9 +300,11 @@ class RunIndex:
     def join(
         self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t, size: cython.longlong, location: cython.longlong
     ) -> None:
-        """Replace entries [start, stop) by one with this size and location that begins where the first does.
+        """Replace entries [start, stop) by one that begins where the first of them does. Raises IndexError.
 
-        Raises IndexError.
+        Args:
+            size: size of the new run in bytes.
+            location: segment of the new run.
         """
         self._check_range(start, stop)
         if start == stop:
@@ -326,7 +332,7 @@ class RunIndex:
     def _repack(self, block: cython.Py_ssize_t, last: cython.Py_ssize_t, entries: list[Entry]) -> cython.void:
         """Replace blocks [block, last) by these entries.
 
-        If they are the last blocks, the unpacked rows are replaced, too.
+        If these are the last blocks, unpacked rows are replaced, too.
         """
         made: RunIndex = RunIndex()
         for entry in entries:
@@ -380,15 +386,22 @@ def hand_out(
     breaks: list[tuple[int, int, int]],
     staged: list[int],
 ) -> tuple[int, int, int, bool]:
-    """Assign the runs of a segment's footer (layout in ``segments.format``) to their partitions.
+    """Assign the runs in a segment's footer (layout in ``segments.format``) to their partitions.
 
     Returns (number of assigned runs, their total size, their earliest append time, whether runs of other partitions
     were skipped). Runs that end at or below the first retained offset are skipped as well.
 
-    ``partitions`` are sorted incarnations (``array('Q')``). Parallel to it are the indexes, ``kept`` (first retained
-    offset), ``ends`` (end of the last assigned run, or -1) and ``sizes`` (assigned bytes). ``breaks`` gets (index of
-    the partition, index of the entry, end of the previous run) for a run that does not begin at that end. ``staged``
-    gets the numbers of runs with a token.
+    Args:
+        runs: table of runs in the footer.
+        location: location of the segment.
+        partitions: sorted incarnations, as an ``array('Q')``. The next four arguments have one item per partition.
+        indexes: index to which its runs are added.
+        kept: its first retained offset.
+        ends: end of its last assigned run, or -1. Updated.
+        sizes: bytes of its assigned runs. Updated.
+        breaks: gets (index of the partition, index of the entry, end of the previous run) for each run that does not
+            begin where the previous one ends.
+        staged: gets the number of each run of staged batches.
     """
     table: Lent = lend(runs)
     numbers: Lent = lend(memoryview(partitions))

@@ -59,11 +59,11 @@ def _bytes_of(data: bytearray) -> cython.p_uchar:
 
 @cython.cclass
 class TailIndex:
-    """Entries of one partition's batches, in offset order: appended at the end, dropped at the front.
+    """Index entries of one partition's unsealed batches, in offset order.
 
-    Invariant: offsets and addresses increase from entry to entry, times never decrease. An entry is (offset, position,
-    length, slot, address, append time), 40 bytes. ``slot`` is a number that the owner chooses for the memory that holds
-    the batch. An empty index costs 112 bytes.
+    An entry is (offset, position, length, slot, address, append time), 40 bytes. ``slot`` is a number that the caller
+    chooses for the memory that contains the batch. Entries can be appended, removed at the front and joined. Offsets
+    and addresses increase from entry to entry, and times never decrease. An empty index costs 112 bytes.
     """
 
     if cython.compiled:
@@ -145,10 +145,7 @@ class TailIndex:
 
     @cython.cfunc
     def _last_at(self, field: cython.Py_ssize_t, key: cython.longlong) -> cython.Py_ssize_t:
-        """Return the index of the last entry whose value at byte offset ``field`` is at most ``key``.
-
-        Return -1 if there is none.
-        """
+        """Return the index of the last entry whose value at byte ``field`` of the entry is at most ``key``, or -1."""
         p: cython.p_const_uchar = _bytes_of(self._data)
         base: cython.Py_ssize_t = self._head * _ENTRY_BYTES + field
         low: cython.Py_ssize_t = 0
@@ -164,7 +161,7 @@ class TailIndex:
     def find_offset(self, offset: cython.longlong) -> int:
         """Return the index of the last entry that begins at or below ``offset``, or -1.
 
-        If any batch contains the offset, it is this one.
+        Only this batch can contain the offset.
         """
         return self._last_at(0, offset)
 
@@ -182,10 +179,10 @@ class TailIndex:
     def take(
         self, offset: cython.longlong, bytes_max: cython.longlong, offset_end: cython.longlong = NO_END
     ) -> tuple[int, int, int]:
-        """Select the entries of a read and return (start, stop, bytes).
+        """Select the entries of a read. Return (index of the first entry, index after the last one, total size).
 
-        The selection has the batch that contains ``offset``, then whole batches as long as they fit ``bytes_max`` and
-        begin below ``offset_end``. It is empty if all entries begin above ``offset``.
+        The first entry is the batch that contains ``offset``. More batches follow as long as they fit ``bytes_max`` and
+        begin below ``offset_end``. The selection is empty if all entries begin above ``offset``.
         """
         start: cython.Py_ssize_t = self._last_at(0, offset)
         if start < 0:
@@ -227,8 +224,11 @@ class TailIndex:
     def copy(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t, slots: Mapping[int, Buffer], out: Buffer) -> int:
         """Copy the batches of entries [start, stop) back to back into ``out`` and return their total size.
 
-        ``slots`` has the content of every slot used. Raises IndexError if an entry is outside its slot or ``out`` is
-        too small.
+        Args:
+            slots: content of every slot that the entries refer to.
+
+        Raises:
+            IndexError: an entry is outside its slot, or ``out`` is too small.
         """
         self._check_range(start, stop)
         p: cython.p_const_uchar = _bytes_of(self._data)
@@ -258,7 +258,12 @@ class TailIndex:
         length: cython.uint,
         slot: cython.uint,
     ) -> None:
-        """Replace entries [start, stop) by one at this location that begins where the first does. Raises IndexError."""
+        """Replace entries [start, stop) by one that begins where the first of them does. Raises IndexError.
+
+        Args:
+            position: position of the new batch in ``slot``.
+            length: length of the new batch.
+        """
         self._check_range(start, stop)
         if start == stop:
             raise IndexError((start, stop))
@@ -297,8 +302,14 @@ class TailIndex:
 def attach(tails: list[TailIndex], content: Buffer, entries: Lendable, positions: Lendable, slot: cython.uint) -> None:
     """Append the batches of a publish to the indexes of their partitions.
 
-    ``content`` and ``entries`` are those of ``group.GroupHead.published``. ``positions`` has the position of each
-    batch. Raises IndexError if the arguments are inconsistent.
+    Raises IndexError if the arguments contradict.
+
+    Args:
+        tails: index of each partition.
+        content: the publish's entries, as passed to ``GroupHead.published``.
+        entries: for each entry, its end in ``content`` and the index of its partition.
+        positions: position of each batch.
+        slot: slot of all batches.
     """
     lent: Lent = lend(content)
     ends: Lent = lend(entries)
@@ -335,10 +346,9 @@ def attach(tails: list[TailIndex], content: Buffer, entries: Lendable, positions
 def spans_of(
     tails: list[TailIndex], first_slot: cython.uint, last_slot: cython.uint, joined: cython.uint
 ) -> tuple[array[int], array[int], array[int], array[int]]:
-    """Return the entries of these indexes that are in slots ``first_slot`` to ``last_slot``, or in slot ``joined``.
+    """Return the entries in slots ``first_slot`` to ``last_slot`` or in slot ``joined``, in offset order per index.
 
-    They are in offset order per index. The result is (end of each index's entries, slots, positions, lengths), each an
-    ``array('q')``.
+    The result is (end of each index's entries, slots, positions, lengths), each an ``array('q')``.
     """
     ends: array[int] = array("q", bytes(8 * len(tails)))
     count: cython.Py_ssize_t = _fill_spans(tails, first_slot, last_slot, joined, False, ends, ends, ends, ends)
@@ -361,9 +371,9 @@ def _fill_spans(
     positions: array[int],
     lengths: array[int],
 ) -> cython.Py_ssize_t:
-    """Count the entries for ``spans_of`` into ``ends``.
+    """Count the selected entries of each index into ``ends``.
 
-    With ``fills``, also fill the other arrays, which are large enough.
+    With ``fills``, also fill the other arrays, which must be large enough.
     """
     counted: Lent = lend_writable(memoryview(ends))
     holders: Lent = lend_writable(memoryview(slots))

@@ -1,7 +1,7 @@
-"""Scans of scattered batches: verify, summarize headers, find batches to merge, copy into chunks.
+"""Scan scattered batches: verify them, summarize headers, find batches to merge, copy them into chunks.
 
-A *piece* is one batch somewhere in a buffer. Pieces are given as arrays (``array("q")``) of positions and of lengths. A
-scan makes one call per run or per 4 MiB chunk, and releases the GIL for most of its work.
+A *piece* is one batch somewhere in a buffer. Pieces are given as two arrays (``array("q")``), their positions and their
+lengths. A scan makes one call per run or per 4 MiB chunk, and releases the GIL for most of its work.
 """
 
 from __future__ import annotations
@@ -78,7 +78,11 @@ RUN_STATE_COUNT: Final = 12
 
 @cython.cclass
 class _Pieces:
-    """Pieces of one buffer, with raw pointers for the scans. Both arrays have ``count`` entries."""
+    """Pieces of one buffer, with raw pointers for the scans.
+
+    Attributes:
+        count: length of both arrays.
+    """
 
     if cython.compiled:
         base: Lent
@@ -124,7 +128,6 @@ def _verify(
     bytes_max: cython.longlong,
     copied_from: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """The loop of ``verify``. The caller has checked the range."""
     while index < stop and bytes_max > 0:
         at: cython.longlong = load_i64(starts, index * 8)
         length: cython.longlong = load_i64(sizes, index * 8)
@@ -146,11 +149,16 @@ def verify(
     bytes_max: cython.longlong,
     copied_from: cython.longlong,
 ) -> int:
-    """Verify pieces [start, stop) until ``bytes_max`` is reached. The following copy then finds them in the CPU cache.
+    """Verify pieces [start, stop), up to about ``bytes_max`` bytes, so that a copy still finds them in the CPU cache.
 
-    All headers are checked, and the bodies of pieces shorter than ``copied_from``. Longer pieces are copied with their
-    existing checksum. Returns the index of the first piece not checked, or -1 - n if piece n is damaged. Raises
-    IndexError for an invalid range.
+    Returns the index of the first piece not verified, or -1 - n if piece n is damaged.
+
+    Args:
+        copied_from: for pieces of at least this many bytes only the header is verified, because they are copied with
+            their existing checksum.
+
+    Raises:
+        IndexError: the range is invalid.
     """
     pieces: _Pieces = _Pieces(base, positions, lengths)
     p: Lent = pieces.base
@@ -177,10 +185,7 @@ def _copy_batches(
     target_bytes: cython.Py_ssize_t,
     cursor: cython.p_uchar,
 ) -> cython.bint:
-    """The loop of ``copy_batches``.
-
-    The caller has checked the range. Returns True if a piece is empty or outside ``source``.
-    """
+    # the caller has checked the range; returns whether a piece is empty or outside ``source``
     index: cython.Py_ssize_t = load_i64(cursor, 0)
     skip: cython.longlong = load_i64(cursor, 8)
     at: cython.longlong = load_i64(cursor, 16)
@@ -213,8 +218,11 @@ def copy_batches(
 ) -> None:
     """Copy pieces of ``base`` back to back into ``out`` until it is full or piece ``stop`` is reached.
 
-    ``cursor`` is an ``array("q")`` of (next piece, bytes of that piece already copied, position in ``out``) and is
-    updated. Raises IndexError if a piece is empty or outside ``base``.
+    Args:
+        cursor: an ``array("q")`` of (next piece, bytes of that piece already copied, position in ``out``). Updated.
+
+    Raises:
+        IndexError: a piece is empty or outside ``base``.
     """
     pieces: _Pieces = _Pieces(base, positions, lengths)
     source: Lent = pieces.base
@@ -238,7 +246,7 @@ def copy_batches(
 @cython.nogil
 @cython.exceptval(check=False)
 def _enter(run: cython.p_uchar, p: cython.p_const_uchar, at: cython.longlong, entries: cython.p_uchar) -> cython.void:
-    """Add the batch at ``at`` to the run's state, and an index entry if its 64 KiB stride has none."""
+    """Add the batch at ``at`` to the run's state. Also add an index entry if its 64 KiB stride has none."""
     is_numbered: cython.bint = load_i64(run, 32) >= 0
     offset: cython.longlong = load_base_offset(p, at) if is_numbered else 0
     address: cython.longlong = load_base_address(p, at) if is_numbered else 0
@@ -277,7 +285,7 @@ def _survey(
     run: cython.p_uchar,
     entries: cython.p_uchar,
 ) -> cython.Py_ssize_t:
-    """The loop of ``survey``. The caller has checked the range and the space for entries."""
+    # the caller has checked the range and the space for entries
     is_numbered: cython.bint = load_i64(run, 32) >= 0  # headers of staged batches have no valid offsets
     while index < stop:
         at: cython.longlong = load_i64(starts, index * 8)
@@ -302,17 +310,21 @@ def survey(
     state: array[int],
     entries: bytearray,
 ) -> int:
-    """Add the headers of pieces [start, stop) to a run's ``state`` and write index entries, one per 64 KiB.
+    """Add the headers of pieces [start, stop) to the ``state`` of a run, and write index entries, one per 64 KiB.
 
-    ``entries`` must have space for ``(bytes of the pieces) / 64 KiB + 1`` more entries than the state counts. Returns
-    one of:
+    Returns one of:
 
     * ``stop``, if all pieces were added;
     * the index of the first batch of another epoch, which is not added;
     * -1 - n if piece n is invalid: it is not a whole batch of that length and partition, or its offset is not above the
       earlier ones.
 
-    Raises IndexError if an array is too small.
+    Args:
+        state: the values at the RUN_ indexes. Updated.
+        entries: index entries of the run, with space for ``(bytes of the pieces) / 64 KiB + 1`` more.
+
+    Raises:
+        IndexError: an array is too small.
     """
     pieces: _Pieces = _Pieces(base, positions, lengths)
     p: Lent = pieces.base
@@ -345,10 +357,7 @@ def _merge_stop(
     stop: cython.Py_ssize_t,
     bytes_max: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Return the end of the longest sequence of pieces from ``index`` on that can be merged.
-
-    It is at least ``index + 1``.
-    """
+    """Return the end of the longest sequence of pieces that begins at ``index`` and can be merged."""
     first: cython.longlong = load_i64(starts, index * 8)
     begun: cython.Py_ssize_t = index
     total: cython.longlong = 0
@@ -386,9 +395,9 @@ def next_merge(
 ) -> tuple[int, int]:
     """Return (start, stop) of the next two or more pieces in [start, stop) that can be merged, or (stop, stop).
 
-    They must be adjacent by offset, each below 32 KiB and together at most ``bytes_max``. They must have no producer,
-    be neither compressed nor compacted, and have the same epoch and append time. Raises IndexError for an invalid
-    range.
+    Pieces can be merged if they are adjacent by offset, each is below 32 KiB, and their total is at most ``bytes_max``.
+    They must have the same epoch and append time, no producer, and be neither compressed nor compacted. Raises
+    IndexError for an invalid range.
     """
     pieces: _Pieces = _Pieces(base, positions, lengths)
     p: Lent = pieces.base

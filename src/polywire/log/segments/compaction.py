@@ -1,8 +1,8 @@
 """Compaction: retain the newest record of each key of a partition (decision 0105).
 
-The first half of a pass fills a table with the newest offset of each key in the part that was never compacted. The
-second half rewrites the partition's sealed runs, a few at a time, oldest first. It drops records for which the table
-has a newer one. The remaining records retain offset, address and time.
+The first half of a pass reads the data that was never compacted and fills a table with the newest offset of each key.
+The second half rewrites the partition's sealed runs, a few at a time, oldest first. It drops records for which the
+table has a newer one. The remaining records retain offset, address and time.
 
 * Memory is bounded: one table and one window.
 * Each step reads a bounded number of bytes, in the sealer's thread.
@@ -45,11 +45,13 @@ _length: Final = header_fields("length")
 class Compaction:
     """One pass over one partition.
 
-    Runs are rewritten only once the table is complete, in order, and each group of them is synced before the next. So a
-    key's newest record, if it is a null, is removed only after everything older.
+    Runs are rewritten in order, and each rewritten group of runs is synced before the next. So if a key's newest record
+    is a null, it is removed only after all older records of the key.
 
-    ``noted``: the table has every key from the end of the last pass up to this offset. ``written``: end of the
-    rewritten part.
+    Attributes:
+        noting: whether the pass is in its first half, which fills the table.
+        noted: end of the offsets whose keys are in the table. They begin where the last pass ended.
+        written: end of the rewritten offsets.
     """
 
     __slots__ = ("_table", "noted", "noting", "null_time_us", "partition", "written")
@@ -63,7 +65,7 @@ class Compaction:
         self.noting = True
 
     def segments(self, reader: Reader) -> list[Segment]:
-        """Return the segments of the next step. There are none at the end of the pass or of its first half."""
+        """Return the segments of the next step, or none at the end of the first or second half."""
         partition, size = self.partition, 0
         found: list[Segment] = []
         if self.noting:
@@ -82,7 +84,7 @@ class Compaction:
         return found
 
     def sources(self, segments: Sequence[Segment]) -> list[Source]:
-        """Return the runs of a step, without those already in the table.
+        """Return the partition's runs in these segments. In the first half, runs already in the table are skipped.
 
         Call it in the sealer's thread, because footers may have to be read. Raises BlobMissing or Corrupt.
         """
@@ -90,11 +92,9 @@ class Compaction:
         return [source for source in runs if not self.noting or source[1].next_offset > self.noted]
 
     def note(self, sources: Sequence[Source]) -> tuple[int, bool]:
-        """Add these runs to the table, in the sealer's thread.
+        """Add the keys of these runs to the table, in the sealer's thread.
 
-        Return (end of the part added, whether the table is full).
-
-        Raises Corrupt.
+        Return (end of the offsets added, whether the table is full). Raises Corrupt.
         """
         for part in StoredParts(sources, None):
             for batch in self._left_to_note(part):
@@ -105,9 +105,9 @@ class Compaction:
         return sources[-1][1].next_offset, False
 
     def _left_to_note(self, part: Part) -> Iterator[memoryview]:
-        """Yield the batches that ``KeyOffsetMap.note`` did not enter.
+        """Add uncompressed batches to the table.
 
-        They are compressed, or the table may be full.
+        Yield those that it did not accept because of compression or lack of space.
         """
         chunk, at = memoryview(part.base), 0
         end = part.positions[-1] + part.lengths[-1]
@@ -121,9 +121,9 @@ class Compaction:
             at += length
 
     def write(self, store: Store, name: str, merge: Merge) -> SegmentInfo | None:
-        """Write one group of runs without the records to drop, in the sealer's thread. Return None if nothing remains.
+        """Rewrite a group of runs without obsolete records, in the sealer's thread. Return None if there are none.
 
-        Raises Corrupt, and whatever the store raises.
+        Raises Corrupt, and errors of the store.
         """
         ((incarnation, sources),) = merge.runs.items()
         parts = _KeptParts(self._table, sources, merge, noted_end=self.noted, null_time_us=self.null_time_us)
@@ -133,10 +133,7 @@ class Compaction:
 
 
 class _KeptParts(Iterable[Part]):
-    """The remaining records of neighbouring runs, as batches.
-
-    They cover the runs' offsets and addresses without a gap.
-    """
+    """The remaining records of consecutive runs, as batches that cover the runs' offsets and addresses without a gap."""
 
     def __init__(
         self,
@@ -149,6 +146,7 @@ class _KeptParts(Iterable[Part]):
     ) -> None:
         self._table = table
         self._parts = StoredParts(sources, merge.damaged.append)
+        # first offset and address of the runs
         self._start = (sources[0][1].first_offset, sources[0][1].first_address)
         self._end = sources[-1][1].next_offset
         self._limits = {"noted_end": noted_end, "null_time_us": null_time_us}
@@ -190,11 +188,14 @@ class _KeptParts(Iterable[Part]):
             yield from _stretch(part, begun, len(counts))
 
     def _kept(self, batch: memoryview, covered: tuple[int, int]) -> Buffer | None:
-        """Return the remaining part of one batch, or None.
+        """Return a batch with the remaining records of ``batch``, or None if there are none.
 
-        The returned batch also covers the offsets that were removed before it, because every removed range must precede
-        a record. So the last record of the group is always kept. So is a record where the removed range would become
-        too wide.
+        The returned batch begins at ``covered``, so that it covers removed offsets before it. To cover removed offsets
+        at the end, the last record of the runs is always retained. A record is also retained if the removed range
+        before it becomes too wide for a batch.
+
+        Args:
+            covered: offset and address after the previous batch.
         """
         flags, records, offset, address, address_span, span = _facts(batch)
         plain = expand_body(batch)

@@ -41,10 +41,7 @@ BEGINNING: Final[PiecePosition] = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Damaged bytes [position, stop) of a segment.
-
-    They contained records [first_offset, next_offset) of a partition.
-    """
+    """Damaged bytes [position, stop) of a segment, which contained records [first_offset, next_offset) of a partition."""
 
     segment: str
     partition: int
@@ -54,7 +51,7 @@ class Damage:
     next_offset: int
 
     def error(self) -> Corrupt:
-        """Return the error for readers of these records."""
+        """Return the error to raise if these records are read."""
         return Corrupt(
             ErrorCode.CORRUPT,
             f"stored records are damaged partition={self.partition} first_offset={self.first_offset}"
@@ -63,7 +60,7 @@ class Damage:
 
 
 class Piece(NamedTuple):
-    """Either whole intact batches back to back, or a damaged range."""
+    """Either intact batches back to back, or a damaged range."""
 
     data: memoryview
     end: int
@@ -72,7 +69,7 @@ class Piece(NamedTuple):
 
 
 class DamageNotes:
-    """Known damage, so that each is logged once. Thread-safe."""
+    """Damage that was already logged, so that each is logged once. Thread-safe."""
 
     __slots__ = ("_lock", "_noted")
 
@@ -86,7 +83,7 @@ class DamageNotes:
             return list(self._noted.values())
 
     def note(self, damage: Damage) -> None:
-        """Log damage unless it is known."""
+        """Log damage, unless it was logged before."""
         key = (damage.segment, damage.position)
         with self._lock:
             if key in self._noted:
@@ -106,10 +103,10 @@ class DamageNotes:
 
 
 class VerifiedRanges:
-    """Byte ranges of a segment that were verified recently. Thread-safe.
+    """Byte ranges of a segment that were verified recently and need not be verified again. Thread-safe.
 
-    They are not verified again for ``VERIFIED_S``, unless they leave the page cache and are read from the disk again.
-    The time limit is needed because the system may drop pages and read them again unnoticed.
+    A range is forgotten after ``VERIFIED_S``, because the system may drop its pages unnoticed and read them again from
+    a disk that has become damaged.
     """
 
     __slots__ = ("_clock", "_ranges")
@@ -131,7 +128,7 @@ class VerifiedRanges:
         self._ranges = (*kept[-RANGES_MAX + 1 :], (start, stop, since))
 
     def forget(self) -> None:
-        """Drop all ranges, because some of the segment has left the page cache and will be read from the disk again."""
+        """Drop all ranges. Called when some of the segment is no longer in the page cache."""
         self._ranges = ()
 
     def hold(self, start: int, stop: int) -> bool:
@@ -141,9 +138,10 @@ class VerifiedRanges:
 
 
 def split_sound(data: memoryview, marks: Sequence[Mark], *, segment: str, partition: int) -> list[Piece]:
-    """Split bytes of a partition's run into intact pieces and damage.
+    """Split bytes of a partition's run into intact pieces and damaged ones.
 
-    ``marks`` are, in order, the start of ``data``, the known starts of batches in it, and its end.
+    Args:
+        marks: in order, the start of ``data``, the known starts of batches in it, and its end.
     """
     (start, offset), end = marks[0], marks[-1][1]
     pieces: list[Piece] = []
@@ -176,11 +174,11 @@ def _next_batch(
 ) -> tuple[int, int]:
     """Return position and offset of the batch after a damaged one.
 
-    There are three ways to find it:
+    The position is the first that applies:
 
     * a header that matches its checksum
-    * the length of the damaged batch, if a valid header of the same partition follows
-    * the segment's index
+    * the end of the damaged batch, if a valid header of the same partition follows there
+    * the next known start of a batch
     """
     if check_header(data, at):
         header = read_header(data, at)
@@ -202,11 +200,17 @@ def read_pieces(
     chunks: list[memoryview],
     begin: PiecePosition = BEGINNING,
 ) -> tuple[int, int, PiecePosition]:
-    """Append the result of a read from ``offset`` on to ``chunks``, searching consecutive pieces from ``begin`` on.
+    """Append batches from ``offset`` on to ``chunks``, up to the limits or to damaged data.
 
-    Returns (offset after the last record, what is left of ``bytes_max``, position reached). Stops before damage. Raises
-    Corrupt if the damage comes first. A record is never added twice, even if batches were merged after ``chunks`` was
-    begun.
+    Returns (offset after the last record, what is left of ``bytes_max``, position reached). A record is never added
+    twice, even if batches were merged since an earlier call with the same ``chunks``.
+
+    Args:
+        pieces: consecutive pieces.
+        begin: where the search for ``offset`` begins.
+
+    Raises:
+        Corrupt: the data at ``offset`` is damaged, and ``chunks`` is empty.
     """
     at, bytes_left, (number, position) = offset, bytes_max, begin
     while number < len(pieces):
@@ -233,7 +237,7 @@ def read_pieces(
 
 
 def salvaged(blob: Blob, block: memoryview, start: int) -> memoryview:
-    """Read a blob from ``start`` on into ``block``. Unreadable parts are filled with zeros."""
+    """Fill ``block`` with bytes of a blob from ``start`` on. Unreadable parts are filled with zeros."""
     block[:] = bytes(len(block))
     for at in range(0, len(block), SALVAGE_BYTES):
         piece = block[at : at + SALVAGE_BYTES]

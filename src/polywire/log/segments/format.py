@@ -54,9 +54,9 @@ _ZERO_TOKEN: Final = bytes(TOKEN_BYTES)
 
 
 class SegmentRun(NamedTuple):
-    """Batches of one partition in one segment, either ordinary ones or those staged under one token.
+    """Batches of one partition in one segment. Those staged under a token are a separate run.
 
-    Positions are in the blob.
+    Positions are byte positions in the blob.
     """
 
     partition: int
@@ -82,7 +82,7 @@ class SegmentRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """A segment's footer without its index entries. Its tables are the stored bytes, decoded on access."""
+    """A segment's footer without its index entries. The tables are stored bytes, decoded on access."""
 
     name: str
     size: int
@@ -122,18 +122,18 @@ class SegmentInfo:
 
 
 def read_info(store: Store, name: str, block: memoryview | None = None) -> SegmentInfo:
-    """Read and verify a segment's trailer and footer, like ``read_footer``."""
+    """Read and verify a segment's trailer and footer. Args as in ``read_footer``."""
     return read_footer(store, name, block)[0]
 
 
 def read_footer(store: Store, name: str, block: memoryview | None = None) -> tuple[SegmentInfo, bytes | memoryview]:
-    """Return a segment's footer and index entries, from the first copy that is valid. Raises BlobMissing or Corrupt.
+    """Read a segment's footer and index entries from the first valid copy. Raises BlobMissing or Corrupt.
 
-    A damaged local copy of a remote blob is discarded and read again.
+    If the local copy of a remote blob is damaged, it is discarded and the blob is read again.
 
     Args:
-        block: memory for a direct read, from ``aligned_buffer``, or None. The tables stay in it, so the caller must not
-            change it. It is not used if the footer does not fit.
+        block: memory from ``aligned_buffer`` for a direct read. The result refers to this memory, so the caller must
+            not change it. If it is None or too small, other memory is used.
     """
     try:
         return _read_footer(store, name, block)
@@ -171,7 +171,7 @@ def _read_footer(store: Store, name: str, block: memoryview | None) -> tuple[Seg
 
 
 def _stored(store: Store, name: str, start: int, stop: int, block: memoryview | None) -> bytes | memoryview:
-    """Return bytes of a blob, read directly into ``block`` if possible, otherwise through the page cache."""
+    """Read bytes of a blob, directly into ``block`` if possible, otherwise through the page cache."""
     if block is not None and 0 <= start < stop and len(block) >= stop - start + 2 * BLOCK_BYTES:
         with suppress(Unavailable):
             return store.open(name).read_direct(block, start, stop)
@@ -179,7 +179,7 @@ def _stored(store: Store, name: str, start: int, stop: int, block: memoryview | 
 
 
 def _find_trailer(store: Store, name: str, size: int, block: memoryview | None = None) -> bytes:
-    """Return the last trailer. If it is damaged, return the one before the second footer. Raises Corrupt."""
+    """Return the last trailer or, if it is damaged, the one before the second footer. Raises Corrupt."""
     if size < TRAILER.size:
         raise blob_corrupt(name, f"blob is too short size={size}")
     trailer = bytes(_stored(store, name, size - TRAILER.size, size, block))

@@ -1,6 +1,6 @@
 """Newest offset of each key, for compaction.
 
-A key is identified by 128 bits: XXH64, CRC-32 and length. Memory is limited to one table. Loops run without the GIL.
+A key is identified by 128 bits: XXH64, CRC-32 and length. The table has a fixed size. Loops run without the GIL.
 Batches must have been validated.
 """
 
@@ -59,7 +59,7 @@ COMPRESSED = -1  # result for a batch that must be decompressed before its recor
 def _slot_of(
     table: cython.p_const_uchar, mask: cython.longlong, first: cython.ulonglong, second: cython.ulonglong
 ) -> cython.Py_ssize_t:
-    """Return the position of a key's slot. If the key is unknown, return the position of the free slot for it."""
+    """Return the position of the key's slot or, if the key is unknown, of the free slot for it."""
     at: cython.longlong = first & mask
     while load_i64(table, at * _SLOT_BYTES + 16) != 0:
         if load_u64(table, at * _SLOT_BYTES) == first and load_u64(table, at * _SLOT_BYTES + 8) == second:
@@ -75,7 +75,7 @@ def _slot_of(
 def _present(
     p: cython.p_const_uchar, columns: cython.p_const_longlong, bits: cython.int, index: cython.longlong
 ) -> cython.bint:
-    """Return whether a payload is not null, according to the validity column at ``columns[bits]``."""
+    """Return whether a payload is not null. ``columns[bits]`` is the position of its validity column."""
     return columns[bits] < 0 or ((p[columns[bits] + (index >> 3)] >> (index & 7)) & 1) != 0
 
 
@@ -111,7 +111,7 @@ def _note(
     at: cython.Py_ssize_t,
     columns: cython.p_longlong,
 ) -> cython.longlong:
-    """Enter the keys of one batch with these columns. Return the number of new keys."""
+    """Enter the keys of one batch. Return the number of new keys."""
     found: cython.longlong = 0
     base: cython.longlong = load_base_offset(p, at)
     count: cython.longlong = load_record_count(p, at)
@@ -145,10 +145,10 @@ def _stays(
     limits: cython.p_const_longlong,
     identity: cython.p_ulonglong,
 ) -> cython.bint:
-    """Return whether a record must be kept.
+    """Return whether compaction retains a record.
 
-    ``limits``: the offset up to which the table is filled, and a time. A key's newest record is removed, too, if it is
-    a null older than that time.
+    ``limits`` is (end of the offsets whose keys are in the table, time). A null older than that time is removed even if
+    it is the newest record of its key.
     """
     offset: cython.longlong
     slot: cython.Py_ssize_t
@@ -174,7 +174,10 @@ def _keep_rows(
     rows: cython.p_uchar,
     rows_at: cython.Py_ssize_t,
 ) -> cython.longlong:
-    """Count the records to keep in one batch. Write their indexes (u32) to ``rows`` unless ``rows_at`` is negative."""
+    """Count the records of one batch that compaction retains.
+
+    Write their indexes (u32) to ``rows``, unless ``rows_at`` < 0.
+    """
     found: cython.longlong = 0
     index: cython.longlong
     if cython.compiled:
@@ -192,7 +195,7 @@ def _keep_rows(
 @cython.final
 @cython.cclass
 class KeyOffsetMap:
-    """Map from key to newest offset. At most three quarters of the slots are used, so that a search always ends."""
+    """Hash table from key to newest offset. It is full when three quarters of its slots are used."""
 
     if cython.compiled:
         _table: Lent
@@ -210,10 +213,10 @@ class KeyOffsetMap:
         self._count = 0
 
     def note(self, chunk: Buffer) -> int:
-        """Enter the keys of whole batches, which are back to back and in offset order.
+        """Enter the keys of batches, which are back to back and in offset order.
 
-        Returns NOTED_ALL if all were entered. Otherwise returns the position of the first batch that was not. That
-        batch is compressed, or the table might be too small for its keys.
+        Returns NOTED_ALL, or the position of the first batch that was not entered. That batch is compressed, or the
+        table may be too small for its keys.
         """
         lent: Lent = lend(chunk)
         table: Lent = self._table
@@ -233,13 +236,15 @@ class KeyOffsetMap:
         return at if at < lent.size else NOTED_ALL
 
     def count_kept(self, chunk: Buffer, positions: array[int], *, noted_end: int, null_time_us: int) -> array[int]:
-        """Return the number of records to keep in each batch, as an i64 array. It is COMPRESSED for a compressed batch.
+        """Return for each batch the number of records to retain, as an i64 array.
+
+        It is COMPRESSED for a compressed batch.
 
         Args:
             chunk: whole batches.
             positions: positions of the batches.
-            noted_end: the table has all keys below this offset.
-            null_time_us: if the newest record of a key is a null older than this, it is removed.
+            noted_end: end of the offsets whose keys are in the table.
+            null_time_us: a null older than this is removed even if it is the newest record of its key.
         """
         lent: Lent = lend(chunk)
         table: Lent = self._table
@@ -267,7 +272,7 @@ class KeyOffsetMap:
         return counts
 
     def rows_kept(self, batch: Buffer, *, noted_end: int, null_time_us: int) -> array[int]:
-        """Return the indexes (i32) of the records to keep in one uncompressed batch."""
+        """Return the indexes (i32) of the records to retain in one uncompressed batch. Args as in ``count_kept``."""
         lent: Lent = lend(batch)
         table: Lent = self._table
         found: cython.Py_ssize_t

@@ -1,6 +1,6 @@
-"""Merge sealed blobs: drop unneeded data and join small neighbours (decision 0102).
+"""Merge segments: drop unneeded data and join small segments (decision 0102).
 
-* A run of the new blob covers the offsets of the runs it replaces.
+* A run of the new segment covers the offsets of the runs it replaces.
 * Staged batches are not moved.
 * Data is written only if its checksums matched.
 """
@@ -39,10 +39,13 @@ Source = tuple[Segment, SegmentRun]
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Blobs that one new blob replaces, and the new blob's content: the runs of each partition, in offset order.
+    """Segments that one new segment replaces, and the content of the new segment.
 
-    ``damaged``: segments with a wrong checksum. ``over`` is called when the new blob is on disk or not needed, or with
-    the error.
+    Attributes:
+        old: segments to replace.
+        runs: for each partition, the runs to copy, in offset order.
+        damaged: gets each segment in which a checksum does not match.
+        over: called with None when the new segment is on disk or not needed, or with an error.
     """
 
     old: Sequence[Sealed]
@@ -54,9 +57,11 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Blobs that may be merged, with their footers.
+    """Segments that may be merged, with the runs in their footers.
 
-    A group can also be a single blob that can no longer be merged, with the reason.
+    Attributes:
+        failed: segment whose footer could not be read. The group is not merged.
+        error: why it could not be read.
     """
 
     old: Sequence[Sealed]
@@ -66,10 +71,13 @@ class Group:
 
 
 def choose(state: LogState, now_us: int, *, merging: bool) -> list[list[Sealed]]:
-    """Return the next groups of blobs worth merging, best first.
+    """Return the next groups of segments to merge, best first.
 
-    Blobs come first if half of their data is unneeded, or if they hold data of a partition that was dropped some time
-    ago. With ``merging``, small neighbours follow.
+    A segment comes first if half of its data is unneeded, or if it holds data of a partition that was dropped some time
+    ago.
+
+    Args:
+        merging: add groups of small neighbours.
     """
     living = [
         item for item in state.segments.by_location.values() if item.live and not item.staged and not item.damaged
@@ -97,7 +105,7 @@ def _read_group(old: Sequence[Sealed]) -> Group:
 
 
 def is_wasteful(sealed: Sealed, now_us: int) -> bool:
-    """Return whether half of a blob is unneeded, or it holds data of a partition that was dropped some time ago."""
+    """Return whether half of a segment is unneeded, or it holds data of a partition that was dropped some time ago."""
     if sealed.live_bytes > SHARED_BLOB_BYTES_MAX or sealed.segment.run_count > RUNS_MAX:
         return False
     if 2 * sealed.live_bytes <= sealed.segment.data_bytes:
@@ -108,7 +116,7 @@ def is_wasteful(sealed: Sealed, now_us: int) -> bool:
 
 
 def small_neighbours(living: Sequence[Sealed]) -> list[list[Sealed]]:
-    """Return groups of at least four consecutive small blobs, each group at most 64 MiB."""
+    """Return groups of at least four consecutive small segments, each group at most 64 MiB."""
     groups: list[list[Sealed]] = [[]]
     size = runs = 0
     for sealed in living:
@@ -138,9 +146,9 @@ def plan(state: LogState, group: Group) -> Merge | None:
 
 
 def _is_read(partition: FilePartition, run: SegmentRun, sealed: Sealed) -> bool:
-    """Return whether readers of these offsets still use this blob.
+    """Return whether this segment is where the run's offsets are read from.
 
-    They do unless the offsets were trimmed, or compacted into another blob.
+    It is not if the offsets were trimmed, or compacted into another segment.
     """
     number = partition.runs.find_offset(run.next_offset - 1)
     return (
@@ -149,9 +157,9 @@ def _is_read(partition: FilePartition, run: SegmentRun, sealed: Sealed) -> bool:
 
 
 def write_merged(store: Store, name: str, merge: Merge) -> SegmentInfo:
-    """Write the new blob, in the sealer's thread.
+    """Write the new segment, in the sealer's thread.
 
-    Raises what the store raises. Raises Corrupt after adding the damaged segment to ``merge.damaged``.
+    Raises errors of the store. Raises Corrupt after adding the damaged segment to ``merge.damaged``.
     """
     sources = [
         RunSource.of_segments(runs, damaged=merge.damaged.append, compression=merge.compression[incarnation])
@@ -161,9 +169,9 @@ def write_merged(store: Store, name: str, merge: Merge) -> SegmentInfo:
 
 
 def replace(state: LogState, merge: Merge, new: Sealed, info: SegmentInfo) -> Iterator[None]:
-    """Replace the old blobs by the new one, yielding so that other work can run on the event loop.
+    """Replace the old segments by the new one. Yields so that other work can run on the event loop.
 
-    Data that was dropped meanwhile stays dropped.
+    Data that was dropped since the merge was planned is not added again.
     """
     new.live += 1  # keeps the segment alive until all runs are assigned
     for count, run in enumerate(info, 1):

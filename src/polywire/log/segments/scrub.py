@@ -85,7 +85,7 @@ class Scrub:
             self._loop.call_later(self._pause(), self.step)
 
     def _pass(self, segments: list[Segment]) -> Iterator[None]:
-        """Verify one piece per step, in the thread. The segment records damage."""
+        """Verify one piece per step, in the thread. Damage is logged."""
         self._block = block = aligned_buffer(BATCH_BYTES_MAX + CHUNK_BYTES + 2 * BLOCK_BYTES)
         for segment in segments:
             yield from self._segment(segment, block)

@@ -47,29 +47,34 @@ class Owner(Protocol):
     """Methods of the log that the sealer uses."""
 
     def broker_state(self) -> tuple[Encoding, int]:
-        """Return the broker's current state, and the last group that a snapshot of it depends on.
+        """Return the broker's current state, and the last journal group that a snapshot of it depends on.
 
-        Later groups only append.
+        All groups after that one only append.
         """
 
     def name_slot(self, slot: Slot, new: Sequence[int], snapshot: tuple[str, int], done: Callable[[], None]) -> None:
-        """Write a journal group that lists a slot's segments and names its snapshot.
+        """Write a journal group that lists the segments made from a slot, and a snapshot.
 
-        ``snapshot`` is the snapshot's name and the sequence of the last group that its broker state depends on. ``done`` is
-        called once the journal group is durable.
+        Args:
+            slot: the sealed slot.
+            new: numbers of the segments.
+            snapshot: name of the snapshot, and the last group that its broker state depends on.
+            done: called once the journal group is durable.
         """
 
     def name_sealed(self, sequence: int, new: Sequence[int], removed: Sequence[int], done: Callable[[], None]) -> None:
-        """Write a journal group that lists other new and removed segments.
+        """Write a journal group that lists new and removed segments of a merge or a removal.
 
-        ``done`` is called once the group is synced.
+        Args:
+            sequence: last group whose effect is in segments.
+            done: called once the journal group is synced.
         """
 
     def seal_failed(self, error: BrokerError) -> None:
         """Handle a failed seal: Busy(DISK_FULL) is temporary, any other error permanent."""
 
     def has_capacity(self, groups: int) -> bool:
-        """Return whether the journal has space for this many groups that list segments."""
+        """Return whether the journal has space for this many of the sealer's groups."""
 
     def slot_freed(self) -> None: ...
 
@@ -85,8 +90,8 @@ class _Named:
     """A slot whose segments are listed in the journal.
 
     Attributes:
-        replaced: the previous snapshot.
-        counts: the journal group that lists the segments is on disk.
+        replaced: name of the previous snapshot.
+        counts: whether the journal group that lists the segments is durable.
     """
 
     full: _Full
@@ -97,11 +102,12 @@ class _Named:
 
 
 class Sealer:
-    """Seals slots, merges and compacts, one job at a time.
+    """Seals slots, merges and compacts segments, one job at a time.
 
-    ``sealed`` is the sequence up to which everything is in segments, according to the journal on disk. Slots are
-    installed in the order they were filled, whichever sync ends first. The reason is that the runs of a partition must
-    be in order, and installing removes exactly their content from the partition's tail.
+    Attributes:
+        sealing: whether the segments of a slot are being written.
+        sealed: last group whose effect is in segments, according to the durable part of the journal.
+        named: like ``sealed``, but includes what was written and is not yet durable.
     """
 
     def __init__(
@@ -123,13 +129,17 @@ class Sealer:
         self._start: Final = start
         self._worker = disk.make_worker("seal", loop)
         self._deleter = disk.deleter
+        # full slots to seal, oldest first
         self._queue: deque[_Full] = deque()
+        # sealed slots that readers still use
         self._parked: list[Slot] = []
+        # unlinked slots that readers still use
         self._lent: list[Slot] = []
         self._lending = False
         self._running = False
         self._installing = False
         """Whether the segments of ``_named[0]`` are being installed."""
+        # slots whose segments are written but not used for reads yet, oldest first
         self._named: deque[_Named] = deque()
         self._snapshot_name = snapshot_name
         if snapshot_name:
@@ -146,10 +156,8 @@ class Sealer:
         self._unread = 0
         """Number of failed attempts to seal the current slot because something could not be read or opened."""
         self.sealing = False
-        """Whether the segments of a slot are being written."""
         self.sealed = 0
         self.named = 0
-        """Like ``sealed``, but according to the journal as written, synced or not."""
 
     @property
     def waiting(self) -> int:
@@ -166,7 +174,7 @@ class Sealer:
         self._queue.append(_Full(slot, image))
 
     def advance(self) -> None:
-        """Seal the next slot unless another job is in progress."""
+        """Seal the next slot, unless another job is in progress."""
         if self._stopped or self._running or not self._queue:
             return
         full = self._queue[0]
@@ -215,12 +223,13 @@ class Sealer:
         self.sealing = self._running
 
     def _counts(self, named: _Named) -> None:
-        """Note that the journal group with a slot's segments is on disk. Slots can reach this point out of order."""
+        # slots are installed in the order they were filled, whichever group becomes durable first: the runs of a
+        # partition must be in order, and installing removes exactly the same batches from its tail
         named.counts = True
         self._install_next()
 
     def _install_next(self) -> None:
-        """Serve reads from the segments of the oldest slot, if the journal group that lists them is on disk."""
+        """Use the segments of the oldest slot for reads, if the journal group that lists them is durable."""
         if self._installing or not self._named or not self._named[0].counts:
             return
         self._installing = True
@@ -228,7 +237,7 @@ class Sealer:
         self._in_slices(install(self._state, named.written, named.sealed), partial(self._installed, named))
 
     def _installed(self, named: _Named) -> None:
-        """Free a slot once its current readers have finished. New reads use the segments."""
+        """Free a slot whose segments are used for reads now. Earlier reads from the slot may still be in progress."""
         self._installing = False
         self._named.popleft()
         self.sealed = named.full.image.sequence
@@ -251,7 +260,7 @@ class Sealer:
         over()
 
     def free_parked(self) -> None:
-        """Free the sealed slots that are no longer pinned by readers."""
+        """Free the sealed slots that readers no longer use."""
         still = [slot for slot in self._parked if slot.pins]
         free = [slot for slot in self._parked if not slot.pins]
         self._parked = still
@@ -268,9 +277,9 @@ class Sealer:
         self._close_returned()
 
     def _lend(self) -> None:
-        """If a free slot is needed, replace the slot that was pinned longest and leave its file to the readers.
+        """If no slot is free, replace the sealed slot that has waited longest for its readers.
 
-        So readers cannot block writers.
+        The readers keep the unlinked file, so writers need not wait for them.
         """
         self._lending = False
         wanted = not self._journal.free and not self._journal.may_grow()
@@ -285,17 +294,14 @@ class Sealer:
             self.free_parked()
 
     def _remove(self, let_go: Callable[[Slot], None], slot: Slot) -> None:
-        """Remove a slot from the journal, which may unlink it."""
+        """Remove a slot from the journal with ``let_go``, which may raise OSError."""
         try:
             let_go(slot)
         except OSError as error:
             self._owner.seal_failed(storage_failed(error))
 
     def _made(self, made: Slot | BrokerError) -> None:
-        """Add the replacement for a slot that was left to its readers.
-
-        ``made`` is an error if there was no space for it.
-        """
+        """Add the replacement of an unlinked slot, unless there was no space for it."""
         if self._stopped:
             return
         self._journal.add(None if isinstance(made, BrokerError) else made)
@@ -304,10 +310,7 @@ class Sealer:
         self.free_parked()
 
     def _close_returned(self) -> None:
-        """Close, in the thread, slots that were left to readers and are no longer read.
-
-        The system then frees their files.
-        """
+        """Close, in the thread, unlinked slots that readers no longer use. The system then frees their disk space."""
         for slot in [slot for slot in self._lent if not slot.pins]:
             self._lent.remove(slot)
             self._worker.run(slot.close, _ignore)
@@ -320,12 +323,12 @@ class Sealer:
             self._loop.call_later(REMOVE_SECONDS, self.remove)
 
     def note_dead(self) -> None:
-        """Schedule the removal of segments that may have lost their last run."""
+        """Count the released runs, and schedule the removal of segments without needed data."""
         if not self._counting:
             self._count_lost()
 
     def _count_lost(self) -> None:
-        """Count lost runs in portions, so that other work can run on the event loop."""
+        """Subtract released runs from their segments in portions, so that other work can run on the event loop."""
         self._state.count_lost(LOST_MAX)
         self._counting = self._state.losing and not self._stopped
         if self._counting:
@@ -333,7 +336,7 @@ class Sealer:
         self._remove_soon()
 
     def remove(self) -> None:
-        """Write a group that removes unneeded segments, then delete their blobs."""
+        """Write a group that removes segments without needed data, then delete their blobs."""
         self._removing = False
         if self._stopped or not self._owner.has_capacity(2):
             return  # freeing a slot has priority; the log's timer calls this again
@@ -349,9 +352,10 @@ class Sealer:
     # Merging and compacting
 
     def tidy(self, now_us: int, *, merging: bool) -> None:
-        """Merge or compact if idle.
+        """Merge or compact if idle. Called by the log's timer.
 
-        Called by the log's timer. Without ``merging``, only work that frees space is done.
+        Args:
+            merging: also merge small segments and compact. Otherwise only unneeded data is removed.
         """
         again = partial(self.tidy, now_us, merging=merging)
         busy = self._running or self._replacing or self._queue or self._named
@@ -371,7 +375,7 @@ class Sealer:
             self._compact_next(again)
 
     def _chosen(self, again: Callable[[], None], merging: bool, groups: Sequence[Group] | BrokerError) -> None:
-        """Begin the first possible merge of these groups, whose footers were read, unless a slot has become full."""
+        """Begin the first possible merge of these groups, unless a slot has become full."""
         self._running = False
         if self._stopped:
             return
@@ -399,7 +403,7 @@ class Sealer:
                 self._compact(self._compaction, again)
 
     def _tidy_soon(self, again: Callable[[], None]) -> None:
-        """Call ``again`` in a moment. Several requests cause one call."""
+        """Call ``again`` after ``TIDY_SECONDS``. Further requests until then are ignored."""
 
         def look() -> None:
             self._looking = False
@@ -410,7 +414,11 @@ class Sealer:
             self._loop.call_later(TIDY_SECONDS, look)
 
     def compact(self, partition: FilePartition, null_time_us: int) -> None:
-        """Queue a compaction, if it is worthwhile. It also removes nulls older than ``null_time_us``."""
+        """Queue a compaction if enough data was never compacted.
+
+        Args:
+            null_time_us: records without a value that are older than this are removed.
+        """
         if is_worth_a_pass(partition) and (self._compaction is None or self._compaction.partition is not partition):
             self._to_compact[partition] = null_time_us
 
@@ -447,7 +455,7 @@ class Sealer:
             self._merge(merge, lambda name, merge: compaction.write(self._store, name, merge), again)
 
     def _over(self, compaction: Compaction, again: Callable[[], None]) -> None:
-        """Continue after a compaction pass, or the first half of one, has ended."""
+        """Continue after the first or the second half of a compaction pass has ended."""
         if not compaction.noting:
             self._state.cleaned(compaction.partition, compaction.noted)
             self._compaction = None
@@ -473,10 +481,10 @@ class Sealer:
             self._tidy_soon(again)
 
     def _compacted(self, compaction: Compaction, end: int, merged: BrokerError | None) -> None:
-        """Continue after a rewritten group of runs is on disk.
+        """Continue after a group of runs was rewritten up to offset ``end``, or failed with an error.
 
-        A damaged partition is not compacted further, because the newest null of a key could be removed before all older
-        records. If something was trimmed meanwhile, a later pass handles the partition.
+        A damaged partition is not compacted again: a key's newest null could be removed while older records of the key
+        remain. If a run was trimmed meanwhile (Missing), a later pass handles the partition.
         """
         compaction.written = end
         self._state.reader.forget(compaction.partition)
@@ -523,7 +531,7 @@ class Sealer:
     def _not_merged(self, merge: Merge, error: BrokerError) -> None:
         """Handle an error of a merge.
 
-        Damaged segments are marked and never rewritten, so that their intact part stays readable.
+        Damaged segments are never merged again, so that their intact part stays readable.
         """
         if isinstance(error, Busy):
             return  # no space: another pass of the timer retries
@@ -537,10 +545,7 @@ class Sealer:
         )
 
     def _keep_damaged(self, items: Sequence[Sealed], error: BrokerError) -> None:
-        """Mark these segments as damaged.
-
-        This does nothing if they were removed meanwhile, or the process only had too many open files.
-        """
+        """Mark those of these segments that still exist as damaged, unless the error is Busy."""
         for item in items:
             if item.location in self._state.segments.by_location and not isinstance(error, Busy):
                 item.damaged = True
@@ -553,7 +558,7 @@ class Sealer:
     def _name_merged(self, merge: Merge, new: Sealed, info: SegmentInfo, again: Callable[[], None]) -> None:
         """Write one group that adds the new segment and removes the old ones.
 
-        Readers use the old ones until the group is synced.
+        Reads use the old ones until that group is synced.
         """
         self._replacing = True
         old = self._state.segments.leave(merge.old)
@@ -572,7 +577,7 @@ class Sealer:
         self._owner.name_sealed(self.named, [new.number], [sealed.number for sealed in old], counts)
 
     def stop(self) -> None:
-        """Finish the current job and stop the thread. Recovery deletes output that no journal group lists."""
+        """Finish the current job and stop the thread. Recovery deletes files that no journal group lists."""
         self._stopped = True
         self._deleter.stop()
         self._worker.stop()
@@ -589,4 +594,4 @@ def _too_many_keys(offset: int) -> Invalid:
 
 
 def _ignore(_: BrokerError | None) -> None:
-    """Ignore the result of closing files."""
+    pass

@@ -36,15 +36,19 @@ Key = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Content of full slots, collected on the loop for a thread.
+    """Content of full slots, collected on the event loop for the sealer's thread.
 
     Attributes:
-        ends: ``ends``, ``slots``, ``positions`` and ``lengths`` are the unsealed batches, as ``tail_index.spans_of``
-            returns them.
+        views: content of the slots, by serial.
         image: state after the last group in the slots.
-        segments: segments that a snapshot lists besides the new ones.
-        clean: offset up to which each partition is compacted. It is stored in the snapshot.
-        strict: whether to raise Busy if the disk cannot read a body, so that sealing is retried. Otherwise the body is
+        partitions: partitions with unsealed batches in the slots.
+        ends: end of each partition's entries in the next three arrays.
+        slots: slot of each unsealed batch.
+        positions: position of each unsealed batch.
+        lengths: length of each unsealed batch.
+        segments: older segments, which the snapshot lists besides the new ones.
+        clean: offset up to which each partition is compacted.
+        strict: raise Busy if the disk cannot read a staged body, so that sealing is retried. Otherwise the body is
             stored as zeros, and its records stay damaged.
     """
 
@@ -65,7 +69,12 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Content of the new segments: runs, segment by segment, and the staged batches of each token's run, in order."""
+    """Content of the new segments.
+
+    Attributes:
+        blobs: runs of each segment.
+        staged: batches of each run of staged batches, in order.
+    """
 
     blobs: Sequence[Sequence[RunSource]]
     staged: Mapping[Key, Sequence[StagedBatch]]
@@ -73,7 +82,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The segments written for a plan, and their numbers."""
+    """The segments written for a plan.
+
+    Attributes:
+        numbers: numbers of the segments.
+        infos: footers of the segments.
+    """
 
     plan: Plan
     numbers: Sequence[int]
@@ -81,9 +95,9 @@ class Written:
 
 
 class _Parts(Sequence[Part]):
-    """Parts that are joined when they are accessed, because all staged bodies together may exceed memory.
+    """Parts of a run.
 
-    See ``Taken.strict``.
+    Published batches are joined with their bodies on access, because all together may exceed memory.
     """
 
     def __init__(self, reader: Reader, parts: Sequence[Part | PublishedBatch], *, strict: bool) -> None:
@@ -106,9 +120,13 @@ class _Parts(Sequence[Part]):
 def take_down(
     state: LogState, contents: Mapping[int, Contents], views: Mapping[int, Buffer], image: Image, *, strict: bool
 ) -> Taken:
-    """Collect the content of these slots for a thread. Slots are keyed by serial, oldest first.
+    """Collect the content of full slots for the sealer's thread.
 
-    ``image`` is the state after their last group.
+    Args:
+        contents: partitions and staged batches in each slot, by serial, oldest first.
+        views: content of the slots, by serial.
+        image: state after the last group in the slots.
+        strict: see ``Taken``.
     """
     partitions = list(dict.fromkeys(partition for content in contents.values() for partition in content.partitions))
     serials = list(contents)
@@ -145,7 +163,7 @@ def plan_slots(taken: Taken) -> Plan:
 
 
 def _parts_of(taken: Taken, start: int, end: int) -> tuple[Sequence[Part], int]:
-    """Return batches ``start`` to ``end``, which belong to one partition, and their total size."""
+    """Return the unsealed batches ``start`` to ``end``, which belong to one partition, and their total size."""
     parts: list[Part | PublishedBatch] = []
     size, at, has_published = 0, start, False
     for slot, entries in groupby(taken.slots[start:end]):
@@ -171,7 +189,7 @@ def _parts_of(taken: Taken, start: int, end: int) -> tuple[Sequence[Part], int]:
 
 
 def _staged_runs(taken: Taken) -> dict[Key, list[StagedBatch]]:
-    """Return the batches staged in these slots that were neither published nor abandoned at the image's sequence."""
+    """Return the batches of these slots that were still staged at the end of the slots."""
     found: dict[Key, list[StagedBatch]] = {}
     for staged in taken.image.staged:
         for batch in staged.batches:
@@ -181,9 +199,11 @@ def _staged_runs(taken: Taken) -> dict[Key, list[StagedBatch]]:
 
 
 def snapshot_of(taken: Taken, plan: Plan, numbers: Sequence[int], broker: tuple[Sequence[bytes], int]) -> Snapshot:
-    """Return the snapshot for a plan whose segments were written under these numbers.
+    """Return the snapshot to store with the new segments.
 
-    ``broker`` is (pieces of the broker's state, sequence of that state).
+    Args:
+        numbers: numbers of the new segments.
+        broker: pieces of the broker's state, and the last journal group that the state depends on.
     """
     image = taken.image
     expiries = {staged.token: staged.expires_at_us for staged in image.staged}
@@ -209,9 +229,9 @@ def snapshot_of(taken: Taken, plan: Plan, numbers: Sequence[int], broker: tuple[
 def seal(
     store: Store, taken: Taken, next_number: Callable[[], int], snapshot_name: str, broker: tuple[Sequence[bytes], int]
 ) -> Written:
-    """Plan, write segments under new numbers, and write the snapshot that lists them.
+    """Write the segments for ``taken``, and the snapshot that lists them.
 
-    No other caller may take segment numbers meanwhile. Raises what the store raises, leaving nothing behind.
+    No other caller may use ``next_number`` meanwhile. If this raises an error of the store, nothing is left behind.
     """
     plan = plan_slots(taken)
     numbers = [next_number() for _ in plan.blobs]
@@ -231,10 +251,9 @@ def seal(
 
 
 def install(state: LogState, written: Written, sealed: Sequence[Sealed]) -> Iterator[None]:
-    """Serve these runs from the segments from now on, and remove them from the tails.
+    """Use these segments for reads from now on, and remove their batches from the tails.
 
-    Yields so that other work can run on the event loop. At any moment readers find each record either in a segment or
-    in a tail, never in both.
+    Yields so that other work can run on the event loop. At any moment readers find each record exactly once.
     """
     for item in sealed:
         item.live += 1  # keeps the segment alive until all runs are assigned

@@ -70,7 +70,7 @@ _RUN_BYTES = cython.declare(cython.Py_ssize_t, 112)
 @cython.nogil
 @cython.exceptval(check=False)
 def _batch_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the length of the batch at ``at``, or -1 if it is invalid or not complete before ``size``."""
+    """Return the length of the batch at ``at``, or -1 if it is invalid or incomplete."""
     if at < 0 or at + _HEADER_BYTES > size or load_u32(p, at) != _MAGIC:
         return -1
     length: cython.Py_ssize_t = load_length(p, at)
@@ -85,7 +85,7 @@ def _batch_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py
 def _scan(
     p: cython.p_const_uchar, size: cython.Py_ssize_t, at: cython.Py_ssize_t, field: cython.int, key: cython.longlong
 ) -> cython.Py_ssize_t:
-    """Return the position of the first batch whose field ends beyond ``key``.
+    """Return the position of the first batch whose ``field`` ends beyond ``key``.
 
     Returns ``size`` if there is none, or -1 if a batch is invalid.
     """
@@ -111,11 +111,11 @@ def _scan(
 def scan_to(chunk: Buffer, start: cython.Py_ssize_t, field: cython.int, key: cython.longlong) -> int:
     """Return the position of the first batch, from ``start`` on, that ends beyond ``key``.
 
-    A batch must begin at ``start``. ``field`` selects the value that is compared:
+    A batch must begin at ``start``. ``field`` selects what is compared with ``key``:
 
-    * BY_OFFSET, BY_ADDRESS: the batch contains this offset or address, or later ones.
-    * BY_POSITION: the batch ends after this position.
-    * BY_TIME: the batch was appended after this time.
+    * BY_OFFSET, BY_ADDRESS: the offset or address at which the batch ends, exclusive.
+    * BY_POSITION: the position at which the batch ends, exclusive.
+    * BY_TIME: the append time of the batch.
 
     Returns the chunk's size if there is no such batch, or -1 if a batch is invalid.
     """
@@ -192,7 +192,7 @@ def split_batches(chunk: Buffer) -> tuple[array[int], array[int]]:
 def find_entry(
     entries: Buffer, start: cython.Py_ssize_t, count: cython.Py_ssize_t, field: cython.int, key: cython.longlong
 ) -> int:
-    """Return the last of index entries [start, start + count) whose field is at most ``key``, or -1.
+    """Return the last of index entries [start, start + count) whose value in ``field`` is at most ``key``, or -1.
 
     ``field`` is a BY_ constant. The result is relative to ``start``. Raises IndexError for an invalid range.
     """

@@ -42,7 +42,7 @@ _place: Final = header_fields("length", "base_address")
 
 
 class _Cache(Generic[_T]):
-    """Recently used items of all segments, limited in total size. Thread-safe."""
+    """Least-recently-used cache for items of all segments, limited in total size. Thread-safe."""
 
     __slots__ = ("_bytes", "_bytes_max", "_items", "_lock", "_size_of")
 
@@ -78,7 +78,7 @@ class _Cache(Generic[_T]):
 
 
 class EntryCache(_Cache[bytes]):
-    """Cache of index entries, footers and decoded runs, shared by all segments of a log."""
+    """Cache of index entries, footers and decoded runs of all segments."""
 
     __slots__ = ("footers", "runs")
 
@@ -98,11 +98,13 @@ def _footer_bytes(info: SegmentInfo) -> int:
 
 
 class Segment:
-    """One open segment. Positions are those in the blob. Returned batches are verified unless stated otherwise.
+    """One open segment.
 
-    All methods except ``span_warm``, ``run_now``, ``locate_now`` and ``pieces_now`` may wait for a disk and must not be
-    called on the event loop. The footer is cached only while in use, because all footers of a long log would exceed
-    memory.
+    Positions are byte positions in the blob. Returned batches are verified unless stated otherwise.
+
+    Methods may wait for a disk, so they must not be called on the event loop. The exceptions are ``span_warm`` and the
+    methods whose names end in ``_now``. The footer is retained only in a cache, because all footers of a long log would
+    exceed memory.
     """
 
     __slots__ = (
@@ -182,10 +184,10 @@ class Segment:
         return self.info.epochs_of(self.run(partition))
 
     def locate(self, partition: int, offset: int, bytes_max: int = 0, offset_end: int = NO_END) -> tuple[int, int]:
-        """Return positions [start, stop) of the strides that a read touches.
+        """Return the positions [start, stop) that a read needs, rounded to strides.
 
-        ``start`` is the position of the last index entry at or below ``offset``. Reads index entries from the store
-        unless they are cached. Raises Missing(OFFSET_OUT_OF_RANGE).
+        The first stride is that of ``offset``. Reads index entries from the store unless they are cached. Raises
+        Missing(OFFSET_OUT_OF_RANGE).
         """
         return self._strides(self._checked_run(partition, offset), self._entries(), offset, bytes_max, offset_end)
 
@@ -214,7 +216,7 @@ class Segment:
     def _strides(
         self, run: SegmentRun, entries: bytes, offset: int, bytes_max: int, offset_end: int
     ) -> tuple[int, int]:
-        """Implement ``locate``, given the index entries."""
+        """Implement ``locate`` with the given index entries."""
         first = find_entry(entries, run.index_start, run.index_count, BY_OFFSET, offset)
         start, stop = self._stride(run, entries, first)
         reach = start + INDEX_STRIDE_BYTES + bytes_max  # batches begin less than a stride after their index entry
@@ -228,8 +230,9 @@ class Segment:
     def read(self, partition: int, offset: int, bytes_max: int, offset_end: int = NO_END) -> tuple[memoryview, int]:
         """Return whole batches back to back, and the offset after their last record.
 
-        The first one contains ``offset``. More batches follow as long as they fit ``bytes_max`` and begin below
-        ``offset_end``, up to the first damage. Raises Missing(OFFSET_OUT_OF_RANGE) or Corrupt.
+        The first batch contains ``offset``. More batches follow as long as they fit ``bytes_max`` and begin below
+        ``offset_end``, up to the first damaged one. Raises Missing(OFFSET_OUT_OF_RANGE), or Corrupt if the first is
+        damaged.
         """
         start, stop = self.locate(partition, offset, bytes_max, offset_end)
         pieces = self._fresh_pieces(partition, start, stop)
@@ -240,9 +243,9 @@ class Segment:
         return chunks[0], next_offset
 
     def pieces(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
-        """Read and verify whole strides [start, stop) of a partition's run.
+        """Read whole strides [start, stop) of a partition's run into ``block`` and verify them.
 
-        The call may wait for the disk. See ``read_into``.
+        The call may wait for the disk. Uses the page cache like ``read_into``.
         """
         return self._read_and_verify(self.read_into, block, partition, start, stop)
 
@@ -262,14 +265,14 @@ class Segment:
         return self._sound(data, partition, start, stop)
 
     def verify_past(self, block: memoryview, partition: int, start: int, stop: int) -> list[Damage]:
-        """Return the damage in whole strides [start, stop), bypassing the page cache."""
+        """Return the damage in whole strides [start, stop). Reads bypass the page cache."""
         pieces = self._read_and_verify(self.read_past, block, partition, start, stop)
         return [piece.damage for piece in pieces if piece.damage is not None]
 
     def windows(self, partition: int, bytes_max: int) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) of consecutive strides of a partition's run.
+        """Yield consecutive ranges (start, stop) that together cover a partition's run.
 
-        Each range has as many strides as fit ``bytes_max``, but at least one.
+        Each range consists of as many strides as fit ``bytes_max``, but at least one.
         """
         run = self.run(partition)
         positions = [mark[0] for mark in self._marks(run, run.position, run.stop)]
@@ -301,9 +304,9 @@ class Segment:
         return int(ENTRY.unpack_from(entries, (run.index_start + number) * ENTRY.size)[0])
 
     def _read_and_verify(self, read: _Read, block: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
-        """Read and verify whole strides.
+        """Read whole strides with ``read`` and verify them.
 
-        If the local copy of a remote blob is damaged, discard it and read the blob again.
+        If the local copy of a remote blob is damaged, it is discarded and the blob is read again.
         """
         data = read(block, start, stop)
         if first_damaged(data) < 0:
@@ -341,13 +344,11 @@ class Segment:
         return [mark for mark in marks if start <= mark[0] <= stop]
 
     def read_now(self, block: memoryview, start: int, stop: int, *, only_known: bool = False) -> memoryview | None:
-        """Read bytes [start, stop), not verified, into the caller's memory.
-
-        Return None if that needs a disk.
+        """Read bytes [start, stop) into the caller's memory, or return None if that needs a disk. Does not verify them.
 
         Args:
-            only_known: also return None unless the bytes are known to be in memory. Even a check whether they are would
-                make the system read them.
+            only_known: return None unless earlier reads show that the bytes are in memory. A check with the system
+                would itself make the system read them.
         """
         try:
             blob = self._store.open(self.name)
@@ -359,11 +360,10 @@ class Segment:
         return target if blob.read_now(target, start) else None
 
     def read_into(self, block: memoryview, start: int, stop: int) -> memoryview:
-        """Read bytes [start, stop), not verified, into the caller's memory. The call may wait for the disk.
+        """Read bytes [start, stop) into the caller's memory. Does not verify them. May wait for the disk.
 
-        ``block`` must be suitable for ``Blob.read_direct``. Most of a log is read once, so reads bypass the page cache
-        at first. Once the whole segment was read that way, it is being read again, and further reads use the page
-        cache.
+        ``block`` must be suitable for ``Blob.read_direct``. Reads bypass the page cache until the whole segment was
+        read once. If more is read after that, the data is being read again, and further reads use the page cache.
         """
         past = self._is_new_to_the_cache
         self._direct_bytes += stop - start
@@ -374,9 +374,10 @@ class Segment:
         return self._direct_bytes <= self.data_bytes
 
     def _read(self, block: memoryview, start: int, stop: int, *, past: bool) -> memoryview:
-        """Read bytes.
+        """Read bytes into ``block``. Unreadable or missing bytes become zeros, which fail verification later.
 
-        Bytes that cannot be read, or that a truncated file lacks, become zeros, which fail verification.
+        Args:
+            past: bypass the page cache.
         """
         blob = self._store.open(self.name)
         past = past and len(block) >= stop - start + 2 * BLOCK_BYTES
@@ -390,7 +391,7 @@ class Segment:
         return found if len(found) == stop - start else salvaged(blob, block[: stop - start], start)
 
     def read_past(self, block: memoryview, start: int, stop: int) -> memoryview:
-        """Read like ``read_into``, but never through the page cache. It is for scans that read everything once."""
+        """Read like ``read_into``, but never through the page cache. For scans that read everything once."""
         return self._read(block, start, stop, past=True)
 
     def batch_at(self, partition: int, offset: int) -> memoryview:
@@ -398,7 +399,7 @@ class Segment:
         return self.read(partition, offset, 0)[0]
 
     def by_time(self, partition: int, time_us: int) -> int:
-        """Return the first offset appended at or after ``time_us``. If there is none, return the run's next offset.
+        """Return the first offset appended at or after ``time_us``, or the run's next offset if there is none.
 
         Raises Corrupt.
         """
@@ -419,9 +420,9 @@ class Segment:
         return int(ENTRY.unpack_from(entries, (run.index_start + number) * ENTRY.size)[0])
 
     def by_address(self, partition: int, address: int) -> memoryview | None:
-        """Return the batch that covers this Kafka 0.7 address.
+        """Return the batch with the record at this Kafka 0.7 address, or None if the run has none there.
 
-        Returns None if no record covers it or it is outside the run. Raises Corrupt.
+        Raises Corrupt.
         """
         run = self.run(partition)
         if not run.first_address <= address < run.next_address:
@@ -449,7 +450,7 @@ class Segment:
         """Return bytes [start, stop) of a staged batch or of its header, not verified.
 
         Args:
-            strict: raise Busy if the disk cannot read them, because the error may be transient.
+            strict: raise Busy if the disk cannot read them. Otherwise unreadable bytes become zeros.
         """
         if not strict:
             return self.read_into(memoryview(bytearray(stop - start)), start, stop)
@@ -461,7 +462,13 @@ class Segment:
         return memoryview(found)
 
     def staged(self, start: int, stop: int, *, strict: bool = False) -> memoryview:
-        """Return a staged batch. As in ``stored``, a damaged local copy of a remote blob is discarded and read again."""
+        """Return a staged batch.
+
+        If the local copy of a remote blob is damaged, it is discarded and the blob is read again.
+
+        Args:
+            strict: raise Busy if the disk cannot read the batch. Otherwise unreadable bytes become zeros.
+        """
         found = self.stored(start, stop, strict=strict)
         if not check_body(found, 0) and self._store.drop_copy(self.name):
             return self.stored(start, stop, strict=strict)
@@ -491,10 +498,7 @@ class Segment:
         return entries
 
     def _stride(self, run: SegmentRun, entries: bytes, number: int) -> tuple[int, int]:
-        """Return positions [start, stop) of the stride that begins at index entry ``number``.
-
-        For -1, return those of the first stride.
-        """
+        """Return positions [start, stop) of the stride at index entry ``number``, or of the first stride for -1."""
         number = max(number, 0)
         start, stop = run.position, run.stop
         if number < run.index_count:

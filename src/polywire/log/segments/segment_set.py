@@ -1,4 +1,4 @@
-"""All sealed segments of a log: their names, which of their runs are needed, and when a blob may be deleted.
+"""All segments of a log: names, which of their runs are needed, and when a blob may be deleted.
 
 A segment stays in the set until the journal has recorded its removal. Its number is never reused.
 """
@@ -30,11 +30,13 @@ class Sealed:
     """One segment of the log.
 
     Attributes:
+        location: number of the segment in this process, used in indexes.
         live: number of needed runs and staged batches in it.
         live_bytes: total size of these runs and batches.
         staged: number of needed staged batches in it.
         begun_us: earliest append time of its runs.
-        lost_partition: whether it holds data of a dropped partition, as noticed at ``lost_at_us``.
+        lost_partition: whether it holds data of a dropped partition.
+        lost_at_us: time when this was noticed, 0 before.
         damaged: whether a checksum did not match. If so, the segment is never rewritten.
     """
 
@@ -61,7 +63,12 @@ class Sealed:
 
 
 class SegmentSet:
-    """``by_location`` holds every segment whose blob must stay. ``dead`` holds those that are no longer needed."""
+    """All segments of a log.
+
+    Attributes:
+        by_location: segments whose blobs must be retained.
+        dead: segments without needed data.
+    """
 
     def __init__(self, store: Store, start: int, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store = store
@@ -96,7 +103,7 @@ class SegmentSet:
         return sealed
 
     def settle(self, sealed: Iterable[Sealed]) -> None:
-        """Mark segments without runs as dead, after the runs of new segments were assigned."""
+        """Mark those of these segments that have no needed runs as dead."""
         self.dead.extend(item for item in sealed if item.live == 0)
 
     def drop(self, location: int, size: int) -> None:
@@ -109,12 +116,10 @@ class SegmentSet:
             self.dead.append(sealed)
 
     def lose(self, location: int, size: int, *, dropped: bool) -> None:
-        """Release a run.
-
-        Its segment may already be removed.
+        """Release a run whose segment may already be removed.
 
         Args:
-            dropped: its partition was dropped.
+            dropped: whether the run's partition was dropped.
         """
         sealed = self.by_location.get(location)
         if sealed is not None:
@@ -122,7 +127,10 @@ class SegmentSet:
             self.drop(location, size)
 
     def leave(self, replaced: Iterable[Sealed]) -> list[Sealed]:
-        """Return the replaced segments. The caller must write their removal to the journal before it calls ``removed``."""
+        """Reserve replaced segments for removal and return them.
+
+        The caller must write their removal to the journal before it calls ``removed``.
+        """
         leaving = [
             item for item in replaced if item.location in self.by_location and item.location not in self._leaving
         ]
@@ -131,14 +139,17 @@ class SegmentSet:
         return leaving
 
     def take_dead(self, count_max: int) -> list[Sealed]:
-        """Return segments to remove. The caller must write their removal to the journal before it calls ``removed``."""
+        """Reserve up to ``count_max`` segments without needed data for removal and return them.
+
+        The caller must write their removal to the journal before it calls ``removed``.
+        """
         dead = self.dead[:count_max]
         del self.dead[:count_max]
         self._leaving.update(sealed.location for sealed in dead)
         return dead
 
     def removed(self, dead: Iterable[Sealed]) -> list[str]:
-        """Remove these segments, whose removal is durable. Return the names of the blobs to delete."""
+        """Remove segments whose removal is durable. Return the names of the blobs to delete."""
         names = []
         for sealed in dead:
             del self.by_location[sealed.location]
@@ -148,12 +159,9 @@ class SegmentSet:
         return names
 
     def names(self) -> frozenset[str]:
-        """Return the blobs that a journal group lists, or that were written to be listed.
-
-        All other blobs that are older are garbage.
-        """
+        """Return the names of all blobs that are in use. Other blobs may be deleted if they are older."""
         return frozenset([*self.snapshots, *(sealed.segment.name for sealed in self.by_location.values())])
 
     def numbers(self) -> list[int]:
-        """Return the segments that a snapshot taken now must list, without those whose removal is in the journal."""
+        """Return the segments that a snapshot taken now must list, which excludes those being removed."""
         return [sealed.number for sealed in self.by_location.values() if sealed.location not in self._leaving]

@@ -1,9 +1,9 @@
-"""Write a segment: runs of scattered batches become one immutable blob with a footer (decision 0102).
+"""Write a segment: scattered batches become one immutable blob with a footer (decision 0102).
 
 The layout is in ``format``.
 
 * Memory is bounded by a few chunks. Large copies release the GIL.
-* Input that differs from the announced batches is never written. Unverified bytes never get a new checksum.
+* Unverified bytes never get a new checksum.
 """
 
 from __future__ import annotations
@@ -73,9 +73,12 @@ _beginning: Final = header_fields("epoch", "base_offset")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Scattered batches of one buffer, in offset order: an ``array('q')`` each of positions and lengths.
+    """Batches somewhere in one buffer, in offset order.
 
-    ``verified``: their checksums were already checked.
+    Attributes:
+        positions: positions of the batches, an ``array('q')``.
+        lengths: lengths of the batches, an ``array('q')``.
+        verified: whether their checksums were already checked.
     """
 
     base: Buffer
@@ -86,10 +89,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class RunSource:
-    """Content of one run, in order.
+    """Content of one run to write.
 
-    With a token, the batches are staged: they have no offsets and are never merged. ``compression`` applies to bodies
-    that are large enough and not yet compressed.
+    Attributes:
+        parts: batches of the run, in order.
+        token: if not empty, the batches are staged: they have no offsets and are never merged.
+        compression: for bodies that are large enough and not yet compressed.
     """
 
     partition: int
@@ -99,7 +104,7 @@ class RunSource:
 
     @classmethod
     def of_batches(cls, partition: int, batches: Sequence[Buffer], token: bytes = NO_TOKEN) -> RunSource:
-        """Return a run of batches that are in separate buffers. This is slower per batch than batches of one slot."""
+        """Return a run of batches that are in separate buffers."""
         parts = [Part(batch, array("q", (0,)), array("q", (len(batch),))) for batch in batches]
         return cls(partition, parts, token)
 
@@ -113,8 +118,10 @@ class RunSource:
     ) -> RunSource:
         """Return a run that joins runs of one partition (or token) from older segments, in order.
 
-        The runs are read while the new run is written, in the writer's thread. If a stored batch does not match its
-        checksums, ``damaged`` is called with its segment, and writing raises Corrupt.
+        The runs are read while the new run is written, in the writer's thread.
+
+        Args:
+            damaged: called with the segment if the checksum of a batch does not match. Writing then raises Corrupt.
         """
         return cls(runs[0][1].partition, StoredParts(runs, damaged), runs[0][1].token, compression)
 
@@ -176,8 +183,12 @@ def write_segment(
 ) -> SegmentInfo:
     """Write one blob with these runs. It is durable on return.
 
-    ``chunk_bytes`` are collected before they are written. Raises BlobExists, Corrupt if a source differs from the
-    announced batches, and what the store raises.
+    Args:
+        chunk_bytes: size of a write.
+
+    Raises:
+        BlobExists: the name is in use.
+        Corrupt: a run contains something other than batches of its partition, in offset order.
     """
     writer = _SegmentWriter(runs, memoryview(bytearray(chunk_bytes)))
     store.put_new(name, writer.chunks())
@@ -186,7 +197,11 @@ def write_segment(
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Batches [start, stop) of one buffer. ``sound``: their checksums were already checked."""
+    """Batches [start, stop) of the given positions and lengths in one buffer.
+
+    Attributes:
+        sound: whether their checksums were already checked.
+    """
 
     base: Buffer
     positions: array[int]
@@ -197,7 +212,7 @@ class _Stretch:
 
 
 class _SegmentWriter:
-    """Fills one chunk repeatedly. The footer describes exactly the batches that were copied into it."""
+    """Builds a segment chunk by chunk, in one reused buffer."""
 
     def __init__(self, runs: Sequence[RunSource], chunk: memoryview) -> None:
         self._sources = sorted(runs, key=lambda run: (run.partition, run.token))
@@ -211,7 +226,7 @@ class _SegmentWriter:
         self._entries = bytearray()
 
     def chunks(self) -> Iterator[memoryview]:
-        """Yield the blob in chunks. Each chunk is valid until the next one."""
+        """Yield the blob in chunks. Each chunk is valid until the next one is yielded."""
         for source in self._sources:
             yield from self._run(source)
         del self._entries[self._state[RUN_ENTRIES] * ENTRY.size :]
@@ -222,7 +237,7 @@ class _SegmentWriter:
             yield self._emit()
 
     def info(self, name: str) -> SegmentInfo:
-        """Return the footer. Call it after the last chunk."""
+        """Return the footer. All chunks must have been yielded."""
         data_bytes = self._state[RUN_POSITION]
         tables = len(self._runs) + len(self._epochs)
         return SegmentInfo(
@@ -355,7 +370,7 @@ def _between(stretch: _Stretch, start: int, stop: int) -> Iterator[_Stretch]:
 def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
     """Yield a part's batches as they are written: merged, compressed, and verified before they get another checksum.
 
-    A damaged batch is copied with its wrong checksum. Its readers get an error, and the rest of the run stays intact.
+    A damaged batch is copied with its wrong checksum, so that reading it fails and the rest of the run stays intact.
     """
     copied_from = SMALL_BYTES if source.compression is None else BATCH_BYTES_MAX + 1
     for whole in _verified(part, copied_from):
@@ -374,10 +389,10 @@ def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
 
 
 def _verified(part: Part, copied_from: int) -> Iterator[_Stretch]:
-    """Yield the part in slices that stay in the CPU cache until they are copied. A damaged batch is a slice by itself.
+    """Yield the part in verified slices that are still in the CPU cache when they are copied.
 
-    Of batches of at least ``copied_from`` bytes, only the header is checked, because they are copied unchanged. Their
-    readers check the rest.
+    A damaged batch is a slice by itself. Of batches of at least ``copied_from`` bytes, only the header is verified,
+    because they are copied with their existing checksum.
     """
     at, count = 0, len(part.positions)
     while at < count:
@@ -395,7 +410,11 @@ def _verified(part: Part, copied_from: int) -> Iterator[_Stretch]:
 
 
 def _stretches(whole: _Stretch, *, merging: bool) -> Iterator[_Stretch]:
-    """Yield a stretch's batches in order: slices to copy unchanged, and merged batches between them."""
+    """Yield a stretch in order: slices to copy unchanged, and merged batches between them.
+
+    Args:
+        merging: whether to merge batches at all.
+    """
     base, positions, lengths = whole.base, whole.positions, whole.lengths
     stop = whole.stop
     at = whole.start
