@@ -29,7 +29,7 @@ from polywire.log.log import FileLog
 from polywire.log.partition.partition import FilePartition
 from polywire.log.segments.format import SEGMENT_MAGIC, SEGMENT_VERSION, TRAILER
 from polywire.log.segments.sealer import snapshot_name
-from polywire.log.segments.sealing import Plan, snapshot_of, take_down
+from polywire.log.segments.sealing import Plan, collect_slots, snapshot_of
 from polywire.log.segments.segment_set import segment_name
 from polywire.log.settings import LogSettings
 from polywire.log.state import LogState
@@ -146,9 +146,9 @@ def make_up(directory: Path, size: int, partitions: int, slot_bytes: int) -> int
     for number, (_, partition) in enumerate(sorted(state.partitions.items())):
         _set(partition, int(maker.offsets[number]), int(maker.addresses[number]), maker.time_us)
     image = state.image(log._writer.sequence, state.partitions.values())
-    taken = take_down(state, state.contents, log._journal.views, image, strict=True)
+    taken = collect_slots(state, state.contents, log._journal.views, image, strict=True)
     encoding, sequence = log.broker_state()
-    for _ in encoding.go_on():
+    for _ in encoding.encode_rest():
         """All of it at once."""
     made = snapshot_of(taken, Plan([], {}), [], (encoding.pieces, sequence))
     name = snapshot_name(EPOCH, MADE)

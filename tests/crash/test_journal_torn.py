@@ -12,7 +12,7 @@ from polywire.errors import Corrupt
 from polywire.log.doctor import Remedy, Severity, examine, open_offline
 from polywire.log.journal.group import EntryKind, GroupHead
 from polywire.log.journal.recovery import Chain, FoundGroup, find_chain, read_start
-from polywire.log.journal.slots import SEED_NAMES, Slot, keep_seed, read_seed
+from polywire.log.journal.slots import SEED_NAMES, Slot, read_seed, restore_seed
 from polywire.log.segments import writer
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import Level
@@ -257,7 +257,7 @@ def test_a_new_journal_is_never_created_over_slots_that_are_not_empty(tmp_path: 
     before = {path: path.read_bytes() for path in directory.glob("slot-*")}
     for name in SEED_NAMES:
         (directory / name).unlink()
-    keep_seed(SYSTEM_FILES, directory, 12345)
+    restore_seed(SYSTEM_FILES, directory, 12345)
     with pytest.raises(Corrupt, match="files are not empty"):
         Rig(tmp_path, QUIET)
     assert {path: path.read_bytes() for path in directory.glob("slot-*")} == before

@@ -92,13 +92,13 @@ def test_the_pace_fits_the_period_within_bounds(tmp_path: Path, monkeypatch: pyt
 def test_a_log_stops_its_scrub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polywire.log.segments.scrub.PAUSE_S_MIN", 0.0)
     looked: list[int] = []
-    verify = Segment.verify_past
+    verify = Segment.verify_uncached
 
-    def verify_past(segment: Segment, block: memoryview, partition: int, start: int, stop: int) -> list[Damage]:
+    def verify_uncached(segment: Segment, block: memoryview, partition: int, start: int, stop: int) -> list[Damage]:
         looked.append(start)
         return verify(segment, block, partition, start, stop)
 
-    monkeypatch.setattr(Segment, "verify_past", verify_past)
+    monkeypatch.setattr(Segment, "verify_uncached", verify_uncached)
     sealed_rig(tmp_path)[0].log.close()
     rig = Rig(tmp_path, replace(SMALL, scrub_hours=1e-9))
     rig.loop.run_until(lambda: len(looked) > 5)

@@ -27,7 +27,7 @@ from polywire.log.journal.group import (
     read_directory,
     read_group,
 )
-from polywire.log.journal.slots import is_sound, read_seed
+from polywire.log.journal.slots import is_seed, read_seed
 from polywire.log.journal.snapshot import Snapshot, get_snapshot
 from polywire.log.segments.format import SegmentInfo, read_footer
 from polywire.records.checksum import xxh64
@@ -69,7 +69,7 @@ def seed_of(directory: str) -> int:
     """Return the seed of the journal of one of them."""
     (path,) = (path for path in kept_files() if path.startswith(directory) and path.endswith("journal/seed"))
     content = kept_files()[path]
-    return int.from_bytes(content[8:16] if is_sound(content) else content[:8], "little")
+    return int.from_bytes(content[8:16] if is_seed(content) else content[:8], "little")
 
 
 SEED: Final = seed_of("state-2")

@@ -193,7 +193,7 @@ class _AcknowledgedWhenWritten(Draft):
 class _KeepingNumbers(Draft):
     """Keep the numbers of a failed write."""
 
-    def take_back(self) -> None:
+    def undo_offsets(self) -> None:
         """Keep the numbers of a group that was not written."""
 
 
@@ -333,21 +333,23 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
     Mutation(
         "chain",
         "a group follows the one it names",
-        replaced(recovery, "_follow", _follow_anything),
+        replaced(recovery, "_unbroken_groups", _follow_anything),
         test=test_starts.test_groups_cut_off_by_a_start_do_not_replace_damaged_ones,
     ),
     Mutation(
         "reach",
         "a state counts with the groups it rests on",
-        wrapped(recovery, "_namings", _reach_ignored),
+        wrapped(recovery, "_references", _reach_ignored),
         test=test_names.test_a_state_does_not_count_without_the_groups_it_depends_on,
     ),
     Mutation("damage-proof", "a damaged synced group is no torn tail", replaced(recovery, "_examine_end", nothing)),
     Mutation(
-        "earlier-starts", "groups of an unsealed start count", replaced(recovery, "_rests_on", lambda _, found: found)
+        "earlier-starts",
+        "groups of an unsealed start count",
+        replaced(recovery, "_with_continued_starts", lambda _, found: found),
     ),
     Mutation(
-        "ends-of-the-gone", "what was trimmed later is not missed", replaced(replay, "_ends_of_the_gone", lambda _: {})
+        "ends-of-the-gone", "what was trimmed later is not missed", replaced(replay, "_removed_ends", lambda _: {})
     ),
     Mutation(
         "snapshot-changes",

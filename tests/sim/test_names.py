@@ -114,7 +114,7 @@ def test_removals_leave_the_space_for_naming_a_slot(monkeypatch: pytest.MonkeyPa
             log.append(log.partition(1), from_records([Record(LONG)]), level=Level.WRITTEN, done=None)
     log.trim(1, log.partition(1).next_offset)
     log.commit()
-    log._sealer.note_dead()
+    log._sealer.remove_unneeded_soon()
     for _ in range(SEGMENTS):  # the log's timer fires that often before the slot is sealed
         log._sealer.remove()
         _sync(machine)

@@ -49,7 +49,7 @@ from polywire.errors import BrokerError, Busy, Corrupt, ErrorCode, Invalid, Unav
 from polywire.log.base import Loop, Replay
 from polywire.log.doctor import Finding, OfflineLog, Severity, examine, examine_segment
 from polywire.log.journal.recovery import Chain, find_chain, newest_groups
-from polywire.log.journal.slots import Slot, keep_seed
+from polywire.log.journal.slots import Slot, restore_seed
 from polywire.log.opening import JOURNAL, lock_directory
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS
 from polywire.server.file_permissions import close_to_others, make_private
@@ -341,7 +341,7 @@ class _BackupInProgress:
         make_directories(SYSTEM_FILES, folder)
         for name in _names(folder):
             remove(SYSTEM_FILES, folder / name)
-        keep_seed(SYSTEM_FILES, folder, seed)
+        restore_seed(SYSTEM_FILES, folder, seed)
         for slot in slots:
             groups = [group for group in chain.groups if group.slot is slot]
             if not groups:

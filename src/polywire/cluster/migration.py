@@ -32,7 +32,7 @@ from polywire.log.journal.replay import image_of_all
 from polywire.log.journal.snapshot import get_snapshot
 from polywire.log.opening import JOURNAL
 from polywire.log.segments.sealer import snapshot_name
-from polywire.log.segments.sealing import seal, take_down
+from polywire.log.segments.sealing import collect_slots, seal
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS, segment_name
 from polywire.log.state import LogState
 from polywire.store.base import BlobExists, BlobMissing, Store
@@ -221,7 +221,7 @@ class _Migration:
                     store.delete(name)  # left by an earlier attempt; nothing refers to it
                 chain, state = self._chain, self._state
                 image = image_of_all(state, chain.sequence)
-                taken = take_down(state, state.contents, self._offline.journal.views, image, strict=True)
+                taken = collect_slots(state, state.contents, self._offline.journal.views, image, strict=True)
                 broker = ([self._offline.state.snapshot()], chain.sequence)
                 seal(store, taken, state.segments.next_number, self._snapshot, broker)
         with TemporaryDirectory() as folder:  # use an empty cache, so that reads go to the bucket

@@ -256,7 +256,7 @@ class Encoding:
         self.pieces: Final[list[bytes]] = []
         self._left: Final = pieces
 
-    def go_on(self) -> Iterator[None]:
+    def encode_rest(self) -> Iterator[None]:
         """Encode the remaining pieces. Yields after each piece, so that other work can run on the event loop."""
         for piece in self._left:
             self.pieces.append(piece)

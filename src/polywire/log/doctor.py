@@ -22,7 +22,7 @@ from polywire.log.base import Loop, Replay
 from polywire.log.journal.group import TOKEN_BYTES, Entry, EntryKind, read_directory
 from polywire.log.journal.recovery import Chain, FoundGroup, damaged_bodies, find_chain, newest_groups
 from polywire.log.journal.replay import Player, image_of_all
-from polywire.log.journal.slots import SEED_NAMES, FileJournal, Slot, is_sound, keep_seed, seed_copies
+from polywire.log.journal.slots import SEED_NAMES, FileJournal, Slot, is_seed, restore_seed, seed_copies
 from polywire.log.journal.snapshot import copies_sound, is_copy, newer_version
 from polywire.log.journal.staging import Staging
 from polywire.log.opening import JOURNAL, lock_directory, open_log, seal_recovered
@@ -125,7 +125,7 @@ class OfflineLog:
         """
         reason: Corrupt | None = None
         try:
-            chain, log_state, _ = self._play(None)
+            chain, log_state, _ = self._recover(None)
         except Corrupt as error:
             if error.code is ErrorCode.NEWER_FORMAT:
                 raise
@@ -138,7 +138,7 @@ class OfflineLog:
             reason = Corrupt(ErrorCode.CORRUPT, "no group of the journal has a valid checksum")
         through = ALL_GROUPS
         while True:
-            chain, log_state, broken = self._play(through)
+            chain, log_state, broken = self._recover(through)
             if chain is None:
                 raise reason
             if broken is None:
@@ -150,19 +150,19 @@ class OfflineLog:
 
         The chain is None if nothing was ever stored. Raises Corrupt.
         """
-        chain, log_state, _ = self._play(None)
+        chain, log_state, _ = self._recover(None)
         if chain is None and self.slots and not self.journal.is_blank():
             raise Corrupt(ErrorCode.CORRUPT, "no group of the journal has a valid checksum")
         return chain, log_state
 
-    def _play(self, through: int | None) -> tuple[Chain | None, LogState, FoundGroup | None]:
+    def _recover(self, through: int | None) -> tuple[Chain | None, LogState, FoundGroup | None]:
         """Recover in memory. With ``through``, an invalid group is returned instead of raising Corrupt."""
         chain = find_chain(self.slots, through=through)
         self.state = self._replay()
         log_state = self._log_state(chain)
         if chain is None:
             return None, log_state, None
-        self.journal.arrange(dict.fromkeys(group.slot for group in chain.groups))
+        self.journal.assign_serials(dict.fromkeys(group.slot for group in chain.groups))
         player = Player(self.store, log_state, self.state, chain)
         try:
             player.play()
@@ -365,7 +365,7 @@ def rebuild(offline: OfflineLog, findings: Sequence[Finding]) -> list[str]:
             continue
         path = offline.directory / finding.path
         if finding.path.startswith(JOURNAL):
-            keep_seed(SYSTEM_FILES, offline.directory / JOURNAL, offline.journal.seed)
+            restore_seed(SYSTEM_FILES, offline.directory / JOURNAL, offline.journal.seed)
         elif finding.path.startswith(SNAPSHOTS):
             _replace(path, [_sound_half(read_file(SYSTEM_FILES, path))] * 2)
         else:
@@ -376,7 +376,7 @@ def rebuild(offline: OfflineLog, findings: Sequence[Finding]) -> list[str]:
 
 def _seeds(offline: OfflineLog) -> Finding:
     copies = seed_copies(SYSTEM_FILES, offline.directory / JOURNAL)
-    sound = [name for name, content in zip(SEED_NAMES, copies, strict=True) if is_sound(content)]
+    sound = [name for name, content in zip(SEED_NAMES, copies, strict=True) if is_seed(content)]
     if len(sound) == len(SEED_NAMES) and copies[0] == copies[1]:
         return Finding(Severity.SOUND, f"{JOURNAL}/{SEED_NAMES[0]}", "two copies")
     reason = "only one copy is intact" if sound else "the seed has the format of an earlier version"
@@ -429,7 +429,7 @@ def _damages(segment: Segment, run: SegmentRun, block: memoryview) -> Iterable[D
         yield from _damaged_staged(segment, run)
         return
     for start, stop in segment.windows(run.partition, CHUNK_BYTES):
-        yield from segment.verify_past(block, run.partition, start, stop)
+        yield from segment.verify_uncached(block, run.partition, start, stop)
 
 
 def _damaged_staged(segment: Segment, run: SegmentRun) -> Iterator[Damage]:

@@ -240,7 +240,7 @@ class FileLog:
         self._writer.refresh()
 
     def _relieve(self) -> None:
-        self._writer.weigh()
+        self._writer.update_congested()
         if self._on_relief and not self.congested:
             callbacks, self._on_relief = self._on_relief, []
             for callback in callbacks:
@@ -391,7 +391,7 @@ class FileLog:
     def _expire(self) -> None:
         with suppress(Busy):  # retried by the next timer
             self.abandon(self._state.staging.expired()[:TOKENS_EXPIRED_MAX])
-        self._sealer.note_dead()
+        self._sealer.remove_unneeded_soon()
         if self._flusher.is_long and self._journal.free:
             self.write()
             self._roll()

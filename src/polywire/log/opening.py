@@ -29,7 +29,7 @@ from polywire.log.log import NAMING_BYTES, FileLog
 from polywire.log.partition.reader import Reader
 from polywire.log.segments.scrub import Scrub
 from polywire.log.segments.sealer import snapshot_name
-from polywire.log.segments.sealing import Written, install, seal, take_down
+from polywire.log.segments.sealing import Written, collect_slots, install, seal
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS, Sealed, SegmentSet, segment_name
 from polywire.log.settings import PAGE_BYTES, LogSettings
 from polywire.log.state import Contents, Image, LogState
@@ -205,7 +205,7 @@ class _Opening:
         slots = self._journal.open_all()
         chain = find_chain(slots, through=self._through)
         self._check_journal(chain)
-        self._keep_seed()
+        self._restore_seed()
         start = self._start = 1 if chain is None else chain.start + 1
         segments = SegmentSet(self._store, start, self._clock)
         worker = self._make_worker("reader", self._loop)
@@ -217,7 +217,7 @@ class _Opening:
             # groups first.
             for slot in slots:
                 slot.recover()
-            self._journal.arrange(dict.fromkeys(group.slot for group in chain.groups))
+            self._journal.assign_serials(dict.fromkeys(group.slot for group in chain.groups))
             player = Player(self._store, state, self._replay, chain)
             player.play()
             self._report(chain)
@@ -251,10 +251,10 @@ class _Opening:
             log.adopt(self._unsealed(player, state, chain), chain.sealed)
         return log
 
-    def _keep_seed(self) -> None:
+    def _restore_seed(self) -> None:
         """Write missing or damaged seed files. If there is no space, a later start writes them."""
         try:
-            self._journal.keep_seed()
+            self._journal.restore_seed()
         except OSError as error:
             if error.errno not in DISK_FULL:
                 raise
@@ -377,7 +377,7 @@ class _Opening:
             _enter(head, parts, EntryKind.SNAPSHOT, chain.rests_on, chain.snapshot.encode("ascii"))
         if not self._journal.free:
             last = chain.groups[-1]
-            self._journal.go_on(last.slot, last.position + last.length)
+            self._journal.continue_in(last.slot, last.position + last.length)
             pages = -(-head.size // PAGE_BYTES)
             if self._journal.capacity - pages * PAGE_BYTES <= NAMING_BYTES:  # leave the sealer's reserve untouched
                 raise busy
@@ -453,7 +453,7 @@ def seal_recovered(
         Busy: the disk is full, or cannot read a body yet. No blob is left behind.
         Corrupt: a batch cannot be sealed. No blob is left behind.
     """
-    taken = take_down(state, state.contents, journal.views, image, strict=True)
+    taken = collect_slots(state, state.contents, journal.views, image, strict=True)
     broker = ([replay.snapshot()], image.sequence)
     return seal(store, taken, state.segments.next_number, name, broker)
 

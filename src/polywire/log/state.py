@@ -114,7 +114,7 @@ class LogState:
         while self._lost and count_max > 0:
             runs, dropped = self._lost[0]
             count = min(len(runs), count_max)
-            for location, size in zip(*runs.lies_in(0, count), strict=True):
+            for location, size in zip(*runs.locations_and_sizes(0, count), strict=True):
                 self.segments.lose(location, size, dropped=dropped)
             runs.drop_front(count)
             count_max -= count

@@ -219,7 +219,7 @@ def test_a_view_does_not_change(monkeypatch: pytest.MonkeyPatch, seed: int) -> N
         expected = changing.state.snapshot()
         encoding = changing.state.encoding()
         assert not encoding.pieces
-        rest = encoding.go_on()
+        rest = encoding.encode_rest()
         begun.append((expected, encoding.pieces))
         for count_, _ in enumerate(rest):
             for _ in range(changing.number(6)):
@@ -243,7 +243,7 @@ def test_no_piece_holds_more_than_a_slice(monkeypatch: pytest.MonkeyPatch) -> No
     for number in range(100):
         state.apply_change(changes.PositionStored(b"", "t", number, PositionKind.CONSUMER, f"c{number}", 5))
     encoding = state.encoding()
-    for _ in encoding.go_on():
+    for _ in encoding.encode_rest():
         """Others have the loop."""
     assert len(encoding.pieces) > 100 / 10
     most = len(msgspec.msgpack.encode([changes.PositionStored(b"", "t", 99, PositionKind.CONSUMER, "c99", 5)] * 10))
@@ -259,7 +259,7 @@ def test_encoded_views_cost_nothing() -> None:
     changing = Changing(1)
     for _ in range(STEPS):
         changing.step()
-    for _ in changing.state.encoding().go_on():
+    for _ in changing.state.encoding().encode_rest():
         changing.step()
     state = changing.state
     tables = (state.catalog, state.positions, state.producers, state.aggregates, state.transactions)

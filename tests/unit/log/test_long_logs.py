@@ -108,7 +108,7 @@ def test_dropped_runs_are_counted_in_slices(tmp_path: Path, monkeypatch: pytest.
     assert len(partition.runs) == 0
     assert rig.log._state.losing
     rig.log._sealer.tidy(NEVER, merging=True)  # with a merge running
-    rig.log._sealer.note_dead()
+    rig.log._sealer.remove_unneeded_soon()
     rig.loop.run_until(lambda: not rig.log._state.losing)
     rig.loop.run_until(lambda: len(list((tmp_path / "segments").iterdir())) < before)
     assert rig.read(rig.log.partition(2)) == kept
@@ -142,7 +142,7 @@ def test_other_partitions_are_served_while_many_runs_are_counted(
 
     monkeypatch.setattr(state.LogState, "count_lost", count)
     assert isinstance(rig.loop, RigLoop)
-    rig.log._sealer.note_dead()
+    rig.log._sealer.remove_unneeded_soon()
     rig.log.append(found[0], batch_of([b"x"]), level=1, done=None)  # type: ignore[arg-type]
     rig.log.commit()
     assert passes == 1

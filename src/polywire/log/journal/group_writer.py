@@ -216,9 +216,9 @@ class GroupWriter:
         if self._disk.full:
             self.capacities = (-1, *self.capacities[1:])
         self._capacity = self.capacities[0]
-        self.weigh()
+        self.update_congested()
 
-    def weigh(self) -> None:
+    def update_congested(self) -> None:
         """Compute ``congested`` from the unsynced bytes and the free capacity."""
         if self._syncer.unsynced_bytes > self._unsynced_bytes_max:
             self.congested = True
@@ -298,7 +298,7 @@ class GroupWriter:
         try:
             position: int = journal.write(draft.parts, size, sequence)
         except OSError as error:
-            draft.take_back()
+            draft.undo_offsets()
             self._failed(storage_failed(error))
             return False
         self.sequence, self.checksum = sequence, head.checksum

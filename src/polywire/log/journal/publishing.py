@@ -99,7 +99,7 @@ class FilePublication:
             del self._state.reader.published[position >> PUBLISHED_SHIFT]
         del self.positions[:]
 
-    def of_living(self) -> FilePublication:
+    def without_dropped(self) -> FilePublication:
         """Return the publication without the batches of dropped partitions."""
         if all(partition.opened for partition in self.partitions):
             return self

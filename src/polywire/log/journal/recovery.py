@@ -107,12 +107,12 @@ class Chain:
         return Corrupt(
             ErrorCode.CORRUPT,
             "a file that the journal refers to is missing, or the group with the next reference is damaged"
-            f" name={name} path={path!r} position={position}{_or_at_the_beginning(self.slots)}",
+            f" name={name} path={path!r} position={position}{_slots_without_group(self.slots)}",
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Naming:
+class _Reference:
     """A group's reference to a snapshot and segments.
 
     Attributes:
@@ -137,13 +137,13 @@ def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | 
     if not found_groups:
         return None
     start = max(map(read_start, found_groups.values()))
-    for naming in _namings(found_groups):
-        groups = list(_follow(found_groups, naming.sealed, through=through))
+    for naming in _references(found_groups):
+        groups = list(_unbroken_groups(found_groups, naming.sealed, through=through))
         sequence = groups[-1].sequence if groups else naming.sealed
         if sequence >= naming.rests_on:
             break
     else:
-        raise _unnamed(slots, found_groups, start)
+        raise _no_reference(slots, found_groups, start)
     torn = None
     if through is None:
         torn = _examine_end(slots, found_groups, start=start, sequence=sequence, last=groups[-1] if groups else None)
@@ -158,7 +158,7 @@ def newest_groups(slots: Sequence[Slot]) -> dict[int, FoundGroup]:
         return {}
     whole = [group for group in found if group.whole]  # a start counts only if its first group is whole
     start = max(map(read_start, whole or found))
-    return _rests_on(found, {group.sequence: group for group in found if read_start(group) == start})
+    return _with_continued_starts(found, {group.sequence: group for group in found if read_start(group) == start})
 
 
 def damaged_bodies(group: FoundGroup) -> list[Entry] | None:
@@ -181,7 +181,7 @@ def damaged_bodies(group: FoundGroup) -> list[Entry] | None:
     return found
 
 
-def _rests_on(found: Sequence[FoundGroup], found_groups: dict[int, FoundGroup]) -> dict[int, FoundGroup]:
+def _with_continued_starts(found: Sequence[FoundGroup], found_groups: dict[int, FoundGroup]) -> dict[int, FoundGroup]:
     """Return the groups of a start and of the earlier starts that it continues, by sequence.
 
     A start continues an earlier one if there was no space to seal that one's groups (decision 0102).
@@ -192,7 +192,7 @@ def _rests_on(found: Sequence[FoundGroup], found_groups: dict[int, FoundGroup]) 
     """
     first = found_groups[min(found_groups)]
     if first.kinds & 1 << EntryKind.START and first.whole:
-        sealed = _read_naming(first).sealed
+        sealed = _read_reference(first).sealed
         earlier = [group for group in found if sealed < group.sequence < first.sequence]
         earlier.sort(key=read_start)  # a later start reuses the sequences that an earlier one had lost
         found_groups = {group.sequence: group for group in earlier} | found_groups
@@ -213,14 +213,14 @@ def _group_at(slot: Slot, at: int) -> FoundGroup | None:
     )
 
 
-def _namings(found_groups: dict[int, FoundGroup]) -> Iterator[_Naming]:
+def _references(found_groups: dict[int, FoundGroup]) -> Iterator[_Reference]:
     """Yield each group's reference to a snapshot and segments, newest group first."""
     for sequence in sorted(found_groups, reverse=True):
         if found_groups[sequence].kinds & _NAMING and found_groups[sequence].whole:
-            yield _read_naming(found_groups[sequence])
+            yield _read_reference(found_groups[sequence])
 
 
-def _read_naming(group: FoundGroup) -> _Naming:
+def _read_reference(group: FoundGroup) -> _Reference:
     sealed = rests_on = group.sequence - 1
     name = None
     for entry in read_directory(group.slot.view, group.position):
@@ -229,10 +229,12 @@ def _read_naming(group: FoundGroup) -> _Naming:
         elif entry.kind == EntryKind.SNAPSHOT:
             rests_on = entry.argument
             name = bytes(group.slot.view[entry.position : entry.position + entry.length]).decode("ascii")
-    return _Naming(sealed, rests_on, name, group.checksum)
+    return _Reference(sealed, rests_on, name, group.checksum)
 
 
-def _follow(found_groups: dict[int, FoundGroup], sealed: int, *, through: int | None = None) -> Iterator[FoundGroup]:
+def _unbroken_groups(
+    found_groups: dict[int, FoundGroup], sealed: int, *, through: int | None = None
+) -> Iterator[FoundGroup]:
     """Yield consecutive whole groups from ``sealed + 1`` on. Args as in ``find_chain``."""
     last = None
     while (group := found_groups.get(sealed + 1 if last is None else last.sequence + 1)) is not None:
@@ -253,14 +255,14 @@ def _examine_end(
     expected = sequence + 1
     later = [group for group in found_groups.values() if group.sequence >= expected]
     if any(group.sequence > expected and group.synced >= expected for group in later):
-        raise _damaged(slots, found_groups, expected)
+        raise _damage_error(slots, found_groups, expected)
     if later:
         path, position, _ = _locate(found_groups, expected)
         return Torn(str(path), position, sum(group.length for group in later), len(later))
     return None if last is None else _find_remains(slots, start=start, last=last)
 
 
-def _damaged(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], expected: int) -> Corrupt:
+def _damage_error(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], expected: int) -> Corrupt:
     damaged = _newest_damage(found_groups, expected)
     sequence = expected if damaged is None else damaged
     path, position, end = _locate(found_groups, sequence)
@@ -268,20 +270,20 @@ def _damaged(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], expecte
     return Corrupt(
         ErrorCode.CORRUPT,
         f"a synced group of the journal is damaged sequence={sequence} path={str(path)!r} position={position} end={end}"
-        f" proof={proof.slot.path.name}:{proof.position}{_doubt(slots, found_groups, sequence)}",
+        f" proof={proof.slot.path.name}:{proof.position}{_other_locations(slots, found_groups, sequence)}",
     )
 
 
-def _unnamed(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], start: int) -> Corrupt:
+def _no_reference(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], start: int) -> Corrupt:
     """Return the error for a journal whose groups do not connect to any listed snapshot."""
-    newest = next(_namings(found_groups), None)
+    newest = next(_references(found_groups), None)
     earliest = found_groups[min(found_groups)]
     damaged = _newest_damage(found_groups, earliest.sequence - 1 if newest is None else newest.sealed + 1)
     path, position, end = earliest.slot.path, 0, earliest.position
     doubt = ""
     if damaged is not None:
         path, position, end = _locate(found_groups, damaged)
-        doubt = _doubt(slots, found_groups, damaged)
+        doubt = _other_locations(slots, found_groups, damaged)
     return Corrupt(
         ErrorCode.CORRUPT,
         f"the state that the journal starts from cannot be recovered start={start} path={str(path)!r} position={position} end={end}{doubt}",
@@ -320,16 +322,16 @@ def _locate(found_groups: dict[int, FoundGroup], sequence: int) -> tuple[Path, i
     return nearest.slot.path.parent, 0, 0
 
 
-def _doubt(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], sequence: int) -> str:
+def _other_locations(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], sequence: int) -> str:
     """Return the part of an error message that names other possible locations of a damaged group.
 
     Returns "" if its location is certain.
     """
     is_certain = sequence in found_groups or _next_found(found_groups, sequence).position > 0
-    return "" if is_certain else _or_at_the_beginning(slots)
+    return "" if is_certain else _slots_without_group(slots)
 
 
-def _or_at_the_beginning(slots: Sequence[Slot]) -> str:
+def _slots_without_group(slots: Sequence[Slot]) -> str:
     """Return the part of an error message that names the slots without a group at their beginning."""
     headless = [slot for slot in slots if _group_at(slot, 0) is None]
     paths = " or ".join(repr(str(slot.path)) for slot in headless)

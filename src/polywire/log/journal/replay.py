@@ -20,7 +20,7 @@ from polywire.log.journal.snapshot import Snapshot, get_snapshot
 from polywire.log.journal.staging import StagedBatch
 from polywire.log.journal.steps import read_sealed
 from polywire.log.partition.partition import FilePartition, packed_incarnation
-from polywire.log.partition.run_index import hand_out
+from polywire.log.partition.run_index import assign_runs
 from polywire.log.segments.format import SegmentRun, read_info
 from polywire.log.segments.segment_set import Sealed, segment_name
 from polywire.log.state import Contents, Image, LogState
@@ -50,7 +50,7 @@ class Player:
         self._expiries: dict[tuple[bytes, int], int] = {}
         """Expiry by token and segment; the segment is needed because a token can be used again."""
         self._published: list[bytes] = []
-        self._gone = _ends_of_the_gone(chain)
+        self._gone = _removed_ends(chain)
         self.playing: FoundGroup | None = None
         """The group being replayed; after Corrupt, the invalid one."""
         self.full: Final[list[tuple[Slot, Image]]] = []
@@ -88,10 +88,10 @@ class Player:
             compacted = self._state.partitions.get(incarnation)
             if compacted is not None:  # a snapshot may list partitions that were dropped later
                 self._state.cleaned(compacted, offset)
-        new, removed = self._named()
-        self._hand_out(sorted({*snapshot.segments, *new} - removed))
+        new, removed = self._listed_segments()
+        self._assign_runs(sorted({*snapshot.segments, *new} - removed))
 
-    def _named(self) -> tuple[set[int], set[int]]:
+    def _listed_segments(self) -> tuple[set[int], set[int]]:
         """Return the segments that groups after the snapshot list, and those that they remove."""
         new: set[int] = set()
         removed: set[int] = set()
@@ -105,11 +105,11 @@ class Player:
                     removed.update(named[1])
         return new, removed
 
-    def _hand_out(self, numbers: Sequence[int]) -> None:
+    def _assign_runs(self, numbers: Sequence[int]) -> None:
         """Assign the runs of these segments to their partitions in offset order, and staged batches to their tokens."""
         partitions = sorted(self._state.partitions.values(), key=lambda partition: partition.incarnation)
         incarnations = array("Q", (partition.incarnation for partition in partitions))
-        kept = array("q", map(self._first_kept, partitions))
+        kept = array("q", map(self._first_retained, partitions))
         ends, sizes = array("q", bytes(8 * len(partitions))), array("q", bytes(8 * len(partitions)))
         ends[:] = array("q", (-1 for _ in partitions))
         indexes = [partition.runs for partition in partitions]
@@ -120,21 +120,21 @@ class Player:
             info = read_info(self._store, segment_name(number), block)
             item = self._state.segments.add(info, number, keep=False)
             staged: list[int] = []
-            item.live, item.live_bytes, item.begun_us, item.lost_partition = hand_out(
+            item.live, item.live_bytes, item.begun_us, item.lost_partition = assign_runs(
                 info.runs, item.location, incarnations, indexes, kept, ends, sizes, breaks, staged
             )
             for run in staged:
-                self._hand_out_staged(info.run(run), item)
+                self._assign_staged(info.run(run), item)
             sealed.append(item)
         for partition, size in zip(partitions, sizes, strict=True):
             partition.sealed_bytes += size
         for index, found in groupby(sorted(breaks), key=itemgetter(0)):
             before = {number: end for _, number, end in found}
-            ends[index] = put_in_order(partitions[index], before, ends[index], self._state.segments.by_location)
+            ends[index] = sort_runs(partitions[index], before, ends[index], self._state.segments.by_location)
         self._check_ends(dict(zip(incarnations, ends, strict=True)))
         self._state.segments.settle(sealed)
 
-    def _first_kept(self, partition: FilePartition) -> int:
+    def _first_retained(self, partition: FilePartition) -> int:
         """Return the first offset that the partition will have after replay.
 
         Segments and staged batches below it may already be deleted.
@@ -144,7 +144,7 @@ class Player:
     def _check_ends(self, ends: Mapping[int, int]) -> None:
         """Raise Corrupt unless each partition's segments reach from its first offset to its end in the snapshot."""
         for incarnation, partition in self._state.partitions.items():
-            kept = self._first_kept(partition)
+            kept = self._first_retained(partition)
             if kept >= partition.next_offset:
                 continue
             end = ends[incarnation] if ends[incarnation] >= 0 else kept
@@ -159,7 +159,7 @@ class Player:
                     f"segments begin after the first retained offset partition={incarnation} offset={kept}",
                 )
 
-    def _hand_out_staged(self, run: SegmentRun, item: Sealed) -> None:
+    def _assign_staged(self, run: SegmentRun, item: Sealed) -> None:
         expires_at_us = self._expiries.get((run.token, item.number))
         if expires_at_us is None:
             return
@@ -185,7 +185,7 @@ class Player:
             case EntryKind.BATCH:
                 if partition is not None:
                     contents.partitions[partition] = None
-                    self._take(partition, view, group.slot.serial, entry.position)
+                    self._add_batch(partition, view, group.slot.serial, entry.position)
             case EntryKind.STAGED:
                 self._stage(contents, group, entry, view)
             case EntryKind.PUBLISH:
@@ -219,16 +219,16 @@ class Player:
                     f" kind={entry.kind} sequence={group.sequence}",
                 )
 
-    def _take(self, partition: FilePartition, batch: Buffer, serial: int, position: int) -> None:
+    def _add_batch(self, partition: FilePartition, batch: Buffer, serial: int, position: int) -> None:
         """Add a batch with offsets, which is in slot ``serial``, to the unsealed part of its partition."""
-        offset, address, time_us, span, address_span = self._follow(partition, batch)
+        offset, address, time_us, span, address_span = self._check_follows(partition, batch)
         length = len(batch)
         partition.tail.append(offset, position, length, serial, address, time_us)
         partition.tail_bytes += length
         self._advance(partition, offset + span, address + address_span, time_us)
         self._replay_producer(batch)
 
-    def _follow(self, partition: FilePartition, header: Buffer) -> tuple[int, int, int, int, int]:
+    def _check_follows(self, partition: FilePartition, header: Buffer) -> tuple[int, int, int, int, int]:
         """Return (offset, address, time, offset span, address span) of a batch header.
 
         Raises Corrupt unless the batch begins where the partition ends.
@@ -273,7 +273,7 @@ class Player:
         missing = count - len(batches)  # the first batches may be missing, because they were trimmed or dropped later
         for number in range(count):
             header = bytes(headers[number * HEADER_BYTES : (number + 1) * HEADER_BYTES])
-            offset, address, time_us, span, address_span = self._follow(partition, header)
+            offset, address, time_us, span, address_span = self._check_follows(partition, header)
             if offset + span > self._gone.get(partition.incarnation, 0):
                 if not 0 <= missing <= number or batches[number - missing].length != _length(header)[0]:
                     raise Corrupt(ErrorCode.CORRUPT, f"published batches are missing token={token.hex()}")
@@ -296,9 +296,7 @@ def image_of_all(state: LogState, sequence: int) -> Image:
     return state.image(sequence, touched)
 
 
-def put_in_order(
-    partition: FilePartition, breaks: Mapping[int, int], end: int, by_location: Mapping[int, Sealed]
-) -> int:
+def sort_runs(partition: FilePartition, breaks: Mapping[int, int], end: int, by_location: Mapping[int, Sealed]) -> int:
     """Sort a partition's runs by offset and return the end of the last one. Raises Corrupt if there is a gap.
 
     Args:
@@ -327,7 +325,7 @@ def put_in_order(
     return at
 
 
-def _ends_of_the_gone(chain: Chain) -> dict[int, int]:
+def _removed_ends(chain: Chain) -> dict[int, int]:
     """For each partition, return the offset below which the journal trims or drops all records.
 
     Segments with only such records may already be deleted.

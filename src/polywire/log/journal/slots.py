@@ -64,7 +64,7 @@ def find_seed(files: Files, directory: Path, *, has_slots: bool) -> int:
     if has_slots or any(exists(files, directory / name) for name in SEED_NAMES):
         return read_seed(files, directory)
     seed = int.from_bytes(files.token(8), "little")
-    keep_seed(files, directory, seed)
+    restore_seed(files, directory, seed)
     return seed
 
 
@@ -72,7 +72,7 @@ def read_seed(files: Files, directory: Path) -> int:
     """Return the seed of the journal in this directory. Raises Corrupt if no copy is intact."""
     contents = seed_copies(files, directory)
     for content in contents:
-        if is_sound(content):
+        if is_seed(content):
             return int(_SEED.unpack_from(content)[2])
     if len(contents[0]) == _PLAIN_BYTES and not contents[1]:
         return int.from_bytes(contents[0], "little")
@@ -88,7 +88,7 @@ def seed_copies(files: Files, directory: Path) -> list[bytes]:
     return [read_file(files, path) if exists(files, path) else b"" for path in paths]
 
 
-def is_sound(content: bytes) -> bool:
+def is_seed(content: bytes) -> bool:
     """Return whether this is the content of an intact seed file."""
     size = _SEED.size
     if len(content) != size + 8 or _SEED.unpack_from(content)[0] != _MAGIC:
@@ -96,7 +96,7 @@ def is_sound(content: bytes) -> bool:
     return xxh64(content[:size]) == int.from_bytes(content[size:], "little")
 
 
-def keep_seed(files: Files, directory: Path, seed: int) -> None:
+def restore_seed(files: Files, directory: Path, seed: int) -> None:
     """Write missing or damaged seed files, one after the other, each synced. Raises OSError."""
     content = _SEED.pack(_MAGIC, 0, seed)
     content += xxh64(content).to_bytes(8, "little")
@@ -304,12 +304,12 @@ class FileJournal:
             slot.check_readable()
             yield slot
 
-    def keep_seed(self) -> None:
+    def restore_seed(self) -> None:
         """Ensure that both seed files are intact. Raises OSError.
 
         Call it only if groups were verified with the seed, or if there are no groups.
         """
-        keep_seed(self._files, self._directory, self.seed)
+        restore_seed(self._files, self._directory, self.seed)
 
     def is_blank(self) -> bool:
         """Return whether no data was ever written. The empty group that begins a start is no data."""
@@ -322,7 +322,7 @@ class FileJournal:
         self.slots[slot.serial] = slot
         self.views[slot.serial] = slot.view
 
-    def arrange(self, slots: Iterable[Slot]) -> None:
+    def assign_serials(self, slots: Iterable[Slot]) -> None:
         """Assign new serials to slots, which are given oldest first. File names do not show their age."""
         for slot in slots:
             del self.slots[slot.serial], self.views[slot.serial]
@@ -381,7 +381,7 @@ class FileJournal:
         assert self.current is not None, "it was just written"
         self.current.sync()
 
-    def lend(self, slot: Slot) -> None:
+    def unlink(self, slot: Slot) -> None:
         """Unlink a slot that only readers still use, so that another file can replace it.
 
         The caller closes the slot when its readers finish.
@@ -416,7 +416,7 @@ class FileJournal:
         self.current, self.position = slot, 0
         return full
 
-    def go_on(self, slot: Slot, position: int) -> None:
+    def continue_in(self, slot: Slot, position: int) -> None:
         """Continue writing in a slot, on the first page after ``position``. Later content is overwritten."""
         self.current, self.position = slot, position
         self.align()

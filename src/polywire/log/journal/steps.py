@@ -122,7 +122,7 @@ class Publish(_Simple):
     done: Completion[Ranges] | None
 
     def enter(self, draft: Draft) -> None:
-        made = self.publication.of_living()
+        made = self.publication.without_dropped()
         partitions, numbers = made.partitions, array("q")
         for partition in partitions:
             if partition.last_epoch != draft.epoch:

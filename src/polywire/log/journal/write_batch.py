@@ -165,7 +165,7 @@ class Draft:
         ]
         self.indexed.append((None, NO_OFFSET, index - 1, 0, 0, 0))
 
-    def take_back(self) -> None:
+    def undo_offsets(self) -> None:
         """Undo the assignment of offsets after a failed write."""
         for partition, offset, _, _, _, _ in reversed(self.indexed):
             if partition is not None and offset != NO_OFFSET:

@@ -69,13 +69,13 @@ def offset_at(partition: FilePartition, reader: Queries, time_us: int, then: Com
         if run is None:  # its footer is not in memory
             waiter = pending(then)
             again = _retried(partition.offset_at, time_us, waiter)
-            reader.query((location,), partial(_end_of, partition.incarnation), _then_again(again, waiter), again)
+            reader.query((location,), partial(_end_of, partition.incarnation), _repeat_lookup(again, waiter), again)
             return waiter
         if time_us <= run.last_time_us:
             waiter = pending(then)
             job = partial(_by_time, partition.incarnation, time_us)
             again = _retried(partition.offset_at, time_us, waiter)
-            reader.query((location,), job, _not_below(partition, waiter), again)
+            reader.query((location,), job, _at_least_first(partition, waiter), again)
             return waiter
     if number < len(partition.runs):
         return max(partition.runs.entry(number)[0], partition.first_offset)
@@ -90,7 +90,7 @@ def offset_of_address(
     if address >= partition.next_address:
         return partition.next_offset if address == partition.next_address else NO_OFFSET
     waiter: Pending[int] = pending(then)
-    completed = _kept(partition, waiter)
+    completed = _unless_trimmed(partition, waiter)
     again = _retried(partial(partition.offset_of_address, covering=covering), address, waiter)
     number = partition.tail.find_address(address)
     if number >= 0:
@@ -141,8 +141,7 @@ def locate(
     segments = [reader.segment(location) for location in locations]
     located = partial(_located, reader.root, segments, bounds, bounds[-1] < end)
     warm = [
-        segment.span_warm(partition.incarnation, *ends)
-        for segment, ends in zip(segments, pairwise(bounds), strict=True)
+        segment.span_now(partition.incarnation, *ends) for segment, ends in zip(segments, pairwise(bounds), strict=True)
     ]
     if all(warm):
         return located([span for span in warm if span is not None])
@@ -219,7 +218,7 @@ def _complete_located(
     then(found if isinstance(found, BrokerError) else located(found))
 
 
-def _then_again(again: Callable[[], None], then: Completion[int]) -> Completion[int]:
+def _repeat_lookup(again: Callable[[], None], then: Completion[int]) -> Completion[int]:
     """Return a completion that calls ``again`` to repeat a lookup. Errors are passed to ``then``."""
 
     def completed(found: int | BrokerError) -> None:
@@ -231,12 +230,12 @@ def _then_again(again: Callable[[], None], then: Completion[int]) -> Completion[
     return completed
 
 
-def _not_below(partition: FilePartition, then: Completion[int]) -> Completion[int]:
+def _at_least_first(partition: FilePartition, then: Completion[int]) -> Completion[int]:
     """Return a completion that passes its result to ``then``, but at least the partition's current first offset."""
     return lambda found: then(found if isinstance(found, BrokerError) else max(found, partition.first_offset))
 
 
-def _kept(partition: FilePartition, then: Completion[int]) -> Completion[int]:
+def _unless_trimmed(partition: FilePartition, then: Completion[int]) -> Completion[int]:
     """Return a completion that passes its result to ``then``, or NO_OFFSET if that offset was trimmed meanwhile."""
     return lambda found: then(found if isinstance(found, BrokerError) or found >= partition.first_offset else NO_OFFSET)
 

@@ -274,7 +274,7 @@ class RunIndex:
         """
         return self._last_at(_TIME, time_us - 1) + 1
 
-    def lies_in(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> tuple[array[int], array[int]]:
+    def locations_and_sizes(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> tuple[array[int], array[int]]:
         """Return the segment locations and the sizes of entries [start, stop), each as an ``array('q')``.
 
         Raises IndexError.
@@ -375,7 +375,7 @@ class RunIndex:
             raise IndexError((start, stop))
 
 
-def hand_out(
+def assign_runs(
     runs: Buffer,
     location: cython.longlong,
     partitions: Buffer,

@@ -135,7 +135,7 @@ def _note(
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def _stays(
+def _is_retained(
     table: cython.p_const_uchar,
     mask: cython.longlong,
     p: cython.p_const_uchar,
@@ -164,7 +164,7 @@ def _stays(
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def _keep_rows(
+def _retained_rows(
     table: cython.p_const_uchar,
     mask: cython.longlong,
     p: cython.p_const_uchar,
@@ -185,7 +185,7 @@ def _keep_rows(
     else:
         identity = [0, 0]
     for index in range(load_record_count(p, at)):
-        if _stays(table, mask, p, at, columns, index, limits, identity):
+        if _is_retained(table, mask, p, at, columns, index, limits, identity):
             if rows_at >= 0:
                 store_u32(rows, rows_at + 4 * found, index)
             found += 1
@@ -267,7 +267,7 @@ class KeyOffsetMap:
                 at = load_i64(starts.p, number * 8)
                 kept = -1
                 if fill_layout(lent.p, at, lent.size, columns) >= 0:
-                    kept = _keep_rows(table.p, self._mask, lent.p, at, columns, limits, target.p, -1)
+                    kept = _retained_rows(table.p, self._mask, lent.p, at, columns, limits, target.p, -1)
                 store_i64(target.p, number * 8, kept)
         return counts
 
@@ -289,5 +289,5 @@ class KeyOffsetMap:
         rows: bytearray = bytearray(4 * count)
         target: Lent = lend_writable(rows)
         with cython.nogil:
-            found = _keep_rows(table.p, self._mask, lent.p, 0, columns, limits, target.p, 0)
+            found = _retained_rows(table.p, self._mask, lent.p, 0, columns, limits, target.p, 0)
         return array("i", bytes(rows[: 4 * found]))

@@ -135,7 +135,7 @@ def plan(state: LogState, group: Group) -> Merge | None:
     runs: dict[int, list[Source]] = {}
     for sealed, run in group.runs:
         partition = state.partitions.get(run.partition)
-        if partition is not None and _is_read(partition, run, sealed):
+        if partition is not None and _serves_reads(partition, run, sealed):
             runs.setdefault(run.partition, []).append((sealed.segment, run))
     for found in runs.values():
         found.sort(key=lambda source: source[1].first_offset)
@@ -145,7 +145,7 @@ def plan(state: LogState, group: Group) -> Merge | None:
     return Merge(group.old, runs, packing) if runs else None
 
 
-def _is_read(partition: FilePartition, run: SegmentRun, sealed: Sealed) -> bool:
+def _serves_reads(partition: FilePartition, run: SegmentRun, sealed: Sealed) -> bool:
     """Return whether this segment is where the run's offsets are read from.
 
     It is not if the offsets were trimmed, or compacted into another segment.

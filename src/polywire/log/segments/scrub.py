@@ -94,7 +94,7 @@ class Scrub:
         try:
             for partition in [run.partition for run in segment.info if not run.token]:
                 for start, stop in segment.windows(partition, CHUNK_BYTES):
-                    segment.verify_past(block, partition, start, stop)
+                    segment.verify_uncached(block, partition, start, stop)
                     yield None
         except BlobMissing:
             return

@@ -22,7 +22,7 @@ from polywire.log.partition.partition import FilePartition
 from polywire.log.segments.compaction import NEVER, Compaction, is_worth_a_pass
 from polywire.log.segments.format import SegmentInfo
 from polywire.log.segments.merge import Group, Merge, Source, choose, plan, read_groups, replace, write_merged
-from polywire.log.segments.sealing import Written, install, seal, take_down
+from polywire.log.segments.sealing import Written, collect_slots, install, seal
 from polywire.log.segments.segment_set import SNAPSHOTS, Sealed, segment_name
 from polywire.log.state import Image, LogState
 from polywire.log.worker import storage_failed
@@ -135,7 +135,7 @@ class Sealer:
         self._parked: list[Slot] = []
         # unlinked slots that readers still use
         self._lent: list[Slot] = []
-        self._lending = False
+        self._replacing_pinned = False
         self._running = False
         self._installing = False
         """Whether the segments of ``_named[0]`` are being installed."""
@@ -149,7 +149,7 @@ class Sealer:
         self._counting = False
         self._compaction: Compaction | None = None
         self._to_compact: dict[FilePartition, int] = {}
-        self._looking = False
+        self._tidy_planned = False
         self._replacing = False
         """Whether a merged segment is listed in the journal and not yet installed."""
         self._stopped = False
@@ -185,12 +185,12 @@ class Sealer:
         self._running = True
         self.sealing = True
         state, rests_on = self._owner.broker_state()
-        self._in_slices(state.go_on(), partial(self._seal, full, state, max(rests_on, full.image.sequence)))
+        self._in_slices(state.encode_rest(), partial(self._seal, full, state, max(rests_on, full.image.sequence)))
 
     def _seal(self, full: _Full, state: Encoding, broker_sequence: int) -> None:
         contents = {full.slot.serial: self._state.contents[full.slot.serial]}
         strict = self._unread < UNREAD_MAX
-        taken = take_down(self._state, contents, self._journal.views, full.image, strict=strict)
+        taken = collect_slots(self._state, contents, self._journal.views, full.image, strict=strict)
         self._snapshot_count += 1
         name = snapshot_name(self._start, self._snapshot_count)
         next_number = self._state.segments.next_number
@@ -218,11 +218,11 @@ class Sealer:
         self._snapshot_name = name
         self._state.segments.snapshots.add(name)
         self.named = full.image.sequence
-        self._owner.name_slot(full.slot, written.numbers, (name, broker_sequence), partial(self._counts, named))
+        self._owner.name_slot(full.slot, written.numbers, (name, broker_sequence), partial(self._group_durable, named))
         self.advance()
         self.sealing = self._running
 
-    def _counts(self, named: _Named) -> None:
+    def _group_durable(self, named: _Named) -> None:
         # slots are installed in the order they were filled, whichever group becomes durable first: the runs of a
         # partition must be in order, and installing removes exactly the same batches from its tail
         named.counts = True
@@ -271,25 +271,25 @@ class Sealer:
         if free:
             self._owner.slot_freed()
             self.advance()
-        if still and not self._lending:
-            self._lending = True
-            self._loop.call_later(LEND_SECONDS, self._lend)
+        if still and not self._replacing_pinned:
+            self._replacing_pinned = True
+            self._loop.call_later(LEND_SECONDS, self._replace_pinned)
         self._close_returned()
 
-    def _lend(self) -> None:
+    def _replace_pinned(self) -> None:
         """If no slot is free, replace the sealed slot that has waited longest for its readers.
 
         The readers keep the unlinked file, so writers need not wait for them.
         """
-        self._lending = False
+        self._replacing_pinned = False
         wanted = not self._journal.free and not self._journal.may_grow()
         if self._stopped or not self._parked:
             return
         if wanted and len(self._lent) < LENT_MAX:
             slot = self._parked.pop(0)
-            self._remove(self._journal.lend, slot)
+            self._remove(self._journal.unlink, slot)
             self._lent.append(slot)
-            self._worker.run(self._journal.plan_slot(), self._made)
+            self._worker.run(self._journal.plan_slot(), self._replacement_made)
         else:
             self.free_parked()
 
@@ -300,7 +300,7 @@ class Sealer:
         except OSError as error:
             self._owner.seal_failed(storage_failed(error))
 
-    def _made(self, made: Slot | BrokerError) -> None:
+    def _replacement_made(self, made: Slot | BrokerError) -> None:
         """Add the replacement of an unlinked slot, unless there was no space for it."""
         if self._stopped:
             return
@@ -322,7 +322,7 @@ class Sealer:
             self._removing = True
             self._loop.call_later(REMOVE_SECONDS, self.remove)
 
-    def note_dead(self) -> None:
+    def remove_unneeded_soon(self) -> None:
         """Count the released runs, and schedule the removal of segments without needed data."""
         if not self._counting:
             self._count_lost()
@@ -370,11 +370,11 @@ class Sealer:
         groups = choose(self._state, now_us, merging=merging)
         if groups:
             self._running = True
-            self._worker.run(partial(read_groups, groups), partial(self._chosen, again, merging))
+            self._worker.run(partial(read_groups, groups), partial(self._groups_read, again, merging))
         elif merging:
             self._compact_next(again)
 
-    def _chosen(self, again: Callable[[], None], merging: bool, groups: Sequence[Group] | BrokerError) -> None:
+    def _groups_read(self, again: Callable[[], None], merging: bool, groups: Sequence[Group] | BrokerError) -> None:
         """Begin the first possible merge of these groups, unless a slot has become full."""
         self._running = False
         if self._stopped:
@@ -406,11 +406,11 @@ class Sealer:
         """Call ``again`` after ``TIDY_SECONDS``. Further requests until then are ignored."""
 
         def look() -> None:
-            self._looking = False
+            self._tidy_planned = False
             again()
 
-        if not self._looking:
-            self._looking = True
+        if not self._tidy_planned:
+            self._tidy_planned = True
             self._loop.call_later(TIDY_SECONDS, look)
 
     def compact(self, partition: FilePartition, null_time_us: int) -> None:
@@ -428,7 +428,7 @@ class Sealer:
             self._running = True
             self._worker.run(partial(compaction.sources, segments), partial(self._step, compaction, again))
         else:
-            self._over(compaction, again)
+            self._half_ended(compaction, again)
 
     def _step(
         self,
@@ -445,7 +445,7 @@ class Sealer:
         if self._running or isinstance(sources, BrokerError):
             self._tidy_soon(again)
         elif not sources:
-            self._over(compaction, again)
+            self._half_ended(compaction, again)
         elif compaction.noting:
             self._running = True
             self._worker.run(partial(compaction.note, sources), partial(self._noted, compaction, again))
@@ -454,7 +454,7 @@ class Sealer:
             merge = Merge((), {compaction.partition.incarnation: sources}, over=over)
             self._merge(merge, lambda name, merge: compaction.write(self._store, name, merge), again)
 
-    def _over(self, compaction: Compaction, again: Callable[[], None]) -> None:
+    def _half_ended(self, compaction: Compaction, again: Callable[[], None]) -> None:
         """Continue after the first or the second half of a compaction pass has ended."""
         if not compaction.noting:
             self._state.cleaned(compaction.partition, compaction.noted)

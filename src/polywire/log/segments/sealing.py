@@ -117,7 +117,7 @@ class _Parts(Sequence[Part]):
             yield self[index]
 
 
-def take_down(
+def collect_slots(
     state: LogState, contents: Mapping[int, Contents], views: Mapping[int, Buffer], image: Image, *, strict: bool
 ) -> Taken:
     """Collect the content of full slots for the sealer's thread.

@@ -102,7 +102,7 @@ class Segment:
 
     Positions are byte positions in the blob. Returned batches are verified unless stated otherwise.
 
-    Methods may wait for a disk, so they must not be called on the event loop. The exceptions are ``span_warm`` and the
+    Methods may wait for a disk, so they must not be called on the event loop. The exceptions are ``span_now`` and the
     methods whose names end in ``_now``. The footer is retained only in a cache, because all footers of a long log would
     exceed memory.
     """
@@ -198,12 +198,12 @@ class Segment:
         Missing(OFFSET_OUT_OF_RANGE).
         """
         run = self._checked_run(partition, first_offset)
-        warm = self.span_warm(partition, first_offset, next_offset)
+        warm = self.span_now(partition, first_offset, next_offset)
         if warm is not None:
             return warm
         return self._strides(run, self._entries(), first_offset, run.size, next_offset)
 
-    def span_warm(self, partition: int, first_offset: int, next_offset: int) -> tuple[int, int] | None:
+    def span_now(self, partition: int, first_offset: int, next_offset: int) -> tuple[int, int] | None:
         """Return the result of ``span`` if that needs no disk, else None."""
         if self.run_now(partition) is None:
             return None
@@ -264,9 +264,9 @@ class Segment:
             return None  # a damaged copy is read again where waiting for the disk is allowed
         return self._sound(data, partition, start, stop)
 
-    def verify_past(self, block: memoryview, partition: int, start: int, stop: int) -> list[Damage]:
+    def verify_uncached(self, block: memoryview, partition: int, start: int, stop: int) -> list[Damage]:
         """Return the damage in whole strides [start, stop). Reads bypass the page cache."""
-        pieces = self._read_and_verify(self.read_past, block, partition, start, stop)
+        pieces = self._read_and_verify(self.read_uncached, block, partition, start, stop)
         return [piece.damage for piece in pieces if piece.damage is not None]
 
     def windows(self, partition: int, bytes_max: int) -> Iterator[tuple[int, int]]:
@@ -390,7 +390,7 @@ class Segment:
             return salvaged(blob, block[: stop - start], start)
         return found if len(found) == stop - start else salvaged(blob, block[: stop - start], start)
 
-    def read_past(self, block: memoryview, start: int, stop: int) -> memoryview:
+    def read_uncached(self, block: memoryview, start: int, stop: int) -> memoryview:
         """Read like ``read_into``, but never through the page cache. For scans that read everything once."""
         return self._read(block, start, stop, past=True)
 

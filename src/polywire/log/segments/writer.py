@@ -153,7 +153,7 @@ class StoredParts(Iterable[Part]):
 
     def _read(self, segment: Segment, block: memoryview, start: int, stop: int) -> memoryview:
         try:
-            return segment.read_past(block, start, stop)
+            return segment.read_uncached(block, start, stop)
         except Unavailable as error:  # a bad sector must not stop work on other segments
             raise self._broken(segment, error.message) from error
 

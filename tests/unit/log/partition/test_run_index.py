@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from polywire.log.partition.run_index import BLOCK_ENTRIES, Entry, RunIndex, hand_out
+from polywire.log.partition.run_index import BLOCK_ENTRIES, Entry, RunIndex, assign_runs
 from polywire.log.segments.format import RUN
 
 
@@ -87,7 +87,7 @@ def test_random_changes_match_a_list(seed: int) -> None:
         assert content(index) == wanted
     stop = len(wanted)
     start = stop // 3
-    places, sizes = index.lies_in(start, stop)
+    places, sizes = index.locations_and_sizes(start, stop)
     assert (list(places), list(sizes)) == (
         [entry[3] for entry in wanted[start:]],
         [entry[2] for entry in wanted[start:]],
@@ -103,7 +103,7 @@ def test_ranges_are_checked() -> None:
         lambda: index.drop_front(71),
         lambda: index.join(3, 3, 1, 1),
         lambda: index.join(3, 71, 1, 1),
-        lambda: index.lies_in(5, 71),
+        lambda: index.locations_and_sizes(5, 71),
     ):
         with pytest.raises(IndexError):
             broken()
@@ -126,7 +126,7 @@ def test_runs_are_distributed_to_their_partitions() -> None:
     staged: list[int] = []
 
     def give(table: bytes, place: int) -> tuple[int, int, int, bool]:
-        return hand_out(table, place, partitions, indexes, kept, ends, sizes, breaks, staged)
+        return assign_runs(table, place, partitions, indexes, kept, ends, sizes, breaks, staged)
 
     token = bytes(15) + b"x"
     assert give(run(2, 0, 4) + run(2, 0, 0, token) + run(5, 0, 7) + run(9, 3, 5), 0) == (2, 60, 1000, False)

@@ -64,14 +64,14 @@ def test_slots_pinned_by_stalled_readers_are_replaced(tmp_path: Path) -> None:
 
 def test_the_number_of_replaced_slots_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[Sealer] = []
-    lend = Sealer._lend
+    lend = Sealer._replace_pinned
 
     def look(self: Sealer) -> None:
         looks.append(self)
         lend(self)
 
     monkeypatch.setattr(sealer, "LENT_MAX", 1)
-    monkeypatch.setattr(Sealer, "_lend", look)
+    monkeypatch.setattr(Sealer, "_replace_pinned", look)
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     readers = []

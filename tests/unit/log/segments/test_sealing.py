@@ -196,7 +196,7 @@ def test_a_segment_whose_first_runs_are_trimmed_during_installation_survives(rig
         rig.log.drop_partition(partition.incarnation)
         del kept[partition]
     rig.log.commit()
-    rig.log._sealer.note_dead()
+    rig.log._sealer.remove_unneeded_soon()
     assert not rig.log._state.segments.dead
     finish(rig)
     (item,) = rig.log._state.segments.by_location.values()
