@@ -62,8 +62,8 @@ class LogState:
         self.contents: Final[dict[int, Contents]] = {}
         self.clean: Final[dict[int, int]] = {}
         self._hides_unsynced: Final = hides_unsynced
-        self._lost: deque[tuple[RunIndex, bool]] = deque()
-        """Released runs that segments still count as needed, and whether their partition was dropped."""
+        # (runs that are no longer needed but still counted by their segments, whether their partition was dropped)
+        self._released: deque[tuple[RunIndex, bool]] = deque()
         # state of each partition at the last image
         self._packed: dict[int, bytes] = {}
         self._next_published = 0
@@ -90,36 +90,39 @@ class LogState:
         self.clean.pop(partition.incarnation, None)
         partition.first_offset = partition.next_offset
         self._forget(partition.drop_tail(partition.next_offset))
-        self._lose(partition.take_runs(), dropped=True)
+        self._release(partition.take_runs(), dropped=True)
 
     def trim(self, partition: FilePartition, first_offset: int, end: int) -> None:
         """Trim records below ``first_offset``. ``end`` is the end of the partition's indexed batches."""
         runs, published = partition.trim(first_offset, end)
         self._forget(published)
-        self._lose(runs, dropped=False)
+        self._release(runs, dropped=False)
 
-    def _lose(self, runs: RunIndex, *, dropped: bool) -> None:
-        """Release runs. Most are subtracted from their segments later, because a topic may release millions."""
-        self._lost.append((runs, dropped))
-        if len(self._lost) == 1 and len(runs) <= LOST_AT_ONCE_MAX:
-            self.count_lost(LOST_AT_ONCE_MAX)
+    def _release(self, runs: RunIndex, *, dropped: bool) -> None:
+        """Record that these runs are no longer needed.
+
+        A topic may have millions of runs, so most are subtracted from their segments' counts later.
+        """
+        self._released.append((runs, dropped))
+        if len(self._released) == 1 and len(runs) <= LOST_AT_ONCE_MAX:
+            self.subtract_released(LOST_AT_ONCE_MAX)
 
     @property
-    def losing(self) -> bool:
-        """Whether released runs remain to be subtracted from their segments."""
-        return bool(self._lost)
+    def has_released(self) -> bool:
+        """Whether segments still count runs that are no longer needed."""
+        return bool(self._released)
 
-    def count_lost(self, count_max: int) -> None:
-        """Subtract up to ``count_max`` released runs from their segments' counts."""
-        while self._lost and count_max > 0:
-            runs, dropped = self._lost[0]
+    def subtract_released(self, count_max: int) -> None:
+        """Subtract up to ``count_max`` runs that are no longer needed from their segments' counts."""
+        while self._released and count_max > 0:
+            runs, dropped = self._released[0]
             count = min(len(runs), count_max)
             for location, size in zip(*runs.locations_and_sizes(0, count), strict=True):
-                self.segments.lose(location, size, dropped=dropped)
+                self.segments.release(location, size, dropped=dropped)
             runs.drop_front(count)
             count_max -= count
             if not len(runs):
-                self._lost.popleft()
+                self._released.popleft()
 
     def cleaned(self, partition: FilePartition, offset: int) -> None:
         """Record that a compaction pass ended at ``offset``. Does nothing if the partition was dropped meanwhile."""

@@ -69,7 +69,7 @@ class Waits:
         return wait
 
     def wake_due_soon(self, partition: FilePartition) -> None:
-        """Wake due readers of this partition in the loop's next pass."""
+        """Call ``wake_due`` in the loop's next pass."""
         if partition.wakes:
             self._loop.call_soon(self.wake_due, partition)
 

@@ -106,10 +106,10 @@ def test_dropped_runs_are_counted_in_slices(tmp_path: Path, monkeypatch: pytest.
         rig.log.trim(1, partition.next_offset)
     rig.log.commit()
     assert len(partition.runs) == 0
-    assert rig.log._state.losing
+    assert rig.log._state.has_released
     rig.log._sealer.tidy(NEVER, merging=True)  # with a merge running
     rig.log._sealer.remove_unneeded_soon()
-    rig.loop.run_until(lambda: not rig.log._state.losing)
+    rig.loop.run_until(lambda: not rig.log._state.has_released)
     rig.loop.run_until(lambda: len(list((tmp_path / "segments").iterdir())) < before)
     assert rig.read(rig.log.partition(2)) == kept
     rig.log.close()
@@ -132,21 +132,21 @@ def test_other_partitions_are_served_while_many_runs_are_counted(
         rig.log.drop_partition(partition.incarnation)
     rig.log.commit()
     passes = 0
-    count_lost = state.LogState.count_lost
+    subtract_released = state.LogState.subtract_released
 
     def count(self: state.LogState, count_max: int) -> None:
         nonlocal passes
         passes += 1
         assert count_max == 7
-        count_lost(self, count_max)
+        subtract_released(self, count_max)
 
-    monkeypatch.setattr(state.LogState, "count_lost", count)
+    monkeypatch.setattr(state.LogState, "subtract_released", count)
     assert isinstance(rig.loop, RigLoop)
     rig.log._sealer.remove_unneeded_soon()
     rig.log.append(found[0], batch_of([b"x"]), level=1, done=None)  # type: ignore[arg-type]
     rig.log.commit()
     assert passes == 1
-    rig.loop.run_until(lambda: not rig.log._state.losing)
+    rig.loop.run_until(lambda: not rig.log._state.has_released)
     assert passes >= runs // 7
     assert {sealed.live for sealed in rig.log._state.segments.by_location.values()} == {1}
     rig.log.close()

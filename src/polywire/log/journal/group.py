@@ -264,8 +264,8 @@ class GroupHead:
         """Assign offsets to the staged batches of a publish and add them to the directory.
 
         Args:
-            content: writable. It has the entries back to back. Each entry is a token and the headers of the batches
-                staged under it for one partition.
+            content: writable buffer of the entries. Each entry is a token and the headers of the batches staged under
+                it for one partition.
             entries: for each entry, its end in ``content`` and the index of its partition, or -1 if the token is
                 abandoned.
             numbers: (incarnation, next offset, next address, time) of each partition. Updated in place.

@@ -275,7 +275,7 @@ def _damage_error(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], ex
 
 
 def _no_reference(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], start: int) -> Corrupt:
-    """Return the error for a journal whose groups do not connect to any listed snapshot."""
+    """Return the error for a journal from whose groups no usable snapshot or segments can be found."""
     newest = next(_references(found_groups), None)
     earliest = found_groups[min(found_groups)]
     damaged = _newest_damage(found_groups, earliest.sequence - 1 if newest is None else newest.sealed + 1)

@@ -215,7 +215,6 @@ class Flusher:
         self._worker.run(partial(self._flush, taken), partial(self._synced, self.written, size))
 
     def _flush(self, taken: Sequence[_Unsynced]) -> None:
-        """Flush in the thread, and store a failure for callers that do not wait."""
         try:
             _flush_all(taken)
         except OSError as error:

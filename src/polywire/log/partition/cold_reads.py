@@ -293,7 +293,6 @@ class ColdReads:
             completed(window)
 
     def _shrink(self) -> None:
-        """Evict the least recently used windows."""
         kept = [(key, found) for key, found in self._windows.items() if isinstance(found, Window)]
         for key, window in kept[:-WINDOWS_MAX]:
             del self._windows[key]

@@ -178,7 +178,7 @@ def replace(state: LogState, merge: Merge, new: Sealed, info: SegmentInfo) -> It
         _replace_run(state, run, new)
         if count % REPLACED_MAX == 0:
             yield
-    assert state.losing or not any(item.live for item in merge.old), (
+    assert state.has_released or not any(item.live for item in merge.old), (
         "all needed data of the old blobs is in the new one"
     )
     new.live -= 1

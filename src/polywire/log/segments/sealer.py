@@ -294,14 +294,12 @@ class Sealer:
             self.free_parked()
 
     def _remove(self, let_go: Callable[[Slot], None], slot: Slot) -> None:
-        """Remove a slot from the journal with ``let_go``, which may raise OSError."""
         try:
             let_go(slot)
         except OSError as error:
             self._owner.seal_failed(storage_failed(error))
 
     def _replacement_made(self, made: Slot | BrokerError) -> None:
-        """Add the replacement of an unlinked slot, unless there was no space for it."""
         if self._stopped:
             return
         self._journal.add(None if isinstance(made, BrokerError) else made)
@@ -323,16 +321,16 @@ class Sealer:
             self._loop.call_later(REMOVE_SECONDS, self.remove)
 
     def remove_unneeded_soon(self) -> None:
-        """Count the released runs, and schedule the removal of segments without needed data."""
+        """Schedule the removal of segments without needed data."""
         if not self._counting:
-            self._count_lost()
+            self._subtract_released()
 
-    def _count_lost(self) -> None:
-        """Subtract released runs from their segments in portions, so that other work can run on the event loop."""
-        self._state.count_lost(LOST_MAX)
-        self._counting = self._state.losing and not self._stopped
+    def _subtract_released(self) -> None:
+        """Subtract runs that are no longer needed in portions, so that other work can run on the event loop."""
+        self._state.subtract_released(LOST_MAX)
+        self._counting = self._state.has_released and not self._stopped
         if self._counting:
-            self._loop.call_later(LOST_SECONDS, self._count_lost)
+            self._loop.call_later(LOST_SECONDS, self._subtract_released)
         self._remove_soon()
 
     def remove(self) -> None:
@@ -455,7 +453,6 @@ class Sealer:
             self._merge(merge, lambda name, merge: compaction.write(self._store, name, merge), again)
 
     def _half_ended(self, compaction: Compaction, again: Callable[[], None]) -> None:
-        """Continue after the first or the second half of a compaction pass has ended."""
         if not compaction.noting:
             self._state.cleaned(compaction.partition, compaction.noted)
             self._compaction = None

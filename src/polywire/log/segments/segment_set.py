@@ -107,7 +107,7 @@ class SegmentSet:
         self.dead.extend(item for item in sealed if item.live == 0)
 
     def drop(self, location: int, size: int) -> None:
-        """Release a run or staged batch of this size."""
+        """Record that a run or staged batch of this size is no longer needed."""
         sealed = self.by_location[location]
         sealed.live -= 1
         sealed.live_bytes -= size
@@ -115,8 +115,8 @@ class SegmentSet:
         if sealed.live == 0 and location not in self._leaving:
             self.dead.append(sealed)
 
-    def lose(self, location: int, size: int, *, dropped: bool) -> None:
-        """Release a run whose segment may already be removed.
+    def release(self, location: int, size: int, *, dropped: bool) -> None:
+        """Record that a run is no longer needed. Its segment may already be removed.
 
         Args:
             dropped: whether the run's partition was dropped.
