@@ -53,7 +53,7 @@ def allocate_lasting(size: int) -> mmap.mmap:
 
 
 class Arena:
-    """Pool of memory blocks. Invariant: a block in use is never handed out again, from any thread."""
+    """Pool of memory blocks, for any thread. A block is reused only if no view of it is left."""
 
     __slots__ = ("_block_bytes", "_blocks", "_blocks_max", "_lock", "_references_free")
 
@@ -72,14 +72,12 @@ class Arena:
         return len(self._blocks)
 
     def take(self, size: int) -> memoryview:
-        """Return a writable, page-aligned view of ``size`` bytes. The block is in use until its last view is gone."""
+        """Return a writable, page-aligned view of ``size`` bytes. Its block is not reused while a view of it exists."""
         free = self.take_free(size) if size <= self._block_bytes else None
         return memoryview(allocate_lasting(max(size, self._block_bytes)))[:size] if free is None else free
 
     def take_free(self, size: int, *, may_grow: bool = True) -> memoryview | None:
-        """Return a view like ``take``, but only of a block in the pool.
-
-        Returns None if all blocks are in use and none may be added.
+        """Return a view like ``take``, or None if all blocks of the pool are in use and no block may be added.
 
         Args:
             size: bytes needed, at most ``block_bytes``.

@@ -64,7 +64,7 @@ _SPAN_BYTES = cython.declare(cython.Py_ssize_t, 32)  # key position, key length,
 @cython.nogil
 @cython.exceptval(check=False)
 def _arrange(places: cython.p_longlong, mask: cython.longlong) -> cython.longlong:
-    """Assign positions, aligned to ``mask`` + 1, to the columns that are present. Return the end of the last column.
+    """Assign positions, aligned to ``mask`` + 1, to the columns of a batch. Return the end of the last column.
 
     ``places`` has the size of each column, -1 if it is absent.
     """
@@ -91,7 +91,7 @@ def _write_frame(
     end: cython.longlong,
     length: cython.longlong,
 ) -> cython.void:
-    """Write the header, the column sizes and the padding, except for fields that depend on the columns' content."""
+    """Write the header, the column sizes and the padding, except for fields that depend on the content of columns."""
     columns: cython.uint = 0
     at: cython.Py_ssize_t = _HEADER_BYTES
     i: cython.int
@@ -118,10 +118,10 @@ def _write_frame(
 
 @cython.cfunc
 def allocate(places: cython.p_longlong, count: cython.Py_ssize_t) -> bytearray:
-    """Allocate a batch that is complete except for the content of its columns.
+    """Allocate a batch and write everything that does not depend on the content of its columns.
 
     Args:
-        places: sizes of the columns (-1: absent) on entry, their sizes and positions on return.
+        places: sizes of the columns (-1 if absent) on entry, their sizes and positions on return.
 
     Raises:
         Invalid: RECORD_TOO_LARGE: above the largest batch. INVALID_BATCH: no records, or too many.
@@ -177,7 +177,7 @@ def _measure(
 ) -> cython.Py_ssize_t:
     """Compute the sizes of the key and value columns for the selected spans.
 
-    Returns -1 on success. Otherwise returns the number of the first record whose row or span is out of range.
+    Returns -1, or the number of the first record whose row or span is out of range.
     """
     key_bytes: cython.longlong = 0
     value_bytes: cython.longlong = 0
@@ -331,7 +331,7 @@ def from_spans(
 
 @cython.cfunc
 def _measure_further(columns: object, places: cython.p_longlong) -> cython.void:
-    """Enter the sizes of additional columns. Raises ValueError for a column that is made from spans."""
+    """Add the sizes of additional columns to ``places``. Raises ValueError for columns that are built from spans."""
     i: cython.Py_ssize_t
     lent: Lent
     for column, data in columns.items():  # type: ignore[attr-defined]
@@ -394,11 +394,11 @@ def from_columns(
 ) -> bytearray:
     """Build a batch from ready-made columns by ``Column`` number. Each column is copied once.
 
-    Checks the sizes of the columns, and that columns which require each other are all present. It does not check their
-    contents: call ``validate`` afterwards if they come from outside.
+    The sizes of the columns are checked, and whether columns that require each other are all present. Their content is
+    not checked: call ``validate`` afterwards if they come from outside.
 
     Raises:
-        Invalid: INVALID_BATCH: names the column that does not fit. RECORD_TOO_LARGE: above the largest batch.
+        Invalid: INVALID_BATCH: a column does not fit. RECORD_TOO_LARGE: above the largest batch.
     """
     count: cython.Py_ssize_t = record_count
     i: cython.int

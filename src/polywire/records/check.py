@@ -84,7 +84,7 @@ def _together(places: cython.p_const_longlong, first: cython.int, last: cython.i
 @cython.nogil
 @cython.exceptval(check=False)
 def _last(p: cython.p_const_uchar, places: cython.p_const_longlong, column: cython.int) -> cython.longlong:
-    """Return the last entry of an offsets column. It is the size of the column that the offsets point into."""
+    """Return the last entry of an offsets column, which is the size of the bytes column that the offsets point into."""
     return load_i32(p, places[2 * column] + places[2 * column + 1] - 4)
 
 
@@ -92,7 +92,7 @@ def _last(p: cython.p_const_uchar, places: cython.p_const_longlong, column: cyth
 @cython.nogil
 @cython.exceptval(check=False)
 def _company(places: cython.p_const_longlong) -> cython.int:
-    """Return -1 if columns that belong together are all present or all absent. Otherwise return one of them."""
+    """Return the number of a column for which only some of the columns that belong together are present, or -1."""
     if places[0] < 0 or places[2] < 0:
         return 0
     if not _together(places, 3, 4) or (places[10] >= 0 and places[6] < 0):
@@ -112,10 +112,7 @@ def _company(places: cython.p_const_longlong) -> cython.int:
 @cython.nogil
 @cython.exceptval(check=False)
 def sizes_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, count: cython.Py_ssize_t) -> cython.int:
-    """Return -1 if every column has the right size, and columns that belong together are all present or all absent.
-
-    Otherwise return a column that violates this.
-    """
+    """Return the number of a column that has the wrong size or lacks a column that it requires, or -1."""
     column: cython.int = _company(places)
     if column >= 0:
         return column
@@ -158,7 +155,7 @@ def sizes_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, count: c
 @cython.nogil
 @cython.exceptval(check=False)
 def _offsets_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, column: cython.int) -> cython.bint:
-    """Return whether an offsets column begins at 0 and never decreases. An absent column fits.
+    """Return whether an offsets column is absent, or begins at 0 and never decreases.
 
     ``sizes_fit`` has already compared the last offset with the size of the column that the offsets point into.
     """
@@ -183,7 +180,7 @@ def _nulls_empty(
     offsets: cython.int,
     count: cython.Py_ssize_t,
 ) -> cython.bint:
-    """Return whether the records that the bitmap marks as null have no bytes. Without a bitmap the result is True."""
+    """Return whether all records that a validity bitmap marks as null have no bytes. True without a bitmap."""
     bits: cython.Py_ssize_t = places[2 * validity]
     at: cython.Py_ssize_t = places[2 * offsets]
     broken: cython.int = 0
@@ -217,9 +214,9 @@ def _kinds_fit(p: cython.p_const_uchar, places: cython.p_const_longlong) -> cyth
 def flagged(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, count: cython.Py_ssize_t, bit: cython.int
 ) -> cython.longlong:
-    """Count the bytes in [``at``, ``at`` + ``count``) that have any of the bits in ``bit``.
+    """Count the records that have any of the bits ``bit`` in their flags.
 
-    Returns 0 if ``at`` is negative.
+    ``at`` is the position of the flags column, negative if it is absent.
     """
     found: cython.longlong = 0
     i: cython.Py_ssize_t
@@ -238,8 +235,8 @@ def _deltas_fit(
 ) -> cython.bint:
     """Return whether the deltas of a compacted batch ascend and stay within the batch's spans.
 
-    Addresses must ascend by at least each record's size. The first delta may be above 0: the batch then also covers the
-    offsets of removed records before its first one.
+    Addresses must ascend by at least each record's size. The first delta may be above 0, because a compacted batch also
+    covers offsets of removed records before its first one.
     """
     offsets: cython.Py_ssize_t = places[50]
     addresses: cython.Py_ssize_t = places[52]
@@ -305,7 +302,7 @@ def _gaps_zero(
 @cython.nogil
 @cython.exceptval(check=False)
 def _header_rule(p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong) -> cython.int:
-    """Return the first rule that the fixed header violates, or -1."""
+    """Return the number of the first rule that the fixed header violates, or -1."""
     count: cython.longlong = load_u32(p, at + 28)
     flags: cython.uint = load_u32(p, at + 8)
     if load_u64(p, at + 96) != xxh64_raw(p, at, 96) or not body_matches(p, at):
@@ -325,7 +322,7 @@ def _header_rule(p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.
 def _broken_rule(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_longlong, length: cython.Py_ssize_t
 ) -> cython.int:
-    """Return the first rule of decision 0101 that the batch violates, or -1."""
+    """Return the number of the first rule of decision 0101 that the batch violates, or -1."""
     rule: cython.int = _header_rule(p, at, places)
     count: cython.Py_ssize_t = load_u32(p, at + 28)
     if rule < 0:
@@ -358,7 +355,7 @@ def _broken_rule(
 
 @cython.cfunc
 def _check_event_types(batch: Buffer, p: cython.p_const_uchar, places: cython.p_const_longlong) -> cython.void:
-    """Check that every event type is UTF-8: the column as a whole is UTF-8, and no type begins inside a character."""
+    """Raise Invalid unless every event type is valid UTF-8."""
     i: cython.Py_ssize_t
     place: cython.longlong
     try:
@@ -374,8 +371,8 @@ def _check_event_types(batch: Buffer, p: cython.p_const_uchar, places: cython.p_
 def validate(batch: Buffer, at: int = 0) -> int:
     """Check all rules of decision 0101 for the batch at ``at`` and return its length in bytes.
 
-    Fields that the broker sets later (partition, epoch, offset, address, append time) may have any value. Decompress a
-    compressed body first.
+    Fields that the broker sets later (partition, epoch, offset, address, append time) may have any value. A compressed
+    body must be decompressed first.
 
     Raises:
         Invalid: INVALID_BATCH: names the violated rule.

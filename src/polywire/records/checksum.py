@@ -93,7 +93,7 @@ def xxh64_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ss
 @cython.nogil
 @cython.exceptval(check=False)
 def _xxh64_own(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.ulonglong:
-    """Compute XXH64 by its specification: four lanes over stripes of 32 bytes, then the remaining bytes by 8, 4 and 1."""
+    """Compute XXH64 without the library."""
     end: cython.Py_ssize_t = at + size
     digest: cython.ulonglong
     a: cython.ulonglong = _wrap(_P1 + _P2)
@@ -149,10 +149,7 @@ def _fill_crc_tables() -> cython.void:
 @cython.nogil
 @cython.exceptval(check=False)
 def _crc_word(table: cython.int, x: cython.uint) -> cython.uint:
-    """Return the contribution of four bytes to the CRC.
-
-    ``table`` is the number of bytes that follow them in the block.
-    """
+    """Return the contribution of the four bytes in ``x`` to the CRC. ``table`` bytes follow them in the block."""
     return (
         _CRC_TABLES[(table + 3) * 256 + (x & 0xFF)]
         ^ _CRC_TABLES[(table + 2) * 256 + ((x >> 8) & 0xFF)]
@@ -231,7 +228,7 @@ def crc32_at(data: Buffer, start: int, stop: int) -> int:
 
 
 def crc32_column(value_offsets: Lendable, value_bytes: Buffer) -> bytes:
-    """Return the column ``value_crc32`` (u32 × n) for values given by their i32 × (n+1) offsets.
+    """Return the column ``value_crc32``: u32 CRCs of the values that i32 offsets (one more than values) delimit.
 
     Raises:
         ValueError: an offset decreases or lies outside of the values.

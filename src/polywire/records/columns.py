@@ -78,7 +78,7 @@ class BatchFlags(IntFlag):
 
 
 class RecordFlags(IntFlag):
-    """Bits that the column ``record_flags`` has for each record."""
+    """Flags of a single record, in the column ``record_flags``."""
 
     KAFKA_MAGIC_0 = 1
     EVENT_SOURCED = 2
@@ -158,7 +158,9 @@ class Event:
 class Record:
     """One record as a Python object, for slow paths, clients and tests. Hot paths never create one.
 
-    ``offset`` is -1 and ``append_time_us`` 0 until the record is stored.
+    Attributes:
+        offset: -1 until the record is stored.
+        append_time_us: 0 until the record is stored.
     """
 
     value: bytes | None
@@ -178,9 +180,9 @@ _UNSIGNED: Final = (HeaderKind.UINT8, HeaderKind.UINT16, HeaderKind.UINT32, Head
 
 
 def typed(data: bytes | None, kind: HeaderKind) -> HeaderValue:
-    """Return a header's key or value in the type of its kind.
+    """Return a header's key or value in the Python type of its kind.
 
-    Raw bytes are returned unchanged, and so are bytes that do not fit the kind.
+    Raw bytes, and bytes that are invalid for the kind, are returned unchanged.
     """
     if data is None or kind is HeaderKind.NULL:
         return None

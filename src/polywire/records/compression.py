@@ -22,14 +22,14 @@ _KINDS = int(BatchFlags.LZ4 | BatchFlags.ZSTD)
 
 
 class Compression(Enum):
-    """Compression of a body: a single block (lz4) or frame (zstd) without a size prefix."""
+    """Compression of a body: one lz4 block or one zstd frame, without a size prefix."""
 
     LZ4 = "lz4"
     ZSTD = "zstd"
 
 
 def compress_body(batch: Buffer, kind: Compression) -> Buffer:
-    """Return the batch with its body compressed, or unchanged if it is compressed already or would not shrink.
+    """Return the batch with its body compressed. A batch that is compressed or would not shrink is returned unchanged.
 
     Raises:
         Invalid: INVALID_BATCH: the batch is truncated.
@@ -51,9 +51,7 @@ def compress_body(batch: Buffer, kind: Compression) -> Buffer:
 
 
 def expand_body(batch: Buffer, limit: int = BATCH_BYTES_MAX) -> Buffer:
-    """Return the batch with its body decompressed.
-
-    An uncompressed batch is returned unchanged and unchecked.
+    """Return the batch with its body decompressed. An uncompressed batch is returned unchanged and is not checked.
 
     Args:
         batch: the whole batch.
@@ -98,7 +96,7 @@ def _length(body_bytes: int) -> int:
 
 
 def _with_body(batch: Buffer, body: Buffer, flags: int) -> bytearray:
-    """Return the batch with another body. ``body_bytes_raw`` is unchanged."""
+    """Return the batch with another body and these flags. ``body_bytes_raw`` is unchanged."""
     result = bytearray(_length(len(body)))
     result[:HEADER_BYTES] = memoryview(batch).cast("B")[:HEADER_BYTES]
     result[HEADER_BYTES : HEADER_BYTES + len(body)] = body

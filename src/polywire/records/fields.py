@@ -34,10 +34,10 @@ PLACES: Final = {
 
 
 def header_fields(*names: str) -> Callable[..., tuple[Any, ...]]:
-    """Return a function that reads these fields, which must be given in their stored order.
+    """Return a function that reads these header fields of a batch. They must be given in their stored order.
 
-    The function's arguments are a buffer and the position of the batch in it (default 0). It raises struct.error if the
-    buffer ends before the last field.
+    The arguments of the returned function are a buffer and the position of the batch in it (default 0). It raises
+    struct.error if the buffer ends before the last field.
     """
     form, end = "<", 0
     for name in names:

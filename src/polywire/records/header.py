@@ -1,8 +1,7 @@
 """Fixed header of a stored batch, positions of its columns, and sequences of batches (decision 0101).
 
-Stamping a batch with its offset changes only its header, including the header's checksum. No function reads beyond the
-buffer, whatever lengths its bytes contain. Check untrusted bytes once with ``check.validate`` before you use their
-columns.
+Assigning an offset to a batch changes only its header. No function reads beyond the buffer, whatever lengths its bytes
+contain. Check untrusted bytes once with ``check.validate`` before you use their columns.
 """
 
 from __future__ import annotations
@@ -75,10 +74,7 @@ def body_matches(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.bint:
 @cython.nogil
 @cython.exceptval(check=False)
 def _whole_length(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the length of the batch at ``at``.
-
-    Return 0 if it extends beyond ``limit``, -1 if no batch begins at ``at``.
-    """
+    """Return the length of the batch at ``at``, 0 if it ends after ``limit``, or -1 if no batch begins at ``at``."""
     if limit - at < _HEADER_BYTES:
         return 0 if limit - at < 4 or load_u32(p, at) == _MAGIC else -1
     length: cython.Py_ssize_t = load_u32(p, at + 4)
@@ -96,8 +92,8 @@ def fill_layout(
 ) -> cython.Py_ssize_t:
     """Write position (from the buffer's start, -1 if absent) and size of every column to ``places[0:54]``.
 
-    Returns the batch's length. Returns -1 if the columns do not fit the batch exactly, the batch extends beyond
-    ``limit``, or its body is compressed.
+    Returns the batch's length, or -1 if the columns do not fit the batch exactly, the batch ends after ``limit``, or
+    its body is compressed.
     """
     length: cython.Py_ssize_t = _whole_length(p, at, limit)
     if length <= 0 or load_u32(p, at + 8) & 6:
@@ -144,7 +140,7 @@ def number_header(
     base_address: cython.ulonglong,
     append_time_us: cython.longlong,
 ) -> cython.void:
-    """Set partition, epoch, offset, address and append time of the batch at ``at``, and update its header checksum.
+    """Set partition, epoch, offset, address, append time and header checksum of the batch at ``at``.
 
     The caller has checked that the header is complete.
     """
@@ -159,9 +155,9 @@ def number_header(
 def stamp(
     batch: Buffer, at: int, partition: int, epoch: int, base_offset: int, base_address: int, append_time_us: int
 ) -> None:
-    """Set partition, epoch, offset, address and append time of the batch at ``at`` in place.
+    """Set partition, epoch, offset, address, append time and header checksum of the batch at ``at`` in place.
 
-    Also updates the header checksum. Raises Invalid if the buffer is too short for a header.
+    Raises Invalid if the buffer is too short for a header.
     """
     lent: Lent = lend_writable(batch)
     place: cython.Py_ssize_t = at
@@ -249,7 +245,6 @@ def is_sound(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ss
 @cython.nogil
 @cython.exceptval(check=False)
 def _first_damaged(p: cython.p_const_uchar, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """The loop of ``first_damaged``. Returns ``size`` if no batch is damaged."""
     at: cython.Py_ssize_t = 0
     while at < size:
         if not is_sound(p, at, size):
@@ -276,10 +271,10 @@ def first_damaged(chunk: Buffer) -> int:
 def walk(chunk: Buffer) -> array[int]:
     """Return the positions (i64) of the consecutive batches in ``chunk``. An incomplete last batch is skipped.
 
-    Checks magic number and length only.
+    Only magic numbers and lengths are checked.
 
     Raises:
-        Invalid: INVALID_BATCH: bytes at the start or after a batch are not a batch.
+        Invalid: INVALID_BATCH: there are bytes that are not a batch.
     """
     lent: Lent = lend(chunk)
     at: cython.Py_ssize_t = 0
@@ -297,7 +292,7 @@ def walk(chunk: Buffer) -> array[int]:
 def headers_of(chunk: Buffer) -> bytearray:
     """Return the headers of the complete batches in ``chunk``, back to back, without bodies.
 
-    Compacted batches are returned with their bodies, because a column has the offsets of their records.
+    A compacted batch includes its body, because a column has the offsets of its records.
 
     Raises:
         Invalid: INVALID_BATCH: as ``walk``.
@@ -345,8 +340,7 @@ def _fill_numbers(lent: Lent, at: cython.Py_ssize_t, numbers: object) -> cython.
 def totals(batch: Buffer, at: int = 0) -> tuple[int, int, int, int, int]:
     """Return (length, record count, offset span, address span, column bits) of the header at ``at``.
 
-    It has what is needed to assign offsets, and is much cheaper than ``read_header``. Raises Invalid(INVALID_BATCH) if
-    the buffer is too short for a header.
+    Much cheaper than ``read_header``. Raises Invalid(INVALID_BATCH) if the buffer is too short for a header.
     """
     lent: Lent = lend(batch)
     place: cython.Py_ssize_t = at

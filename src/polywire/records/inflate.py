@@ -81,7 +81,7 @@ def gunzip(packed: Buffer, limit: int) -> bytearray:
 
 
 def parts_max(limit: int) -> int:
-    """Return the limit on the number of parts for an output of ``limit`` bytes."""
+    """Return the maximum number of gzip members or snappy blocks for an output of ``limit`` bytes."""
     return PARTS_MIN + limit // PART_BYTES_MIN
 
 
@@ -116,7 +116,7 @@ def _blocks(view: memoryview, count_max: int) -> Iterator[memoryview]:
 
 
 def _unsnap(blocks: list[memoryview], limit: int) -> memoryview:
-    """Expand blocks into one buffer. The size of the buffer is the sum of the sizes in the blocks' headers."""
+    """Expand blocks into one buffer. Its size is the sum of the sizes in the blocks' headers."""
     if not all(map(len, blocks)):
         raise Damaged("a snappy block is empty")
     try:
@@ -138,7 +138,12 @@ def _unsnap(blocks: list[memoryview], limit: int) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The header of a frame. ``content`` is the decompressed size, None if the header does not have it."""
+    """The header of a zstd frame.
+
+    Attributes:
+        size: size of the header in bytes.
+        content: decompressed size of the frame, None if the header does not contain it.
+    """
 
     size: int
     window: int
@@ -156,7 +161,7 @@ class _Frame:
 
 
 def unzstd(packed: Buffer, limit: int) -> memoryview:
-    """Expand a frame, or several consecutive frames.
+    """Expand a zstd frame, or several consecutive frames.
 
     Raises:
         Damaged: the input is invalid or truncated.
@@ -180,9 +185,9 @@ def unzstd(packed: Buffer, limit: int) -> memoryview:
 
 
 def _source(view: memoryview, frame: _Frame, size_max: int) -> Buffer:
-    """Return the bytes of a frame. If its header has a larger window than the content needs, lower the window.
+    """Return the bytes of a frame.
 
-    The content needs no window larger than itself, because no match lies further back.
+    If its window is larger than its content, a copy with a smaller window is returned.
     """
     source = view[frame.start : frame.stop]
     if frame.window <= max(PLAIN_WINDOW_BYTES_MAX, size_max):
@@ -193,7 +198,7 @@ def _source(view: memoryview, frame: _Frame, size_max: int) -> Buffer:
 
 
 def _frames(view: memoryview, limit: int) -> list[_Frame]:
-    """Return the positions of the frames, without skippable frames. Raises Damaged or TooFar."""
+    """Return the frames of a stream, without skippable ones. Raises Damaged or TooFar."""
     at, announced, left = 0, 0, parts_max(limit)
     found: list[_Frame] = []
     while at < len(view):
@@ -239,7 +244,7 @@ def _head(view: memoryview, start: int) -> _Head:
 
 
 def _frame(view: memoryview, start: int, head: _Head, parts: int) -> _Frame:
-    """Read the headers of a frame's blocks, to find the frame's end and its maximum decompressed size."""
+    """Read the headers of a frame's blocks to find the end of the frame and its maximum decompressed size."""
     at, size, count, is_last = start + head.size, 0, 0, False
     while not is_last:
         count += 1

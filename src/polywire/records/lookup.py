@@ -33,7 +33,10 @@ else:
 
 @cython.cfunc
 def _require_layout(lent: Lent, at: cython.Py_ssize_t, places: cython.p_longlong) -> cython.Py_ssize_t:
-    """Fill ``places`` and return the number of records. Raises Invalid if the batch is truncated or compressed."""
+    """Locate the columns of a batch and return the number of records.
+
+    Raises Invalid if it is truncated or compressed.
+    """
     if at < 0 or fill_layout(lent.p, at, lent.size, places) < 0:
         raise Invalid(ErrorCode.INVALID_BATCH, f"batch is truncated or compressed position={at} size={lent.size}")
     count: cython.Py_ssize_t = load_u32(lent.p, at + 28)
@@ -48,9 +51,9 @@ def _require_layout(lent: Lent, at: cython.Py_ssize_t, places: cython.p_longlong
 @cython.nogil
 @cython.exceptval(check=False)
 def _delta(p: cython.p_const_uchar, places: cython.p_const_longlong, index: cython.Py_ssize_t) -> cython.longlong:
-    """Return the number of Kafka 0.7 bytes from the batch's first record to record ``index``.
+    """Return the difference of the Kafka 0.7 addresses of record ``index`` and the batch's first record.
 
-    If ``index`` is the record count, return the bytes to the end of the batch.
+    If ``index`` is the record count, return the difference to the end of the batch.
     """
     if places[52] >= 0:
         return load_u32(p, places[52] + 4 * index)
@@ -67,7 +70,7 @@ def first_row(
     count: cython.Py_ssize_t,
     wanted: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Return the index of the first record at or after offset ``wanted``. If there is none, return ``count``."""
+    """Return the index of the first record at or after offset ``wanted``, or ``count`` if there is none."""
     low: cython.Py_ssize_t = 0
     high: cython.Py_ssize_t = count
     middle: cython.Py_ssize_t
@@ -118,7 +121,8 @@ def record_at_address(batch: Buffer, address: int, *, covering: bool = False) ->
     Args:
         batch: a validated batch.
         address: absolute byte address.
-        covering: also accept an address inside a record. For an address of a removed record, return the next record.
+        covering: also accept an address inside a record. If compaction removed the record at this address, the result
+            is the next one.
     """
     lent: Lent = lend(batch)
     low: cython.Py_ssize_t = 0
@@ -155,7 +159,7 @@ def record_at_address(batch: Buffer, address: int, *, covering: bool = False) ->
 
 
 def record_at_offset(batch: Buffer, offset: int) -> int:
-    """Return the index of the first record at or after ``offset``. If there is none, return the record count."""
+    """Return the index of the first record at or after ``offset``, or the record count if there is none."""
     lent: Lent = lend(batch)
     if cython.compiled:
         places = cython.declare(cython.longlong[54])
@@ -207,7 +211,7 @@ def _fill_spans(
     spans: cython.p_uchar,
     spans_at: cython.Py_ssize_t,
 ) -> cython.void:
-    """Write position and length of one payload of records ``first`` to ``stop``.
+    """Write position and length of the key or value of records ``first`` to ``stop``.
 
     ``spans_at`` is 0 for keys, 16 for values.
     """
@@ -227,7 +231,7 @@ def _fill_spans(
 
 
 def spans_of(batch: Buffer, at: int = 0) -> array[int]:
-    """Return the spans of all payloads, as ``from_spans`` accepts them.
+    """Return where the keys and values of all records are, as ``from_spans`` accepts it.
 
     The result is an i64 array with four numbers per record: key position, key length or -1, value position, value
     length or -1.
@@ -246,9 +250,9 @@ def spans_of(batch: Buffer, at: int = 0) -> array[int]:
 
 
 def fill_spans(batch: Buffer, spans: Lendable, first: int, stop: int) -> None:
-    """Write the spans of records ``first`` to ``stop`` into a writable array.
+    """Write the positions and lengths of the keys and values of records ``first`` to ``stop`` into a writable array.
 
-    The array has space for all records of the batch.
+    The array has the form that ``spans_of`` returns, with space for all records of the batch.
 
     Raises:
         IndexError: a record does not exist, or the array is too small.

@@ -27,9 +27,11 @@ Lendable: TypeAlias = "Buffer | array[int]"
 @cython.freelist(16)
 @cython.cclass
 class Lent:
-    """A borrowed buffer.
+    """A buffer whose memory stays at its address while this object exists.
 
-    Invariant: ``p`` points at ``size`` bytes, which stay at their address while this object exists.
+    Attributes:
+        p: the memory: a pointer in compiled code, a memoryview otherwise.
+        size: its size in bytes.
     """
 
     if not cython.compiled:  # in the compiled module, memory.pxd declares these fields
@@ -79,35 +81,28 @@ if not cython.compiled:
     _I64 = Struct("<q")
 
     def load_u32(p: memoryview, at: int) -> int:
-        """Return the u32 at ``at``."""
         x: int = _U32.unpack_from(p, at)[0]
         return x
 
     def load_i32(p: memoryview, at: int) -> int:
-        """Return the i32 at ``at``."""
         x: int = _I32.unpack_from(p, at)[0]
         return x
 
     def load_u64(p: memoryview, at: int) -> int:
-        """Return the u64 at ``at``."""
         x: int = _U64.unpack_from(p, at)[0]
         return x
 
     def load_i64(p: memoryview, at: int) -> int:
-        """Return the i64 at ``at``."""
         x: int = _I64.unpack_from(p, at)[0]
         return x
 
     def store_u32(p: memoryview, at: int, x: int) -> None:
-        """Write a u32 at ``at``."""
         _U32.pack_into(p, at, x)
 
     def store_u64(p: memoryview, at: int, x: int) -> None:
-        """Write a u64 at ``at``."""
         _U64.pack_into(p, at, x)
 
     def store_i64(p: memoryview, at: int, x: int) -> None:
-        """Write an i64 at ``at``."""
         _I64.pack_into(p, at, x)
 
     def move(target: memoryview, target_at: int, source: memoryview, source_at: int, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Map keys to partitions with the hash functions of each protocol's clients, for one key or a whole array of spans.
+"""Map keys to partitions with the hash functions of each protocol's clients, for one key or many.
 
 Results equal those of the clients (concepts: records#keys-and-partitions). Hashes use seed 0, are unsigned, and are
 taken modulo the partition count. A null key is hashed like an empty one. Iggy's oldest dialect uses MurmurHash3 x64
@@ -233,7 +233,7 @@ def _partition(
 
 @cython.cfunc
 def _stop(lent: Lent, start: cython.Py_ssize_t, stop: Any) -> cython.Py_ssize_t:
-    """Return the end of a slice of ``lent``. Raises ValueError if the slice is not within the buffer."""
+    """Return the end of ``lent[start:stop]``. Raises ValueError if the slice is not within the buffer."""
     end: cython.Py_ssize_t = lent.size if stop is None else stop
     if start < 0 or end < start or end > lent.size:
         raise ValueError(f"range is not within the buffer start={start} stop={end} size={lent.size}")
@@ -282,7 +282,13 @@ def partition_of(key: Buffer, partition_count: int, hash_kind: KeyHash) -> int:
 
 
 def partitions_of(source: Buffer, spans: Lendable, partition_count: int, hash_kind: KeyHash) -> array[int]:
-    """Return the partition of every record of a spans array (see ``batch.from_spans``) as an i32 array.
+    """Return the partition of every record as an i32 array.
+
+    Args:
+        source: buffer with the keys.
+        spans: positions and lengths of keys and values, as for ``batch.from_spans``.
+        partition_count: number of partitions of the topic.
+        hash_kind: hash function.
 
     Raises:
         ValueError: a key is outside of ``source``, or the partition count is below 1.
@@ -311,9 +317,9 @@ def partitions_of(source: Buffer, spans: Lendable, partition_count: int, hash_ki
 
 
 def rows_by_partition(partitions: Lendable, partition_count: int) -> tuple[array[int], array[int]]:
-    """Group records by partition, retaining their order: return (rows, starts), both i32 arrays.
+    """Group records by partition, in their order. Return (rows, starts), both i32 arrays.
 
-    The rows of partition p are ``rows[starts[p]:starts[p + 1]]``.
+    The records of partition p have the indexes ``rows[starts[p]:starts[p + 1]]``.
 
     Args:
         partitions: i32 array, the partition of each record.

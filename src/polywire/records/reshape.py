@@ -61,12 +61,10 @@ _NO_PRODUCER = cython.declare(cython.longlong, -1)
 @cython.nogil
 @cython.exceptval(check=False)
 def small_records(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the record count of a small plain batch that may be merged with batches of the same columns.
+    """Return the record count of a small batch that may be merged with batches of the same columns, or 0.
 
-    Return 0 for any other batch.
-
-    Batches of producers are not merged. Neither are batches that already have offsets, because merging would rely on
-    these, and a client may have sent arbitrary ones.
+    Batches of idempotent producers are not merged. Neither are batches that already have offsets, because a client may
+    have sent arbitrary ones.
     """
     if size < _HEADER_BYTES or size >= _SMALL_BYTES or load_flags(p, at) > 1:
         return 0
@@ -81,8 +79,7 @@ def small_records(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.P
 def _check_neighbours(runs: Runs) -> cython.void:
     """Raise ValueError unless the batches can be merged.
 
-    They must not have producers. They must have the same partition and epoch, no gaps between them, and spans that fit
-    one batch.
+    They must have no producer id, the same partition and epoch, no gaps between them, and spans that fit one batch.
     """
     one: Lent
     other: Lent
@@ -113,11 +110,11 @@ def _check_neighbours(runs: Runs) -> cython.void:
 def merge(batches: Sequence[Buffer]) -> bytearray:
     """Merge batches into one, which gets partition, epoch, offset, address and append time of the first one.
 
-    The sources either have no offsets yet, or are consecutive in one partition and epoch. Each record retains its
-    offset and address. Append times may differ: the later ones are lost. A single batch is copied.
+    The batches either have no offsets yet, or are consecutive in one partition and epoch. Each record retains its
+    offset and address.
 
     Raises:
-        ValueError: a batch has a producer, partitions or epochs differ, or there is a gap between batches.
+        ValueError: a batch has a producer id, partitions or epochs differ, or there is a gap between batches.
         Invalid: RECORD_TOO_LARGE: the result would be too large.
     """
     runs: Runs = open_sources(batches)
@@ -145,9 +142,9 @@ def merge(batches: Sequence[Buffer]) -> bytearray:
 
 
 def slice_records(batch: Buffer, start: int, stop: int) -> bytearray:
-    """Return records ``start`` to ``stop`` as a batch.
+    """Return records ``start`` to ``stop`` as a batch with the same partition, epoch and append time.
 
-    It retains partition, epoch, time, offsets, addresses and sequences.
+    Records retain their offsets, addresses and sequences.
 
     Raises:
         IndexError: the range is empty or not within the batch.
@@ -177,7 +174,7 @@ def slice_records(batch: Buffer, start: int, stop: int) -> bytearray:
 
 @cython.cfunc
 def _pick(runs: Runs, rows: Lendable) -> cython.void:
-    """Set ``runs`` to the records of its only source that have these indexes (i32 array).
+    """Select the records with these indexes (i32 array). ``runs`` must have a single source.
 
     Raises IndexError if a record does not exist.
     """
@@ -206,7 +203,9 @@ def _pick(runs: Runs, rows: Lendable) -> cython.void:
 
 
 def take(batch: Buffer, rows: Lendable) -> bytearray:
-    """Return the records at these indexes, in that order, as a batch without offsets. A producer retains its sequences.
+    """Return the records at these indexes, in that order, as a batch without offsets.
+
+    Records of an idempotent producer retain their sequences.
 
     Args:
         batch: a validated batch.
@@ -222,10 +221,10 @@ def take(batch: Buffer, rows: Lendable) -> bytearray:
 
 
 def keep(batch: Buffer, rows: Lendable, *, base_offset: int, base_address: int) -> bytearray:
-    """Return a compacted batch with the records at these indexes. They retain their offsets and addresses.
+    """Return a compacted batch with the records at these indexes, which retain their offsets and addresses.
 
-    The batch covers the offsets from ``base_offset`` to the end of its last record. It retains partition, epoch, time
-    and producer.
+    The batch covers the offsets from ``base_offset`` to the end of its last record. It has the partition, epoch, append
+    time and producer of the source.
 
     Args:
         batch: a validated batch.

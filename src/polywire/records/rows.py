@@ -1,6 +1,6 @@
 """Convert between stored batches and ``Record`` objects (decision 0101).
 
-It serves clients, slow paths and tests, never a hot path. ``to_records(from_records(records))`` returns equal records,
+For clients, slow paths and tests, never for a hot path. ``to_records(from_records(records))`` returns equal records,
 with two exceptions: an id of zeros becomes None, and empty event metadata becomes None.
 """
 
@@ -189,7 +189,9 @@ class Rows:
     def copy(self, index: int, *, without: bytes = b"", has_origin_time: bool = False) -> bytearray:
         """Return a batch of one record, without offsets.
 
-        It has the record's key, its value, and those headers whose keys do not begin with ``without``.
+        Args:
+            without: headers whose keys begin with this prefix are not copied.
+            has_origin_time: copy the origin time, too.
         """
         columns: dict[int, Buffer] = {}
         _put_payload(columns, Column.VALUE_OFFSETS, self.value(index))
@@ -217,10 +219,7 @@ class Rows:
         return Header(bytes(key), bytes(value) if value_kind else None, HeaderKind(key_kind), HeaderKind(value_kind))
 
     def _runs_without(self, index: int, prefix: bytes) -> list[range]:
-        """Return the indexes of a record's headers, as ranges.
-
-        Headers whose keys begin with ``prefix`` are excluded.
-        """
+        """Return ranges of indexes of a record's headers, without headers whose keys begin with ``prefix``."""
         numbers = self._numbers_of_headers(index)
         if not prefix:
             return [numbers]
@@ -247,7 +246,7 @@ class Rows:
 
 
 def _put_payload(columns: dict[int, Buffer], offsets: Column, data: Buffer | None) -> None:
-    """Add the columns of one key or value. ``data`` is None for null."""
+    """Add the columns of one key or value, which is None for null."""
     columns[offsets] = _offsets([len(data or b"")])
     columns[offsets + 1] = data or b""
     if data is None:

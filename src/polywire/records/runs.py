@@ -58,7 +58,7 @@ _NO_TIME = cython.declare(cython.ulonglong, 0x8000000000000000)  # i64 min
 @cython.final
 @cython.cclass
 class Runs:
-    """Source batches and the runs to take from them. Invariant: every run lies within the records of its source."""
+    """Source batches and the runs to take from them. Every run lies within the records of its source."""
 
     if not cython.compiled:  # in the compiled module, runs.pxd declares these fields
         sources: list[Lent]
@@ -82,7 +82,7 @@ class Runs:
 
 @cython.cfunc
 def zeros(runs: Runs, count: cython.Py_ssize_t) -> cython.p_longlong:
-    """Allocate an i64 array of zeros that exists as long as ``runs``."""
+    """Allocate an i64 array of zeros whose lifetime is that of ``runs``."""
     if not cython.compiled:
         return array("q", bytes(8 * count))
     lent: Lent = lend_writable(bytearray(8 * count))
@@ -92,7 +92,7 @@ def zeros(runs: Runs, count: cython.Py_ssize_t) -> cython.p_longlong:
 
 @cython.cfunc
 def open_sources(batches: Sequence[Buffer]) -> Runs:
-    """Borrow the sources and locate their columns. Raises Invalid if one is truncated or compressed."""
+    """Locate the columns of the source batches. Raises Invalid if one is truncated or compressed."""
     runs: Runs = Runs.__new__(Runs)
     lent: Lent
     i: cython.Py_ssize_t
@@ -136,7 +136,7 @@ def _fill_source(runs: Runs, number: cython.Py_ssize_t, lent: Lent) -> cython.bi
 
 @cython.cfunc
 def set_runs(runs: Runs, triples: cython.p_longlong, run_count: cython.Py_ssize_t) -> cython.void:
-    """Set the records to take: triples of source, start, stop. The array must come from ``zeros`` and be valid."""
+    """Set the records to take, as triples of source, start and stop. The array comes from ``zeros``."""
     i: cython.Py_ssize_t
     runs.run_count = run_count
     runs.triples = triples
@@ -152,7 +152,7 @@ def set_runs(runs: Runs, triples: cython.p_longlong, run_count: cython.Py_ssize_
 def _between(
     p: cython.p_const_uchar, at: cython.longlong, start: cython.longlong, stop: cython.longlong
 ) -> cython.longlong:
-    """Return the number of bytes between two entries of the offsets column at ``at``. It is 0 for an absent column."""
+    """Return the number of bytes between two entries of the offsets column at ``at``, or 0 if the column is absent."""
     if at < 0:
         return 0
     return load_i32(p, at + 4 * stop) - load_i32(p, at + 4 * start)
@@ -233,7 +233,7 @@ def _measure(runs: Runs) -> cython.void:
 def _size_columns(
     runs: Runs, columns: cython.uint, key_nulls: cython.longlong, value_nulls: cython.longlong
 ) -> cython.void:
-    """Compute the sizes of all columns from the numbers of bytes that were counted. An absent column gets -1."""
+    """Compute the sizes of all columns of the result, -1 for an absent column."""
     count: cython.longlong = runs.count
     places: cython.p_longlong = runs.places
     offsets: cython.longlong = 4 * count + 4
@@ -274,9 +274,9 @@ def _size_columns(
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill_offsets(runs: Runs, offsets: cython.int, payload: cython.int, nested: cython.bint) -> cython.void:
-    """Concatenate an offsets column and, unless ``payload`` is -1, the bytes it points into.
+    """Concatenate an offsets column and, unless ``payload`` is -1, the bytes column that it points into.
 
-    ``nested``: the column has one entry per header, not per record.
+    ``nested`` is true for a column with one entry per header instead of per record.
     """
     p: cython.p_const_uchar
     target: cython.p_uchar = runs.target
@@ -329,7 +329,7 @@ def _fill_offsets(runs: Runs, offsets: cython.int, payload: cython.int, nested: 
 def _fill_fixed(runs: Runs, column: cython.int, width: cython.longlong, nested: cython.bint) -> cython.void:
     """Concatenate a column of elements of ``width`` bytes.
 
-    A source without the column contributes zeros, or ``NO_TIME`` for origin times.
+    For a source without the column, zeros are written, or ``NO_TIME`` for origin times.
     """
     p: cython.p_const_uchar
     target: cython.p_uchar = runs.target
@@ -371,7 +371,7 @@ def _fill_fixed(runs: Runs, column: cython.int, width: cython.longlong, nested: 
 def _fill_crcs(
     runs: Runs, source: cython.longlong, start: cython.longlong, stop: cython.longlong, place: cython.longlong
 ) -> cython.void:
-    """Compute the CRCs of values, for a source that does not have them."""
+    """Compute the CRCs of values of a source that does not have the column."""
     p: cython.p_const_uchar = runs.bases[source]
     target: cython.p_uchar = runs.target
     at: cython.longlong = runs.layouts[_LAYOUT * source]
@@ -440,7 +440,7 @@ def _fill_sequences(runs: Runs) -> cython.void:
 @cython.nogil
 @cython.exceptval(check=False)
 def offset_delta(p: cython.p_const_uchar, deltas: cython.longlong, index: cython.longlong) -> cython.longlong:
-    """Return the number of offsets from a source's first record to record ``index``.
+    """Return the difference of the offsets of record ``index`` and a source's first record.
 
     If ``index`` is the record count, return the whole offset span.
     """
@@ -455,7 +455,7 @@ def offset_delta(p: cython.p_const_uchar, deltas: cython.longlong, index: cython
 def address_delta(
     p: cython.p_const_uchar, layout: cython.p_const_longlong, base: cython.longlong, index: cython.longlong
 ) -> cython.longlong:
-    """Return the number of Kafka 0.7 bytes from a source's first record to record ``index``.
+    """Return the difference of the Kafka 0.7 addresses of record ``index`` and a source's first record.
 
     If ``index`` is the record count, return the whole address span.
     """
@@ -485,7 +485,7 @@ def _record_size(
 def _fill_deltas(runs: Runs) -> cython.void:
     """Fill the columns of offset and address deltas so that they continue from run to run, and compute the spans.
 
-    With ``holes`` the runs belong to one source, and the deltas also cover the removed records before and between them.
+    With ``holes`` there is a single source, and the deltas also cover removed records before and between the runs.
     """
     p: cython.p_const_uchar
     target: cython.p_uchar = runs.target

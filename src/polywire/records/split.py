@@ -33,7 +33,7 @@ _PLAIN_BITS: Final = sum(
 def split(batch: Buffer, spans: Lendable, numbers: Lendable, partition_count: int) -> Iterator[tuple[int, Buffer]]:
     """Yield (partition, batch of its records) for each partition that has records, in ascending order.
 
-    Each batch is built on demand, because there may be thousands. If all records go to one partition, the batch is
+    Each batch is built on demand, because there may be thousands. If all records belong to one partition, the batch is
     yielded unchanged.
 
     Args:
@@ -68,9 +68,10 @@ def record_count_of(batch: Buffer) -> int:
 
 
 def with_producer(batch: Buffer, producer: bytes, *, epoch: int, base_sequence: int) -> bytearray:
-    """Return a copy of the batch with a producer id, so that the broker detects duplicates.
+    """Return a copy of the batch with a producer id, so that the broker can detect duplicates.
 
-    The first record gets the sequence ``base_sequence``.
+    Args:
+        base_sequence: sequence of the first record.
     """
     places = layout(batch, 0).tolist()
     view = memoryview(batch)

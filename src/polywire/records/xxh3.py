@@ -172,7 +172,7 @@ def _middle(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssiz
 def _accumulate(
     lanes: cython.p_ulonglong, p: cython.p_const_uchar, at: cython.Py_ssize_t, key: cython.Py_ssize_t
 ) -> cython.void:
-    """Add a stripe of 64 bytes to the lanes. ``key`` is the position of the stripe's secret."""
+    """Add a stripe of 64 bytes to the lanes. ``key`` is the position in the secret."""
     i: cython.Py_ssize_t
     x: cython.ulonglong
     keyed: cython.ulonglong
@@ -189,7 +189,7 @@ def _accumulate(
 def _long(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, lanes: cython.p_ulonglong
 ) -> cython.ulonglong:
-    """Hash more than 240 bytes: eight lanes over stripes of 64 bytes, scrambled after each block."""
+    """Hash more than 240 bytes."""
     end: cython.Py_ssize_t = at + size
     digest: cython.ulonglong = _wrap(cython.cast(cython.ulonglong, size) * _P64_1)
     key: cython.Py_ssize_t = 0
@@ -249,7 +249,7 @@ def xxh3(data: Lendable) -> int:
 
 
 def xxh3_own(data: Lendable) -> int:
-    """Return the digest as computed by this module, not by the library. It is for tests."""
+    """Return XXH3-64, seed 0, without using the library. For tests."""
     lent: Lent = lend(data)
     return _xxh3_own(lent.p, 0, lent.size)
 

@@ -41,10 +41,7 @@ class BlobMissing(Exception):
 
 
 def no_descriptor(error: OSError) -> Busy | None:
-    """Return Busy for an error caused by too many open files, because it is temporary.
-
-    Return None for any other error.
-    """
+    """Return Busy if the error was caused by too many open files, which is temporary, otherwise None."""
     if error.errno not in _NO_DESCRIPTOR:
         return None
     return Busy(ErrorCode.BUSY, f"too many files are open: {error.strerror}", retry_after_ms=DESCRIPTORS_RETRY_MS)
@@ -63,19 +60,19 @@ class Blob(Protocol):
 
     @property
     def is_cached(self) -> bool:
-        """Whether the blob was cached in memory when it was written, so that a first ``read_now`` can succeed."""
+        """Whether the blob was cached in memory when it was written, so that ``read_now`` can succeed."""
 
     def pread_into(self, out: Buffer, position: int) -> int:
-        """Fill ``out`` with bytes from ``position`` and return their number.
+        """Fill ``out`` with bytes from ``position``. Return their number, which is smaller only at the blob's end.
 
-        It is smaller only at the blob's end. Raises Unavailable.
+        Raises Unavailable.
         """
 
     def read_now(self, out: Buffer, position: int) -> bool:
-        """Fill ``out`` with bytes from ``position`` if that needs no disk access.
+        """Fill ``out`` with bytes from ``position`` without waiting for a disk.
 
-        Returns False, with ``out`` undefined, if the read would wait for a disk, the blob is too short, or the store
-        cannot determine this.
+        Returns False, with ``out`` undefined, if the read would wait, the blob is too short, or the store cannot
+        determine this.
         """
 
     def read_direct(self, block: memoryview, start: int, stop: int) -> memoryview:
@@ -137,8 +134,8 @@ class Store(Protocol):
     def delete_in_steps(self, name: str) -> Iterator[int]:
         """Delete a blob like ``delete``, but free its space piece by piece.
 
-        The name is gone after the first step. Each step yields the number of bytes it freed, 0 while other users still
-        read the blob. If the caller stops early, the system frees the remaining space.
+        The name is removed in the first step. Each step yields the number of bytes it freed, 0 while readers still have
+        the blob open. If the caller stops early, the system frees the remaining space.
         """
 
     def size(self, name: str) -> int:
@@ -147,7 +144,7 @@ class Store(Protocol):
     def drop_copy(self, name: str) -> bool:
         """Discard the local copy of a blob that failed verification.
 
-        Return whether reading again may give other bytes.
+        Return whether another read can have a different result.
         """
 
 

@@ -30,7 +30,7 @@ GROWING_SHARE: Final = (
 
 
 class CachedBlob:
-    """One blob's bytes in memory until it is evicted. Thread-safe.
+    """One blob's bytes in memory. Thread-safe.
 
     Args:
         blocks: memory with the blob's bytes. The blocks have the same size and are filled one after the other.
@@ -62,18 +62,22 @@ class CachedBlob:
         return True
 
     def evict(self) -> None:
-        """Evict the blob: its memory is reused once its readers have finished."""
+        """Evict the blob. Its memory is reused once its readers have finished."""
         self._blocks = ()
 
 
 class BlobCache:
-    """Cached blobs, oldest first. Thread-safe. Writers write ``stretch_bytes`` at a time.
+    """Cached blobs. The oldest are evicted first. Thread-safe.
 
     New memory is slow to allocate. Beyond the memory needed for writing, the cache spends at most an eighth of its
     running time on allocating. So while the cache grows, it evicts older blobs although the limit would allow more.
 
+    Attributes:
+        block_bytes: size of a block.
+        stretch_bytes: size of the pieces in which blobs are written to disk.
+
     Args:
-        bytes_max: limit of the cache; 0 caches nothing, but still provides memory to write from.
+        bytes_max: limit of the cache. With 0 nothing is cached, but writers still get memory.
     """
 
     __slots__ = (
@@ -102,7 +106,7 @@ class BlobCache:
         self._growing_s = 0.0
 
     def take(self) -> memoryview | None:
-        """Return a block to fill, and evict the oldest blobs if necessary. Return None if there is no memory."""
+        """Return a block to fill, evicting the oldest blobs if necessary. Return None if there is no memory."""
         if self._begun_at is None:
             self._begun_at = self._clock.monotonic()
         while (block := self._arena.take_free(self.block_bytes, may_grow=False)) is None:
@@ -129,7 +133,7 @@ class BlobCache:
         return block
 
     def may_grow(self, size: int) -> bool:
-        """Return whether a blob of this size may be cached if it grows by one more stretch."""
+        """Return whether a blob of this size may still be cached after another ``stretch_bytes``."""
         return size + self.stretch_bytes <= self._bytes_max
 
     def add(self, name: str, blocks: Sequence[memoryview], size: int) -> None:
@@ -137,7 +141,7 @@ class BlobCache:
             self._blobs[name] = CachedBlob(blocks, size)
 
     def find(self, name: str) -> CachedBlob | None:
-        """Return the cached bytes of a blob, or None. The result becomes invalid when the blob is evicted."""
+        """Return the cached bytes of a blob, or None."""
         return self._blobs.get(name)
 
     def drop(self, name: str) -> None:

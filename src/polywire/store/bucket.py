@@ -110,7 +110,7 @@ class Bucket:
             self._check_stored(name, len(content), made)
 
     def _check_stored(self, name: str, size: int, made: PutResult) -> None:
-        """Raise Unavailable if a write succeeded with an ETag that does not look like a store's.
+        """Raise Unavailable if a successful write has an ETag that does not look like one of a store.
 
         A proxy may answer a request with status 200 and a page of its own.
         """
@@ -172,10 +172,7 @@ class Bucket:
 
 
 def _is_of_a_store(tag: str) -> bool:
-    """Return whether an ETag looks like one of a store.
-
-    It is 32 hexadecimal digits (S3), a counter (Azure) or a generation (Google).
-    """
+    """Return whether an ETag is 32 hexadecimal digits (S3), a counter (Azure) or a generation (Google)."""
     digest, _, parts = tag.partition("-")
     if len(digest) == DIGEST_DIGITS and consists_of(digest, HEX) and consists_of(parts, DIGITS):
         return True
@@ -186,17 +183,14 @@ def _is_of_a_store(tag: str) -> bool:
 def _errors(
     what: str, name: str, *, exists: type[Exception] | None = None, missing: type[Exception] | None = None
 ) -> Iterator[None]:
-    """Convert errors of the client library.
-
-    A failed condition becomes ``exists``, 404 becomes ``missing``, and any other error Unavailable.
+    """Convert errors of the client library: failed conditions, missing objects, and Unavailable for everything else.
 
     Args:
         what: verb for the error message.
         name: name of the object.
-        exists: raised when a condition fails. None for requests without a condition. Stores may answer requests without
-            a condition with 409 or 412, too.
-        missing: raised for 404. None for requests that need no existing object. Then 404 means that the bucket is
-            missing.
+        exists: raised for status 409 and 412, which report a failed condition. None for requests without a condition.
+        missing: raised for status 404. None for requests that need no existing object, for which 404 means that the
+            bucket is missing.
     """
     from obstore import exceptions
 
@@ -211,5 +205,5 @@ def _errors(
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of the library's message. Its other lines list causes."""
+    """Return the first line of the library's message. Other lines list causes."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

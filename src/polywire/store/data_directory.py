@@ -26,7 +26,7 @@ class BlobRoot:
 
     Attributes:
         address: absolute path of a directory, or URL of a bucket.
-        token: random token that distinguishes this location from every other.
+        mark: random token that distinguishes this location from every other.
         prefix: prefix of the names of blobs there.
     """
 
@@ -40,13 +40,18 @@ class BlobRoot:
 
     @property
     def is_on_a_machine(self) -> bool:
-        """Whether the address is valid on one machine only."""
+        """Whether the address is a path, which is valid on one machine only."""
         return not self.is_bucket or self.address.startswith("file:")
 
 
 @dataclass(frozen=True, slots=True)
 class DataDirectory:
-    """Absolute path of a data directory, and the token of the broker run that owns it."""
+    """A data directory and the broker run that owns it.
+
+    Attributes:
+        path: absolute path.
+        mark: random token of the broker run.
+    """
 
     path: str
     mark: bytes
@@ -62,11 +67,11 @@ class DataDirectory:
         return cls(str(directory.resolve()), files.token(MARK_BYTES))
 
     def content(self, owner: int) -> bytes:
-        """Return the content of ``LOCK``: the process id (as information for people) and the token."""
+        """Return the content of ``LOCK``: the process id, for people who read the file, and the token."""
         return f"{owner}\n{self.mark.hex()}\n".encode("ascii")
 
     def is_here(self) -> bool:
-        """Return whether this process can access the directory and the broker run with this token still owns it."""
+        """Return whether this process can access the directory and ``LOCK`` still has this broker run's token."""
         try:
             content = read_file(SYSTEM_FILES, Path(self.path) / MARK_FILE, _CONTENT_BYTES_MAX)
         except (OSError, ValueError):  # the system does not accept the path

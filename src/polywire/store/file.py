@@ -46,7 +46,7 @@ DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @contextmanager
 def _storage_errors(what: str, path: Path) -> Iterator[None]:
-    """Convert errors of the system to BrokerErrors. A full disk and too many open files become Busy."""
+    """Convert the system's errors to BrokerErrors. A full disk and too many open files become Busy."""
     try:
         yield
     except OSError as error:
@@ -64,7 +64,11 @@ def _storage_error(error: OSError, what: str, path: Path) -> BrokerError:
 
 
 class FileBlob:
-    """One open file. ``kept`` is its copy in memory, if any."""
+    """One open file.
+
+    Args:
+        kept: its copy in memory, if any.
+    """
 
     __slots__ = ("_direct", "_file", "_files", "_kept", "_path", "_size")
 
@@ -113,10 +117,7 @@ class FileBlob:
         return block[start - first : stop - first]
 
     def _direct_file(self) -> File:
-        """Return the file opened for direct reads.
-
-        If the file system does not support them, return the ordinary file.
-        """
+        """Return the file opened for direct reads, or the ordinary file if the file system does not support them."""
         if self._direct is None:
             try:
                 self._direct = self._files.open(self._path, Access.DIRECT)
@@ -135,10 +136,7 @@ class FileBlob:
 
 
 class OpenBlobs:
-    """A limited set of open files.
-
-    The least recently used file is evicted first, and closed when its last user has finished.
-    """
+    """A limited set of open files. The least recently used file is closed when its last user has finished."""
 
     __slots__ = ("_blobs", "_count_max", "_lock")
 
@@ -158,7 +156,7 @@ class OpenBlobs:
             return blob
 
     def add(self, name: str, blob: FileBlob) -> FileBlob:
-        """Add a blob. If another thread has already added one, return that one instead."""
+        """Add a blob and return it. If another thread has added one with this name, return that one."""
         with self._lock:
             known = self._blobs.setdefault(name, blob)
             while len(self._blobs) > self._count_max:
@@ -171,24 +169,22 @@ class OpenBlobs:
 
 
 class _NewFile:
-    """A file being written from memory. The memory may become the file's copy in the cache.
-
-    Invariant: direct writes are whole blocks, in memory and in the file. ``_blocks`` hold the bytes after position
-    ``_written``. ``_kept`` holds the bytes before it if they are cached.
-    """
+    """A file that is written in whole blocks from memory, which may become the file's copy in the cache."""
 
     __slots__ = ("_blocks", "_file", "_kept", "_memory", "_written", "size")
 
     def __init__(self, file: File, memory: BlobCache) -> None:
         self._file = file
         self._memory = memory
+        # bytes after position ``_written``
         self._blocks: list[memoryview] = []
+        # bytes before position ``_written``, None if they are not cached
         self._kept: list[memoryview] | None = []
         self._written = 0
         self.size = 0
 
     def add(self, part: Buffer) -> None:
-        """Append bytes. Some of them may be written later."""
+        """Append bytes. They are written at the latest by ``finish``."""
         rest = memoryview(part).cast("B")
         while rest:
             space = self._space()
@@ -205,9 +201,9 @@ class _NewFile:
                 self._write_out()
 
     def finish(self) -> list[memoryview] | None:
-        """Write and sync the remaining bytes.
+        """Write the remaining bytes and sync the file.
 
-        Return the blocks that hold the whole file, or None if it is not cached.
+        Return the blocks with the whole file, or None if it is not to be cached.
         """
         self._write_out()
         self._file.sync()
@@ -215,7 +211,10 @@ class _NewFile:
         return self._kept
 
     def _space(self) -> memoryview | None:
-        """Return the free part of the last block. If the block is full, return a new one."""
+        """Return the free part of the last block or, if that block is full, a new one.
+
+        Return None if there is no memory.
+        """
         at = (self.size - self._written) % self._memory.block_bytes
         if at == 0:
             block = self._memory.take() if self._written % BLOCK_BYTES == 0 else None
@@ -225,7 +224,7 @@ class _NewFile:
         return self._blocks[-1][at:]
 
     def _write_out(self) -> None:
-        """Write the blocks to the file. A last piece that is not a whole block goes through the page cache."""
+        """Write the blocks to the file. A last piece that is not a whole block is written through the page cache."""
         begun, left = self._written, self.size - self._written
         past, last = [], []
         for block in self._blocks:
@@ -244,9 +243,10 @@ class _NewFile:
 
 
 class FileStore:
-    """Blobs below an existing directory. The most recently created ones, ``kept_bytes`` in total, stay in memory.
+    """Blobs as files below an existing directory.
 
-    Invariant: ``_unsynced`` are the directories whose entries a power loss may remove.
+    Args:
+        kept_bytes: total size of the most recently created blobs that stay in memory.
     """
 
     __slots__ = ("_files", "_kept", "_open", "_root", "_unsynced")
@@ -264,10 +264,11 @@ class FileStore:
         self._root = root
         self._files = files
         self._open = OpenBlobs(count_max=open_blobs_max)
+        # directories whose entries a power loss may remove
         self._unsynced: set[Path] = set()
 
     def delete_remains(self, directory: str) -> list[str]:
-        """Delete temporary files that a crash left in a directory and return their names. Call it before any write."""
+        """Delete temporary files that a crash left in a directory. Return their names. Call it before any write."""
         path = self._root / directory
         with _storage_errors("clean", path):
             remains = sorted(name for name in self._names(path) if name.startswith("."))
@@ -279,7 +280,7 @@ class FileStore:
         self.put_cached(name, parts)
 
     def put_cached(self, name: str, parts: Iterable[Buffer]) -> Sequence[Buffer]:
-        """Store like ``put_new``. Return the memory that caches the blob, or nothing if it does not fit the cache."""
+        """Store like ``put_new``. Return the memory with the cached blob, or nothing if it is not cached."""
         files, path = self._files, self._path(name)
         temporary = path.with_name(f".{path.name}.{files.token(6).hex()}")
         with _storage_errors("write", path):
@@ -352,11 +353,10 @@ class FileStore:
             remove(self._files, path)
 
     def delete_in_steps(self, name: str) -> Iterator[int]:
-        """See ``Store``. Truncates the file step by step while no one else has it open.
+        """Delete a blob. Truncate its file step by step, once nothing else has the file open.
 
         The system frees an unlinked file at once when its last user closes it. For a large file that blocks the file
-        system's journal, and with it every sync. So this store waits until it is the only user and truncates the file
-        in pieces.
+        system's journal, and with it every sync.
         """
         path = self._path(name)
         with _storage_errors("delete", path):
@@ -417,7 +417,7 @@ class FileStore:
     def _write_new(self, path: Path, parts: Iterable[Buffer]) -> tuple[Sequence[memoryview] | None, int]:
         """Write a new file that is synced and not in the page cache.
 
-        Returns the memory that caches it, if any, and its size.
+        Returns the memory with the cached file (None if it is not cached) and its size.
         """
         file = self._files.open(path, Access.NEW)
         try:

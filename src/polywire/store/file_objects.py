@@ -33,16 +33,14 @@ LOCK_SUFFIX: Final = ".lock"
 
 
 class FileObjects:
-    """Implements ``Objects``. Names that begin with a dot are reserved.
-
-    Invariant: the directories in ``_made`` survive a power loss.
-    """
+    """Implements ``Objects``. Names that begin with a dot are reserved."""
 
     __slots__ = ("_files", "_made", "_root")
 
     def __init__(self, root: Path, files: Files = SYSTEM_FILES) -> None:
         self._root = root
         self._files = files
+        # directories whose names survive a power loss
         self._made: set[Path] = set()
 
     def create(self, name: str, parts: Sequence[Buffer]) -> None:

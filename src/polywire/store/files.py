@@ -48,7 +48,7 @@ class Hint(Enum):
 class Mapping(Protocol):
     """A whole file mapped into memory.
 
-    Writes to the file are visible at once. The mapping lasts as long as any view of it.
+    Later writes to the file are visible in it. The mapping lasts as long as any view of it.
     """
 
     @property
@@ -59,10 +59,10 @@ class Mapping(Protocol):
         """Return the position of a pattern at or after ``start``, or -1."""
 
     def flush(self, start: int, stop: int) -> None:
-        """Sync bytes [start, stop), and where possible no other pages of the file. Releases the GIL."""
+        """Sync bytes [start, stop) and, if the system can, no other pages of the file. Releases the GIL."""
 
     def forget(self) -> None:
-        """Release the mapped pages: they stay in the page cache but no longer count as this process's memory."""
+        """Unmap the resident pages. They stay in the page cache but no longer count as this process's memory."""
 
 
 class File(Protocol):
@@ -76,12 +76,13 @@ class File(Protocol):
         """Return the size in bytes."""
 
     def read(self, out: Buffer, position: int, *, now: bool = False) -> int:
-        """Fill ``out`` with bytes from ``position``. Return their number, possibly fewer, 0 at the end.
+        """Fill ``out`` with bytes from ``position``. Return their number, which may be smaller, 0 at the end.
 
         Args:
             out: writable buffer.
             position: position in the file.
-            now: do not access the disk. Raises BlockingIOError if that is impossible or the system cannot tell.
+            now: do not wait for the disk. Raises BlockingIOError if the data is not in memory or the system cannot
+                tell.
         """
 
     def write(self, parts: Sequence[Buffer], position: int, *, past_cache: bool = False) -> int:
@@ -131,7 +132,7 @@ class Files(Protocol):
 
     @property
     def owner(self) -> int:
-        """Return the process id, as information for people."""
+        """Return the process id."""
 
     def open(self, path: Path, access: Access, mode: int = NEW_MODE) -> File:
         """Open a file. ``mode`` applies to one that is created. Its name is durable once its directory is synced."""

@@ -1,4 +1,4 @@
-"""Identity of a bucket: one small object with the log's id, its format version and its number of shards.
+"""Identity of a bucket: a small object with the log's id, its format version and its number of shards.
 
 It is created once and its id never changes. Concurrent creators all get the same id. A bucket with an unknown version
 is refused.
@@ -76,9 +76,11 @@ def find_identity(objects: Objects) -> Identity | None:
 def make_identity(
     objects: Objects, token: Callable[[int], bytes], now_us: int, *, shards: int = 1
 ) -> tuple[Identity, bool]:
-    """Create a bucket's identity, or return the existing one. The second value is whether this call created it.
+    """Return a bucket's identity, and whether this call created it.
 
-    ``shards`` applies only if it is created.
+    Args:
+        token: returns random bytes.
+        shards: number of shards if the identity is created.
 
     Raises:
         Invalid: this version cannot read the existing one.
@@ -95,9 +97,10 @@ def make_identity(
 
 
 def make_key(objects: Objects, token: Callable[[int], bytes]) -> bytes:
-    """Return the secret with which the processes of a bucket authenticate to each other.
+    """Return the secret with which the processes of a bucket authenticate to each other. The first caller creates it.
 
-    The first process creates it.
+    Args:
+        token: returns random bytes.
 
     Raises:
         Invalid: the stored key is malformed.
@@ -124,7 +127,7 @@ def _key_of(objects: Objects) -> bytes | None:
 def begin_import(objects: Objects, token: Callable[[int], bytes], now_us: int, source: str) -> tuple[Identity, bool]:
     """Mark a bucket as the target of an import, so that no broker leads it meanwhile.
 
-    Returns the identity, and whether the import was already begun or finished earlier.
+    Returns the identity, and whether this import was begun earlier, or even finished.
 
     Args:
         objects: the bucket.
@@ -160,12 +163,12 @@ def end_import(objects: Objects, identity: Identity) -> Identity:
 
 
 def forget_import(objects: Objects, identity: Identity) -> None:
-    """Remove the mark of an import that copied nothing. Raises Unavailable."""
+    """Remove the mark of an import before anything was copied. Raises Unavailable."""
     _replaced(objects, identity, msgspec.structs.replace(identity, source="", importing=False))
 
 
 def _replaced(objects: Objects, known: Identity, new: Identity) -> bool:
-    """Replace a known identity by a new one. Return False if another process has changed it."""
+    """Replace a known identity by a new one. Return False if another process has changed it meanwhile."""
     stored = objects.read(NAME)
     if msgspec.json.decode(stored.content, type=Identity) != known:
         return False

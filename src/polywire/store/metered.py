@@ -1,7 +1,7 @@
 """Count requests to a bucket.
 
-Requests are counted by verb, by outcome and by the kinds that stores charge for, with durations and bytes in both
-directions. Each request is counted once, when it ends, whatever its outcome. Errors are raised unchanged.
+Requests are counted by method, by outcome and by the kinds that stores charge for, with durations and bytes sent and
+received. Each request is counted once, when it ends. Errors are raised unchanged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Outcome(Enum):
 
 
 class Charge(Enum):
-    """Kinds of requests that stores price."""
+    """Kinds of requests that stores charge for."""
 
     PUT = "put"
     GET = "get"
@@ -58,7 +58,14 @@ CHARGED_AS: Final[Mapping[str, Charge]] = {
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """Snapshot of the counters. A listing counts as one charged request per ``PAGE_NAMES`` names."""
+    """Snapshot of the counters.
+
+    Attributes:
+        taken: durations of requests, by method and outcome.
+        charged: charged requests by kind. A listing counts as one request per ``PAGE_NAMES`` names.
+        put_bytes: bytes sent.
+        got_bytes: bytes received.
+    """
 
     taken: Mapping[tuple[str, Outcome], Durations]
     charged: Mapping[Charge, int]
@@ -80,7 +87,13 @@ class Meter:
     def count(
         self, verb: str, outcome: Outcome, seconds: float, *, requests: int = 1, put_bytes: int = 0, got_bytes: int = 0
     ) -> None:
-        """Count a finished call of a verb."""
+        """Count a finished request.
+
+        Args:
+            verb: method of ``Objects``.
+            seconds: duration.
+            requests: number of charged requests.
+        """
         with self._lock:
             durations = self._taken.get((verb, outcome))
             if durations is None:
@@ -98,7 +111,7 @@ class Meter:
 
 
 class MeteredObjects:
-    """Implements ``Objects`` by counting and delegating."""
+    """Implements ``Objects`` by counting each request and forwarding it to another implementation."""
 
     def __init__(self, objects: Objects, meter: Meter) -> None:
         self._objects: Final = objects

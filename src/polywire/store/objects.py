@@ -26,7 +26,11 @@ class ObjectChanged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An object as it was read. ``tag`` identifies its content, for ``replace``."""
+    """Content of an object.
+
+    Attributes:
+        tag: identifies this content, for ``replace``.
+    """
 
     content: bytes
     tag: str
@@ -37,7 +41,7 @@ class Objects(Protocol):
 
     Requests are not retried. If a write raises Unavailable(STORAGE_FAILED), its outcome is unknown: it may have taken
     effect, or may do so later. BlobExists from ``create`` is not final either, because stores report it while another
-    request for the name is pending. Read the object to find out.
+    request for the name is pending. To learn the outcome, read the object.
     """
 
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
@@ -77,7 +81,7 @@ def check_object_name(name: str) -> None:
 
 
 class Rooted:
-    """Implements ``Objects`` below a directory of another bucket.
+    """Implements ``Objects`` for the names of another bucket that begin with ``root``.
 
     Args:
         root: prefix of every name, with a trailing slash.

@@ -62,7 +62,7 @@ def _naming(path: str) -> Iterator[None]:
 
 
 class SystemMapping:
-    """A shared mapping of a file."""
+    """Implements ``Mapping``."""
 
     __slots__ = ("_descriptor", "_map", "_path", "view")
 
@@ -77,11 +77,10 @@ class SystemMapping:
         return self._map.find(pattern, start)
 
     def flush(self, start: int, stop: int) -> None:
-        """Sync a range with ``msync``.
+        """Sync a range with ``msync``, which writes only changed pages of the range.
 
-        ``fdatasync`` would write every changed page of the file, and a reused journal slot may have many that are not
-        needed. ``msync`` of a shared mapping writes only those of a range, with the same guarantee (on Linux both end
-        in ``vfs_fsync_range``).
+        ``fdatasync`` has the same guarantee (on Linux both end in ``vfs_fsync_range``). But it would write every
+        changed page of the file, and a reused journal slot may have many that are not needed.
         """
         if _msync is None:
             with _naming(self._path):
@@ -98,10 +97,7 @@ class SystemMapping:
 
 
 class SystemFile:
-    """One file descriptor. A mapping may outlive the descriptor, but must not keep its lock.
-
-    ``_past_cache``: writes bypass the page cache. ``_behind``: the views that ``_writer`` is writing.
-    """
+    """One file descriptor. Its lock ends when the descriptor is closed, even if a mapping of the file lasts longer."""
 
     __slots__ = ("_behind", "_descriptor", "_locked", "_past_cache", "_path", "_writer")
 
@@ -109,7 +105,9 @@ class SystemFile:
         self._descriptor = descriptor
         self._path = str(path)
         self._locked = False
+        # whether writes bypass the page cache
         self._past_cache = False
+        # write that runs in ``_writer``
         self._behind: Future[None] | None = None
         self._writer: ThreadPoolExecutor | None = None
 
@@ -139,7 +137,7 @@ class SystemFile:
             raise _named(error, self._path) from None
 
     def _write_past(self, parts: Sequence[Buffer], position: int) -> int:
-        """Write, bypassing the page cache.
+        """Write parts, bypassing the page cache. Return the number of bytes.
 
         A large write runs in a thread, so that the caller can prepare the next parts.
         """
@@ -176,7 +174,7 @@ class SystemFile:
             behind.result()
 
     def _pass_by(self, past_cache: bool) -> None:
-        """Turn direct writes on or off. This does nothing if the file system does not support them."""
+        """Turn direct writes on or off. Does nothing if the file system does not support them."""
         with suppress(OSError):  # the write itself reports errors
             flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | _O_DIRECT if past_cache else flags & ~_O_DIRECT)
