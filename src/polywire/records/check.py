@@ -91,7 +91,7 @@ def _last(p: cython.p_const_uchar, places: cython.p_const_longlong, column: cyth
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def _company(places: cython.p_const_longlong) -> cython.int:
+def _incomplete_columns(places: cython.p_const_longlong) -> cython.int:
     """Return the number of a column for which only some of the columns that belong together are present, or -1."""
     if places[0] < 0 or places[2] < 0:
         return 0
@@ -113,7 +113,7 @@ def _company(places: cython.p_const_longlong) -> cython.int:
 @cython.exceptval(check=False)
 def sizes_fit(p: cython.p_const_uchar, places: cython.p_const_longlong, count: cython.Py_ssize_t) -> cython.int:
     """Return the number of a column that has the wrong size or lacks a column that it requires, or -1."""
-    column: cython.int = _company(places)
+    column: cython.int = _incomplete_columns(places)
     if column >= 0:
         return column
     per_record: cython.longlong

@@ -92,7 +92,7 @@ def _swap32(x: cython.ulonglong) -> cython.ulonglong:
 @cython.inline
 @cython.nogil
 @cython.exceptval(check=False)
-def _scatter(x: cython.ulonglong) -> cython.ulonglong:
+def _avalanche_xxh64(x: cython.ulonglong) -> cython.ulonglong:
     """Apply XXH64's avalanche, the last step for short inputs."""
     x = _wrap((x ^ (x >> 33)) * _P64_2)
     x = _wrap((x ^ (x >> 29)) * _P64_3)
@@ -103,7 +103,7 @@ def _scatter(x: cython.ulonglong) -> cython.ulonglong:
 @cython.inline
 @cython.nogil
 @cython.exceptval(check=False)
-def _settle(x: cython.ulonglong) -> cython.ulonglong:
+def _avalanche(x: cython.ulonglong) -> cython.ulonglong:
     """Apply XXH3's avalanche, the last step for all other inputs."""
     x = _wrap((x ^ (x >> 37)) * _MX1)
     return x ^ (x >> 32)
@@ -129,7 +129,7 @@ def _short(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize
         high = load_u64(p, at + size - 8) ^ _key(40) ^ _key(48)
         swapped: cython.ulonglong = _wrap(_swap32(low & _LOW) << 32) | _swap32(low >> 32)
         total: cython.ulonglong = _wrap(swapped + high + cython.cast(cython.ulonglong, size))
-        return _settle(_wrap(total + multiply_fold(low, high)))
+        return _avalanche(_wrap(total + multiply_fold(low, high)))
     if size >= 4:
         low = _wrap(load_u32(p, at + size - 4) + (cython.cast(cython.ulonglong, load_u32(p, at)) << 32))
         low = low ^ _key(8) ^ _key(16)
@@ -139,8 +139,8 @@ def _short(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize
     if size > 0:
         low = p[at + size - 1] | cython.cast(cython.ulonglong, size) << 8
         low |= cython.cast(cython.ulonglong, p[at]) << 16 | cython.cast(cython.ulonglong, p[at + (size >> 1)]) << 24
-        return _scatter(low ^ load_u32(_secret, 0) ^ load_u32(_secret, 4))
-    return _scatter(_key(56) ^ _key(64))
+        return _avalanche_xxh64(low ^ load_u32(_secret, 0) ^ load_u32(_secret, 4))
+    return _avalanche_xxh64(_key(56) ^ _key(64))
 
 
 @cython.cfunc
@@ -156,13 +156,13 @@ def _middle(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssiz
             total = _wrap(total + _mix16(p, at + 16 * i, 32 * i))
             total = _wrap(total + _mix16(p, at + size - 16 * (i + 1), 32 * i + 16))
             i -= 1
-        return _settle(total)
+        return _avalanche(total)
     for i in range(8):
         total = _wrap(total + _mix16(p, at + 16 * i, 16 * i))
-    total = _settle(total)
+    total = _avalanche(total)
     for i in range(8, size >> 4):
         total = _wrap(total + _mix16(p, at + 16 * i, 16 * (i - 8) + 3))
-    return _settle(_wrap(total + _mix16(p, at + size - 16, 119)))
+    return _avalanche(_wrap(total + _mix16(p, at + size - 16, 119)))
 
 
 @cython.cfunc
@@ -205,7 +205,7 @@ def _long(
     _accumulate(lanes, p, end - 64, 121)
     for i in range(4):
         digest = _wrap(digest + multiply_fold(lanes[2 * i] ^ _key(11 + 16 * i), lanes[2 * i + 1] ^ _key(19 + 16 * i)))
-    return _settle(digest)
+    return _avalanche(digest)
 
 
 @cython.cfunc

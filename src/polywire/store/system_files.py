@@ -129,8 +129,8 @@ class SystemFile:
         if past_cache:
             return self._write_past(parts, position)
         if self._past_cache:
-            self._settle()
-            self._pass_by(False)
+            self._wait_for_write()
+            self._set_direct(False)
         try:
             return os.pwritev(self._descriptor, parts, position)
         except OSError as error:
@@ -141,9 +141,9 @@ class SystemFile:
 
         A large write runs in a thread, so that the caller can prepare the next parts.
         """
-        self._settle()
+        self._wait_for_write()
         if not self._past_cache:
-            self._pass_by(True)
+            self._set_direct(True)
         views = [memoryview(part).cast("B") for part in parts]
         size = sum(map(len, views))
         if size < BEHIND_BYTES_MIN:
@@ -162,18 +162,18 @@ class SystemFile:
                 if error.errno != EINVAL or not self._past_cache:
                     raise _named(error, self._path) from None
                 # the file system does not support direct writes, or not at this position after a short one
-                self._pass_by(False)
+                self._set_direct(False)
                 continue
             position += count
             take_off(views, count)
 
-    def _settle(self) -> None:
+    def _wait_for_write(self) -> None:
         """Wait for pending writes. Raises OSError if one failed."""
         behind, self._behind = self._behind, None
         if behind is not None:
             behind.result()
 
-    def _pass_by(self, past_cache: bool) -> None:
+    def _set_direct(self, past_cache: bool) -> None:
         """Turn direct writes on or off. Does nothing if the file system does not support them."""
         with suppress(OSError):  # the write itself reports errors
             flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
@@ -181,7 +181,7 @@ class SystemFile:
             self._past_cache = past_cache and bool(_O_DIRECT)
 
     def sync(self, *, data_only: bool = False) -> None:
-        self._settle()
+        self._wait_for_write()
         with _naming(self._path):
             if data_only:
                 os.fdatasync(self._descriptor)
