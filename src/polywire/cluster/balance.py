@@ -23,28 +23,28 @@ AGAIN_S: Final = 10.0
 
 
 class Balance:
-    """Balance of one shard, for the life of a process.
-
-    ``_since``: when each standby, by name and process start, was first seen. ``_moved_at``: time of the last requested
-    move.
+    """Decides for one process when to hand over its shard.
 
     Args:
+        candidate: this process.
         wait_s: seconds for which a machine must have been a standby; 0 disables balancing.
-        may_hand_over: called with a number of seconds. Returns whether this machine has handed over no shard for so
-            long. If it returns True, the handover counts as made.
+        may_hand_over: returns whether this machine has handed over no shard for the given number of seconds. If it
+            returns True, a handover counts as made.
     """
 
     def __init__(self, candidate: Candidate, wait_s: float, may_hand_over: Callable[[float], bool]) -> None:
         self._candidate = candidate
         self._wait_s = wait_s
         self._may_hand_over = may_hand_over
+        # when each standby, by name and process start, was first seen
         self._since: dict[tuple[str, str], float] = {}
+        # time of the last requested move
         self._moved_at = float("-inf")
         self._wish: Wish | None = None
         self._has_looked = False
 
     def wished(self, wish: Wish | None, now: float) -> None:
-        """Record the takeover request that is in the bucket, as seen by a standby.
+        """Record the takeover request in the bucket. Called by a standby.
 
         A request that exists at the first call may be years old and is ignored.
         """
@@ -53,11 +53,14 @@ class Balance:
         self._wish, self._has_looked = wish, True
 
     def moved(self, now: float) -> None:
-        """Record that the shard is being moved on request."""
+        """Record that the shard is being handed over on request."""
         self._moved_at = now
 
     def target(self, seen: Sequence[tuple[Node, NodeState]], now: float) -> Node | None:
-        """Return the node to which this shard's leader should hand it over, or None. The leader calls this regularly."""
+        """Return the node to which the leader should hand over the shard now, or None.
+
+        The leader calls this regularly.
+        """
         idle = {node.machine: node for node, state in seen if state is NodeState.STANDBY and not node.drained}
         known, self._since = self._since, {}
         for node in idle.values():
@@ -74,9 +77,9 @@ class Balance:
         return found if self._may_hand_over(MACHINE_PAUSE_S) else None
 
     def _heir(self, idle: Mapping[str, Node], now: float) -> Node | None:
-        """Return the standby to which a drained machine should hand over the shard, or None.
+        """Return the standby to which the leader on a drained machine should hand over the shard, or None.
 
-        It may be a standby that was started a moment ago.
+        Unlike for balancing, the standby may have been started a moment ago.
         """
         if not idle or now - self._moved_at < AGAIN_S or not self._may_hand_over(DRAIN_PAUSE_S):
             return None

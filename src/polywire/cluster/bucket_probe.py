@@ -5,8 +5,8 @@ The journal relies on this. A store is refused, with a description of the defect
 * Two concurrent writes succeed, or none does.
 * A read returns other content than was written.
 
-The test leaves no objects unless it fails. A rare defect may remain undetected. The usual defect, checking first and
-writing later, shows in nearly every round.
+The test leaves no objects unless it fails. It may not find a rare defect. The usual defect, a store that checks first
+and writes later, shows in nearly every round.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ class _Answer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one test: what was tested, and the defect. The defect is empty if the test passed."""
+    """Result of one test.
+
+    Attributes:
+        what: what was tested.
+        defect: description of the defect, empty if the test passed.
+    """
 
     what: str
     defect: str
@@ -89,7 +94,7 @@ class _Race:
         return Finding(f"one of {WRITERS} concurrent replaces succeeds", self._round(name, write, again))
 
     def _round(self, name: str, write: Callable[[bytes], None], again: Callable[[], None]) -> str:
-        """Run one race and return a description of the defect, or an empty string."""
+        """Let several writers race once. Return a description of the defect, or an empty string."""
         contents = [f"writer {number}".encode() for number in range(WRITERS)]
         for _ in range(UNDECIDED_ROUNDS_MAX):
             answers = list(self._threads.map(lambda content: _answer(write, content), contents))
@@ -101,9 +106,13 @@ class _Race:
         raise Unavailable(ErrorCode.STORAGE_FAILED, f"too many requests to the bucket failed name={name!r}")
 
     def _judge(self, name: str, contents: Sequence[bytes], answers: Sequence[_Answer]) -> str | None:
-        """Return a description of the defect. It is empty if there is none.
+        """Return a description of the defect, an empty string if there is none, or None if the result is unclear.
 
-        Return None if too few requests were answered.
+        The result is unclear if too few requests were answered.
+
+        Args:
+            contents: content that each writer sent.
+            answers: what the store answered each writer.
         """
         winners = answers.count(_Answer.WON)
         if winners > 1:

@@ -3,8 +3,7 @@
 * It implements the interface ``store.base.Store``.
 * A failed request raises Busy. It is never reported as damage or as a missing blob.
 * The cache holds recent blobs and parts that were read. Its size is limited, and it may be deleted at any time.
-* The ends of blobs are read in parallel before the blobs are opened one after the other, because each read is a round
-  trip.
+* At a start, the ends of segments, which have the footers, are read in parallel before the segments are opened.
 """
 
 from __future__ import annotations
@@ -40,7 +39,13 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Bytes of a blob from ``start`` to its end, and its size."""
+    """The end of a blob.
+
+    Attributes:
+        start: position of ``content`` in the blob.
+        size: size of the blob.
+        content: bytes from ``start`` to the end.
+    """
 
     start: int
     size: int
@@ -48,7 +53,7 @@ class Tail:
 
 
 class Tails:
-    """Reads the ends of blobs in advance, in the given order. At most ``AHEAD_MAX`` ends are being read or retained."""
+    """Reads the ends of blobs in advance, in the order of ``names``, at most ``AHEAD_MAX`` at a time."""
 
     def __init__(self, fetch: Callable[[str], Tail], names: Sequence[str]) -> None:
         self._fetch = fetch
@@ -58,10 +63,7 @@ class Tails:
         self._fill()
 
     def of(self, name: str) -> Tail | None:
-        """Return the end of a blob, and drop the ends of blobs before it.
-
-        Return None unless it was requested in advance.
-        """
+        """Return the end of a blob, or None if it was not read in advance. Drops the ends of blobs before it."""
         if name not in self._ahead:
             return None
         while next(iter(self._ahead)) != name:
@@ -113,7 +115,7 @@ class RemoteBlob:
 
 
 class KeptBlob:
-    """A blob with a cached file. If the file cannot serve a read, the bucket does. That is not reported as damage."""
+    """A blob with a cached file. If the file is unreadable or incomplete, the bucket is read instead."""
 
     __slots__ = ("_file", "_remote", "size")
 
@@ -145,11 +147,12 @@ class KeptBlob:
 
 
 class BucketStore:
-    """Implements ``Store``. ``_kept`` has the size of each blob whose file is complete, least recently used first.
+    """Implements ``Store``.
 
     Args:
         objects: objects of this shard.
         directory: directory of the cache. Existing files are removed.
+        cache_bytes: size limit of the cache directory.
         memory_bytes: limit of recently written bytes that stay in memory, for uploading and reading.
     """
 
@@ -161,6 +164,7 @@ class BucketStore:
         self._files = files
         self._cache = FileStore(directory, files=files, kept_bytes=memory_bytes)
         self._cache_bytes = cache_bytes
+        # sizes of blobs with a complete file, least recently used first
         self._kept: OrderedDict[str, int] = OrderedDict()
         self._kept_bytes = 0
         self._lock = Lock()
@@ -169,11 +173,11 @@ class BucketStore:
         self._stopped = Event()
 
     def stop(self) -> None:
-        """Stop retrying: waiting callers get Busy."""
+        """Stop retrying. Callers that are waiting for a retry get Busy."""
         self._stopped.set()
 
     def read_ahead(self, names: Sequence[str]) -> None:
-        """Fetch the ends of these blobs, in this order, before they are needed. An empty list stops fetching."""
+        """Read the ends of these blobs in advance. An empty list stops reading."""
         if self._tails is not None:
             self._tails.close()
         self._tails = Tails(self._fetch_tail, names) if names else None
@@ -201,9 +205,9 @@ class BucketStore:
             file.close()
 
     def _create(self, name: str, content: Sequence[Buffer], size: int) -> None:
-        """Create an object.
+        """Create an object, repeating the request if necessary.
 
-        Each start uses its own names. So if the name exists when a request is repeated, the first request has
+        Names are never used by two starts. So if the name exists when a request is repeated, the first request has
         succeeded.
         """
         tried = False
@@ -235,7 +239,7 @@ class BucketStore:
         return bytes(found[:count])
 
     def fetch(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Read from the bucket like ``get``. Small reads fetch whole chunks, which are cached."""
+        """Read from the bucket. Small reads fetch whole chunks, which are cached."""
         if start == 0 and stop is None:
             return self._repeated(lambda: self._objects.read(name)).content
         end = self.size(name) if stop is None else stop
@@ -254,7 +258,7 @@ class BucketStore:
         return self._repeated(lambda: self._objects.read_range(name, start, stop))
 
     def _chunk(self, name: str, number: int) -> bytes:
-        """Return a chunk of a blob. It is shorter or empty at the blob's end."""
+        """Return a chunk of a blob, shorter or empty at the blob's end."""
         chunk = _chunk_name(name, f"{number:x}")
         size = self._use(chunk)
         if size is not None:
@@ -299,7 +303,7 @@ class BucketStore:
         return self._size(name) if tail is None else tail.size
 
     def drop_copy(self, name: str) -> bool:
-        """See ``Store``. Returns True, because the copy that was read may have been dropped by another thread."""
+        # True in any case: another thread may have dropped the copy that the caller has read
         with self._lock:
             chunks = [kept for kept in self._kept if kept.startswith(_chunk_name(name, ""))]
         for kept in (name, *chunks):
@@ -316,7 +320,7 @@ class BucketStore:
         return self._kept_bytes
 
     def _making_way(self, parts: Iterable[Buffer]) -> Iterator[Buffer]:
-        """Yield the parts. Before each part is written, evict enough cached files to make space for it."""
+        """Yield the parts. Before each one, evict cached files so that it fits."""
         size = 0
         for part in parts:
             size += len(part)
@@ -334,10 +338,7 @@ class BucketStore:
             self._cache.delete(oldest)
 
     def _keep(self, name: str, size: int) -> None:
-        """Add a complete file to the cache, and evict others if necessary.
-
-        A file larger than the limit is removed at once.
-        """
+        """Add a complete file to the cache, and evict others if necessary. A file larger than the limit is removed."""
         with self._lock:
             self._kept_bytes += size - self._kept.pop(name, 0)
             self._kept[name] = size
@@ -364,7 +365,7 @@ def _chunk_name(name: str, number: str) -> str:
 
 
 def repeated(ask: Callable[[], _Result], stopped: Event) -> _Result:
-    """Send a request, and repeat it a few times unless stopped. Raises Busy, BlobExists or BlobMissing."""
+    """Send a request, and repeat it a few times on failure, unless stopped. Raises Busy, BlobExists or BlobMissing."""
     pause = PAUSE_FIRST_S
     for left in range(TRIES - 1, -1, -1):
         try:

@@ -38,7 +38,12 @@ LITTER: Final = "unneeded: nothing refers to it"
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A journal that was read to its end: its chain, the snapshot that the chain lists, and the needed segments."""
+    """A journal that was read to its end.
+
+    Attributes:
+        snapshot_name: name of the snapshot that the journal lists.
+        needed: segments that the snapshot or a later group lists.
+    """
 
     chain: JournalChain
     snapshot_name: str
@@ -51,20 +56,22 @@ class BucketDoctor:
 
     Args:
         blobs: the same bucket with a longer timeout, for large objects.
+
+    Attributes:
+        shards: the examined shards.
     """
 
     def __init__(self, objects: Objects, blobs: Objects) -> None:
         self._objects = objects
         self._blobs = blobs
         self.shards: list[ShardDoctor] = []
-        """The examined shards."""
 
     def examine(self) -> list[Finding]:
         """Return all findings. Raises Unavailable or Busy."""
         return [self.examine_identity(), *(finding for shard in self.shards for finding in shard.examine())]
 
     def examine_identity(self) -> Finding:
-        """Examine the bucket's identity, which determines ``shards``. Raises Unavailable or Invalid."""
+        """Return a finding on the bucket's identity, which determines ``shards``. Raises Unavailable or Invalid."""
         identity = find_identity(self._objects)
         if identity is None:
             return Finding(Severity.BROKEN, NAME, "there is no log in this bucket")
@@ -79,8 +86,9 @@ class BucketDoctor:
     def brokers(self, seen: Sequence[tuple[Node, NodeState]]) -> Iterator[Finding]:
         """Yield a finding with the state of each broker.
 
-        ``seen`` must be read before ``examine`` is called, so that the journals contain every start that brokers
-        mention.
+        Args:
+            seen: brokers, read before ``examine`` was called. So the journals contain every start that a broker
+                mentions.
         """
         for node, state in seen:
             found = self.shards[node.shard].start if node.shard < len(self.shards) else None
@@ -109,7 +117,7 @@ class ShardDoctor:
         return [replace(finding, path=self._root + finding.path) for finding in self._examined()]
 
     def _examined(self) -> list[Finding]:
-        """Return the findings. Their paths are relative to the shard."""
+        """Return all findings, with paths relative to the shard."""
         with tempfile.TemporaryDirectory() as empty:
             store = BucketStore(self._blobs, Path(empty), SYSTEM_FILES, cache_bytes=0)
             try:
@@ -127,7 +135,7 @@ class ShardDoctor:
         return found
 
     def replay_into(self, state: Replay) -> None:
-        """Apply the part of the journal that was read to a broker's state."""
+        """Apply the journal to a broker's state, as far as it could be read."""
         read = self._read
         if read is None:
             return
@@ -165,9 +173,9 @@ class ShardDoctor:
         return _Read(chain, naming.snapshot, snapshot, needed)
 
     def _below_the_floor(self, chain: JournalChain) -> Iterator[Finding]:
-        """Yield findings for objects below the floor.
+        """Yield findings for objects below the floor (the first needed object).
 
-        Starts are permanent, so a missing start is reported. Other objects there should have been deleted.
+        Objects with a start are permanent, so a missing one is reported. Other objects should have been deleted.
         """
         directory = f"{JOURNAL}/"
         first = object_name(chain.floor.number)
@@ -185,10 +193,7 @@ class ShardDoctor:
             yield Finding(Severity.DAMAGED, JOURNAL, message)
 
     def _start_in(self, seed: int, name: str) -> int:
-        """Return the start that an object claims.
-
-        Return 0 for any other object, -1 if the object was deleted since it was listed.
-        """
+        """Return the number of the start that an object begins, 0 if it begins none, or -1 if it was deleted."""
         try:
             return start_of(self._objects.read(name).content, seed)
         except BlobMissing:
@@ -214,10 +219,7 @@ class ShardDoctor:
             yield from findings
 
     def _missing_segment(self, store: BucketStore, name: str) -> list[Finding]:
-        """Return the finding for a missing segment.
-
-        Return no finding if a leader has merged the segment since the journal was read.
-        """
+        """Return a finding for a missing segment, unless a leader has merged the segment since the journal was read."""
         try:
             now = self._journal(store)
         except BrokerError:
@@ -228,7 +230,7 @@ class ShardDoctor:
 
 
 def _named(chain: JournalChain, listed: Sequence[int]) -> set[int]:
-    """Return the segments that a snapshot or a later group lists, without those that later groups remove."""
+    """Return the segments that the snapshot (``listed``) or a later group lists and no later group removes."""
     new, removed = set(listed), set[int]()
     for group in chain.groups:
         for entry in read_directory(group.content, group.position):

@@ -28,8 +28,8 @@ _Result = TypeVar("_Result")
 class Outcome(Enum):
     """Outcome of a write.
 
-    EXISTS is not final: stores report it while another request is pending. UNKNOWN: the write may have happened, or may
-    still happen.
+    EXISTS is not final, because stores report it while another request is pending. UNKNOWN means that the write may
+    have happened, or may still happen.
     """
 
     DONE = auto()
@@ -39,7 +39,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create a journal object. Answer: Outcome."""
+    """Create a journal object. The answer is an ``Outcome``."""
 
     number: int
     content: Any
@@ -47,19 +47,19 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read objects. Answer: for each number the object's bytes, or None."""
+    """Read journal objects. The answer has the bytes of each object, or None if it does not exist."""
 
     numbers: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFloor:
-    """Read the floor. Answer: the floor and its tag, or nothing if there is no floor."""
+    """Read the floor. The answer is the floor and its tag, or the initial floor and an empty tag if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveFloor:
-    """Replace the floor if it still has this tag. Answer: Outcome."""
+    """Replace the floor if it still has this tag. The answer is an ``Outcome``."""
 
     floor: Floor
     tag: str
@@ -67,21 +67,24 @@ class MoveFloor:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete journal objects. No answer."""
+    """Delete journal objects. There is no answer."""
 
     numbers: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait. No answer."""
+    """Wait. There is no answer."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class ReadHeads:
-    """Read the beginnings of objects. Answer: for each number the first bytes, at most ``size``, or None."""
+    """Read the first ``size`` bytes of journal objects.
+
+    The answer has the bytes of each object, or None if it does not exist.
+    """
 
     numbers: Sequence[int]
     size: int
@@ -89,19 +92,19 @@ class ReadHeads:
 
 @dataclass(frozen=True, slots=True)
 class ListJournal:
-    """List the journal. Answer: numbers of its objects. The list may be outdated."""
+    """List the journal. The answer has the numbers of its objects, and may be outdated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListBlobs:
-    """List a directory. Answer: names of its blobs. The list may be outdated."""
+    """List a directory. The answer has the names of its blobs, and may be outdated."""
 
     directory: str
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteBlobs:
-    """Delete segments and snapshots. No answer."""
+    """Delete segments and snapshots. There is no answer."""
 
     names: Sequence[str]
 
@@ -113,9 +116,12 @@ Steps = Generator[Request, Any, _Result]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim of a shard: a new start, stored as object ``number`` with these bytes.
+    """A successful claim of a shard.
 
-    ``chain`` was read from the objects below it.
+    Attributes:
+        chain: journal before the claim.
+        number: number of the object with the claim.
+        content: content of that object: a group that begins the new start.
     """
 
     chain: JournalChain
@@ -124,10 +130,10 @@ class Claim:
 
 
 def settle(number: int, content: Any) -> Steps[bool]:
-    """Create an object and return whether it is ours.
+    """Create an object. Return whether this broker wrote it, even if a response was lost.
 
-    If not, another broker leads, and this start must not write again. I2: the bytes of a number never change once they
-    were sent, so a request that arrives hours late is harmless. I3: there is one leader per number.
+    If another broker wrote it, that one leads, and this one must not write again. I2: the bytes of a number never
+    change once they were sent, so a request that arrives hours late is harmless. I3: there is one leader per number.
     """
     pause = PAUSE_FIRST_S
     while True:
@@ -146,10 +152,10 @@ def settle(number: int, content: Any) -> Steps[bool]:
 
 
 def read_journal(seed: int) -> Steps[JournalChain]:
-    """Read the chain from the floor up to the first free number. Raises Corrupt.
+    """Read the journal from the floor up to the first free number. Raises Corrupt.
 
-    R: an object is valid only if the floor, read after the object, is not above its number. Below the floor any object
-    may exist. One example is the start of a broker that was suspended. It may even fit the chain.
+    R: an object is valid only if the floor, read after the object, is not above its number. Below the floor there may
+    be any object, for example the start of a broker that was suspended, and it may even fit the chain.
     """
     while True:
         floor, _ = yield ReadFloor()
@@ -169,7 +175,7 @@ def read_journal(seed: int) -> Steps[JournalChain]:
 
 
 def _read_to_end(chain: JournalChain) -> Steps[None]:
-    """Add objects to the chain, up to the first unused number. Raises Corrupt."""
+    """Add objects to the chain up to the first unused number. Raises Corrupt."""
     count = READ_AT_ONCE
     while True:
         first = chain.next_number
@@ -190,11 +196,15 @@ def _read_to_end(chain: JournalChain) -> Steps[None]:
 
 
 def claim(seed: int, start_object: Callable[[JournalChain], bytes]) -> Steps[Claim | None]:
-    """Read the journal, then claim the first unused number with a new start. Return None if another broker was first.
+    """Read the journal, then claim leadership with a new start at the first unused number.
 
-    I5: a claimant has read all lower numbers. I6: a claim is valid only if the floor, read after the claim, is not
-    above its number. Otherwise the number may have been used and deleted while the claimant was suspended. Raises
-    Corrupt.
+    Returns None if another broker was first. I5: a claimant has read all lower numbers. I6: a claim is valid only if
+    the floor, read after the claim, is not above its number. Otherwise the number may have been used and deleted while
+    the claimant was suspended. Raises Corrupt.
+
+    Args:
+        seed: seed of the journal.
+        start_object: returns the content of the object with the claim.
     """
     chain = yield from read_journal(seed)
     number = chain.next_number
@@ -208,9 +218,9 @@ def claim(seed: int, start_object: Callable[[JournalChain], bytes]) -> Steps[Cla
 
 
 def is_last(claim: Claim) -> Steps[bool]:
-    """Return whether no other broker claimed the shard before this start wrote its first object.
+    """Return whether no other broker has claimed the shard after this claim.
 
-    A broker that was suspended may find that needed objects are deleted, and must not mistake that for damage.
+    If one has, the objects that this broker misses may have been deleted, and are no damage.
     """
     floor, _ = yield ReadFloor()
     (after,) = yield Read((claim.number + 1,))
@@ -218,10 +228,10 @@ def is_last(claim: Claim) -> Steps[bool]:
 
 
 def raise_floor(floor: Floor, starts: Collection[int]) -> Steps[None]:
-    """Move the floor, then delete objects below it. Call it once the group that permits the new floor is stored.
+    """Move the floor up, then delete objects below it. The journal group that permits the new floor must be stored.
 
-    I8: only objects that a stored group has made unnecessary are deleted. Starts are never deleted, so a broker that
-    was suspended during a change of leaders finds the next number used, however late it resumes.
+    I8: only objects that a stored group has made unnecessary are deleted. Objects with a start are never deleted, so a
+    broker that was suspended during a change of leaders finds the next number used, however late it resumes.
 
     Args:
         starts: numbers of the objects with a start.

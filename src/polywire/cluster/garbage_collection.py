@@ -47,7 +47,7 @@ def sweep(seed: int, start: int, needed: Collection[str], grace_s: float) -> Ste
 
     Args:
         seed: seed of the journal.
-        start: the leader's start.
+        start: number of the leader's start.
         needed: segments and snapshots that the log refers to, or has written and will refer to.
         grace_s: seconds between finding an object and deleting it.
     """
@@ -71,8 +71,8 @@ def sweep(seed: int, start: int, needed: Collection[str], grace_s: float) -> Ste
 def _unneeded(directory: str, found: Sequence[str], needed: Collection[str], start: int) -> list[str]:
     """Return blobs to which no journal group refers or will refer.
 
-    Names are used in order. So an unreferenced blob will never be referenced if it belongs to an older start, or has a
-    lower number than the newest needed blob.
+    Such a blob belongs to an older start, or has a lower number than the newest needed blob, because numbers are used
+    in order.
     """
     own = f"{directory}/{start:08x}"
     end = max([own, *(name for name in needed if name.startswith(f"{directory}/"))])
@@ -80,9 +80,9 @@ def _unneeded(directory: str, found: Sequence[str], needed: Collection[str], sta
 
 
 def _below_the_floor(seed: int) -> Steps[list[int]]:
-    """Return the numbers of journal objects that lost or late requests have left.
+    """Return the numbers of journal objects below the floor that can be deleted. Lost or late requests have left them.
 
-    Objects that cannot be verified may be starts and are kept.
+    An object with a start is never returned. Neither is one that cannot be verified, because it may have a start.
     """
     floor, _ = yield ReadFloor()
     found = yield ListJournal()
@@ -104,10 +104,10 @@ def _is_litter(head: bytes, seed: int) -> bool:
 
 
 class GarbageCollector:
-    """Schedule of garbage collections. None begins after ``stop``.
+    """Runs garbage collections in a thread. None begins after ``stop``.
 
     Args:
-        needed: called on the event loop; see ``sweep``.
+        needed: called on the event loop. Returns the needed blobs, see ``sweep``.
     """
 
     def __init__(
@@ -148,6 +148,6 @@ class GarbageCollector:
         self._loop.call_later(SWEEP_INTERVAL_S, self.begin)
 
     def stop(self) -> None:
-        """Stop. Call it after the bucket's requests and pauses were cancelled."""
+        """Stop. The bucket's requests and pauses must have been cancelled before."""
         self._stopped = True
         self._worker.stop()

@@ -37,7 +37,13 @@ _NAMING: Final = 1 << EntryKind.SNAPSHOT
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A journal group and its location: it begins at ``position`` of ``content``, the bytes of object ``number``."""
+    """A journal group in an object.
+
+    Attributes:
+        number: number of the object.
+        content: bytes of the object.
+        position: where the group begins in ``content``.
+    """
 
     number: int
     content: bytes
@@ -55,14 +61,16 @@ class StoredGroup:
 class Naming:
     """Content of the newest group that lists a snapshot.
 
-    Everything up to ``sealed`` is in segments that ``snapshot`` lists.
+    Attributes:
+        sealed: last sequence whose effect is in the segments that ``snapshot`` lists.
+        rests_on: last sequence that ``snapshot`` depends on.
+        number: number of the object that contains the group.
     """
 
     sealed: int
     rests_on: int
     snapshot: str
     number: int
-    """Number of the object that contains the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +84,18 @@ class ChainEnd:
 
 @dataclass(slots=True)
 class JournalChain:
-    """The journal groups of a shard from its floor (first needed object) on. ``groups`` are one unbroken chain."""
+    """The journal groups of a shard from its floor (first needed object) on.
+
+    Attributes:
+        groups: groups, each of which continues the previous one.
+        starts: starts by the number of the object that begins them.
+        next_number: number of the next object.
+    """
 
     seed: int
     floor: Floor
     groups: list[StoredGroup] = field(default_factory=list)
     starts: dict[int, int] = field(default_factory=dict)
-    """Starts read so far: number of the object with the start record → start."""
     next_number: int = 0
 
     def __post_init__(self) -> None:
@@ -90,7 +103,7 @@ class JournalChain:
 
     @property
     def start(self) -> int:
-        """The newest start, or 0 if there is none."""
+        """Number of the newest start, or 0 if there is none."""
         return self.groups[-1].start if self.groups else 0
 
     @property
@@ -122,7 +135,7 @@ class JournalChain:
     def naming(self) -> Naming | None:
         """Return the content of the newest group that lists a snapshot, or None.
 
-        Raises Corrupt if the floor requires one.
+        Raises Corrupt if there is none although the floor is above the first object.
         """
         for group in reversed(self.groups):
             if group.kinds & _NAMING:
@@ -155,7 +168,7 @@ class JournalChain:
     def _check_order(self, group: StoredGroup) -> None:
         """Raise Corrupt unless a group continues the chain.
 
-        The first object must contain the group after the floor's sealed sequence, or precede it.
+        The first group must not begin after the floor's sealed sequence.
         """
         number, at = group.number, group.position
         starting = bool(group.kinds & _STARTING)
@@ -175,7 +188,7 @@ class JournalChain:
 
 
 def start_object(end: ChainEnd, seed: int, *, nonce: bytes, node: str, now_us: int) -> bytes:
-    """Return the object that claims the next number of a chain: a single group that identifies the claimant."""
+    """Return an object that claims leadership: a single group that continues the chain and identifies the claimant."""
     name = node.encode()
     assert len(nonce) == NONCE_BYTES, "a nonce distinguishes attempts"
     assert len(name) <= NODE_BYTES_MAX, "node names were checked when they were read"
@@ -187,10 +200,10 @@ def start_object(end: ChainEnd, seed: int, *, nonce: bytes, node: str, now_us: i
 
 
 def naming_object(start: ChainEnd, seed: int, *, snapshot: str, new: Sequence[int], now_us: int) -> bytes:
-    """Return the object that follows a start: it says that everything before the start is in segments.
+    """Return the object that follows a start. It lists the segments with everything before the start.
 
     Args:
-        snapshot: name of the snapshot that lists the segments.
+        snapshot: name of the snapshot that lists all segments.
         new: numbers of the segments that no earlier group lists.
     """
     sealed = start.sequence - 1
@@ -203,7 +216,7 @@ def naming_object(start: ChainEnd, seed: int, *, snapshot: str, new: Sequence[in
 
 
 def start_of(content: bytes, seed: int) -> int:
-    """Return the start that an object claims, judging by the object alone. Return 0 for any other object."""
+    """Return the number of the start that an object begins, or 0. Only this object is read."""
     fields = read_group(content, 0, seed)
     return fields.start if fields is not None and fields.kinds & _STARTING else 0
 

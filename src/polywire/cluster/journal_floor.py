@@ -34,7 +34,7 @@ FLOOR_BYTES: Final = _FIELDS.size + _CHECKSUM.size
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """A floor. For the fields see the layout above."""
+    """Decoded floor object, see the layout above."""
 
     number: int = 1
     base: int = 0
@@ -47,7 +47,7 @@ class Floor:
 
     @classmethod
     def unpack(cls, content: bytes) -> Floor:
-        """Decode an object. Raises Corrupt."""
+        """Decode a floor object. Raises Corrupt."""
         if (
             len(content) == FLOOR_BYTES
             and xxh64(content[: _FIELDS.size]) == _CHECKSUM.unpack_from(content, _FIELDS.size)[0]

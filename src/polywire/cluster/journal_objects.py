@@ -55,7 +55,7 @@ def _numbers(names: Sequence[str]) -> list[int]:
 
 
 class JournalObjects:
-    """Executes requests for one shard. Once ``_gone`` is set, requests are not repeated and pauses end at once.
+    """Executes requests for one shard.
 
     Args:
         objects: objects of this shard only.
@@ -63,11 +63,12 @@ class JournalObjects:
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
+        # when set, requests are not repeated and pauses end at once
         self._gone = Event()
         self._readers = ThreadPoolExecutor(READERS, "polywire-bucket")
 
     def run(self, steps: Steps[_Result]) -> _Result:
-        """Execute a procedure. Raises Unavailable if it is cancelled, and whatever the procedure raises."""
+        """Execute a procedure and return its result. Raises Unavailable if cancelled, and errors of the procedure."""
         answer = None
         while True:
             try:
@@ -164,7 +165,7 @@ class JournalObjects:
         return self._repeated(lambda: self._objects.list(f"{directory}/"))
 
     def _delete(self, name: str) -> None:
-        """Delete an object. If that fails, the next garbage collection deletes it."""
+        """Delete an object. Errors are ignored, because garbage collection tries again."""
         self._outcome(lambda: self._objects.delete(name))
 
     def _outcome(self, write: Callable[[], None]) -> Outcome:

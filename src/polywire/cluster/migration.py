@@ -72,7 +72,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """Result of an import. ``again``: the import continued an earlier one, or had already been completed."""
+    """Result of an import.
+
+    Attributes:
+        segments: number of segments.
+        bytes: their total size.
+        again: whether an earlier import was continued, or was already complete.
+    """
 
     identity: Identity
     segments: int
@@ -132,7 +138,7 @@ def _no_bucket_for_it() -> Invalid:
 
 
 def _check_segments(offline: OfflineLog, state: LogState, notify: Callable[[Progress], None]) -> None:
-    """Raise Corrupt if a needed segment is damaged. Its copy in the bucket would be damaged, too."""
+    """Raise Corrupt if a needed segment is damaged, because a copy of it would be damaged, too."""
     numbers, size = list(state.segments.numbers()), 0
     for count, number in enumerate(numbers, 1):
         _check_segment(offline.store, segment_name(number))
@@ -147,10 +153,7 @@ def _check_segment(store: Store, name: str) -> None:
 
 
 class _Migration:
-    """One import. It can be repeated.
-
-    Every attempt writes the same bytes, or rewrites objects that nothing refers to yet.
-    """
+    """One import. Every attempt writes the same bytes, or rewrites objects that nothing refers to yet."""
 
     def __init__(
         self,
@@ -186,9 +189,9 @@ class _Migration:
         return copied, size
 
     def _copy(self, name: str) -> int:
-        """Store a blob, unless an earlier attempt has stored it. In both cases, read it back to compare the content.
+        """Store a blob, unless an earlier attempt has stored it. Then compare it with the original. Return its size.
 
-        Returns its size. Raises Busy or Corrupt.
+        Raises Busy or Corrupt.
         """
         content = self._offline.store.get(name)
         with suppress(BlobExists):  # already stored, perhaps by an earlier attempt
@@ -210,7 +213,7 @@ class _Migration:
         return True
 
     def seal_rest(self, notify: Callable[[Progress], None]) -> None:
-        """Write journal data that is in no segment into new segments, and a snapshot that lists all segments.
+        """Write data that is only in the journal into new segments, and a snapshot that lists all segments.
 
         Raises Busy or Corrupt.
         """
@@ -238,7 +241,7 @@ class _Migration:
         return BucketStore(self._blobs, folder, SYSTEM_FILES, cache_bytes=CACHE_BYTES, memory_bytes=MEMORY_BYTES)
 
     def _is_sealed(self, store: BucketStore) -> bool:
-        """Return whether an earlier attempt has written the snapshot. The snapshot is written last."""
+        """Return whether an earlier attempt has completed ``seal_rest``, whose last step writes the snapshot."""
         try:
             get_snapshot(store, self._snapshot)
         except (BlobMissing, Corrupt):
@@ -249,9 +252,9 @@ class _Migration:
         return [name for name in store.list(directory) if name.startswith(f"{directory}{self._start:08x}-")]
 
     def write_journal(self) -> None:
-        """Write the start and the object that lists the segments, and then the floor, which makes both valid.
+        """Write the start, the object that lists the segments, and the floor, which makes both valid.
 
-        If a broker has begun a log meanwhile, that log is left unchanged. Only one of two creators of the first object
+        If a broker has begun a log meanwhile, that log is left unchanged: only one of two creators of the first object
         succeeds, and brokers ignore a start that fits no floor.
 
         Raises:
@@ -281,9 +284,9 @@ class _Migration:
 
 
 def _written(naming: bytes, floor: Floor) -> fencing.Steps[None]:
-    """Store the object that follows the start, and then the floor.
+    """Store the object that follows the start, and then the floor. Raises Corrupt.
 
-    Objects that exist are left unchanged. Raises Corrupt.
+    Objects that exist are left unchanged.
     """
     if not (yield from fencing.settle(NAMING_NUMBER, naming)):
         raise _not_ours(f"object={NAMING_NUMBER}")

@@ -39,13 +39,18 @@ class NodeState(Enum):
     TAKES_OVER = "takes over"
     STANDBY = "standby"
     DEPOSED = "deposed"
-    """The broker led the shard, another broker has taken over, and the former leader has not acknowledged that yet."""
+    """The broker led the shard, another broker has taken over, and the former leader has not recorded that yet."""
     SILENT = "silent"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A process that may lead a shard, and its machine. ``shards``: number of shards of the bucket."""
+    """A process that may lead a shard.
+
+    Attributes:
+        machine: name of its machine.
+        shards: number of shards of the bucket.
+    """
 
     machine: str
     shard: int = FIRST
@@ -53,7 +58,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Unique name of the process: the machine's name if no other process runs there."""
+        """Unique name of the process. It is the machine's name if the bucket has a single shard."""
         return self.machine if self.shards == 1 else f"{self.machine}-{shard_name(self.shard)}"
 
 
@@ -62,9 +67,9 @@ class Node(msgspec.Struct, frozen=True):
 
     Attributes:
         addresses: (host, port) by listener.
-        start: start under which the broker leads; -1 while it tries to become the leader, 0 if it is a standby.
+        start: number of the start under which the broker leads, -1 while it tries to become the leader, 0 on a standby.
         counter: increases with every update.
-        drained: whether its machine should lead no shard. It is set when the object is read, not by the broker.
+        drained: whether its machine should lead no shard. Set when the object is read, not by the broker.
     """
 
     name: str
@@ -83,7 +88,11 @@ def node_of(candidate: Candidate, id_: str, addresses: dict[str, tuple[str, int]
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """A request that a broker take over from the leader of this start. It becomes void when a later start exists."""
+    """A request that a node take over from the current leader. It is void once a later start exists.
+
+    Attributes:
+        start: number of the leader's start.
+    """
 
     node: str
     start: int
@@ -91,10 +100,11 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 class Nodes:
-    """Node objects of a bucket, or of one shard. Call it from threads.
+    """Node objects of a bucket, or of one shard. Call the methods from threads.
 
     Args:
-        candidate: selects the shard. None selects the nodes of all shards and the takeover requests of the first one.
+        candidate: selects its shard. With None, ``read`` returns nodes of all shards, and takeover requests are those
+            of the first one.
     """
 
     def __init__(self, objects: Objects, candidate: Candidate | None = None) -> None:
@@ -125,12 +135,12 @@ class Nodes:
     def drain(self, machine: str) -> None:
         """Mark a machine as drained. Raises Unavailable.
 
-        The mark is stored in the directory of the nodes, so that readers need no additional request.
+        The mark is an object in the nodes' directory, so that readers of the nodes need no additional request.
         """
         self._objects.put(_mark(machine), b"")
 
     def undrain(self, machine: str) -> None:
-        """Remove the mark. Raises Unavailable."""
+        """Remove the mark that a machine is drained. Raises Unavailable."""
         self._objects.delete(_mark(machine))
 
     def wish(self, wish: Wish) -> None:
@@ -165,7 +175,11 @@ def wish_name(shard: int) -> str:
 
 
 def states(nodes: Sequence[Node], heard: Container[str]) -> list[tuple[Node, NodeState]]:
-    """Return the state of each node. ``heard`` has the names of nodes with recent updates."""
+    """Return the state of each node.
+
+    Args:
+        heard: names of nodes with recent updates.
+    """
     leaders: dict[int, int] = {}
     for node in nodes:
         leaders[node.shard] = max(leaders.get(node.shard, 0), node.start)
@@ -173,9 +187,9 @@ def states(nodes: Sequence[Node], heard: Container[str]) -> list[tuple[Node, Nod
 
 
 def order_of(shard: int, names: Collection[str]) -> list[str]:
-    """Return these names in order of preference as leaders of a shard.
+    """Return these node names in order of preference as leaders of a shard.
 
-    Consecutive shards prefer different names.
+    The first name differs from shard to shard.
     """
     ordered = sorted(names)
     first = shard % len(ordered) if ordered else 0
@@ -204,7 +218,7 @@ class Watch:
         self._seen: dict[str, tuple[Node, float]] = {}
 
     def see(self, nodes: Sequence[Node], now: float) -> None:
-        """Record these nodes and the time at which they changed."""
+        """Record which of these nodes were updated since the last call."""
         self._now = now
         for node in nodes:
             known = self._seen.get(node.name)
@@ -225,7 +239,7 @@ class Watch:
         return [node.name for node in nodes if self.silent_s(node) >= NODE_FORGOTTEN_S]
 
     def leader(self, nodes: Sequence[Node], now: float) -> Node | None:
-        """Return the broker that leads or tries to become the leader, if it had an update within the timeout."""
+        """Return the node that leads or tries to become the leader, or None if it sent no update within the timeout."""
         self.see(nodes, now)
         leaders = [node for node in nodes if node.start and self._is_alive(node)]
         return max(leaders, key=lambda node: node.start, default=None)

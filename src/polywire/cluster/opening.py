@@ -58,7 +58,9 @@ class Place:
 
     Attributes:
         blobs: the same bucket with a longer timeout, for large objects.
-        delete_grace_s: seconds for which unneeded objects are kept.
+        directory: local directory for the cache.
+        node: name of the process.
+        delete_grace_s: seconds for which unneeded objects are retained.
         root: location of the shard, for readers that bypass the broker.
     """
 
@@ -84,7 +86,7 @@ def open_shard(
 ) -> FileLog:
     """Become the leader of a shard and open its log. Blocks on the bucket, so call it before the broker serves clients.
 
-    Raises what ``ShardOpening.recover`` raises.
+    Raises as ``ShardOpening.recover``.
     """
     opening = ShardOpening(
         place, settings=settings, loop=loop, clock=clock, replay=replay, files=files, make_worker=make_worker
@@ -98,9 +100,10 @@ class ShardState:
     """State of a shard as its leader sees it.
 
     Attributes:
-        start: start under which the broker leads. It is the epoch of new records.
-        objects: number of journal objects that a start would have to read.
-        unstored: size of the data that is not in the bucket yet, and the age in seconds of its oldest part.
+        start: number of the start under which the broker leads. It is the epoch of new records.
+        objects: number of journal objects that the next start has to read.
+        unstored_bytes: size of the data that is not in the bucket yet.
+        unstored_s: age of the oldest such data, in seconds.
         cached_bytes: size of cached segment files.
     """
 
@@ -114,7 +117,12 @@ class ShardState:
 
 @dataclass(frozen=True, slots=True)
 class _Recovered:
-    """Content of the log after recovery, and the function that unlocks the directory."""
+    """The log after recovery.
+
+    Attributes:
+        full: slots with recovered data, each with the state at its end.
+        unlock: unlocks the directory.
+    """
 
     claim: fencing.Claim
     state: LogState
@@ -128,9 +136,9 @@ class _Recovered:
 
 
 class ShardOpening:
-    """Steps of opening.
+    """Becomes the leader of a shard and opens its log, in two steps: ``recover``, then ``begin``.
 
-    Before ``begin`` nothing uses the event loop, so steps that wait for the bucket can run in a thread.
+    ``recover`` waits for the bucket and does not use the event loop, so it can run in a thread.
     """
 
     def __init__(
@@ -201,7 +209,7 @@ class ShardOpening:
             raise storage_failed(error) from error
 
     def interrupt(self) -> None:
-        """Make ``recover``, which runs in another thread, fail soon without sending another request."""
+        """Make ``recover``, which runs in another thread, raise Unavailable soon without sending another request."""
         self._bucket.give_up()
         self._store.stop()
 
@@ -214,7 +222,7 @@ class ShardOpening:
                 self._files.unlink(path / name)
 
     def give_up(self) -> None:
-        """Release everything because the log is not opened. Call it after ``recover`` has ended."""
+        """Release all resources if the log is not opened. ``recover`` must have ended."""
         if self._disk is not None:
             self._disk.deleter.stop()
         self._bucket.close()
@@ -251,7 +259,7 @@ class ShardOpening:
         return _Recovered(claim, state, chain, full, worker, disk, sequence, checksum, unlock)
 
     def _play(self, player: Player, claim: fencing.Claim, chain: Chain) -> None:
-        """Replay the journal. Raises NotOwner, Corrupt, and the errors of the store."""
+        """Replay the journal. Raises NotOwner, Corrupt, and errors of the store."""
         self._store.read_ahead(self._listed(chain.snapshot))
         try:
             player.play()
@@ -318,7 +326,11 @@ class ShardOpening:
         return start_object(chain.end, chain.seed, nonce=nonce, node=self._place.node, now_us=self._clock.now_us())
 
     def _copied(self, found: JournalChain, naming: Naming | None, sealed: int) -> Chain:
-        """Copy the groups that are in no segment into local slots, where readers expect unsealed data."""
+        """Copy the groups that are in no segment into local slots, where readers expect unsealed data.
+
+        Args:
+            sealed: last sequence whose effect is in segments.
+        """
         groups = []
         for group in found.behind(sealed):
             if self._journal.capacity < group.length:
@@ -344,10 +356,7 @@ class ShardOpening:
         return Chain(found.start, sealed, rests_on, snapshot, groups, found.checksum, None, ())
 
     def _listed(self, snapshot: str | None) -> list[str]:
-        """Return the segments that a snapshot lists, so that they can be read ahead.
-
-        Replay reports errors in the snapshot.
-        """
+        """Return the segments that a snapshot lists. Errors are ignored, because replay reports them."""
         if snapshot is None:
             return []
         try:
@@ -368,15 +377,18 @@ class ShardOpening:
         return LogState(reader, segments, staging, hides_unsynced=True)
 
     def _full(self, player: Player, state: LogState, chain: Chain) -> Sequence[tuple[Slot, Image]]:
-        """Return the slots with recovered data, each with the state at its end. They are sealed like any full slot."""
+        """Return the slots with recovered data, each with the state at its end.
+
+        The sealer seals them like any full slot.
+        """
         if not chain.groups:
             return ()
         return [*player.full, (chain.groups[-1].slot, image_of_all(state, chain.sequence))]
 
     def _write_start(self, state: LogState, claim: fencing.Claim) -> tuple[int, int]:
-        """Write the group of this start to the beginning of a slot, where the chain continues after it.
+        """Write the group of this start, which is already in the bucket, to the beginning of a slot.
 
-        The group is already in the bucket.
+        Return its sequence and checksum.
         """
         own = JournalChain(self._journal.seed, claim.chain.floor, [*claim.chain.groups[-1:]], next_number=claim.number)
         own.add(claim.content)

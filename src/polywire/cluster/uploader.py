@@ -35,9 +35,12 @@ FINISH_S: Final = 10.0  # seconds for the last objects when the broker stops
 
 @dataclass(slots=True)
 class _Unsent:
-    """Groups in bytes [start, stop) of a slot.
+    """Groups in bytes [start, stop) of a slot that are not uploaded yet.
 
-    It also has the first and last sequence, and the time of the first group.
+    Attributes:
+        first: sequence of the first group.
+        last: sequence of the last group.
+        begun_at: time at which the first group was written.
     """
 
     slot: Slot
@@ -53,12 +56,10 @@ class _Unsent:
 
 
 class Uploader:
-    """Implements ``Syncer``.
-
-    Objects are uploaded one at a time, in the order of their numbers. Nothing is sent once ``_deposed``.
+    """Implements ``Syncer`` by uploading objects one at a time, in the order of their numbers.
 
     Args:
-        sequence: sequence of the claim's own group. Everything up to it is stored.
+        sequence: sequence of the claim's group. This group and all earlier ones are stored.
     """
 
     is_local: Final = False
@@ -87,8 +88,8 @@ class Uploader:
         self._sweeper = make_worker("floor", loop)
         self._starts = {*claim.chain.starts, claim.number}
         self._number = claim.number
+        # sequence of the first group of each object since the floor; ``_numbers`` has the objects' numbers
         self._firsts: list[int] = []
-        """First sequence of each object since the floor, parallel to ``_numbers``."""
         self._numbers: list[int] = []
         for group in claim.chain.groups:
             self._note(group.sequence, group.number)
@@ -103,24 +104,24 @@ class Uploader:
         self.unsynced_bytes = 0
 
     def _note(self, first: int, number: int) -> None:
-        """Record that object ``number`` is stored, and that ``first`` is the sequence of its first group."""
+        """Record that object ``number``, whose first group is ``first``, is stored."""
         if not self._numbers or self._numbers[-1] != number:
             self._firsts.append(first)
             self._numbers.append(number)
 
     @property
     def start(self) -> int:
-        """Start under which everything is uploaded."""
+        """Number of the start under which groups are uploaded."""
         return self._start
 
     @property
     def objects(self) -> int:
-        """Number of journal objects that the next start would have to read."""
+        """Number of journal objects that the next start has to read."""
         return len(self._numbers)
 
     @property
     def unsynced_s(self) -> float:
-        """Age in seconds of the oldest group that is not in the bucket. It is 0.0 if all groups are there."""
+        """Age in seconds of the oldest group that is not in the bucket, 0.0 if there is none."""
         oldest = self._running or (self._unsent[0] if self._unsent else None)
         return 0.0 if oldest is None else max(self._clock.monotonic() - oldest.begun_at, 0.0)
 
@@ -169,10 +170,7 @@ class Uploader:
     # Sending
 
     def _send_soon(self) -> None:
-        """Schedule an upload of the oldest groups.
-
-        It begins at once if they fill an object or nothing was sent recently.
-        """
+        """Schedule an upload of the oldest groups, at once if they fill an object or nothing was sent recently."""
         if self._running is not None or self._timer or not self._unsent or self._over:
             return
         wait = self._begun_at + PUT_INTERVAL_S - self._clock.monotonic()
@@ -192,10 +190,9 @@ class Uploader:
         self._loop.call_later(STEP_DOWN_S, self._overdue, self._number)
 
     def _overdue(self, number: int) -> None:
-        """Step down if an object is still being uploaded after ``STEP_DOWN_S``.
+        """Step down if the upload of this object takes longer than ``STEP_DOWN_S``.
 
-        Waiting callers get an error, and another broker may be able to reach the bucket. If the object arrives later,
-        the next leader finds it.
+        Another broker may be able to reach the bucket. If the object arrives later, the next leader reads it.
         """
         if self._running is not None and self._number == number and not self._over:
             limit = f"object={number:016x} limit_s={STEP_DOWN_S:g}"
@@ -217,7 +214,7 @@ class Uploader:
             self._stored()
 
     def _stored(self) -> None:
-        """Note that the current object is stored: notify waiting callers, and schedule the next upload."""
+        """Record that the current object is stored, notify waiting callers, and schedule the next upload."""
         assert self._running is not None, "one was sent"
         stored, self._running = self._running, None
         self._note(stored.first, self._number)
@@ -274,7 +271,12 @@ def uploading(
     sequence: int,
     made: Callable[[Uploader], None],
 ) -> MakeSyncer:
-    """Return a factory of uploaders that continue after this claim. ``made`` is called with each uploader."""
+    """Return a factory of uploaders that continue after this claim.
+
+    Args:
+        sequence: sequence of the claim's group.
+        made: called with each uploader.
+    """
 
     def make(
         loop: Loop, advanced: Callable[[], None], failed: Callable[[BrokerError], None], _: Callable[[], bool]
@@ -293,4 +295,4 @@ def _deposed() -> NotOwner:
 
 
 def _ignore(_: BrokerError | None) -> None:
-    """Ignore an error of moving the floor: the next seal moves it, and garbage collection deletes the objects."""
+    pass
