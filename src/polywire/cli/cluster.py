@@ -16,7 +16,7 @@ from polywire.cli.output import Failed, ListFormat, format_time, note, print_lis
 from polywire.cli.usage import examples
 from polywire.clock import SystemClock
 from polywire.cluster.bucket_probe import probe
-from polywire.cluster.nodes import Candidate, Node, Nodes, NodeState, Wish, observed_nodes
+from polywire.cluster.nodes import Candidate, Node, Nodes, NodeState, TakeoverRequest, observed_nodes
 from polywire.store.identity import Identity, find_identity, make_identity
 from polywire.store.objects import FIRST, Objects
 from polywire.store.url import open_bucket
@@ -226,7 +226,7 @@ def takeover(
             "there is no standby" if node is None else f"the broker is not a standby, or is drained node={node}"
         )
     chosen = node or standbys[0]
-    nodes.wish(Wish(chosen, leader.start))
+    nodes.request_takeover(TakeoverRequest(chosen, leader.start))
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         latest = max(nodes.read(), key=lambda broker: broker.start, default=None)

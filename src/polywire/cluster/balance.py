@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from polywire.cluster.nodes import Candidate, Node, NodeState, Wish, order_of
+from polywire.cluster.nodes import Candidate, Node, NodeState, TakeoverRequest, order_of
 
 PAUSE_S: Final = 600.0  # seconds between two moves of one shard
 # seconds between two handovers by one machine, so that clients of the first shard reconnect before the second moves
@@ -40,17 +40,17 @@ class Balance:
         self._since: dict[tuple[str, str], float] = {}
         # time of the last requested move
         self._moved_at = float("-inf")
-        self._wish: Wish | None = None
-        self._has_looked = False
+        self._request: TakeoverRequest | None = None
+        self._has_read_request = False
 
-    def wished(self, wish: Wish | None, now: float) -> None:
+    def note_request(self, request: TakeoverRequest | None, now: float) -> None:
         """Record the takeover request in the bucket. Called by a standby.
 
         A request that exists at the first call may be years old and is ignored.
         """
-        if self._has_looked and wish != self._wish:
+        if self._has_read_request and request != self._request:
             self._moved_at = now
-        self._wish, self._has_looked = wish, True
+        self._request, self._has_read_request = request, True
 
     def moved(self, now: float) -> None:
         """Record that the shard is being handed over on request."""
@@ -68,7 +68,7 @@ class Balance:
             self._since[place] = known.get(place, now)
         candidate = self._candidate
         if any(node.name == candidate.name and node.drained for node, _ in seen):
-            return self._heir(idle, now)
+            return self._drain_target(idle, now)
         found = idle.get(order_of(candidate.shard, {*idle, candidate.machine})[0])
         if candidate.shards == 1 or self._wait_s <= 0 or found is None or found.machine == candidate.machine:
             return None
@@ -76,7 +76,7 @@ class Balance:
             return None
         return found if self._may_hand_over(MACHINE_PAUSE_S) else None
 
-    def _heir(self, idle: Mapping[str, Node], now: float) -> Node | None:
+    def _drain_target(self, idle: Mapping[str, Node], now: float) -> Node | None:
         """Return the standby to which the leader on a drained machine should hand over the shard, or None.
 
         Unlike for balancing, the standby may have been started a moment ago.

@@ -188,7 +188,7 @@ class BucketStore:
         return Tail(start, size, self._fetch(name, start, size))
 
     def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
-        content = self._cache.put_cached(name, self._making_way(parts)) or [self._mapped(name)]
+        content = self._cache.put_cached(name, self._evict_before(parts)) or [self._mapped(name)]
         size = sum(map(len, content))
         try:
             self._create(name, content, size)
@@ -269,7 +269,7 @@ class BucketStore:
             self._forget(chunk)
         found = self._fetch(name, number * CHUNK_BYTES, (number + 1) * CHUNK_BYTES)
         with suppress(BrokerError), self._one_writes:  # if the disk is full, nothing is cached
-            self._cache.put(chunk, self._making_way([found]))
+            self._cache.put(chunk, self._evict_before([found]))
             self._keep(chunk, len(found))
         return found
 
@@ -319,7 +319,7 @@ class BucketStore:
     def cached_bytes(self) -> int:
         return self._kept_bytes
 
-    def _making_way(self, parts: Iterable[Buffer]) -> Iterator[Buffer]:
+    def _evict_before(self, parts: Iterable[Buffer]) -> Iterator[Buffer]:
         """Yield the parts. Before each one, evict cached files so that it fits."""
         size = 0
         for part in parts:

@@ -92,12 +92,12 @@ def _below_the_floor(seed: int) -> Steps[list[int]]:
         part = below[at : at + READ_AT_ONCE]
         heads = yield ReadHeads(part, HEAD_BYTES)
         litter += [
-            number for number, head in zip(part, heads, strict=True) if head is not None and _is_litter(head, seed)
+            number for number, head in zip(part, heads, strict=True) if head is not None and _is_no_start(head, seed)
         ]
     return litter
 
 
-def _is_litter(head: bytes, seed: int) -> bool:
+def _is_no_start(head: bytes, seed: int) -> bool:
     if len(head) > START_BYTES_MAX:
         return True
     return read_group(head, 0, seed) is not None and start_of(head, seed) == 0

@@ -97,7 +97,7 @@ class JournalObjects:
         timer.daemon = True
         timer.start()
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Stop repeating requests now."""
         self._gone.set()
 

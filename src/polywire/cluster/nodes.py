@@ -87,7 +87,7 @@ def node_of(candidate: Candidate, id_: str, addresses: dict[str, tuple[str, int]
     return Node(candidate.name, id_, addresses, start, counter, shard=candidate.shard, machine=candidate.machine)
 
 
-class Wish(msgspec.Struct, frozen=True):
+class TakeoverRequest(msgspec.Struct, frozen=True):
     """A request that a node take over from the current leader. It is void once a later start exists.
 
     Attributes:
@@ -143,14 +143,16 @@ class Nodes:
         """Remove the mark that a machine is drained. Raises Unavailable."""
         self._objects.delete(_mark(machine))
 
-    def wish(self, wish: Wish) -> None:
+    def request_takeover(self, request: TakeoverRequest) -> None:
         """Store a takeover request. Raises Unavailable."""
-        self._objects.put(wish_name(self._shard), msgspec.json.encode(wish))
+        self._objects.put(takeover_name(self._shard), msgspec.json.encode(request))
 
-    def wished(self) -> Wish | None:
+    def takeover_request(self) -> TakeoverRequest | None:
         """Return the last takeover request, or None. Raises Unavailable."""
         try:
-            return msgspec.json.decode(self._objects.read(wish_name(self._shard)).content[:NODE_BYTES_MAX], type=Wish)
+            return msgspec.json.decode(
+                self._objects.read(takeover_name(self._shard)).content[:NODE_BYTES_MAX], type=TakeoverRequest
+            )
         except (BlobMissing, msgspec.DecodeError):
             return None
 
@@ -170,7 +172,7 @@ def _mark(machine: str) -> str:
     return f"{DIRECTORY}{DRAINED}{machine}"
 
 
-def wish_name(shard: int) -> str:
+def takeover_name(shard: int) -> str:
     return WISH if shard == FIRST else f"{WISH}-{shard_name(shard)}"
 
 

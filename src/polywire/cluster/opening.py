@@ -196,7 +196,7 @@ class ShardOpening:
             make_directories(self._files, place.directory)
             data_directory = DataDirectory.owned(place.directory, self._files)
             with ExitStack() as undone:
-                undone.callback(self.give_up)
+                undone.callback(self.release)
                 unlock = own_directory(self._files, place.directory, data_directory)
                 undone.callback(unlock)
                 self._empty(place.directory / CACHE)
@@ -210,7 +210,7 @@ class ShardOpening:
 
     def interrupt(self) -> None:
         """Make ``recover``, which runs in another thread, raise Unavailable soon without sending another request."""
-        self._bucket.give_up()
+        self._bucket.cancel()
         self._store.stop()
 
     def _empty(self, cache: Path) -> None:
@@ -221,7 +221,7 @@ class ShardOpening:
             for name in self._files.names(path):
                 self._files.unlink(path / name)
 
-    def give_up(self) -> None:
+    def release(self) -> None:
         """Release all resources if the log is not opened. ``recover`` must have ended."""
         if self._disk is not None:
             self._disk.deleter.stop()
@@ -252,13 +252,13 @@ class ShardOpening:
         segments = SegmentSet(self._store, start, self._clock)
         state = self._make_state(segments, self._make_reader(segments, worker, start))
         player = Player(self._store, state, self._replay, chain)
-        self._play(player, claim, chain)
+        self._replay_journal(player, claim, chain)
         full = self._full(player, state, chain)
         sequence, checksum = self._write_start(state, claim)
         self._disk = disk = self._make_disk()
         return _Recovered(claim, state, chain, full, worker, disk, sequence, checksum, unlock)
 
-    def _play(self, player: Player, claim: fencing.Claim, chain: Chain) -> None:
+    def _replay_journal(self, player: Player, claim: fencing.Claim, chain: Chain) -> None:
         """Replay the journal. Raises NotOwner, Corrupt, and errors of the store."""
         self._store.read_ahead(self._listed(chain.snapshot))
         try:

@@ -187,9 +187,9 @@ class Uploader:
         self._begun_at = self._clock.monotonic()
         self._number += 1
         self._sender.run(partial(self._bucket.run, self._steps(unsent)), self._settled)
-        self._loop.call_later(STEP_DOWN_S, self._overdue, self._number)
+        self._loop.call_later(STEP_DOWN_S, self._check_duration, self._number)
 
-    def _overdue(self, number: int) -> None:
+    def _check_duration(self, number: int) -> None:
         """Step down if the upload of this object takes longer than ``STEP_DOWN_S``.
 
         Another broker may be able to reach the bucket. If the object arrives later, the next leader reads it.
@@ -255,7 +255,7 @@ class Uploader:
 
     def stop(self) -> None:
         self._over = True
-        self._bucket.give_up()
+        self._bucket.cancel()
         self._sender.stop()
         self._sweeper.stop()
         self._bucket.close()

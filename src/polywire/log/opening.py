@@ -79,7 +79,7 @@ def open_log(
     with ExitStack() as undone:
         undone.callback(unlock)
         opening = _Opening(data_directory, settings, loop, clock, replay, unlock, through, files, make_worker)
-        undone.callback(opening.give_up)
+        undone.callback(opening.release)
         try:
             log = opening.run()
         except OSError as error:
@@ -259,7 +259,7 @@ class _Opening:
             if error.errno not in DISK_FULL:
                 raise
 
-    def give_up(self) -> None:
+    def release(self) -> None:
         self._disk.deleter.stop()
         self._journal.close()
 

@@ -25,7 +25,7 @@ from typing import Final
 import structlog
 
 from polywire.clock import SystemClock
-from polywire.cluster.nodes import NODE_INTERVAL_S, NODE_TIMEOUT_S, Node, Nodes, Watch, Wish, node_of, states
+from polywire.cluster.nodes import NODE_INTERVAL_S, NODE_TIMEOUT_S, Node, Nodes, TakeoverRequest, Watch, node_of, states
 from polywire.errors import BrokerError, ErrorCode, Invalid, NotOwner, Unavailable
 from polywire.http.session import HEAD_BYTES_MAX
 from polywire.server import lifecycle
@@ -270,7 +270,7 @@ class Presence:
                 log.info("handing the shard over to another broker", node=other.name)
                 self._balance.moved(now)
                 self._hands_over_until = now + HANDING_OVER_S
-                self._nodes.wish(Wish(other.name, start))
+                self._nodes.request_takeover(TakeoverRequest(other.name, start))
 
     def _put(self) -> None:
         """Write a heartbeat.
@@ -444,13 +444,13 @@ class Standby:
         if leader is None or leader.start < 0 or self._refused or now - self._read_at >= NODE_INTERVAL_S:
             self._read_at = now
             try:
-                leader, wish = await asyncio.to_thread(self._look, now)
+                leader, request = await asyncio.to_thread(self._look, now)
             except BrokerError as error:
                 log.warning("cannot read the state of the leader from the bucket", reason=error.message)
                 return self.has_waited  # a leader could not reach the bucket either, so this is no reason to take over
             self._leader = leader
-            self._balance.wished(wish, now)
-            if leader is not None and wish == Wish(self._name, leader.start):
+            self._balance.note_request(request, now)
+            if leader is not None and request == TakeoverRequest(self._name, leader.start):
                 log.info("taking over on request", leader=leader.name)
                 return False
         if leader is None:
@@ -464,14 +464,14 @@ class Standby:
         self._refused += 1
         return self._is_tried or self._refused < REFUSED_MAX + self._rank * RANK_S / LOOK_S
 
-    def _look(self, now: float) -> tuple[Node | None, Wish | None]:
+    def _look(self, now: float) -> tuple[Node | None, TakeoverRequest | None]:
         """Return the leader, and the latest request for a takeover. Raises BrokerError if the bucket cannot be read."""
         nodes = self._nodes.read()
         leader = self._watch.leader(nodes, now)
         self._rank = self._watch.rank(nodes)
         alive = self._watch.alive(nodes)
         self._is_tried = any(node.start < 0 and node.name in alive - {self._name} for node in nodes)
-        return leader, self._nodes.wished()
+        return leader, self._nodes.takeover_request()
 
     def _check_name(self, leader: Node) -> None:
         if leader.name == self._name:

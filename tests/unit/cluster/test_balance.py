@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from polywire.cluster.balance import AGAIN_S, DRAIN_PAUSE_S, PAUSE_S, Balance
-from polywire.cluster.nodes import Candidate, Node, NodeState, Wish, node_of, order_of
+from polywire.cluster.nodes import Candidate, Node, NodeState, TakeoverRequest, node_of, order_of
 
 WAIT_S = 30.0
 MACHINES = ("a", "b", "c")
@@ -89,12 +89,12 @@ def test_a_shard_does_not_move_twice_in_a_short_time() -> None:
 
 def test_recent_requests_of_other_shards_delay_a_handover_and_old_ones_do_not() -> None:
     leader = balance("a", 1)
-    leader.wished(Wish("c-0001", 3), 0.0)
+    leader.note_request(TakeoverRequest("c-0001", 3), 0.0)
     leader.target(seen(1, "a", "b"), 1.0)
     assert leader.target(seen(1, "a", "b"), 1.0 + WAIT_S) is not None
-    leader.wished(Wish("c-0001", 3), 50.0)
+    leader.note_request(TakeoverRequest("c-0001", 3), 50.0)
     assert leader.target(seen(1, "a", "b"), 51.0) is not None
-    leader.wished(Wish("c-0001", 7), 52.0)
+    leader.note_request(TakeoverRequest("c-0001", 7), 52.0)
     assert leader.target(seen(1, "a", "b"), 100.0) is None
 
 

@@ -11,8 +11,8 @@ from polywire.cluster.nodes import (
     Node,
     Nodes,
     NodeState,
+    TakeoverRequest,
     Watch,
-    Wish,
     node_of,
     states,
 )
@@ -106,12 +106,12 @@ def test_a_node_that_is_gone_for_long_is_forgotten() -> None:
 def test_a_wish_is_read_and_an_invalid_one_ignored() -> None:
     objects = MemoryObjects()
     nodes = Nodes(objects)
-    assert nodes.wished() is None
-    nodes.wish(Wish("one", 3))
-    nodes.wish(Wish("two", 4))
-    assert nodes.wished() == Wish("two", 4)
+    assert nodes.takeover_request() is None
+    nodes.request_takeover(TakeoverRequest("one", 3))
+    nodes.request_takeover(TakeoverRequest("two", 4))
+    assert nodes.takeover_request() == TakeoverRequest("two", 4)
     objects.put(WISH, b"{}")
-    assert nodes.wished() is None
+    assert nodes.takeover_request() is None
 
 
 def test_states_of_nodes() -> None:
@@ -143,19 +143,23 @@ def test_every_shard_has_its_own_nodes_and_wishes() -> None:
     found = Nodes(objects, candidates[1]).read()
     assert [(node.name, node.machine, node.shard) for node in found] == [("a-0001", "a", 1), ("b-0001", "b", 1)]
     assert len(Nodes(objects).read()) == len(candidates)
-    Nodes(objects, candidates[2]).wish(Wish("b-000b", 3))
-    assert [Nodes(objects, one).wished() for one in candidates[:3]] == [None, None, Wish("b-000b", 3)]
+    Nodes(objects, candidates[2]).request_takeover(TakeoverRequest("b-000b", 3))
+    assert [Nodes(objects, one).takeover_request() for one in candidates[:3]] == [
+        None,
+        None,
+        TakeoverRequest("b-000b", 3),
+    ]
 
 
 def test_nodes_of_a_single_shard_keep_their_old_names() -> None:
     objects, candidate = MemoryObjects(), Candidate("one")
     Nodes(objects, candidate).put(node_of(candidate, "x", {}, start=0, counter=1))
-    Nodes(objects, candidate).wish(Wish("one", 3))
+    Nodes(objects, candidate).request_takeover(TakeoverRequest("one", 3))
     objects.put(f"{DIRECTORY}two", b'{"name":"two","id":"y","addresses":{},"start":4,"counter":1,"version":1}')
     objects.put(f"{DIRECTORY}three", b'{"name":"three","id":"y","addresses":{},"shard":-1}')
     assert [node.name for node in Nodes(objects, candidate).read()] == ["one", "two"]
     assert objects.list(DIRECTORY)[0] == "nodes/one"
-    assert Nodes(objects).wished() == Wish("one", 3)
+    assert Nodes(objects).takeover_request() == TakeoverRequest("one", 3)
 
 
 def test_each_shard_has_its_own_leader() -> None:
