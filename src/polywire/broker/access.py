@@ -64,11 +64,7 @@ TOKEN_BYTES: Final = 32
 
 
 class Access(Authentication):
-    """All users of this broker.
-
-    Invariant: ``_users`` is the stored state. ``_by_name`` and ``_by_digest`` index it, and ``_rights`` holds the
-    decoded grants. ``_next_id`` is above every id ever used.
-    """
+    """All users of this broker."""
 
     __slots__ = (
         "_broker",
@@ -100,11 +96,14 @@ class Access(Authentication):
         )
         self._users: dict[int, User] = {}
         self._by_name: dict[str, User] = {}
+        # (user's id, token) by digest of the token
         self._by_digest: dict[bytes, tuple[int, Token]] = {}
+        # decoded grants by user id, expanded with all included permissions
         self._rights: dict[int, Grants] = {}
         self._salting = b""
         self.audit: AuditSink = discard
         self.is_open = True
+        # above every id ever used
         self._next_id = ROOT_ID + 1
         for key, value in broker.wire_state(KEPT_AS).items():
             if key == NEXT_ID_KEY:
@@ -118,7 +117,7 @@ class Access(Authentication):
     # Audit
 
     def _administered(self, action: str, by: Principal | None, resource: str, reason: str = "") -> None:
-        """Audit a change of users or permissions. If ``by`` is None, the operator made the change."""
+        """Audit a change of users or permissions. The operator made the change if ``by`` is None."""
         user, peer = ("", "") if by is None else (by.name, by.peer)
         self._record(action, Outcome.ALLOWED, user=user, peer=peer, resource=resource, reason=reason)
 
@@ -134,14 +133,17 @@ class Access(Authentication):
     # Permissions
 
     def authorize(self, principal: Principal | None, action: Action, where: Where = None) -> None:
-        """Check as ``Authorization.authorize`` does, and audit administrative actions."""
+        """Raise Denied unless the user may perform an action, as in ``Authorization``.
+
+        Audits administrative actions.
+        """
         if not self.permits(principal, action, where):
             raise self.refusal(principal, action, where)
         if action in ADMINISTRATION:
             self.administers(principal, action, where)
 
     def administers(self, principal: Principal | None, action: Action, where: Where = None) -> None:
-        """Audit a permitted administrative action. On an open broker the audit names no user."""
+        """Audit an administrative action that was permitted. On an open broker the event names no user."""
         if principal is not None and not self.is_open:
             self._administered(action.word, principal, resource_text(where))
 
@@ -182,7 +184,7 @@ class Access(Authentication):
         return self._users.get(who) if isinstance(who, int) else self._by_name.get(who)
 
     def name_of(self, owner: int) -> str:
-        """Return the name of a user, to show it as the owner in lists. The name is empty if the owner is not a user."""
+        """Return the name of a user, for lists of owned objects. The name is empty if ``owner`` is no user."""
         if owner <= 0:
             return ""
         user = self._users.get(owner)
@@ -205,10 +207,13 @@ class Access(Authentication):
         by: Principal | None = None,
         done: Completion[User],
     ) -> None:
-        """Create a user. ``done`` gets the user once it is synced. ``by`` is the caller, in all methods below.
+        """Create a user. ``done`` is called with the user once it is synced.
 
         Raises Invalid(INVALID_NAME, INVALID_REQUEST), Conflict(USER_EXISTS), Busy(BUSY), and Denied(DENIED) if the
         grants include permissions that ``by`` does not have.
+
+        Args:
+            by: the caller. None for the operator or on an open broker.
         """
         self._check_covers(by, grants)
         self._check_new(name)
@@ -267,10 +272,10 @@ class Access(Authentication):
     def change_password(
         self, user: User, old: str, new: str, *, by: Principal | None = None, done: Completion[User]
     ) -> None:
-        """Replace a password. This ends the user's logins and tokens.
+        """Replace a password. This ends the user's logins and deletes its tokens.
 
-        ``done`` gets Denied(LOGIN_FAILED) if the old password is wrong. Raises Denied(DENIED) for a configured user,
-        Invalid(INVALID_REQUEST), Busy(BUSY).
+        If the old password is wrong, ``done`` is called with Denied(LOGIN_FAILED). Raises Denied(DENIED) for a
+        configured user, Invalid(INVALID_REQUEST), Busy(BUSY).
         """
         self._check_over(by, user)
         check_password_given(new)
@@ -292,10 +297,10 @@ class Access(Authentication):
         self._passwords.verify(user.password_hash, old if is_password(old) else "-", verified, origin=origin)
 
     def reset_password(self, user: User, new: str, *, by: Principal | None = None, done: Completion[User]) -> None:
-        """Replace another user's password without the old one. This ends the user's logins and tokens.
+        """Replace another user's password without the old one. This ends the user's logins and deletes its tokens.
 
-        Raises as ``change_password``, and Denied(DENIED) for the caller's own password: a hijacked connection must not
-        take over the account.
+        Raises as ``change_password``. Also raises Denied(DENIED) for the caller's own password, so that someone who
+        hijacked a connection cannot take over the account.
         """
         if by is not None and by.user_id == user.id:
             raise self._refused("user.password", by, user.name, "changing your own password needs the old password")
@@ -339,8 +344,10 @@ class Access(Authentication):
         """Replace a user's SCRAM verifiers and end the user's logins. A value of None removes that verifier.
 
         If no user has this name, a user without a password and without permissions is created. Removing the last
-        verifier deletes such a user. Raises Missing(USER_MISSING) if there is nothing to remove, Invalid(INVALID_NAME),
-        Denied(DENIED) for a configured user or one with more permissions than ``by``, Busy(BUSY, DISK_FULL).
+        verifier deletes such a user.
+
+        Raises Missing(USER_MISSING) if there is nothing to remove, Invalid(INVALID_NAME), Busy(BUSY, DISK_FULL), and
+        Denied(DENIED) for a configured user or one with permissions that ``by`` does not have.
         """
         user = self.find_user(name)
         kept = {} if user is None else {verifier.mechanism: verifier for verifier in user.verifiers}
@@ -375,9 +382,9 @@ class Access(Authentication):
         by: Principal | None = None,
         done: Completion[User] | None = None,
     ) -> str:
-        """Return a new token.
+        """Create an access token and return it. Only its digest is stored.
 
-        Only its digest is stored. Raises Invalid(INVALID_NAME), Conflict(TOKEN_EXISTS), Busy(BUSY), Denied(DENIED).
+        Raises Invalid(INVALID_NAME), Conflict(TOKEN_EXISTS), Busy(BUSY), Denied(DENIED).
         """
         check_name(name, self._settings.name_bytes_max)
         if user.id not in self._users or (by is not None and not self.is_current(by)):
@@ -407,11 +414,11 @@ class Access(Authentication):
     # Configured users
 
     def configure(self, users: Sequence[ConfiguredUser]) -> None:
-        """Make these the configured users: add and update them, and delete configured users that are not among them.
+        """Replace the configured users by these.
 
-        A configured user replaces a user of the same name that was created over a protocol, and takes over its id.
-        Users that are deleted or get a new password are logged out. Raises Invalid(INVALID_REQUEST) for an empty list,
-        because a broker without users is open to everyone.
+        A configured user replaces a user of the same name that was created over a protocol, and gets its id. Users that
+        are deleted or get a new password are logged out. Raises Invalid(INVALID_REQUEST) for an empty list, because a
+        broker without users is open to everyone.
         """
         if not users:
             raise Invalid(ErrorCode.INVALID_REQUEST, "the list of configured users is empty (add at least one user)")
@@ -460,12 +467,10 @@ class Access(Authentication):
         return User(ROOT_ID, DEFAULT_NAME, "", 0, EVERYTHING, configured=True)
 
     def _keep(self, user: User, done: Completion[User] | None, *, ends: bool = False) -> None:
-        """Journal a user and apply the change.
-
-        Raises Busy(DISK_FULL).
+        """Journal a user and apply the change. Raises Busy(DISK_FULL).
 
         Args:
-            ends: whether the user's earlier logins become invalid.
+            ends: whether the user's existing logins become invalid.
         """
         completed = _completion(user, self._then_notify(user.id, done) if ends else done)
         self._broker.set_wire_state(KEPT_AS, str(user.id), encode_user(user), level=Level.SYNCED, done=completed)
@@ -481,7 +486,7 @@ class Access(Authentication):
         self._logins.pop(user.id, None)
 
     def _then_notify(self, user_id: int, done: Completion[User] | None) -> Completion[User]:
-        """Return a completion that calls ``done`` and then notifies the owners of the user's connections."""
+        """Return a completion that calls ``done`` and then notifies the connections of the user."""
 
         def completed(user: User | BrokerError) -> None:
             if done is not None:

@@ -24,9 +24,11 @@ from polywire.broker.view import Views, encoded, one_by_one
 class Aggregate:
     """The events of one key.
 
-    Invariant: ``offsets`` has the offsets of the newest versions, ascending. The last one belongs to ``version``.
-    Offsets of older versions were dropped. ``owner`` is the creator. ``owners`` has the author of each offset, if there
-    are several authors.
+    Attributes:
+        version: version of the latest event.
+        offsets: offsets of the newest events, ascending. The last one belongs to ``version``.
+        owner: who created the aggregate.
+        owners: author of each event in ``offsets``, None if all have the same author.
     """
 
     version: int
@@ -94,9 +96,10 @@ class Aggregates:
         self._charge_snapshot(change, 1)
 
     def forget(self, first_offset_of: Callable[[int], int]) -> None:
-        """Drop the offsets of events that retention has removed. The versions of these events are never reused.
+        """Drop the offsets of events that retention has removed. Their versions are never reused.
 
-        ``first_offset_of`` returns the first offset of a partition.
+        Args:
+            first_offset_of: returns the first offset of a partition, given its incarnation.
         """
         for incarnation, keys in self._by_partition.items():
             first = first_offset_of(incarnation)

@@ -43,7 +43,7 @@ class AuthBroker(Protocol):
 
     @property
     def streams(self) -> Streams:
-        """Return the existing streams."""
+        """Existing streams."""
 
     def wire_state(self, wire: str, /) -> Mapping[str, bytes]:
         """Return the values that a protocol has stored, by key. The mapping shows later changes, too."""
@@ -55,11 +55,7 @@ class AuthBroker(Protocol):
 
 
 class Authentication(Authorization):
-    """The identity of clients. A subclass provides the users.
-
-    Invariant: ``_logins`` counts how often a user's logins were ended. ``_salting`` has the secret for salts if it
-    could not be stored.
-    """
+    """The identity of clients. A subclass provides the users."""
 
     __slots__ = ("_on_end", "_salting")
 
@@ -68,10 +64,12 @@ class Authentication(Authorization):
     _by_digest: dict[bytes, tuple[int, Token]]
     _by_name: dict[str, User]
     _clock: Clock
+    # how often the logins of each user were ended
     _logins: dict[int, int]
     _loop: Loop
     _on_end: Callable[[int], None] | None
     _passwords: Passwords
+    # secret for salts, used only if the secret could not be stored
     _salting: bytes
     _users: dict[int, User]
 
@@ -91,14 +89,14 @@ class Authentication(Authorization):
         return ROOT
 
     def certified(self, name: str) -> Principal | None:
-        """Return the configured user with the name in a TLS certificate. An open broker ignores certificates."""
+        """Return the configured user whose name is in a TLS certificate. An open broker ignores certificates."""
         user = None if self.is_open else self._by_name.get(name)
         return None if user is None or not user.configured else self._principal(user)
 
     def vouched(self, name: str) -> Principal:
-        """Return the principal of a user whom another process of this broker has authenticated.
+        """Return the principal of a user that another process of this broker has authenticated.
 
-        Raises Denied(LOGIN_REQUIRED) if there is no such user, or it is inactive.
+        Raises Denied(LOGIN_REQUIRED) if the user does not exist or is inactive.
         """
         user = self._by_name.get(name)
         if user is None and self.is_open and name == DEFAULT_NAME:
@@ -110,8 +108,8 @@ class Authentication(Authorization):
     def nameless(self, certified: Principal | None) -> Principal:
         """Return the principal of a client whose protocol has no authentication.
 
-        It is the user of the client's TLS certificate, or the user ``anonymous``. Raises Denied(LOGIN_REQUIRED) if
-        there is neither.
+        This is the user of the client's TLS certificate or, without one, the user ``anonymous``. Raises
+        Denied(LOGIN_REQUIRED) if neither exists.
         """
         if self.is_open:
             return ROOT
@@ -134,9 +132,11 @@ class Authentication(Authorization):
     def log_in(self, name: str, password: str, done: Completion[Principal], *, peer: str = "") -> None:
         """Verify a password and call ``done`` later with the principal or an error.
 
-        The error is Denied(LOGIN_FAILED), which does not say what was wrong, or Busy(BUSY) if other logins displaced
-        this one in the queue. Raises Busy(BUSY) if too many logins wait. ``peer`` is the address of the connection, by
-        which logins are queued.
+        The error is Denied(LOGIN_FAILED), which does not say what was wrong, or Busy(BUSY) if the queue of logins
+        became full and dropped this one. Raises Busy(BUSY) if the queue is full now.
+
+        Args:
+            peer: address of the connection, by which logins are queued.
         """
         user = self._by_name.get(name)
         if user is None and self.is_open and (name, password) == (DEFAULT_NAME, DEFAULT_PASSWORD):
@@ -155,14 +155,17 @@ class Authentication(Authorization):
         self._passwords.verify(kept, password, verified, origin=origin_of(peer, name))
 
     def recall(self, name: str, password: str, *, peer: str = "") -> Principal | None:
-        """Return the principal if the same credentials were verified recently. None proves nothing: use ``log_in``."""
+        """Return the principal if the same credentials were verified recently.
+
+        If the result is None, use ``log_in``.
+        """
         user = self._by_name.get(name)
         if user is None or not user.active or not is_password(password):
             return None
         return self._principal(user, peer) if self._passwords.known(user.password_hash, password) else None
 
     def log_in_with_token(self, token: str, *, peer: str = "", name: str | None = None) -> Principal:
-        """Return the user of this token, who must have this name if one is given.
+        """Return the principal of an access token. If a name is given, the token must belong to the user of this name.
 
         Raises Denied(LOGIN_FAILED) if the token is unknown or expired.
         """
@@ -177,7 +180,7 @@ class Authentication(Authorization):
         raise Denied(ErrorCode.LOGIN_FAILED, "no such token, or it has expired")
 
     def log_in_with_either(self, name: str, secret: str, done: Completion[Principal], *, peer: str = "") -> None:
-        """Log in with a password as ``log_in`` does, or with an access token in place of the password."""
+        """Log in with a password or an access token. Calls ``done`` as ``log_in`` does."""
         try:
             found = self.log_in_with_token(secret, peer=peer, name=name)
         except Denied:
@@ -190,7 +193,7 @@ class Authentication(Authorization):
         return self._passwords.is_verifying(peer)
 
     def verifier(self, name: str, mechanism: Mechanism) -> Verifier:
-        """Return the SCRAM verifier for a name. For an unknown name, return a verifier that no password matches."""
+        """Return the SCRAM verifier of a user. For an unknown name, return a verifier that no password matches."""
         user = self._by_name.get(name)
         kept = () if user is None else user.verifiers
         found = next((verifier for verifier in kept if verifier.mechanism is mechanism), None)
@@ -206,7 +209,7 @@ class Authentication(Authorization):
         *,
         peer: str = "",
     ) -> None:
-        """Log in as ``log_in`` does, with a SCRAM proof over these messages.
+        """Log in with a SCRAM proof over these messages. Calls ``done`` as ``log_in`` does.
 
         The proof is queued like a password, although checking it takes almost no time.
         """
@@ -217,9 +220,9 @@ class Authentication(Authorization):
         self._passwords.prove(lambda: verifier.admits(messages, proof), verified, origin=origin_of(peer, name))
 
     def _secret(self) -> bytes:
-        """Return the secret from which the salts of unknown names are made.
+        """Return the secret from which salts for unknown names are computed, and store it if it is new.
 
-        It is stored. If these salts changed at a restart, a client could distinguish unknown names from users.
+        If these salts changed at a restart, a client could distinguish unknown names from users.
         """
         kept = self._broker.wire_state(KEPT_AS).get(KEY, self._salting)
         if not kept:
@@ -234,7 +237,8 @@ class Authentication(Authorization):
         """Return the principal, or the error of a failed login.
 
         Args:
-            counts: returns whether the credentials are still the user's.
+            right: whether the credentials were correct.
+            counts: returns whether the user still has these credentials.
         """
         if isinstance(right, Busy):
             self._record("login", Outcome.REFUSED, user=name, peer=peer, reason=right.message)
@@ -251,9 +255,9 @@ class Authentication(Authorization):
     # End of logins
 
     def on_end(self, callback: Callable[[int], None]) -> None:
-        """Call ``callback`` on the loop with the id of a user whose logins changed.
+        """Call ``callback`` on the loop with the id of each user some of whose logins have ended.
 
-        Check each login with ``is_current``.
+        ``is_current`` returns whether a certain login is still valid.
         """
         self._on_end = callback
 
@@ -269,13 +273,13 @@ class Authentication(Authorization):
         )
 
     def is_administrator(self, principal: Principal) -> bool:
-        """Return whether a principal may manage the server. Some connections are reserved for administrators."""
+        """Return whether a principal may manage the server."""
         return self.permits(principal, Action.CLUSTER_ALTER)
 
     def renewed(self, principal: Principal) -> Principal:
-        """Return the new principal of a connection whose user changed its own password or name.
+        """Return the new principal for the connection on which a user changed its own password or name.
 
-        The change ends all other logins of the user.
+        All other logins of the user have ended.
         """
         user = self._users.get(principal.user_id)
         return principal if user is None else self._principal(user, principal.peer)
@@ -284,9 +288,9 @@ class Authentication(Authorization):
         self._logins[user_id] = self._logins.get(user_id, 0) + 1
 
     def _notify_end(self, user_id: int) -> None:
-        """Notify the owners of the user's connections, in the loop's next pass.
+        """Notify the connections of a user in the loop's next pass.
 
-        By then responses have been written. The connection that made the change may be closed, too.
+        Earlier responses are written first, because the connection that made the change may be closed, too.
         """
         if self._on_end is not None:
             self._loop.call_soon(self._on_end, user_id)

@@ -34,7 +34,7 @@ class AuditEvent:
     """One audited action.
 
     Attributes:
-        peer: address of the connection, empty without one.
+        peer: address of the connection, empty if there is none.
     """
 
     action: str
@@ -69,27 +69,25 @@ class Authorization(ABC):
         """Return whether a login is still valid."""
 
     def authorize(self, principal: Principal | None, action: Action, where: Where = None) -> None:
-        """Raise Denied(LOGIN_REQUIRED, DENIED) unless the user may perform an action.
-
-        The action is on a topic, in a stream, or everywhere.
+        """Raise Denied(LOGIN_REQUIRED, DENIED) unless the user may perform an action on a resource.
 
         Args:
             principal: None for a client that is not logged in.
-            where: for a topic that does not exist, its name.
+            where: the resource. For a topic that does not exist, its name.
         """
         if not self.permits(principal, action, where):
             raise self.refusal(principal, action, where)
 
     def authorize_somewhere(self, principal: Principal | None, action: Action) -> None:
-        """Refuse an action that the user may not perform on any resource. The caller checks the actual resource later.
+        """Raise Denied(LOGIN_REQUIRED, DENIED) if the user may not perform an action on any resource.
 
-        Raises Denied(LOGIN_REQUIRED, DENIED).
+        The caller checks the actual resource later.
         """
         if not self.permits_somewhere(principal, action):
             raise self.refusal(principal, action, "any")
 
     def permits(self, principal: Principal | None, action: Action, where: Where = None) -> bool:
-        """Return whether an action is permitted. It never is for deleted and inactive users.
+        """Return whether the user may perform an action on a resource. Deleted and inactive users never may.
 
         A topic's access list applies to every user.
         """
@@ -103,7 +101,7 @@ class Authorization(ABC):
         return self._holds(principal, action, where)
 
     def permits_somewhere(self, principal: Principal | None, action: Action) -> bool:
-        """Return whether an action is permitted everywhere, in at least one stream, or on at least one topic."""
+        """Return whether the user may perform an action on at least one resource."""
         if principal is None or principal is ROOT:
             return self.is_open or action in ANYBODY
         if action.needs_no_permission:

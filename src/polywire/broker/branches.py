@@ -1,9 +1,9 @@
 """Transactions over several shards: local participants, and decisions of this coordinator (decision 0129).
 
 Each transaction has one coordinator shard, which alone decides its outcome. Every shard that stores records or offsets
-of the transaction has a *participant* (called branch in code). A participant is an open local transaction with the same
-token, and only the coordinator's decision ends it. The coordinator stores the list of participants before they stage
-anything. It retains its decision until every participant has applied it.
+of the transaction has a *participant*: an open local transaction with the same token. Only the coordinator's decision
+ends a participant. The coordinator stores the list of participating shards before they stage anything. It retains its
+decision until all of them have applied it.
 
 * A decision is durable before it is sent, and comes only from the leader of the coordinator shard.
 * A participant is neither ended nor dropped before the coordinator has decided.
@@ -45,22 +45,28 @@ class Shards(Protocol):
     """Requests to other shards. Callbacks are never called from inside a call."""
 
     def end_branch(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
-        """Send a decision to a participant. ``then`` gets whether the participant has durably applied it."""
+        """Send a decision to the participant in a shard.
+
+        ``then`` is called with whether the participant has durably applied the decision.
+        """
 
     def ask_home(self, branch: Transaction, then: Callable[[bool | None], None]) -> None:
-        """Ask the coordinator for the outcome of a transaction.
+        """Ask the coordinator of a participant for the outcome of the transaction.
 
-        ``then`` gets whether the transaction commits, or None if it is open or the coordinator cannot be reached.
+        ``then`` is called with whether the transaction commits, or with None if it is open or the coordinator cannot be
+        reached.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The coordinator's permission to participate.
+    """A coordinator's permission for a shard to participate in a transaction.
 
     Attributes:
+        id: transactional id.
+        home: shard of the coordinator.
         token: identifies the transaction's staged data.
-        epoch: the epoch of the transactional id.
+        epoch: epoch of the transactional id.
     """
 
     id: str
@@ -76,16 +82,11 @@ def _nothing() -> None:
 
 
 def _ended(_: int | BrokerError) -> None:
-    """Ignore the result: the coordinator retries failures."""
+    pass
 
 
 class Branches:
-    """This shard as coordinator and as participant.
-
-    Invariant: ``_in_flight`` are the decisions in flight, with the shards that have yet to apply them. ``_ended`` are
-    the tokens of participants that this process ended, oldest first. A permission that was issued before the end and
-    arrives after it must not reopen the participant.
-    """
+    """The transactions over several shards that this shard coordinates or participates in."""
 
     __slots__ = (
         "_clock",
@@ -118,13 +119,16 @@ class Branches:
         self._clock = clock
         self._loop = loop
         self._shards: Shards | None = None
+        # by token of a decision: shards that have not confirmed it yet
         self._in_flight: dict[bytes, set[int]] = {}
+        # tokens of participants that this process ended, oldest first; a permission may arrive after the end and must
+        # not reopen the participant
         self._ended: dict[bytes, None] = {}
         self._waiting: dict[str, list[Callable[[], None]]] = {}
         self._is_stopped = False
 
     def begin(self, shards: Shards, is_home: Callable[[str], bool]) -> None:
-        """Resume sending decisions and checking open participants. Called once, before the broker serves.
+        """Resume sending decisions and checking open participants. Called once, before the broker serves clients.
 
         If the number of shards has changed, another shard may coordinate an id now. Open transactions of such ids are
         aborted.
@@ -143,7 +147,7 @@ class Branches:
         self._is_stopped = True
 
     def _abort_moved(self, is_home: Callable[[str], bool]) -> None:
-        """Abort open transactions of producers whose coordinator is now another shard."""
+        """Abort open transactions whose id another shard coordinates now."""
         for known in self._transactions.visible(by=ITSELF):
             if known.is_open and known.producer is not None and not is_home(known.id) and not self._is_stopped:
                 with suppress(Busy):  # the disk is full: retried later
@@ -152,9 +156,9 @@ class Branches:
     # Coordinator
 
     def join(self, transaction: Transaction, shards: Collection[int], *, done: Completion[int]) -> None:
-        """Let shards participate in an open transaction. ``done`` is called once this is synced.
+        """Let shards participate in an open transaction. They may stage only after ``done`` was called.
 
-        The shards may stage only after that. Raises Busy(DISK_FULL).
+        Raises Busy(DISK_FULL).
         """
         assert transaction.is_open, "only an open transaction gets participants"
         assert not transaction.is_branch, "it is ours"
@@ -167,11 +171,11 @@ class Branches:
         self._state.apply_change(change)
 
     def is_deciding(self, id_: str) -> bool:
-        """Return whether a shard may still have to apply the outcome of this id's last transaction."""
+        """Return whether some shards have not confirmed the outcome of this id's last transaction."""
         return self._state.transactions.is_deciding(id_)
 
     def when_settled(self, id_: str, then: Callable[[], None]) -> Callable[[], None]:
-        """Call ``then`` once all shards have applied this id's outcome. Return a function that cancels the call."""
+        """Call ``then`` once all shards have confirmed the outcome of this id. Return a function that cancels this."""
         if not self.is_deciding(id_):
             self._loop.call_soon(then)
             return _nothing
@@ -185,10 +189,10 @@ class Branches:
         return cancel
 
     def outcome(self, id_: str, token: bytes, then: Callable[[bool | BrokerError | None], None]) -> None:
-        """Report the outcome of a transaction to a participant: whether it commits, or None while it is open.
+        """Call ``then`` with whether a transaction commits, or with None while it is open.
 
-        A transaction without a known decision was aborted. This is only reported after a write to the journal has
-        proved that this process still leads the shard. Raises Busy(DISK_FULL).
+        A transaction without a known decision was aborted. Before this is reported, a write to the journal proves that
+        this process still leads the shard. Raises Busy(DISK_FULL).
         """
 
         def known(commits: bool, result: int | BrokerError) -> None:
@@ -205,9 +209,9 @@ class Branches:
         self._prove(token, partial(known, False))
 
     def _prove(self, token: bytes, done: Completion[int]) -> None:
-        """Journal that nothing is open under a token. The write fails if this process no longer leads the shard.
+        """Write to the journal to prove that this process still leads the shard, or else get an error.
 
-        Raises Busy(DISK_FULL).
+        The entry says that no transaction is open under ``token``. Raises Busy(DISK_FULL).
         """
         change = changes.TransactionSettled(token)
         self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
@@ -220,7 +224,7 @@ class Branches:
                 self._log.barrier(Level.SYNCED, partial(self._is_kept, decided))
 
     def _is_kept(self, decided: TransactionDecided, result: int | BrokerError) -> None:
-        """If the write of a decision succeeded, send the decision to the participants."""
+        """Send a decision to the participants, unless it could not be written."""
         if not isinstance(result, BrokerError):
             for shard in decided.shards:
                 self._tell(decided, shard, AGAIN_S)
@@ -230,9 +234,9 @@ class Branches:
             self._shards.end_branch(shard, decided, partial(self._followed, decided, shard, again_s))
 
     def _followed(self, decided: TransactionDecided, shard: int, again_s: float, has_followed: bool, /) -> None:
-        """Handle a participant's reply.
+        """Record that a participant has applied a decision.
 
-        Unless it has applied the decision, send the decision again after ``again_s`` seconds.
+        If it has not, send the decision again after ``again_s`` seconds.
         """
         if self._is_stopped:
             return
@@ -245,7 +249,7 @@ class Branches:
             self._settle(decided)
 
     def _settle(self, decided: TransactionDecided) -> None:
-        """Record that all shards have applied a decision. If a crash loses the record, the decision is sent again."""
+        """Record that all shards have applied a decision. If a crash loses this record, the decision is sent again."""
         if self._is_stopped:
             return
         change = changes.TransactionSettled(decided.token)
@@ -265,18 +269,18 @@ class Branches:
     # Participant
 
     def find(self, id_: str, *, by: Caller = ITSELF) -> Transaction | None:
-        """Return the latest participant of a transactional id that another shard coordinates.
+        """Return the participant of a transactional id that another shard coordinates, or None.
 
         Raises Denied(DENIED) if the caller may not use the id.
         """
         return self._transactions.find(BRANCH + id_, by=by)
 
     def enter(self, joined: Joined) -> Transaction:
-        """Open a participant with the coordinator's permission, unless it is open already.
+        """Open the local participant of a transaction, and return it. If it is already open, return it.
 
-        The participant of an earlier transaction of this id is aborted. Raises Conflict(PRODUCER_FENCED) if the
-        transaction has ended, Busy(DISK_FULL), and Busy(BUSY) if there are too many participants or the id's previous
-        coordinator has yet to decide.
+        An open participant in an earlier transaction of this id is aborted. Raises Conflict(PRODUCER_FENCED) if the
+        transaction has ended, Busy(DISK_FULL), and Busy(BUSY) if there are too many participants or another coordinator
+        has not yet ended the earlier transaction.
         """
         name = BRANCH + joined.id
         known = self._state.transactions.find(name)
@@ -306,7 +310,7 @@ class Branches:
         return made
 
     def _check_current(self, joined: Joined, known: Transaction | None) -> None:
-        """Refuse a permission that arrives too late. Raises Conflict(PRODUCER_FENCED) or Busy(BUSY)."""
+        """Refuse a permission that arrives after the end of its transaction. Raises as ``enter``."""
         is_late = joined.token in self._ended
         if known is not None and known.home == joined.home:
             assert known.producer is not None, "a participant has a producer"
@@ -321,8 +325,8 @@ class Branches:
     def end(self, id_: str, token: bytes, *, commits: bool, done: Completion[int]) -> None:
         """Apply the coordinator's decision. Applying it again has no effect.
 
-        If the participant is not open, the decision was applied before. This is only confirmed after a write to the
-        journal has proved that this process still leads the shard. Raises BrokerError if the coordinator must send the
+        If the participant is not open, the decision was applied before. Before this is confirmed, a write to the
+        journal proves that this process still leads the shard. After a BrokerError the coordinator must send the
         decision again.
         """
         branch = self.find(id_)
@@ -342,7 +346,7 @@ class Branches:
             del self._ended[next(iter(self._ended))]
 
     def _look(self, doubt_us: int) -> None:
-        """Ask the coordinators about participants that have been open since before ``doubt_us``."""
+        """Ask the coordinators about participants that have been open for at least ``doubt_us``."""
         if self._is_stopped or self._shards is None:
             return
         latest_us = self._clock.now_us() - doubt_us
@@ -353,10 +357,7 @@ class Branches:
         self._loop.call_later(LOOK_S, self._look, DOUBT_US)
 
     def _answered(self, name: str, token: bytes, commits: bool | None, /) -> None:
-        """Apply the coordinator's answer: whether the transaction commits.
-
-        None means that it is still open. In that case do nothing.
-        """
+        """Apply the coordinator's decision. None means that the transaction is still open."""
         branch = self._state.transactions.find(name)
         if commits is None or self._is_stopped or branch is None or branch.token != token or not branch.is_open:
             return

@@ -50,11 +50,7 @@ if TYPE_CHECKING:
 
 
 class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs, PositionVerbs, WireStateVerbs):
-    """One broker over one log. Its base classes group the methods. Each protocol declares the methods that it calls.
-
-    Invariant: ``_state`` is the result of all changes in the journal and in the current write batch. Construct it with
-    ``open`` or ``over``, because the state must match what ``log`` recovered.
-    """
+    """One broker over one log. Its base classes group the methods. Create it with ``open`` or ``over``."""
 
     __slots__ = (
         "_admission",
@@ -98,6 +94,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         self.publish_work: Final = OrderedWork(self.sliced, loop, clock)
         self._log = log
         self._append = log.append
+        # result of all changes in the journal and in the current write batch
         self._state = state
         self._catalog: Catalog = state.catalog
         self.streams: Final = state.catalog.streams
@@ -202,9 +199,11 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         clock: Clock,
         state: State | None = None,
     ) -> Broker:
-        """Return a broker over the log that ``open_log`` recovers.
+        """Return a broker over a log.
 
-        ``open_log`` replays changes into the state that it is passed: ``state`` if it is given, else a new one.
+        Args:
+            open_log: recovers the log and replays its changes into the given state.
+            state: empty state to use instead of a new one.
         """
         replayed = State(settings) if state is None else state
         return cls(open_log(replayed), replayed, settings, loop, clock)

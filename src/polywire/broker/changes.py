@@ -162,11 +162,9 @@ class MemberStored(msgspec.Struct, frozen=True, array_like=True):
 class GroupStored(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """A group with its members, in the order in which they joined.
 
-    The times of their last heartbeats are not stored.
-
     Attributes:
         kept: the group exists even without members and offsets, as all groups did in older versions.
-        at_us: the time on the elapsed clock.
+        at_us: time on the elapsed clock.
         has_consumers: the last member to join used Kafka's newer protocol.
     """
 
@@ -183,6 +181,8 @@ class GroupStored(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class GroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """A group was deleted."""
+
     topic: str
     name: str
 
@@ -261,8 +261,9 @@ class TransactionalProducer(msgspec.Struct, frozen=True, array_like=True):
     """Holder of a transactional id, for protocols with producer ids.
 
     Attributes:
-        first_epoch: the epoch of the transactional id that corresponds to epoch 0 of this producer id.
-        asked_epoch: the epoch whose holder requested the current epoch, -1 if none did.
+        id: producer id.
+        first_epoch: epoch of the transactional id that corresponds to epoch 0 of this producer id.
+        asked_epoch: if the holder of an earlier epoch requested the current epoch, that earlier epoch, otherwise -1.
         timeout_us: longest duration of a transaction.
         synced: whether staged data is synced before it is acknowledged.
     """
@@ -282,7 +283,7 @@ class TransactionalIdStored(msgspec.Struct, frozen=True, array_like=True, tag=22
 
     Attributes:
         token: identifies the staged data.
-        home: in a participant, the coordinator shard.
+        home: coordinator shard if this is a participant, otherwise NO_SHARD.
     """
 
     id: str
@@ -296,7 +297,12 @@ class TransactionalIdStored(msgspec.Struct, frozen=True, array_like=True, tag=22
 
 
 class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
-    """One more batch was staged in a transaction: its number of records, and the sequence of its last record."""
+    """One more batch was staged in a transaction.
+
+    Attributes:
+        sequence: sequence of its last record.
+        messages: number of its records.
+    """
 
     id: str
     incarnation: int
@@ -306,9 +312,9 @@ class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
 
 
 class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
-    """Offsets of a group, by partition number, were added to a transaction, which stores them when it commits.
+    """A group's offsets, by partition number, were added to a transaction, which stores them when it commits.
 
-    They replace offsets that the transaction has for the same group, topic and partitions. Its other offsets remain.
+    They replace offsets that the transaction has for the same group, topic and partitions.
 
     Attributes:
         notes: as in PositionsStored.
@@ -324,13 +330,13 @@ class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
 
 
 class TransactionCommitted(msgspec.Struct, frozen=True, array_like=True, tag=25):
-    """A transaction was published, with the changes in ``stored`` and ``others``.
+    """A transaction was committed, with the offsets in ``stored`` and ``others``.
 
-    Older brokers stored these changes separately. If the transaction has participants in other shards, this change is
-    the decision to commit (see ``TransactionDecided``).
+    Older brokers stored these offsets separately, in ``positions``. If the transaction has participants in other
+    shards, this change is the decision to commit (see ``TransactionDecided``).
 
     Attributes:
-        raised: the new state of the transactional id, if the commit began an epoch.
+        raised: new state of the transactional id if the commit began an epoch.
     """
 
     id: str
@@ -356,16 +362,18 @@ class TransactionJoined(msgspec.Struct, frozen=True, array_like=True, tag=34):
 
 
 class TransactionSettled(msgspec.Struct, frozen=True, array_like=True, tag=35):
-    """All shards have applied the decision about the transaction with this token.
-
-    The change has no effect if there is no decision with this token.
-    """
+    """All shards have applied the decision with this token, if there is one."""
 
     token: bytes
 
 
 class GroupChanged(msgspec.Struct, frozen=True, array_like=True, tag=26):
-    """An existing group has a new generation: some members left, and new members were added at the end of the order."""
+    """An existing group has a new generation.
+
+    Attributes:
+        gone: ids of members that left.
+        joined: new members, added after the existing ones.
+    """
 
     topic: str
     name: str
@@ -380,7 +388,7 @@ class GroupChanged(msgspec.Struct, frozen=True, array_like=True, tag=26):
 
 
 class ClassicMemberStored(msgspec.Struct, frozen=True, array_like=True):
-    """A member of a classic group: its subscription when it joined, and its assignment.
+    """A member of a classic group: its last request to join, and its assignment.
 
     Attributes:
         is_known: whether the broker can encode assignments for this member's protocol.
@@ -412,7 +420,7 @@ class ClassicGroupStored(msgspec.Struct, frozen=True, array_like=True, tag=32):
 
 
 class ClassicGroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=33):
-    """The stored generation of a classic group is void: the group has no members, or they must rejoin."""
+    """The stored generation of a classic group is void, because the group has no members or they must rejoin."""
 
     name: str
 
@@ -523,8 +531,8 @@ class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
     """A transactional id and its latest transaction in a snapshot.
 
     Attributes:
-        scope: topic, group, member and generation of the first offsets, if the transaction has ``offsets`` and no
-            producer. ``held`` has all other offsets.
+        scope: topic, group, member and generation of ``offsets``. Only for a transaction without a producer.
+        held: all other offsets to commit.
         batches: number of batches. Older brokers wrote 0, which counts as the number of records.
         began_at_us: older brokers wrote -1.
         shards, home: see ``Transaction``.
@@ -550,10 +558,11 @@ class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransactionDecided(msgspec.Struct, frozen=True, array_like=True):
-    """The outcome of a transaction that participants in these shards may still have to apply.
+    """The outcome of a transaction that some participants may not have applied yet.
 
     Attributes:
         token: identifies the transaction's staged data.
+        shards: shards of the participants.
     """
 
     token: bytes
@@ -563,7 +572,7 @@ class TransactionDecided(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """The whole state. Lists must be loaded in the order of the fields."""
+    """The whole state. Fields must be loaded in their order."""
 
     version: int
     next_incarnation: int
@@ -594,7 +603,7 @@ def encode(value: Change | Snapshot) -> bytes:
 def encoded_head(next_incarnation: int, version: int = SNAPSHOT_VERSION) -> Iterator[bytes]:
     """Yield the beginning of an encoded ``Snapshot``.
 
-    The caller appends its tables, each an array, in the order of the fields.
+    The caller appends the tables, each an array, in the order of the fields.
     """
     tables = len(Snapshot.__struct_fields__) - 2
     bare = _ENCODER.encode((version, next_incarnation, *[0] * tables))
@@ -602,7 +611,7 @@ def encoded_head(next_incarnation: int, version: int = SNAPSHOT_VERSION) -> Iter
 
 
 def decode_change(data: bytes) -> Change:
-    """Decode a change from bytes whose checksum was verified. Raises Corrupt(NEWER_FORMAT) for an unknown kind."""
+    """Decode a change. The checksum of ``data`` was verified. Raises Corrupt(NEWER_FORMAT) for an unknown tag."""
     try:
         return _CHANGES.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -610,7 +619,7 @@ def decode_change(data: bytes) -> Change:
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """Decode a snapshot from bytes whose checksum was verified. Raises Corrupt(NEWER_FORMAT) for an unknown version."""
+    """Decode a snapshot. The checksum of ``data`` was verified. Raises Corrupt(NEWER_FORMAT) for an unknown version."""
     try:
         snapshot = _SNAPSHOTS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

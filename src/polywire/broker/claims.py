@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 
 class Claims(Protocol):
-    """Claims of topic names on behalf of one broker."""
+    """Reserves topic names for one broker of a namespace."""
 
     def claim(self, full_name: str) -> None:
         """Claim the name of a topic before it is created. Claiming it again has no effect.
@@ -19,7 +19,7 @@ class Claims(Protocol):
 
 
 class Alone:
-    """The ``Claims`` of a broker that shares its namespace with no other broker: the methods do nothing."""
+    """Implements ``Claims`` for a broker that has the namespace to itself: all names are free."""
 
     def claim(self, full_name: str) -> None:
         pass

@@ -59,12 +59,15 @@ class Events:
         level: Level,
         done: Completion[int] | None,
     ) -> int:
-        """Append one event, the only record of ``batch``, as this version of an aggregate. Return its offset.
+        """Append one event as this version of an aggregate. Return its offset.
 
         Raises Conflict(VERSION_CONFLICT) unless the version is the latest plus one. Raises Missing(PARTITION_MISSING),
         Invalid(INVALID_REQUEST) for a topic without event sourcing or a key that is empty or too long,
         Invalid(INVALID_BATCH, RECORD_TOO_LARGE), Busy(DISK_FULL), and Busy(BUSY) if the owner or the broker has too
         many aggregates or events.
+
+        Args:
+            batch: has the event as its only record.
         """
         self._check_key(partition, key)
         self._check_version(partition, key, version)
@@ -80,7 +83,7 @@ class Events:
         return offset
 
     def offsets(self, partition: Partition, key: bytes, first_version: int) -> tuple[int, array[int]]:
-        """Return the first version that can be read, at or after ``first_version``, and all offsets from it on."""
+        """Return the first readable version at or after ``first_version``, and the offsets from that version on."""
         found = self._state.aggregates.find(partition.incarnation, key)
         if found is None:
             return max(first_version, 1), array("q")
@@ -159,7 +162,10 @@ class Events:
         self._state.quotas.admit(Kind.SNAPSHOT_BYTES, by, added, count=added)
 
     def _forget(self) -> None:
-        """Drop the offsets of removed events. It runs rarely, because it visits all aggregates."""
+        """Drop the offsets of events that retention has removed.
+
+        This visits all aggregates, so it runs at most every ``FORGET_INTERVAL_S``.
+        """
         now = self._clock.monotonic()
         if now - self._forgot_at < FORGET_INTERVAL_S:
             return

@@ -22,10 +22,10 @@ from polywire.types import Level, PositionKind
 
 
 class Expiry:
-    """The timer. Invariant: at most one call is scheduled, and ``_round`` visits every item once.
+    """Timer that checks a bounded number of items in each pass.
 
     Args:
-        classic: all classic groups by name. Their offsets are in use while they have members.
+        classic: all classic groups by name. Their offsets do not expire while they have members.
         abort_late: aborts transactions that exceed their timeout. Raises Busy(DISK_FULL).
     """
 
@@ -63,6 +63,7 @@ class Expiry:
         self._loop = loop
         self._clock = clock
         self._started_at_us = clock.now_us()
+        # checks that remain until all items were checked once
         self._round: Iterator[Callable[[], None]] = iter(())
         self._stopped = False
 
@@ -99,7 +100,7 @@ class Expiry:
             check()
 
     def _everything(self) -> Iterator[Callable[[], None]]:
-        """Yield one check for each item that exists now. Items created meanwhile are checked in the next round."""
+        """Yield one check for each item that exists now."""
         for topic, name in list(self._state.groups):
             yield lambda topic=topic, name=name: self._check_group(topic, name)  # type: ignore[misc]
         for key, reader in self._state.positions.readers():
@@ -147,7 +148,7 @@ class Expiry:
             self._broker.change_all([changes.GroupUnbound(wire, name)], level=Level.WRITTEN, done=None)
 
     def _is_in_use(self, name: str, held: Held) -> bool:
-        """Return whether the classic group of this name has members, which protect its offsets from expiry."""
+        """Return whether these offsets must not expire, because they belong to a classic group with members."""
         group = self._classic.get(name)
         if group is None or not group.has_members:
             return False
@@ -155,7 +156,7 @@ class Expiry:
         return True
 
     def _is_unused(self, at_us: int) -> bool:
-        """Return whether the last use is too long ago. Reads are not stored, so only reads since the start count."""
+        """Return whether the last use is too long ago. Reads are not stored, so the start counts as a use."""
         if self._settings.positions_expiry_us == KEEP:
             return False
         grace_us = int(self._settings.expiry_grace_s * SECOND_US)

@@ -34,7 +34,12 @@ NETWORK_BITS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller: its principal, if any, and the owner that is charged for the state it creates."""
+    """Who makes a request.
+
+    Attributes:
+        principal: authenticated user, if any.
+        owner: who is charged for state that the request creates.
+    """
 
     principal: Principal | None
     owner: int
@@ -42,8 +47,9 @@ class Caller:
 
 NO_CALLER: Final = Caller(None, UNOWNED)
 ITSELF: Final = Caller(None, UNOWNED)
-"""The broker as caller, for example to remove a member when its connection ends. Compared by identity, so no client's
-caller is equal to it.
+"""The broker as caller, for example to remove a member when its connection ends.
+
+It differs from every caller of a client.
 """
 
 
@@ -74,14 +80,14 @@ def owner_of_address(peer: str) -> int:
 
 
 def heir(owner: int, caller: Caller) -> int:
-    """Return the owner of some state after this caller has used it. State of a user keeps its owner."""
+    """Return the owner of state after this caller has used it. State that belongs to a user keeps its owner."""
     if owner > UNOWNED:
         return owner
     return caller.owner if caller.owner > UNOWNED or owner == UNOWNED else owner
 
 
 class Permissions(Protocol):
-    """The permission checks that ownership uses."""
+    """The permission checks on which ownership depends."""
 
     @property
     def is_open(self) -> bool:
@@ -111,7 +117,10 @@ class Owners:
         return principal is not None and self._access.permits(principal, Action.CLUSTER_ALTER)
 
     def check(self, caller: Caller, owner: int, what: str, name: str) -> None:
-        """Raise Denied(DENIED) for the state of another user, whom only the audit log names."""
+        """Raise Denied(DENIED) if the caller may not use state of this owner.
+
+        The owner is named only in the audit log.
+        """
         if self.may_use(caller, owner):
             return
         message = "not allowed: it belongs to another user (ask an administrator)"

@@ -48,7 +48,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a login comes from: the connection, its address, and the name. Empty parts are never delayed."""
+    """Where a login comes from.
+
+    Attributes:
+        peer: connection, as ``host:port``. Failures without a connection cause no delay; the same holds for the other
+            fields.
+        address: address of the connection.
+        name: name of the user.
+    """
 
     peer: str = ""
     address: str = ""
@@ -56,7 +63,7 @@ class Origin:
 
 
 def origin_of(peer: str, name: str) -> Origin:
-    """Return the origin of a connection from ``host:port`` that logs in with this name."""
+    """Return the origin of a login with this name on a connection from ``host:port``."""
     host = host_of(peer)
     try:
         address = ip_address(host.partition("%")[0])
@@ -68,14 +75,12 @@ def origin_of(peer: str, name: str) -> Origin:
 
 
 class Failures:
-    """Recent failures by key.
-
-    Invariant: there are at most ``FAILURES_KEPT_MAX`` keys. The key with the latest failure is at the end.
-    """
+    """Number and time of recent failures by key, of at most ``FAILURES_KEPT_MAX`` keys."""
 
     __slots__ = ("_counts",)
 
     def __init__(self) -> None:
+        # the key with the latest failure is at the end
         self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def count(self, key: str, now: float) -> int:
@@ -94,10 +99,7 @@ class Failures:
 
 
 class Backoff:
-    """The delay of a login after failures of the same connection, address or name.
-
-    ``_good`` are pairs of address and name that have logged in. Failures from other addresses do not delay them.
-    """
+    """The delay of a login after failures of the same connection, address or name."""
 
     __slots__ = ("_addresses", "_good", "_names", "_peers")
 
@@ -105,6 +107,7 @@ class Backoff:
         self._addresses: Final = Failures()
         self._names: Final = Failures()
         self._peers: Final = Failures()
+        # pairs of address and name that have logged in; failures from other addresses do not delay them
         self._good: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def delay_s(self, origin: Origin, now: float) -> float:
@@ -143,7 +146,12 @@ def _delay_s(failures: int, longest_s: float) -> float:
 class Attempt:
     """A queued login, or other work that hashes a password.
 
-    ``turn``, ``name_turn`` and ``order`` belong to the queue.
+    Attributes:
+        ready_at: time before which it must not run.
+        strikes: number of recent failures of its origin.
+        run: runs it.
+        refuse: called instead if the queue drops it.
+        turn, name_turn, order: set by the queue.
     """
 
     origin: Origin
@@ -159,9 +167,8 @@ class Attempt:
 class LoginQueue:
     """Queued attempts, at most ``waiting_max``.
 
-    The attempt with the lowest turn is next. A new attempt gets the turn after the last attempt of its address, but not
-    before the turn after the attempt taken last. Within an address, names take turns in the same way, among attempts
-    with equally many failures.
+    Addresses take turns: each gets one attempt before any address gets another. Within an address, attempts with fewer
+    failures are first; among those with equally many, names take turns.
     """
 
     __slots__ = ("_attempts", "_last_turns", "_name_turns", "_order", "_turn", "_waiting_max")
@@ -196,10 +203,10 @@ class LoginQueue:
         return worst
 
     def _worst(self) -> Attempt:
-        """Return the attempt to drop. It belongs to the address with most attempts.
+        """Return the attempt to drop.
 
-        Of these attempts, it is the one with most failures. If none has failures, it is the newest attempt for the name
-        with most attempts.
+        It belongs to the address with most attempts. Of these, it is the one with most failures or, if there are
+        several, the newest attempt for the name with most attempts.
         """
         addresses = Counter(attempt.origin.address for attempt in self._attempts)
         names = Counter((attempt.origin.address, attempt.origin.name) for attempt in self._attempts)
@@ -251,10 +258,7 @@ def check_password(kept: str, password: str) -> bool:
 
 
 class Passwords:
-    """Hashes and verifies in a thread, one job at a time.
-
-    Invariant: while ``_running`` or ``_timer`` is set, the queue will be checked again.
-    """
+    """Hashes and verifies passwords in a thread, one job at a time."""
 
     __slots__ = (
         "_backoff",
@@ -281,6 +285,7 @@ class Passwords:
         self._queue: Final = LoginQueue(waiting_max)
         self._waiting_max = waiting_max
         self._cached_max = cached_max
+        # key of the digests in ``_verified``
         self._digest_key = secrets.token_bytes(32)
         self._verified: OrderedDict[bytes, None] = OrderedDict()
         self._verifying: Final[Counter[str]] = Counter()
@@ -290,7 +295,7 @@ class Passwords:
         return peer in self._verifying
 
     def known(self, kept: str, password: str) -> bool:
-        """Return whether this hash and password were verified recently. False proves nothing."""
+        """Return whether this hash and password were verified recently. If False, they may still match."""
         digest = self._digest(kept, password)
         if digest not in self._verified:
             return False
@@ -298,18 +303,18 @@ class Passwords:
         return True
 
     def hash(self, password: str, done: Callable[[str | Busy], None]) -> None:
-        """Hash a password and call ``done`` on the loop.
+        """Hash a password and call ``done`` on the loop with the hash.
 
-        The result is Busy if another attempt displaced this one. Raises Busy(BUSY) if the queue is full.
+        If the queue of logins drops this job, ``done`` is called with Busy. Raises Busy(BUSY) if the queue is full.
         """
         self._wait(NOWHERE, lambda: hash_password(password), done)
 
     def verify(
         self, kept: str, password: str, done: Callable[[bool | Busy], None], *, origin: Origin = NOWHERE
     ) -> None:
-        """Verify a password and call ``done`` on the loop.
+        """Verify a password and call ``done`` on the loop with whether it matches the hash ``kept``.
 
-        The result is Busy if another attempt displaced this one. Raises Busy(BUSY) if the queue is full.
+        If the queue of logins drops this job, ``done`` is called with Busy. Raises Busy(BUSY) if the queue is full.
         """
 
         def verified(right: bool | Busy) -> None:
@@ -320,7 +325,10 @@ class Passwords:
         self.prove(lambda: check_password(kept, password), verified, origin=origin)
 
     def prove(self, check: Callable[[], bool], done: Callable[[bool | Busy], None], *, origin: Origin) -> None:
-        """Run a check in the thread when its turn comes, and call ``done`` as ``verify`` does. Raises Busy(BUSY)."""
+        """Queue a check like a password, run it in the thread, and call ``done`` as ``verify`` does.
+
+        Raises Busy(BUSY).
+        """
 
         def proved(right: bool | Busy) -> None:
             self._end_verifying(origin.peer)
@@ -343,11 +351,11 @@ class Passwords:
             del self._verifying[peer]
 
     def soon(self, done: Callable[[Result], None], result: Result) -> None:
-        """Call ``done`` later, never from inside this call, with a result that needs no thread."""
+        """Call ``done`` with a result that needs no thread, in a later pass of the loop."""
         self._loop.call_soon(done, result)
 
     def close(self) -> None:
-        """Start no more jobs. Callbacks of queued jobs may never be called."""
+        """Start no more jobs. Callbacks of queued jobs may not be called."""
         if self._timer is not None:
             self._timer.cancel()
         if self._threads is not None:

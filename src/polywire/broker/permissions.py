@@ -94,9 +94,9 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         return Grants(opened(self.everywhere), {name: opened(given) for name, given in self.streams.items()}, topics)
 
     def allow(self, bits: int, stream: str | None, topic: str | None) -> bool:
-        """Return whether the grants include one of these permissions for a topic or for a stream.
+        """Return whether one of these permissions is granted for a topic, or for a stream.
 
-        If neither is given, return whether they include it everywhere. The grants must be expanded by ``opened``.
+        If neither is given, return whether it is granted everywhere. The grants must be expanded by ``opened``.
         """
         if bits & self.everywhere:
             return True
@@ -125,7 +125,7 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         return any(bits & given for given in granted)
 
     def name(self, bits: int, stream: str, topic: str) -> bool:
-        """Return whether the grants name exactly this stream or topic with one of these permissions.
+        """Return whether one of these permissions is granted for exactly this stream or topic.
 
         The grants must be expanded by ``opened``.
         """
@@ -159,7 +159,7 @@ def parse_grants(words: Iterable[str]) -> Grants:
 
 
 def grant_words(grants: Grants) -> list[str]:
-    """Return the shortest list of words that ``parse_grants`` converts to these grants."""
+    """Return the shortest list of words from which ``parse_grants`` makes these grants."""
     words = _words(grants.everywhere)
     for stream, given in sorted(grants.streams.items()):
         words += (f"{word}@{names.escape(stream, _WORD_RESERVED)}" for word in _words(given))
@@ -178,7 +178,7 @@ def _words(given: int) -> list[str]:
 
 
 class Resource(Enum):
-    """Kind of resource on which a permission must be granted."""
+    """Kind of resource on which an action needs a permission."""
 
     NOTHING = "nothing"
     BROKER = "the broker"
@@ -192,7 +192,11 @@ _SEEN_BY: Final = Permission.CONSUME | Permission.PRODUCE  # readers and writers
 
 
 class Action(Enum):
-    """One action: its name, permission and kind of resource, and the part of a topic's access list that applies."""
+    """One action: its name, the permission that it needs, and the kind of resource.
+
+    Attributes:
+        listed: part of a topic's access list that applies to it.
+    """
 
     CONNECT = "connect", NOTHING, Resource.NOTHING
     SELF_DESCRIBE = "self.describe", NOTHING, Resource.NOTHING
@@ -241,7 +245,7 @@ class Action(Enum):
 
     @property
     def permission_words(self) -> str:
-        """The permissions as written in grants. Any one of them allows the action."""
+        """The permissions as written in grants. Any one of them is sufficient."""
         return " or ".join(str(permission.name).lower() for permission in self.permission)
 
     @property

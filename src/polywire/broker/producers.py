@@ -46,9 +46,11 @@ FIRST_SEQUENCE_MAX = 1  # the first sequence of a new epoch: 0 in the `polywire`
 class Remembered:
     """One batch of a producer.
 
-    ``offset`` is the offset of its first record, OFFSET_UNKNOWN until the log has assigned it.
-
-    Invariant: ``waiting`` holds the repeats that wait for the log's answer. It is None once the log has answered.
+    Attributes:
+        base: sequence of its first record.
+        last: sequence of its last record.
+        offset: offset of its first record, OFFSET_UNKNOWN until the log has assigned it.
+        waiting: repeats of the batch that wait for its offset, None once the log has completed the append.
     """
 
     __slots__ = ("base", "last", "offset", "waiting")
@@ -67,7 +69,10 @@ class Remembered:
 class _Producer:
     """One producer in one partition.
 
-    Invariant: all sequences from ``first`` to ``last`` of this epoch were accepted.
+    Attributes:
+        first: first of the sequences that were accepted in this epoch, as far as known.
+        last: last sequence that was accepted.
+        window: its latest batches.
     """
 
     __slots__ = ("epoch", "first", "last", "owner", "seen_at_us", "window")
@@ -81,17 +86,16 @@ class _Producer:
         self.window: deque[Remembered] = deque(maxlen=window)
 
     def assign_offset(self, batch: Remembered, epoch: int) -> None:
-        """Record a batch's offset if the batch is still among the remembered ones."""
+        """Record the offset of a batch, if the batch is still in ``window``."""
         for remembered in self.window:
             if remembered.base == batch.base and epoch == self.epoch:
                 remembered.offset = batch.offset
 
 
 class Producers:
-    """All known producers. The one idle for longest comes first.
+    """All known producers, at most ``producers_max``. The one idle for longest is first.
 
-    Invariant: there are at most ``producers_max``, and no owner has more than its share. ``_owned`` has each owner's
-    producers in the same order. An owner that exceeds its share evicts its own producers, never those of others.
+    An owner that exceeds its share evicts its own producers, never those of others.
     """
 
     __slots__ = ("_by_key", "_owned", "_settings", "_share", "_views")
@@ -100,6 +104,7 @@ class Producers:
         self._settings = settings
         self._by_key: dict[tuple[int, bytes], _Producer] = {}
         self._views: Final = Views(self._stored)
+        # producers of each owner, in the same order
         self._owned: dict[int, dict[tuple[int, bytes], None]] = {}
         self._share = max(int(settings.producers_max * settings.owner_share), 1)
 
@@ -109,7 +114,7 @@ class Producers:
     def find(
         self, incarnation: int, producer: bytes, *, epoch: int, base: int, last: int, now_us: int
     ) -> Remembered | None:
-        """Return the batch that this one repeats, None if it is new.
+        """Return the batch that this one repeats, or None if it is new.
 
         Raises Conflict(PRODUCER_FENCED), Invalid(SEQUENCE_GAP).
         """
@@ -141,7 +146,7 @@ class Producers:
         return settled(base, last, OFFSET_UNKNOWN)
 
     def unwrapped(self, incarnation: int, producer: bytes, *, epoch: int, sequence: int, now_us: int) -> int:
-        """Return the full sequence for a sequence that wraps at WRAP: the candidate nearest to the expected sequence.
+        """Return the full sequence for one that wraps at WRAP: of all candidates, the nearest to the expected sequence.
 
         Raises Invalid(SEQUENCE_GAP) for a new epoch that does not start at 0.
         """
@@ -159,7 +164,7 @@ class Producers:
         return sequence + max(laps, 0) * WRAP
 
     def of_partitions(self, incarnations: Container[int], *, now_us: int) -> Iterator[ProducerState | None]:
-        """Yield the known producers of some partitions. Yields None now and then, so that the caller can pause."""
+        """Yield the known producers of some partitions, and None now and then, so that the caller can pause."""
         for number, key in enumerate(list(self._by_key)):
             if not number % LOOKED_AT_ONCE:
                 yield None
@@ -191,7 +196,7 @@ class Producers:
     def remember(
         self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered, now_us: int, owner: int = UNOWNED
     ) -> None:
-        """Record an accepted batch, for which ``find`` returned None."""
+        """Record a new batch that was accepted."""
         key = (incarnation, producer)
         known = self._remove(key)
         if known is None or epoch != known.epoch or batch.base != known.last + 1:
@@ -204,11 +209,10 @@ class Producers:
         self._insert(key, known)
 
     def replayed(self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered) -> None:
-        """Apply a batch from recovery. If the snapshot contains the batch, only its offset is recorded.
+        """Apply a batch during recovery. If the snapshot contains the batch, only its offset is recorded.
 
-        A live broker refuses a batch whose sequence does not follow the last one. This method does not. Such a batch
-        was either replayed twice, or it is the first batch after the producer was evicted. In the second case its
-        sequences are the newest.
+        Sequences that do not follow the last ones are accepted: the batch was replayed before, or the producer had been
+        evicted and the batch is its first one since.
         """
         known = self._by_key.get((incarnation, producer))
         if known is not None and (epoch, batch.last) <= (known.epoch, known.last):
@@ -220,11 +224,11 @@ class Producers:
 
     @property
     def latest_us(self) -> int:
-        """The time of the last use of any producer, 0 if there is none."""
+        """Time of the last use of any producer, 0 if there is none."""
         return max((known.seen_at_us for known in self._by_key.values()), default=0)
 
     def begin(self, now_us: int) -> None:
-        """End the recovery: restored producers count as used now."""
+        """End the recovery. Restored producers count as used now."""
         for known in self._by_key.values():
             if known.seen_at_us == JUST_NOW_US:
                 known.seen_at_us = now_us
@@ -296,7 +300,10 @@ def settled(base: int, last: int, offset: int) -> Remembered:
 
 
 def settle(batch: Remembered, offset: int | BrokerError) -> list[tuple[int, Level, Completion[int] | None]]:
-    """Record the log's answer for a batch. Return the waiting repeats as (first sequence, level, done)."""
+    """Record the result of appending a batch.
+
+    Return the repeats that waited for it, as (first sequence, level, done).
+    """
     if not isinstance(offset, BrokerError):
         batch.offset = offset
     waiting = batch.waiting or []
@@ -305,9 +312,9 @@ def settle(batch: Remembered, offset: int | BrokerError) -> list[tuple[int, Leve
 
 
 class PublishDedup:
-    """The last published number of each writer. The writer idle for longest comes first.
+    """The last published number of each writer. The writer idle for longest is first.
 
-    Invariant: a writer is dropped only after it was idle for ``writer_expiry_us`` on the elapsed clock.
+    A writer is dropped only after it was idle for ``writer_expiry_us`` on the elapsed clock.
     """
 
     __slots__ = ("_by_name", "_settings", "_usage")
@@ -332,7 +339,7 @@ class PublishDedup:
         return self._by_name.get(writer)
 
     def apply(self, change: changes.Published) -> None:
-        """Apply a publish, and drop writers that were idle for too long."""
+        """Record a publish, and drop writers that were idle for too long."""
         self.forget(change.writer)
         self._by_name[change.writer] = changes.Published(change.writer, change.number, change.at_us, owner=change.owner)
         self._charge(change, 1)
@@ -356,7 +363,7 @@ class PublishDedup:
 
     @property
     def latest_us(self) -> int:
-        """The time of the last publish, 0 if there was none."""
+        """Time of the last publish, 0 if there was none."""
         return max((known.at_us for known in self._by_name.values()), default=0)
 
     def encoded(self) -> Iterator[bytes]:

@@ -53,7 +53,11 @@ BULK: Final = frozenset({Kind.TOPICS, Kind.PARTITIONS, Kind.AGGREGATES, Kind.EVE
 
 
 class Usage:
-    """State by owner. Invariant: totals are the sums over all owners, and owners without state have no entry."""
+    """State by owner: number of items of each kind, and bytes.
+
+    Attributes:
+        bytes: bytes of all owners together.
+    """
 
     __slots__ = ("_bytes", "_counts", "_totals", "bytes")
 
@@ -64,7 +68,7 @@ class Usage:
         self.bytes = 0
 
     def charge(self, kind: Kind, owner: int, count: int, size: int) -> None:
-        """Add ``count`` items of a kind, with ``size`` bytes, to an owner. Negative numbers subtract."""
+        """Add items of a kind, with ``size`` bytes, to an owner. Negative numbers subtract."""
         if count:
             key = kind, owner
             left = self._counts.get(key, 0) + count
@@ -122,7 +126,7 @@ class Quotas:
         """Raise Busy(BUSY) if an owner may not have ``count`` more items of a kind, with ``size`` bytes.
 
         Args:
-            owner: UNOWNED stands for the caller.
+            owner: who is charged. UNOWNED stands for the caller.
         """
         if by is ITSELF:
             return

@@ -1,9 +1,8 @@
 """Operations that store and read records, and those of idempotent producers.
 
-* An ordinary batch goes to the log after one check of its header. ``Admission`` checks all other batches, including the
-  sequences of idempotent producers, before the log assigns offsets.
-* Records within returned bounds are synced before the bounds are returned, so a crash cannot lose them (concepts:
-  durability#what-a-crash-may-take).
+* A batch without producer sequences goes to the log after one check of its header. ``Admission`` checks all others.
+* The bounds of a partition are returned only once all records within them are synced, so a crash cannot lose them
+  (concepts: durability#what-a-crash-may-take).
 * Producer ids are never reused.
 """
 
@@ -99,9 +98,9 @@ class Admission:
             self._check_records(batch)
 
     def _check_records(self, batch: Buffer) -> None:
-        """Check the sizes of records.
+        """Check the sizes of keys and values.
 
-        Only a body above the record limit can hold a record above it, so few batches are scanned.
+        Batches with a body below the limit of a record are skipped.
         """
         longest, limit = batches.longest_payload(batch), self._settings.record_bytes_max
         if longest > limit:
@@ -110,7 +109,7 @@ class Admission:
     def produce(
         self, partition: Partition, batch: Buffer, *, by: Caller, level: Level, done: Completion[int] | None
     ) -> None:
-        """Append a batch that needs more checks than ``RecordVerbs.produce`` makes itself."""
+        """Append a batch that ``RecordVerbs.produce`` does not append directly, after all checks."""
         self.check(partition, batch)
         identity = producer_identity(batch)
         if identity is None:
@@ -137,7 +136,7 @@ class Admission:
         )
 
     def _answer_again(self, repeated: Remembered, base: int, level: Level, done: Completion[int] | None) -> None:
-        """Answer a repeated batch with the offset of the original, once the original has reached ``level``."""
+        """Complete a repeated batch with the offset of the original, once the original has reached ``level``."""
         if repeated.waiting is not None:
             repeated.waiting.append((base, level, done))
         elif done is not None:
@@ -157,13 +156,19 @@ class Admission:
 
 
 def _complete(done: Completion[int], offset: int, reached: int | BrokerError) -> None:
-    """Call ``done`` with the offset, or with the error if the level could not be reached."""
+    """Call ``done`` with the offset, or with the error if the required level was not reached."""
     done(reached if isinstance(reached, BrokerError) else offset)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Offsets between which a partition can be read. ``next_offset`` is exclusive. ``epoch`` is the current epoch."""
+    """Offsets between which a partition can be read.
+
+    Attributes:
+        next_offset: end, exclusive.
+        epoch: current epoch.
+        next_address: Kafka 0.7 address of the next record.
+    """
 
     first_offset: int
     next_offset: int
@@ -178,7 +183,7 @@ def check_alive(partition: Partition) -> None:
 
 
 def ask_bounds(log: WriteBatch, partition: Partition, then: Completion[Bounds]) -> None:
-    """Record the partition's current end and call ``then`` with the bounds once that end is synced."""
+    """Call ``then`` with the current bounds of a partition, once all records within them are synced."""
     check_alive(partition)
     next_offset, next_address = partition.log.next_offset, partition.log.next_address
     log.barrier(Level.SYNCED, partial(_notify, log.epoch, partition, next_offset, next_address, then))
@@ -201,9 +206,10 @@ def _notify(
 
 
 class ManyBounds:
-    """The bounds of many partitions: computed and encoded in slices, with one sync for all.
+    """The bounds of many partitions, computed in slices with one sync for all.
 
-    Invariant: ``then`` is called once, never from inside a call of the caller.
+    Args:
+        then: called once, never from inside a call of the caller.
     """
 
     __slots__ = ("_clock", "_ends", "_found", "_log", "_partitions", "_sliced", "_then")
@@ -226,9 +232,9 @@ class ManyBounds:
         sliced.put(self._take_ends)
 
     def _take_ends(self, end: float) -> bool:
-        """Record the current ends until the time ``end``. Return whether partitions are left.
+        """Record the partitions' ends until the time ``end``. Return whether partitions are left.
 
-        After the last one, one sync covers all recorded ends.
+        After the last partition, one sync is requested for all.
         """
         ends, partitions, now = self._ends, self._partitions, self._clock.monotonic
         while len(ends) < len(partitions):
@@ -268,7 +274,7 @@ def _missing(partition: Partition) -> Missing:
 
 
 class Append(Protocol):
-    """``WriteBatch.append`` as an attribute, because looking it up for every batch takes time."""
+    """Type of ``WriteBatch.append``."""
 
     def __call__(
         self, partition: PartitionLog, batch: Buffer, *, level: Level, done: Completion[int] | None
@@ -276,9 +282,10 @@ class Append(Protocol):
 
 
 class RecordVerbs(Protocol):
-    """The methods of ``Broker`` that store and read records. They use its log and state.
+    """The methods of ``Broker`` that store and read records.
 
-    ``appended``: number of stored and staged batches. A connection compares it to detect that its client produces.
+    Attributes:
+        appended: number of stored and staged batches. A connection compares it to detect that its client produces.
     """
 
     __slots__ = ("appended",)
@@ -296,15 +303,14 @@ class RecordVerbs(Protocol):
     def produce(
         self, partition: Partition, batch: Buffer, *, by: Caller = NO_CALLER, level: Level, done: Completion[int] | None
     ) -> None:
-        """Append one validated batch.
+        """Append one validated batch. ``done`` is called with the offset of its first record once ``level`` is reached.
 
-        ``done`` gets the offset of its first record once the batch has reached ``level``.
+        A batch with a producer epoch and consecutive sequences is appended only once. For a repeat, ``done`` is called
+        with the offset of the original, or -1 if that is no longer known. If the buffer is writable, the offset is
+        written into it.
 
-        A batch with a producer epoch and consecutive sequences is appended only once. A repeat is answered with the
-        offset of the original, once the original has reached ``level``. The answer is -1 if that offset is no longer
-        known. The offset is written into the batch if its buffer is writable. Raises Missing(PARTITION_MISSING),
-        Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP), Conflict(PRODUCER_FENCED), Denied(DENIED) for another
-        user's producer, Busy(BUSY, DISK_FULL).
+        Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP),
+        Conflict(PRODUCER_FENCED), Denied(DENIED) for another user's producer, Busy(BUSY, DISK_FULL).
         """
         self.appended += 1
         length, _, columns, body_bytes = admission_fields(batch)
@@ -331,12 +337,12 @@ class RecordVerbs(Protocol):
         return partition.log.read(offset, bytes_max=bytes_max, then=then, offset_end=offset_end)
 
     def epoch_end(self, partition: Partition, epoch: int, then: Completion[int]) -> int | Handle:
-        """Return the offset at which an epoch ends. See ``api.Records``."""
+        """Return the offset at which an epoch ends. Raises as ``api.Records.epoch_end``."""
         del then
         return partition.log.epoch_end(epoch)
 
     def when_current(self, partition: Partition, then: Completion[None]) -> Handle | None:
-        """Return None, because the offsets of a partition of this process are always current. See ``api.Records``."""
+        """Return None, because the offsets of a partition in its own process are always current."""
 
     def locate(
         self,
@@ -346,7 +352,7 @@ class RecordVerbs(Protocol):
         then: Completion[Located],
         offset_end: int | None = None,
     ) -> Located | Handle:
-        """Return where sealed records are in files, for callers that may read the files. See ``PartitionLog.locate``.
+        """Return where sealed records are in files, for clients that read the files. See ``PartitionLog.locate``.
 
         Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE).
         """
@@ -356,20 +362,20 @@ class RecordVerbs(Protocol):
     def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
         """Call ``wake`` once, when the record at ``offset`` can be read or the partition was deleted.
 
-        Cancelling the returned handle prevents the call. Raises Missing(PARTITION_MISSING).
+        Raises Missing(PARTITION_MISSING).
         """
         check_alive(partition)
         return self._log.wait(partition.log, offset, wake)
 
     def many_bounds(self, partitions: Sequence[Partition], *, then: Completion[list[Bounds]]) -> None:
-        """Call ``then`` with the bounds of many partitions, in order.
+        """Call ``then`` with the bounds of many partitions, in their order.
 
-        The result is Missing(PARTITION_MISSING) if a partition was deleted.
+        If a partition was deleted, ``then`` is called with Missing(PARTITION_MISSING).
         """
         ManyBounds(self._log, self.sliced, self.clock, partitions, then)
 
     def bounds(self, partition: Partition, *, then: Completion[Bounds]) -> None:
-        """Call ``then`` with the current first and next offset, epoch and next address, once these are synced.
+        """Call ``then`` with the bounds of a partition, once all records within them are synced.
 
         Raises Missing(PARTITION_MISSING).
         """
@@ -377,19 +383,19 @@ class RecordVerbs(Protocol):
 
 
 class ProducerVerbs(Protocol):
-    """The methods of ``Broker`` for idempotent producers. They use its log and state."""
+    """The methods of ``Broker`` for idempotent producers."""
 
     __slots__ = ()
 
     elapsed: ElapsedClock
     producer_shard: int
-    """Number of this shard, which is part of producer ids, so that two shards never assign the same id."""
+    """Number of this shard, which is part of producer ids, so that no two shards assign the same id."""
     _log: Log
     _producer_ids: Iterator[int]
     _state: State
 
     def new_producer_id(self) -> int:
-        """Return a unique number of 63 bits, made of the shard, the number of this start, and a counter."""
+        """Return a unique number of 63 bits: the shard, the number of this start, and a counter."""
         return self.producer_shard << _SHARD_BIT | self._log.epoch << _PRODUCER_COUNT_BITS | next(self._producer_ids)
 
     def producer_last(self, partition: Partition, producer: bytes) -> tuple[int, int] | None:
@@ -397,7 +403,7 @@ class ProducerVerbs(Protocol):
         return self._state.producers.last(partition.incarnation, producer, now_us=self.elapsed.now_us())
 
     def producers_of(self, incarnations: Container[int]) -> Iterator[ProducerState | None]:
-        """Yield the known producers of some partitions. Yields None now and then, so that the caller can pause."""
+        """Yield the known producers of some partitions, and None now and then, so that the caller can pause."""
         return self._state.producers.of_partitions(incarnations, now_us=self.elapsed.now_us())
 
     def producer_sequence(self, partition: Partition, producer: bytes, *, epoch: int, sequence: int) -> int:

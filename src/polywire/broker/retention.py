@@ -21,7 +21,7 @@ def limits_of(topic: TopicSettings, broker: BrokerSettings) -> tuple[int | None,
 
 
 class Retention:
-    """The timer. Invariant: at most one call is scheduled."""
+    """Timer that applies retention and compaction to a bounded number of partitions in each pass."""
 
     __slots__ = ("_catalog", "_clock", "_log", "_loop", "_queue", "_settings", "_stopped")
 

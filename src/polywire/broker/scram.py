@@ -57,7 +57,7 @@ class Verifier(msgspec.Struct, frozen=True, array_like=True):
     server_key: bytes
 
     def admits(self, messages: bytes, proof: bytes) -> bool:
-        """Return whether the proof over these messages is correct."""
+        """Return whether the client's proof over these messages is correct."""
         digest = self.mechanism.digest
         signature = hmac.digest(self.stored_key, messages, digest)
         if len(proof) != len(signature):
@@ -66,7 +66,7 @@ class Verifier(msgspec.Struct, frozen=True, array_like=True):
         return hmac.compare_digest(_hash(client_key, digest), self.stored_key)
 
     def signature(self, messages: bytes) -> bytes:
-        """Return the server's signature over these messages."""
+        """Return the server's signature over these messages, by which a client recognizes the server."""
         return hmac.digest(self.server_key, messages, self.mechanism.digest)
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Verifier(msgspec.Struct, frozen=True, array_like=True):
 
 
 def make_verifier(password: str, mechanism: Mechanism, *, iterations: int = ITERATIONS) -> Verifier:
-    """Return a verifier with a new salt. It takes some 10 ms to compute."""
+    """Return a verifier with a new salt. This takes some 10 ms."""
     salt = secrets.token_bytes(SALT_BYTES)
     salted = hashlib.pbkdf2_hmac(mechanism.digest, password.encode(), salt, iterations)
     return verifier_of(salted, mechanism, salt=salt, iterations=iterations)
@@ -92,7 +92,7 @@ def verifier_of(salted: bytes, mechanism: Mechanism, *, salt: bytes, iterations:
 def no_verifier(key: bytes, name: str, mechanism: Mechanism) -> Verifier:
     """Return a verifier that no password matches.
 
-    It is always the same for a name, so a client cannot find out whether a user exists.
+    A name always gets the same verifier, so that a client cannot find out whether the user exists.
     """
     salt = hmac.digest(key, f"{mechanism.value}:{name}".encode("utf-8", "surrogatepass"), "sha256")[:SALT_BYTES]
     return Verifier(mechanism, ITERATIONS, salt, secrets.token_bytes(mechanism.key_bytes), b"")

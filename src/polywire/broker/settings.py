@@ -49,7 +49,7 @@ class TopicSetting:
 
     @property
     def spelled(self) -> str:
-        """The allowed values, as shown in messages and on the reference page."""
+        """The allowed values, as text for messages and the reference page."""
         if self.allowed is not None:
             return f"{self.allowed.start} to {self.allowed.stop - 1}"
         return "0 or 1" if self.kind is bool else ", ".join(member.value for member in self._members)
@@ -59,9 +59,9 @@ class TopicSetting:
         return list(self.kind) if issubclass(self.kind, Enum) else []
 
     def read(self, name: str, value: int | str | None) -> object:
-        """Convert a client's value into a value of ``TopicSettings``.
+        """Convert a client's value into a value of ``TopicSettings``. None is converted to the default.
 
-        None means the default. Raises Invalid(INVALID_REQUEST).
+        Raises Invalid(INVALID_REQUEST).
         """
         if value is None:
             return self.default
@@ -77,7 +77,7 @@ class TopicSetting:
 
     @staticmethod
     def plain(value: object) -> object:
-        """Convert a value of ``TopicSettings`` for JSON: a number, true or false, a word, or None."""
+        """Convert a value of ``TopicSettings`` for JSON."""
         return value.value if isinstance(value, Enum) else value
 
 
@@ -138,7 +138,7 @@ class AccessList:
     writers: tuple[str, ...] | None = None
 
     def admits(self, side: Listed, name: str | None) -> bool:
-        """Return whether this part of the list admits a user. The name None stands for an unauthenticated client."""
+        """Return whether a user is in this part of the list. The name None stands for an unauthenticated client."""
         names = self.readers if side is Listed.READERS else self.writers
         return names is None or ANYBODY in names or name in names
 
@@ -346,7 +346,7 @@ class BrokerSettings:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"batch limit is out of range value={self.batch_bytes_max}")
 
     def within(self, batch_bytes_max: int) -> BrokerSettings:
-        """Return these settings, with batch and record limits lowered to what the log can store."""
+        """Return these settings with the limits of batches and records lowered to what the log can store."""
         if batch_bytes_max >= self.batch_bytes_max:
             return self
         record_bytes_max = min(self.record_bytes_max, batch_bytes_max - RECORD_ROOM_BYTES)

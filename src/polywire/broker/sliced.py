@@ -26,7 +26,7 @@ Step = Callable[[float], bool]
 
 
 class SlicedWork:
-    """Queue of work in slices. Invariant: ``_is_due`` is set while a call of ``_run`` is scheduled or running."""
+    """Queue of work in slices."""
 
     __slots__ = ("_clock", "_is_due", "_loop", "_waiting")
 
@@ -34,6 +34,7 @@ class SlicedWork:
         self._loop: Final = loop
         self._clock: Final = clock
         self._waiting: Final[deque[Step]] = deque()
+        # whether a call of ``_run`` is scheduled or running
         self._is_due = False
 
     def put(self, step: Step) -> None:
@@ -64,10 +65,7 @@ class SlicedWork:
 
 
 class OrderedWork:
-    """Queue of long changes, which run one at a time in the order of the requests.
-
-    Invariant: unless the queue is empty, ``_work`` is in ``sliced`` or a timer will put it there.
-    """
+    """Queue of long changes, which run one at a time in the order of the requests."""
 
     __slots__ = ("_clock", "_loop", "_sliced", "_waiting")
 
@@ -82,13 +80,13 @@ class OrderedWork:
         return not self._waiting
 
     def put(self, steps: Steps) -> None:
-        """Queue a change, which must not raise."""
+        """Queue a change. Its steps must not raise."""
         self._waiting.append(steps)
         if len(self._waiting) == 1:
             self._sliced.put(self._work)
 
     def _work(self, end: float) -> bool:
-        """Work on the queue until the time ``end``. Return whether to continue in the loop's next pass."""
+        """Work on the queue until the time ``end``. Return whether work is left for the loop's next pass."""
         now = self._clock.monotonic
         while self._waiting:
             for needs_time in self._waiting[0]:

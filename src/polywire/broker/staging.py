@@ -47,10 +47,10 @@ class PublishedRange:
 
 @dataclass(frozen=True, slots=True)
 class PublishAnswer:
-    """The answer to a publish.
+    """Result of a publish.
 
     Attributes:
-        duplicate: the writer had published this or a later number before. Then ``ranges`` is empty.
+        duplicate: the writer had already published this or a later number. ``ranges`` is empty then.
     """
 
     duplicate: bool
@@ -58,9 +58,11 @@ class PublishAnswer:
 
 
 class _Stager(NamedTuple):
-    """A token: its owner, the staged bytes, the expiry time, and the writer and number it was staged for.
+    """Who staged data under a token.
 
-    Writer and number are empty if they were not given.
+    Attributes:
+        writer, number: writer and number that the data is for, empty if not given.
+        size: staged bytes.
     """
 
     owner: int
@@ -71,11 +73,10 @@ class _Stager(NamedTuple):
 
 
 class _Stagers:
-    """The owners of tokens, who alone may publish or drop them.
+    """The owners of tokens. Only the owner of a token may publish or drop it.
 
-    When a writer has published, its remaining tokens are dropped. The table is in memory only and remembers at most
-    ``STAGERS_MAX`` tokens, dropping the oldest first. That is safe: tokens are random, so a caller that knows a dropped
-    token created it, and the staged data expires.
+    The table is in memory only and remembers at most ``STAGERS_MAX`` tokens, dropping the oldest first. Access to a
+    dropped token is not restricted, but tokens are random, so only the caller that created it knows it.
     """
 
     __slots__ = ("_by_token", "_sizes", "_tokens")
@@ -86,12 +87,12 @@ class _Stagers:
         self._tokens: dict[str, set[bytes]] = {}
 
     def owners(self, tokens: Iterable[bytes]) -> dict[int, bytes]:
-        """Return the owners of these tokens, each with one of its tokens. Unknown tokens have no owner."""
+        """Return the owners of these tokens, each with one of its tokens. Unknown tokens are skipped."""
         get = self._by_token.get
         return {known.owner: token for token in tokens if (known := get(token)) is not None}
 
     def size_of(self, owner: int, now_us: int) -> int:
-        """Return the number of staged bytes of an owner that have not expired."""
+        """Return the number of unexpired staged bytes of an owner."""
         while self._by_token:
             token, oldest = next(iter(self._by_token.items()))
             if oldest.expires_at_us > now_us:
@@ -100,7 +101,11 @@ class _Stagers:
         return self._sizes.get(owner, 0)
 
     def note(self, token: bytes, owner: int, write: tuple[str, int], *, size: int, expires_at_us: int) -> None:
-        """Add staged bytes to a token. ``write``: the writer and number that they are for."""
+        """Record that bytes were staged under a token.
+
+        Args:
+            write: writer and number that they are for.
+        """
         known = self._by_token.pop(token, None)
         if known is not None:
             self._by_token[token] = known._replace(size=known.size + size, expires_at_us=expires_at_us)
@@ -138,7 +143,7 @@ class _Stagers:
         return list(self._tokens.get(writer, ()))
 
     def left_over(self, tokens: Sequence[bytes], writer: str, number: int) -> list[bytes]:
-        """Return those of the given tokens that were staged for this or an earlier number of a writer."""
+        """Return those of the given tokens that were staged for this or a lower number of a writer."""
         get = self._by_token.get
         known = [(token, get(token)) for token in tokens]
         return sorted([token for token, by in known if by is not None and by.writer == writer and by.number <= number])
@@ -146,16 +151,17 @@ class _Stagers:
 
 @dataclass(slots=True, eq=False)
 class _Publishing:
-    """A publish in flight, and the repeated requests that wait for it."""
+    """A publish in progress.
+
+    Attributes:
+        waiting: completions of repeated requests for the same publish.
+    """
 
     waiting: list[Completion[PublishAnswer]] = field(default_factory=list)
 
 
 class StagedPublish:
-    """Staging and publishing over one log.
-
-    Invariant: ``_publishing`` holds the latest publish of a writer until the log has answered.
-    """
+    """Staging and publishing over one log."""
 
     __slots__ = ("_clock", "_log", "_owners", "_publishing", "_settings", "_stagers", "_state")
 
@@ -166,6 +172,7 @@ class StagedPublish:
         self._state = state
         self._settings = settings
         self._clock = clock
+        # latest publish of each writer, until the log has completed it
         self._publishing: dict[str, _Publishing] = {}
         self._owners = owners
         self._stagers = _Stagers()
@@ -182,7 +189,7 @@ class StagedPublish:
         done: Completion[int] | None,
         expires: bool = True,
     ) -> None:
-        """Implement ``StagingVerbs.stage``.
+        """Store a batch under a token, as ``StagingVerbs.stage``.
 
         Args:
             expires: whether the staged batch expires.
@@ -212,7 +219,7 @@ class StagedPublish:
             )
 
     def forget(self, tokens: Sequence[bytes]) -> None:
-        """Forget tokens that were published by a transaction."""
+        """Remove the owners of tokens that a transaction has published."""
         self._stagers.forget(tokens)
 
     def check_tokens(self, tokens: Sequence[bytes], *, by: Caller) -> None:
@@ -223,7 +230,6 @@ class StagedPublish:
             self._owners.check(by, owner, "token", token.hex())
 
     def abandon(self, tokens: Sequence[bytes], *, by: Caller) -> None:
-        """Implement ``StagingVerbs.abandon``."""
         self.check_tokens(tokens, by=by)
         self._stagers.forget(tokens)
         if tokens:
@@ -238,7 +244,6 @@ class StagedPublish:
         by: Caller,
         done: Completion[PublishAnswer] | None,
     ) -> None:
-        """Implement ``StagingVerbs.publish``, in one call."""
         deque(self.publishing(writer, number, tokens, by=by, done=done), maxlen=0)
 
     def publishing(
@@ -250,11 +255,10 @@ class StagedPublish:
         by: Caller,
         done: Completion[PublishAnswer] | None,
     ) -> Iterator[None]:
-        """Publish in slices.
+        """Publish in slices: checks, layout and cleanup yield in between. The publish itself is one step.
 
-        Checks, layout and cleanup are spread over slices. Publishing itself is one step. Run only one such iterator at
-        a time: it reserves its tokens, so a retry that runs meanwhile would get STAGE_MISSING instead of waiting for
-        the result.
+        Only one such iterator may run at a time. It reserves its tokens, so a retry that runs meanwhile would raise
+        STAGE_MISSING instead of waiting for the result.
         """
         self._check(writer, number, tokens)
         self._check_writer(writer, number, by)
@@ -293,7 +297,7 @@ class StagedPublish:
         by: Caller,
         done: Completion[PublishAnswer] | None,
     ) -> bool:
-        """Publish in one step. Return False if another caller has published the number in the meantime."""
+        """Publish in one step. Return False if the number has been published since the first check."""
         self._check_writer(writer, number, by)
         self.check_tokens(tokens, by=by)
         if self._is_published(writer, number):
@@ -319,7 +323,7 @@ class StagedPublish:
         self._check_step(writer, number, self._state.writers.last(writer))
 
     def _clear(self, writer: str, number: int, tokens: Sequence[bytes]) -> Iterator[None]:
-        """Forget published tokens, and drop what failed attempts have staged for the same number."""
+        """Remove published tokens, and drop what failed attempts have staged for the same number."""
         for lot in lots(tokens):
             self._stagers.forget(lot)
             yield
@@ -327,7 +331,7 @@ class StagedPublish:
             yield from self._abandon_left_over(writer, number)
 
     def _abandon_left_over(self, writer: str, number: int) -> Iterator[None]:
-        """Drop data that was staged for this or an earlier number of a writer and not published."""
+        """Drop unpublished data that was staged for this or a lower number of a writer."""
         for lot in lots(self._stagers.of(writer)):
             left = self._stagers.left_over(lot, writer, number)
             if left:
@@ -342,7 +346,7 @@ class StagedPublish:
     def delete_writer(self, writer: str, *, by: Caller, done: Completion[int] | None) -> None:
         """Delete a writer. Its next publish may have any number.
 
-        Raises Missing(WRITER_MISSING) if it does not exist or belongs to another user.
+        Raises Missing(WRITER_MISSING) if the writer does not exist or belongs to another user.
         """
         found = self._state.writers.find(writer)
         if found is None or not self._owners.may_use(by, found.owner):
@@ -352,7 +356,7 @@ class StagedPublish:
         self._state.apply_change(change)
 
     def _admit(self, writer: str, now_us: int, by: Caller) -> None:
-        """Raise Busy(BUSY) for a new writer if there are too many, and none is idle long enough to be dropped."""
+        """Raise Busy(BUSY) if this is a new writer and there are too many, none of which is idle for long enough."""
         self._state.writers.forget_idle(now_us)
         if self._state.writers.find(writer) is None:
             self._state.quotas.admit(Kind.WRITERS, by, size_of(writer))
@@ -360,8 +364,8 @@ class StagedPublish:
     def _check_step(self, writer: str, number: int, last: int | None) -> None:
         """Raise Invalid(SEQUENCE_GAP) for a number far above the last one.
 
-        Otherwise all numbers below it would become duplicates. A writer without a last number may start anywhere,
-        because it may have been dropped.
+        If it were accepted, all numbers in between would become duplicates. A writer without a last number may start
+        anywhere, because it may have been dropped.
         """
         limit = self._settings.writer_step_max
         if last is not None and number - last > limit:
@@ -380,7 +384,10 @@ class StagedPublish:
             )
 
     def check_living(self, incarnations: Iterable[int]) -> None:
-        """Raise Missing(PARTITION_MISSING) if a partition was deleted: publishing to it would lose records silently."""
+        """Raise Missing(PARTITION_MISSING) if a partition was deleted.
+
+        Publishing would lose its records silently.
+        """
         for incarnation in incarnations:
             if self._state.catalog.find_partition(incarnation) is None:
                 raise Missing(
@@ -433,7 +440,7 @@ class StagedPublish:
 
 
 def _settle_without(settled: Completion[Ranges], published: int | BrokerError) -> None:
-    """Complete a publish without tokens, which only changes the writer's number."""
+    """Complete a publish without tokens."""
     settled(published if isinstance(published, BrokerError) else ())
 
 
@@ -442,7 +449,7 @@ def _complete_duplicate(done: Completion[PublishAnswer], synced: int | BrokerErr
 
 
 def check_token(token: bytes) -> None:
-    """Raise Invalid(INVALID_REQUEST) unless a token has 16 bytes, not all zero: in storage, zeros mean "no token"."""
+    """Raise Invalid(INVALID_REQUEST) unless a token has 16 bytes, not all zero. In storage, zeros mean "no token"."""
     if len(token) != TOKEN_BYTES:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"token must have {TOKEN_BYTES} bytes got={len(token)}")
     if not any(token):
@@ -450,16 +457,13 @@ def check_token(token: bytes) -> None:
 
 
 def lots(tokens: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Yield the tokens in portions of LOT_TOKENS."""
+    """Yield the tokens in portions of ``LOT_TOKENS``."""
     for start in range(0, len(tokens), LOT_TOKENS):
         yield tokens[start : start + LOT_TOKENS]
 
 
 class StagingVerbs(RecordVerbs, Protocol):
-    """The methods of ``Broker`` that stage and publish batches. They use its log and state.
-
-    Staged batches count in ``appended``, too.
-    """
+    """The methods of ``Broker`` that stage and publish batches."""
 
     __slots__ = ()
 
@@ -478,13 +482,13 @@ class StagingVerbs(RecordVerbs, Protocol):
     ) -> None:
         """Store a validated batch under a token of 16 bytes.
 
-        It is invisible until published, and expires after ``stage_expiry_us``. Raises Missing(PARTITION_MISSING),
-        Invalid(INVALID_REQUEST, INVALID_BATCH, RECORD_TOO_LARGE), Denied(DENIED) for another user's token or writer,
-        Busy(STAGE_FULL, DISK_FULL).
+        The batch is invisible until published, and expires after ``stage_expiry_us``. Raises
+        Missing(PARTITION_MISSING), Invalid(INVALID_REQUEST, INVALID_BATCH, RECORD_TOO_LARGE), Denied(DENIED) for
+        another user's token or writer, Busy(STAGE_FULL, DISK_FULL).
 
         Args:
-            write: writer and number for which it is staged. When the writer has published that or a later number,
-                batches that were staged for it and not published are dropped.
+            write: writer and number for which it is staged. When the writer publishes this or a later number, what was
+                staged for it and is not part of the publish is dropped.
         """
         self.appended += 1
         self._admission.check(partition, batch)
@@ -501,11 +505,12 @@ class StagingVerbs(RecordVerbs, Protocol):
     ) -> None:
         """Make all batches under these tokens readable, as one atomic and synced group.
 
-        If the writer has published this or a later number before, the tokens are dropped and the answer is "duplicate".
-        It is sent once the original is synced. Raises Missing(STAGE_MISSING) for an unknown or expired token,
-        Missing(PARTITION_MISSING) if a partition was deleted, Invalid(INVALID_NAME, INVALID_REQUEST),
-        Invalid(SEQUENCE_GAP) for a number too far above the last one, Denied(DENIED) for another user's writer or
-        token, Busy(BUSY, DISK_FULL). After an error, nothing is published.
+        If the writer has published this or a later number before, the tokens are dropped, and the result is a
+        duplicate. ``done`` is then called once the original is synced. After an error, nothing is published.
+
+        Raises Missing(STAGE_MISSING) for an unknown or expired token, Missing(PARTITION_MISSING) if a partition was
+        deleted, Invalid(INVALID_NAME, INVALID_REQUEST), Invalid(SEQUENCE_GAP) for a number too far above the last one,
+        Denied(DENIED) for another user's writer or token, Busy(BUSY, DISK_FULL).
         """
         self.staging.publish(writer, number, tokens, by=by, done=done)
 
@@ -518,9 +523,9 @@ class StagingVerbs(RecordVerbs, Protocol):
         by: Caller = NO_CALLER,
         done: Completion[PublishAnswer] | None,
     ) -> Iterator[None]:
-        """Publish in slices, for publishes with thousands of batches.
+        """Publish thousands of batches in slices.
 
-        Put the iterator into ``publish_work``. Raises as ``publish``.
+        The caller puts the iterator into ``publish_work``. Raises as ``publish``.
         """
         return self.staging.publishing(writer, number, tokens, by=by, done=done)
 

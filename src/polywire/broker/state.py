@@ -57,7 +57,7 @@ def key_size(key: str, value: bytes) -> int:
 
 
 def is_tracked(columns: int, producer_epoch: int) -> bool:
-    """Return whether a batch with these columns and this epoch can be detected as a duplicate (see ``producers``)."""
+    """Return whether duplicates of a batch with these columns and this epoch can be detected (see ``producers``)."""
     return columns & _TRACKED_MASK == _TRACKED and producer_epoch >= 0
 
 
@@ -68,7 +68,7 @@ def _discard(table: dict[str, set[str]], key: str, one: str) -> None:
 
 
 class Binding(NamedTuple):
-    """The topic that a protocol maps a group name to, and the owner of the name."""
+    """The topic to which a protocol's group name is bound, and the owner of the name."""
 
     topic: str
     owner: int
@@ -76,12 +76,16 @@ class Binding(NamedTuple):
 
 
 class State:
-    """Catalogue, offsets, groups, producers, writers, aggregates, transactional ids, and the protocols' own state.
+    """The broker's whole state.
 
-    Invariant: groups are keyed by (topic's full name, group's name), and ``bindings`` map a protocol's group name to a
-    topic. ``classic_groups`` has the stored generations. ``usage`` counts everything by owner, except classic groups,
-    which ``ClassicGroups`` counts. ``touched`` holds the names of groups changed since they were last taken. It is None
-    while no caller needs them.
+    Attributes:
+        usage: items and bytes of each owner, except classic groups, which ``ClassicGroups`` counts.
+        groups: groups by (full name of the topic, name of the group).
+        classic_groups: stored generations of classic groups.
+        bindings: topics of group names by (protocol, group name), for protocols whose group names do not include a
+            topic.
+        touched: names of groups that changed since ``Coordinator.take_touched``, or None if no caller has requested
+            them.
     """
 
     __slots__ = (
@@ -132,7 +136,7 @@ class State:
         return MappingProxyType(self._wire_state.get(wire, {}))
 
     def topic_key(self, full_name: str) -> changes.TopicKey:
-        """Return the key of a topic's offsets: its id, or its name if it does not exist."""
+        """Return the key under which a topic's offsets are stored: its id, or its name if it does not exist."""
         topic = self.catalog.find(full_name)
         return full_name if topic is None else topic.id
 
@@ -147,7 +151,7 @@ class State:
         return UNOWNED if group is None else group.owner
 
     def apply(self, change: bytes) -> None:
-        """Apply an encoded change from recovery. Raises Corrupt."""
+        """Apply an encoded change. Raises Corrupt."""
         self.apply_change(changes.decode_change(change))
 
     def apply_change(self, change: changes.Change) -> None:
@@ -222,10 +226,9 @@ class State:
             self.touch(name)
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
-        """Apply a producer's batch from recovery. A batch that is known already changes nothing.
+        """Apply a producer's batch during recovery. Applying a batch again changes nothing.
 
-        Earlier versions stored sequences above ``SEQUENCE_MAX``, for which snapshots have no space. Such batches can be
-        read, but their duplicates are not detected.
+        Sequences above ``SEQUENCE_MAX``, which earlier versions stored, are ignored.
         """
         alive = self.catalog.find_partition(header.partition) is not None
         last = header.base_sequence + header.record_count - 1
@@ -238,7 +241,7 @@ class State:
             )
 
     def begin(self, clock: Clock) -> ElapsedClock:
-        """End the recovery. Return a clock that continues from the latest time of any change."""
+        """End the recovery. Return a clock that continues from the latest time in any change."""
         latest = max(self.producers.latest_us, self.writers.latest_us, self.transactions.latest_us)
         used = [group.at_us for group in self.groups.values()] + [bound.at_us for bound in self.bindings.values()]
         elapsed = ElapsedClock(clock, max([latest, self.positions.latest_us, *used]))
@@ -324,10 +327,7 @@ class State:
             self._wire_owners[change.wire, change.key] = change.owner
 
     def snapshot(self) -> bytes:
-        """Return the encoded state with everything applied so far.
-
-        The log therefore calls this only when no write batch is open.
-        """
+        """Return the encoded state. The log calls this only when no write batch is open."""
         return b"".join(self._pieces())
 
     def encoding(self) -> Encoding:
@@ -335,10 +335,7 @@ class State:
         return Encoding(self._pieces())
 
     def _pieces(self) -> Iterator[bytes]:
-        """Yield a ``changes.Snapshot`` of the current state.
-
-        Its tables are encoded in portions, as the pieces are requested.
-        """
+        """Yield an encoded ``changes.Snapshot`` of the current state. Each piece is encoded when it is requested."""
         groups = list(self.groups.values())
         bindings = dict(self.bindings)
         values = {wire: dict(held) for wire, held in self._wire_state.items()}
@@ -396,7 +393,7 @@ class State:
 
 
 class WriteBatchVerbs(Protocol):
-    """The methods of ``Broker`` that add changes to the log's write batch. They use its log and state."""
+    """The methods of ``Broker`` that add changes to the log's write batch."""
 
     __slots__ = ()
 
@@ -404,18 +401,16 @@ class WriteBatchVerbs(Protocol):
     _state: State
 
     def settle(self, level: Level, done: Completion[int]) -> None:
-        """Call ``done`` once everything added so far has reached ``level``.
+        """Call ``done`` once all earlier additions have reached ``level``.
 
-        It is for requests that require no change.
+        For requests that change nothing themselves.
         """
         self._log.barrier(level, done)
 
     def probe(self, done: Completion[int]) -> None:
-        """Check whether the log would accept a record, without storing one.
+        """Check whether the log would accept a record, without storing one. Raises Busy(DISK_FULL).
 
-        Call ``done`` once earlier additions are synced.
-
-        Raises Busy(DISK_FULL).
+        ``done`` is called once all earlier additions are synced.
         """
         self._log.reserve(PROBE_BYTES)
         self._log.barrier(Level.SYNCED, done)
@@ -429,21 +424,21 @@ class WriteBatchVerbs(Protocol):
 
     @property
     def uncommitted(self) -> bool:
-        """Return whether additions that were not written yet may still refer to buffers of the caller."""
+        """Return whether the log may still refer to buffers of the caller, because an addition was not written yet."""
         return self._log.uncommitted
 
     def hold(self) -> None:
-        """Do not schedule a commit for further additions, because the caller will commit soon."""
+        """Do not schedule a commit for further additions. The caller must call ``commit`` soon."""
         self._log.hold()
 
     def commit(self) -> None:
-        """Write the write batch now. Before this returns, completions with level ``written`` or lower are called."""
+        """Write the write batch now, and call the completions that need no sync."""
         self._log.commit()
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
-        """Journal changes as one group, in order, and apply them.
+        """Journal changes as one group, in order, and apply them. After Busy(DISK_FULL), nothing has changed.
 
-        Without changes, ``done`` is called after earlier additions. If it raises Busy(DISK_FULL), nothing has changed.
+        Without changes, ``done`` is called once earlier additions have reached ``level``.
         """
         if not made:
             if done is not None:
@@ -461,7 +456,7 @@ class WriteBatchVerbs(Protocol):
 def wire_change(
     state: State, settings: BrokerSettings, by: Caller, *, wire: str, key: str, value: bytes | None
 ) -> WireStateSet:
-    """Return the change that stores a value. None removes the stored value. Raises as ``set_wire_state``."""
+    """Return the change that stores a value for a protocol, or with None removes it. Raises as ``set_wire_state``."""
     kept, owner = state.wire_state(wire), state.wire_owner(wire, key)
     if value is None:
         return WireStateSet(wire, key, None)
@@ -479,7 +474,7 @@ def wire_change(
 
 
 class WireStateVerbs(WriteBatchVerbs, Protocol):
-    """The methods of ``Broker`` that store values for protocols. They use its state."""
+    """The methods of ``Broker`` that store values for protocols."""
 
     __slots__ = ()
 
@@ -499,11 +494,12 @@ class WireStateVerbs(WriteBatchVerbs, Protocol):
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Store a value for a protocol.
-
-        None removes it. ``by``: the owner of the value, by default the protocol itself.
+        """Store a value for a protocol, or with None remove it.
 
         Raises Invalid(INVALID_REQUEST), and Busy(BUSY) if there are too many keys, or one owner has too many bytes.
+
+        Args:
+            by: owner of the value, by default the protocol itself.
         """
         change = wire_change(self._state, self.settings, by, wire=wire, key=key, value=value)
         self.change_all([change], level=level, done=done)

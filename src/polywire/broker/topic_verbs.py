@@ -47,7 +47,7 @@ Then = Callable[[Topic], None]
 
 
 class TopicLookup(Protocol):
-    """The methods of ``Broker`` that look up topics. They use its catalogue."""
+    """The methods of ``Broker`` that look up topics."""
 
     __slots__ = ()
 
@@ -70,14 +70,14 @@ class TopicLookup(Protocol):
         return self._catalog.find_id(topic_id)
 
     def resource(self, full_name: str) -> Topic | TopicName:
-        """Return what permissions on a full name are checked against: the topic, or its name if it does not exist."""
+        """Return what to check permissions on a full name against: the topic, or its name if it does not exist."""
         return self._catalog.find(full_name) or TopicName.parse(full_name)
 
     @property
     def topics_version(self) -> int:
         """A number that increases by one whenever a topic is created or deleted.
 
-        Callers use it to detect a stale list.
+        It shows callers that a list is stale.
         """
         return self._catalog.version
 
@@ -92,7 +92,7 @@ class TopicLookup(Protocol):
     def watch_topics(self, changing: Callable[[bytes], None]) -> Callable[[], None]:
         """Call ``changing`` with the id of each topic that is about to be created, changed or deleted.
 
-        Returns a function that ends this.
+        Returns a function that stops the calls.
         """
         self._catalog.watchers.append(changing)
         return partial(self._catalog.watchers.remove, changing)
@@ -103,9 +103,10 @@ class TopicLookup(Protocol):
         return self.settings.partition_count if topic is None else len(topic.partitions)
 
     def partition_of_key(self, topic: Topic, key: Buffer, wire_hash: KeyHash) -> Partition:
-        """Return the partition for a key, by the topic's hash function if it has one, else by the protocol's.
+        """Return the partition for a key.
 
-        Raises Missing(PARTITION_MISSING) if the topic has no partitions.
+        The topic's hash function is used, or the protocol's if the topic has none. Raises Missing(PARTITION_MISSING) if
+        the topic has no partitions.
         """
         # ``written_to`` raises if there are none; calling it only then makes each request faster
         partitions = topic.partitions or topic.written_to()
@@ -114,7 +115,7 @@ class TopicLookup(Protocol):
 
 
 def retry_while_busy(addition: Callable[[], None]) -> Steps:
-    """Make an addition to the log. While the log is busy, retry it. Other errors are raised."""
+    """Make an addition to the log, and retry while the log is busy. Other errors are raised."""
     while True:
         try:
             addition()
@@ -132,7 +133,7 @@ def are_many(topics: Sequence[Topic]) -> bool:
 
 
 class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
-    """The methods of ``Broker`` that create, change and delete topics. They use its state."""
+    """The methods of ``Broker`` that create, change and delete topics."""
 
     __slots__ = ()
 
@@ -154,10 +155,10 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         level: Level = Level.SYNCED,
         done: Completion[int] | None = None,
     ) -> Topic:
-        """Create a topic of any size before this returns.
+        """Create a topic of any size before this returns. For requests of clients use ``make_topic``.
 
-        For requests of clients use ``make_topic``, which may work in slices. Raises Invalid(INVALID_TOPIC,
-        INVALID_PARTITION_COUNT, INVALID_REQUEST), Conflict(TOPIC_EXISTS), Busy(BUSY, DISK_FULL).
+        Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT, INVALID_REQUEST), Conflict(TOPIC_EXISTS), Busy(BUSY,
+        DISK_FULL).
 
         Args:
             partition_count_min: 0 permits a topic without partitions, which cannot be written.
@@ -186,10 +187,13 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         then: Then,
         done: Completion[int],
     ) -> bool:
-        """Create a topic, in slices if it is large. ``then`` is called as soon as the topic can be used.
+        """Create a topic, in slices if it is large. Return whether it was created before this returns.
 
-        Returns whether ``then`` was called. Raises as ``create_topic``. ``done`` gets later errors. After such an error
-        there is no topic.
+        Raises as ``create_topic``.
+
+        Args:
+            then: called with the topic as soon as it can be used.
+            done: called once the topic has reached ``level``, or with an error. After an error there is no topic.
         """
         count = self.settings.partition_count if partition_count is None else partition_count
         given = settings or TopicSettings()
@@ -233,11 +237,14 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         then: Then | None = None,
         done: Completion[int] | None = None,
     ) -> bool:
-        """Add partitions up to this count. ``then`` is called as soon as they can be used.
+        """Add partitions until the topic has this count. Return whether they were added before this returns.
 
-        Returns whether they can be used already. Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT),
-        Busy(BUSY, DISK_FULL). ``done`` gets later errors, such as Busy(BUSY) if another request has changed the
-        partitions. After such an error nothing was added.
+        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Busy(BUSY, DISK_FULL).
+
+        Args:
+            then: called with the topic as soon as the partitions can be used.
+            done: called once the change has reached ``level``, or with an error, such as Busy(BUSY) if another request
+                has changed the partitions. After an error nothing was added.
         """
         added = self._check_growth(topic, partition_count)
         if added > AT_ONCE_MAX:
@@ -302,7 +309,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         level: Level,
         done: Completion[int] | None,
     ) -> None:
-        """Add partitions to a topic. The log has opened them already."""
+        """Add partitions, which the log has opened already, to a topic."""
         self._log.change(changes.encode(change), level=level, done=done)
         self._state.apply_change(change)
         for log in opened:
@@ -319,7 +326,13 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         level: Level,
         done: Completion[int] | None,
     ) -> Steps:
-        """Open partitions in the log, then make the change that shows them to clients."""
+        """Open partitions in the log, then make the change that shows them to clients.
+
+        Args:
+            check: repeats the checks before the change.
+            made: returns the change, given the first incarnation.
+            ready: called once clients can use the partitions.
+        """
         opened: list[PartitionLog] = []
         try:
             check()
@@ -352,7 +365,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     def shrink_topic(
         self, topic: Topic, partition_count: int, *, level: Level = Level.SYNCED, done: Completion[int] | None = None
     ) -> None:
-        """Remove the last partitions with their records and offsets until this count is left, which may be 0.
+        """Remove the last partitions, with their records and offsets, until the topic has this count, which may be 0.
 
         Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Busy(DISK_FULL).
         """
@@ -374,10 +387,13 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     ) -> None:
         """Delete topics one after the other: at once if they are few, else in slices.
 
-        ``ended`` is called with each topic as soon as it is deleted, ``then`` after the last, ``done`` when all
-        deletions have reached ``level``. Topics that were deleted meanwhile are skipped. For few topics, this raises as
-        ``delete_topic`` and passes on exceptions of ``then``. Otherwise ``done`` gets the error. Topics deleted before
-        an error stay deleted.
+        Topics that were deleted meanwhile are skipped. Topics deleted before an error stay deleted. For few topics,
+        errors, also those of ``then``, are raised. Otherwise ``done`` is called with the error.
+
+        Args:
+            ended: called with each topic as soon as it is deleted.
+            then: called after the last topic.
+            done: called when all deletions have reached ``level``.
         """
         if are_many(topics):
             self._topic_work.put(self._deleting(topics, ended, then, level, done))
@@ -408,7 +424,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
             done(error)
 
     def _deleting_one(self, topic: Topic) -> Steps:
-        """Delete a topic. If it is large, the log drops its data before the next work of this queue begins."""
+        """Delete a topic. If it is large, the log drops its data before the next change of the queue begins."""
         numbers = [partition.incarnation for partition in topic.partitions]
         if len(numbers) <= AT_ONCE_MAX:
             yield from retry_while_busy(partial(self.delete_topic, topic, level=Level.MEMORY))
@@ -422,7 +438,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     def _end(self, change: changes.Change, ended: Sequence[int], level: Level, done: Completion[int] | None) -> None:
         """Journal a change that removes partitions, and drop their data.
 
-        The data of few partitions is dropped in the same journal group, that of many partitions in later groups.
+        The data of few partitions is dropped in the same journal group, that of many in later groups.
         """
         if len(ended) > AT_ONCE_MAX:
             self.change_all([change], level=level, done=None)
@@ -449,9 +465,9 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
                 done(error)
 
     def _drop_what_a_stop_left(self) -> None:
-        """Drop partitions that are open in the log and belong to no topic.
+        """Drop partitions that are open in the log and belong to no topic, after a start.
 
-        The broker stopped while it created or dropped them.
+        They remain if the broker stopped while it created or deleted them.
         """
         left = [number for number in self._log.incarnations() if self._catalog.find_partition(number) is None]
         if left:
@@ -474,7 +490,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
 
 
 class RemovalVerbs(WriteBatchVerbs, Protocol):
-    """The methods of ``Broker`` that remove records. They use its log and state."""
+    """The methods of ``Broker`` that remove records."""
 
     __slots__ = ()
 
@@ -483,10 +499,12 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
     _topic_work: OrderedWork
 
     def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Completion[int] | None = None) -> bool:
-        """Remove all records of a topic. Its offsets continue. Return whether the records can no longer be read.
+        """Remove all records of a topic.
 
-        Records that can still be read are removed by the time ``done`` is called. After an error, some may remain.
-        Raises Missing(TOPIC_MISSING).
+        Its offsets continue. Return whether all records were removed before this returns.
+
+        Otherwise they are removed before ``done`` is called. After an error, some may remain. Raises
+        Missing(TOPIC_MISSING).
         """
         self._catalog.check_alive(topic)
         self._log.write()  # assigns offsets to earlier batches, so that they are removed, too
@@ -546,9 +564,12 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
     def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Completion[int]) -> None:
         """Remove all records of several topics, one topic after the other: at once if they are few, else in slices.
 
-        A topic loses the records that it has when its purge begins. Topics deleted by then are skipped. ``done`` is
-        called when all removals have reached ``level``, or with an error. In case of an error, some topics may be
-        purged. For few topics, an error is raised instead.
+        A topic loses the records that it has when its purge begins. Topics that were deleted meanwhile are skipped.
+        After an error, some topics may be purged. For few topics, errors are raised. Otherwise ``done`` is called with
+        the error.
+
+        Args:
+            done: called when all removals have reached ``level``.
         """
         if are_many(topics):
             self._log.write()  # assigns offsets to earlier batches, so that they are removed, too

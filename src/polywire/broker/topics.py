@@ -35,9 +35,11 @@ ACCESS_OPTIONS: Final = "cursus"  # the options under which earlier releases sto
 
 
 class Partition:
-    """One partition of a topic. ``ended`` becomes true when the topic or the partition is deleted.
+    """One partition of a topic.
 
-    Invariant: ``log`` is set before any caller except recovery gets the partition.
+    Attributes:
+        log: set before any caller except recovery gets the partition.
+        ended: whether the topic or the partition was deleted.
     """
 
     __slots__ = ("ended", "incarnation", "log", "number", "topic")
@@ -51,12 +53,12 @@ class Partition:
         self.ended = False
 
     def attach(self, log: PartitionLog) -> None:
-        """Use this log, configured with the topic's settings."""
+        """Set the partition's log and apply the topic's settings to it."""
         self.log = log
         self.configure()
 
     def configure(self) -> None:
-        """Apply the topic's new settings to the log."""
+        """Apply the topic's settings to the log, after they changed."""
         self.log.compression = self.topic.settings.stored_compression
 
     def __repr__(self) -> str:
@@ -66,10 +68,9 @@ class Partition:
 class Topic:
     """One topic.
 
-    ``id`` are 16 random bytes, which differ from those of a deleted topic of the same name.
-
     Attributes:
-        owner: the user who created it and is charged for it. Ownership does not limit who may use the topic.
+        id: 16 random bytes. A new topic with the name of a deleted one has another id.
+        owner: user who created it and is charged for it. Ownership does not limit who may use the topic.
     """
 
     __slots__ = ("created_at_us", "id", "name", "owner", "partitions", "settings")
@@ -122,14 +123,12 @@ def missing(full_name: str) -> Missing:
 
 
 class Streams:
-    """Existing streams: those with topics, ``default``, and those that a protocol has declared.
-
-    Invariant: ``_topics`` counts the topics of every stream that has any.
-    """
+    """Existing streams: those with topics, ``default``, and those that a protocol has declared."""
 
     __slots__ = ("_declared", "_topics")
 
     def __init__(self) -> None:
+        # number of topics of each stream that has any
         self._topics: dict[str, int] = {}
         self._declared = {DEFAULT_STREAM}
 
@@ -137,10 +136,7 @@ class Streams:
         return stream in self._topics or stream in self._declared
 
     def declare(self, stream: str) -> None:
-        """Declare a stream. It then exists even without topics until ``end``.
-
-        The protocol that declares it persists this.
-        """
+        """Declare a stream, which then exists even without topics until ``end``. The calling protocol persists this."""
         self._declared.add(stream)
 
     def end(self, stream: str) -> None:
@@ -157,7 +153,12 @@ class Streams:
 class Catalog:
     """All topics of this broker.
 
-    Invariant: ``next_incarnation`` is above every incarnation that any change has named.
+    Attributes:
+        find: returns a topic by full name, or None. Exposes the dictionary's method, because every request uses it.
+        next_incarnation: above every incarnation in any change.
+        leaving: number of deleted partitions that the log has not dropped yet. They count towards the limit.
+        version: increases whenever a topic is created or deleted.
+        watchers: called with the id of each topic that is about to be created, changed or deleted.
     """
 
     __slots__ = (
@@ -181,17 +182,14 @@ class Catalog:
         self._usage = usage
         self._by_name: Final[dict[str, Topic]] = {}
         self.find: Final[Callable[[str], Topic | None]] = self._by_name.get
-        """The dictionary lookup of a topic by full name, exposed directly because every request uses it."""
         self._by_id: dict[bytes, Topic] = {}
         self._partitions: dict[int, Partition] = {}
         self._views: Final = Views(self._stored)
         self.streams: Final = Streams()
         self.next_incarnation = 1  # a batch header with incarnation 0 has no incarnation yet
         self.leaving = 0
-        """Deleted partitions that the log has yet to drop; they count towards the limit."""
         self.version = 0  # increases whenever a topic is created or deleted
         self.watchers: Final[list[Callable[[bytes], None]]] = []
-        """Called with the id of each topic that is about to be created, changed or deleted."""
         # cached until the version changes, because sorting thousands of topics takes milliseconds
         self._listed: tuple[int, dict[bool, list[Topic]]] = -1, {}
 
@@ -229,10 +227,13 @@ class Catalog:
         return first
 
     def check_new(self, name: TopicName, partition_count: int, *, internal: bool, count_min: int = 1) -> None:
-        """Refuse a topic whose name or partition count is not allowed.
+        """Raise unless a topic with this name and partition count may be created.
 
-        The count must be at least ``count_min``. Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT),
-        Conflict(TOPIC_EXISTS), and Busy(BUSY) if there are too many topics or partitions.
+        Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT), Conflict(TOPIC_EXISTS), and Busy(BUSY) if there are too
+        many topics or partitions.
+
+        Args:
+            count_min: minimum partition count.
         """
         check_topic_name(name)
         if not name.is_plain:
@@ -256,8 +257,8 @@ class Catalog:
     def check_growth(self, topic: Topic, partition_count: int) -> int:
         """Return how many partitions must be added to reach this count.
 
-        Raises Missing(TOPIC_MISSING) and Busy(BUSY). Raises Invalid(INVALID_PARTITION_COUNT) if the count is smaller
-        than now or above the limit, or the topic must not grow.
+        Raises Missing(TOPIC_MISSING), Busy(BUSY), and Invalid(INVALID_PARTITION_COUNT) if the count is below the
+        current one or above the limit, or the topic must not grow.
         """
         self.check_alive(topic)
         added = partition_count - len(topic.partitions)
@@ -282,8 +283,8 @@ class Catalog:
     def check_shrinking(self, topic: Topic, partition_count: int) -> list[Partition]:
         """Return the partitions that must be removed to reach this count, highest number first.
 
-        Raises Missing(TOPIC_MISSING). Raises Invalid(INVALID_PARTITION_COUNT) if the count is not smaller than now, or
-        the topic is event-sourced: its keys would change their partition.
+        Raises Missing(TOPIC_MISSING), and Invalid(INVALID_PARTITION_COUNT) if the count is not below the current one,
+        or the topic is event-sourced: its keys would change their partition.
         """
         self.check_alive(topic)
         if not 0 <= partition_count <= len(topic.partitions):
@@ -406,10 +407,7 @@ class _Policy(msgspec.Struct):
 
 
 def access_list(auth_policy: str, read_acl: str, write_acl: str) -> AccessList | None:
-    """Return the access list for a policy, None if it restricts nothing.
-
-    A policy with an unknown value denies everyone.
-    """
+    """Return the access list for a policy, or None if it restricts nothing. An unknown policy denies everyone."""
     match auth_policy:
         case "open":
             return None
@@ -424,9 +422,9 @@ def access_list(auth_policy: str, read_acl: str, write_acl: str) -> AccessList |
 
 
 def upgraded(settings: TopicSettings) -> TopicSettings:
-    """Return the settings with the access list in the field used now.
+    """Return the settings with an access list of earlier releases moved to ``access``.
 
-    Earlier releases stored the list in options. Options that cannot be read deny everyone.
+    Earlier releases stored the list in ``wire_options``. If it cannot be read, everyone is denied.
     """
     stored = settings.wire_options.get(ACCESS_OPTIONS)
     if settings.access is not None or not stored:

@@ -35,7 +35,7 @@ TransactionChange = (
 )
 
 BRANCH: Final = "\0"
-"""Prefix that makes the name of a participant from a transactional id; clients cannot use an id with this prefix."""
+"""Prefix of the names of participants. Clients cannot use transactional ids with this prefix."""
 INTERNAL: Final = "__polywire-"
 """Prefix of the broker's own transactional ids, which clients cannot use."""
 _OPEN: Final = frozenset({TransactionState.OPEN, TransactionState.SHARED})
@@ -53,7 +53,11 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class HeldOffsets:
-    """Next offsets, by partition number, that a transaction will commit. Some have an epoch and metadata."""
+    """Next offsets, by partition number, that a transaction will commit.
+
+    Attributes:
+        notes: epoch and metadata of some of them.
+    """
 
     offsets: dict[int, int] = field(default_factory=dict)
     notes: dict[int, tuple[int, str]] = field(default_factory=dict)
@@ -71,13 +75,15 @@ class Transaction:
     Attributes:
         at_us: when the transaction last began, staged records or ended.
         token: identifies its staged data.
-        messages, batches: number of staged records and batches.
-        sequences: the last staged sequence by partition incarnation.
-        positions: the offsets that it commits.
-        producer: the holder of the id, for protocols with producer ids. With a producer, ``partitions`` are those for
-            which it may stage, and sequences continue from one transaction of an epoch to the next.
+        messages: number of staged records.
+        batches: number of staged batches.
+        sequences: last staged sequence by partition incarnation. With a producer, sequences continue from one
+            transaction of an epoch to the next.
+        positions: offsets that it commits.
+        producer: holder of the id, for protocols with producer ids.
+        partitions: with a producer, the partitions for which it may stage.
         shards: other shards that may have participants.
-        home: if this is a participant, the coordinator shard.
+        home: coordinator shard if this is a participant, otherwise NO_SHARD.
     """
 
     id: str
@@ -111,12 +117,12 @@ class Transaction:
 
     @property
     def phase(self) -> TransactionState:
-        """The transaction's state, regardless of whether other shards have participants."""
+        """State of the transaction, without the distinction whether other shards participate."""
         return TransactionState.OPEN if self.is_open else self.state
 
     @property
     def is_branch(self) -> bool:
-        """Whether this is a participant of a transaction that another shard coordinates."""
+        """Whether this is a participant in a transaction that another shard coordinates."""
         return self.home != NO_SHARD
 
     @property
@@ -129,10 +135,10 @@ class Transaction:
         return self.epoch - (0 if self.producer is None else self.producer.first_epoch)
 
     def repeats(self, incarnation: int, *, first: int, last: int) -> bool:
-        """Return whether a batch with these sequences was staged before.
+        """Return whether a batch with these sequences was staged before in this epoch.
 
-        It may have been staged in this transaction, or in an earlier one of the epoch. Without a producer id, sequences
-        only increase. With one, they are consecutive from 0 and wrap at ``WRAP``. Raises Invalid(SEQUENCE_GAP).
+        Without a producer id, sequences only increase. With one, they are consecutive from 0 and wrap at ``WRAP``.
+        Raises Invalid(SEQUENCE_GAP).
         """
         known = self.sequences.get(incarnation)
         if self.producer is None:
@@ -153,16 +159,19 @@ def is_branch(name: str) -> bool:
 
 
 def level_of(transaction: Transaction, level: Level) -> Level:
-    """Return the durability level for a transaction: ``level``, or synced if it has participants in several shards."""
+    """Return the durability level for changes of a transaction: ``level``, or synced if other shards participate."""
     return Level.SYNCED if transaction.state is TransactionState.SHARED else level
 
 
 class TransactionTable:
-    """All transactional ids. The one idle for longest comes first.
+    """All transactional ids. The one idle for longest is first.
 
-    Invariant: an id is dropped only after it was idle for ``transactional_id_expiry_us``, because its epoch fences
-    earlier holders. ``_moving`` has, by group, the open transactions that commit its offsets. A decision stays in
-    ``decisions``, by token, until every shard has applied it, even if the id is deleted.
+    An id is dropped only after it was idle for ``transactional_id_expiry_us``, because its epoch fences earlier
+    holders.
+
+    Attributes:
+        decisions: by token, the decisions that some shards have not applied yet, even if the id was deleted.
+        open: ids whose transaction is open, oldest first.
     """
 
     __slots__ = ("_by_id", "_deciding", "_moving", "_settings", "_usage", "_views", "decisions", "open")
@@ -171,6 +180,7 @@ class TransactionTable:
         self._settings = settings
         self._usage = usage
         self._by_id: dict[str, Transaction] = {}
+        # by group, the ids of open transactions that commit its offsets
         self._moving: dict[str, dict[str, None]] = {}
         self.decisions: Final[dict[bytes, TransactionDecided]] = {}
         self._deciding: dict[str, int] = {}  # number of unsettled decisions by id
@@ -178,8 +188,9 @@ class TransactionTable:
         self._views: Final = Views(self._stored)
 
     def check_reserved(self, id_: str, *, is_internal: bool) -> None:
-        """Raise Invalid(INVALID_NAME) for the name of a participant, and for the broker's own ids unless
-        ``is_internal``.
+        """Raise Invalid(INVALID_NAME) if clients must not use this id.
+
+        This is the case for names of participants and, unless ``is_internal``, for the broker's own ids.
         """
         if is_branch(id_) or id_.startswith(INTERNAL) is not is_internal:
             raise Invalid(ErrorCode.INVALID_NAME, f"transactional id is reserved: {id_!r} (use another prefix)")
@@ -215,7 +226,7 @@ class TransactionTable:
                 assert_never(change)
 
     def apply_stored(self, change: changes.TransactionalIdStored) -> None:
-        """Apply the state of a transactional id, and drop ids that were idle for too long."""
+        """Apply a change of a transactional id, and drop ids that were idle for too long."""
         was = self._by_id.get(change.id)
         if was is not None:
             self._views.changing(change.id)
@@ -286,7 +297,7 @@ class TransactionTable:
         self._deciding[decided.id] = self._deciding.get(decided.id, 0) + 1
 
     def _settle(self, token: bytes) -> None:
-        """Remove a decision that all shards have applied. Do nothing if it is unknown."""
+        """Remove a decision that all shards have applied."""
         decided = self.decisions.pop(token, None)
         if decided is not None:
             self._deciding[decided.id] -= 1
@@ -294,7 +305,7 @@ class TransactionTable:
                 del self._deciding[decided.id]
 
     def is_deciding(self, id_: str) -> bool:
-        """Return whether a shard may still have to apply a decision for this id."""
+        """Return whether some shards have not applied a decision for this id."""
         return id_ in self._deciding
 
     def apply_partitions(self, change: changes.TransactionPartitions) -> None:
@@ -351,7 +362,7 @@ class TransactionTable:
 
     @property
     def latest_us(self) -> int:
-        """The time of the last use of any id, 0 if there is none."""
+        """Time of the last use of any id, 0 if there is none."""
         return max((known.at_us for known in self._by_id.values()), default=0)
 
     def encoded(self) -> Iterator[bytes]:
@@ -360,7 +371,7 @@ class TransactionTable:
         return encoded(len(self._by_id), found, _weight)
 
     def encoded_decisions(self) -> Iterator[bytes]:
-        """Yield the unsettled decisions as they are at the time of the call."""
+        """Yield the remaining decisions as they are at the time of the call."""
         return one_by_one(list(self.decisions.values()))
 
     def _stored(self, id_: str) -> Sequence[changes.TransactionalIdState]:
@@ -447,11 +458,11 @@ def _hold(transaction: Transaction, change: changes.TransactionOffsets) -> None:
 
 
 def _is_held_on(was: Transaction, change: changes.TransactionalIdStored) -> bool:
-    """Return whether the id has the same producer and coordinator as before. Only then can its epochs be compared."""
+    """Return whether the id keeps its producer and coordinator. Only then can its epochs be compared."""
     return not was.is_branch or (was.producer, change.home) == (change.producer, was.home)
 
 
 def _weight(known: changes.TransactionalIdState) -> int:
-    """Return the cost of encoding an id, which grows with the count of its numbers."""
+    """Return the cost of encoding an id, which grows with its numbers of sequences, offsets and partitions."""
     held = sum([len(offsets.offsets) for offsets in known.held])
     return (len(known.sequences) + len(known.partitions) + held) // 8

@@ -42,7 +42,12 @@ _record_count: Final = header_fields("record_count")
 
 @dataclass(slots=True, eq=False)
 class _Ending:
-    """A commit in progress, and the callers that wait for it. ``is_over``: the commit was cancelled."""
+    """A commit in progress.
+
+    Attributes:
+        waiting: completions of the callers that wait for the commit.
+        is_over: the commit was cancelled.
+    """
 
     waiting: list[Completion[int]]
     publication: Publication | None = None
@@ -65,14 +70,12 @@ class Transactions:
     """The transactions of all transactional ids.
 
     By default everything is synced before it is acknowledged: if a power failure lost the last part of a transaction, a
-    commit of the other part would break atomicity. A producer may request less. The next start of the broker then
-    aborts its open transactions. A transaction with participants in several shards is always synced (decision 0129).
-    Only ``Branches`` ends participants.
+    commit of the other part would break atomicity. A producer may request less. Its open transactions are then aborted
+    at the broker's next start. A transaction with participants in several shards is always synced (decision 0129). Only
+    ``Branches`` ends participants.
 
-    Invariant: ``_left_open`` are the tokens of transactions to abort. ``_endings`` are the commits in progress, by
-    transactional id. A commit is cancelled before its transaction changes in another way.
-
-    work: the queue in which large commits run.
+    Args:
+        work: the queue in which large commits run.
     """
 
     __slots__ = (
@@ -111,6 +114,7 @@ class Transactions:
         self._log = log
         self._loop = loop
         self._work = work
+        # commits in progress, by transactional id; a commit is cancelled before its transaction changes in another way
         self._endings: dict[str, _Ending] = {}
         self._state = state
         self._admission = admission
@@ -122,6 +126,7 @@ class Transactions:
         self._new_producer_id = new_producer_id
         self._unchecked: list[str] = []
         self._on_decided: Callable[[], None] = _nothing
+        # tokens of transactions to abort, because their data may be lost
         self._left_open = {
             known.token
             for known in state.transactions
@@ -129,18 +134,20 @@ class Transactions:
         }
 
     def on_decided(self, notify: Callable[[], None]) -> None:
-        """Register ``notify``.
+        """Register a callback for the ends of transactions with participants.
 
-        It is called when a transaction with participants has ended, before the call that ended it returns.
+        It is called before the ending call returns.
         """
         self._on_decided = notify
 
     # Transactional ids
 
     def find(self, id_: str, *, by: Caller = NO_CALLER) -> Transaction | None:
-        """Return the latest transaction of a transactional id, after aborting it if it has timed out.
+        """Return the latest transaction of a transactional id, or None.
 
-        An id of another user looks as if it did not exist. Only ``begin_epoch`` reports that it is in use.
+        A transaction that has timed out is aborted first.
+
+        An id of another user is treated as missing.
         """
         found = self._state.transactions.find(id_)
         if found is None or not self._owners.may_use(by, found.owner):
@@ -175,14 +182,13 @@ class Transactions:
     def begin_epoch(
         self, id_: str, *, epoch_min: int = 0, by: Caller = NO_CALLER, done: Completion[int] | None
     ) -> Transaction:
-        """Take over this transactional id.
+        """Take over a transactional id: begin an epoch, which fences the previous holder.
 
-        This begins an epoch, which fences the previous holder, and aborts the id's open transaction. Raises
-        Invalid(INVALID_NAME), Denied(DENIED) for another user's id, Busy(BUSY) if there are too many ids,
-        Busy(DISK_FULL).
+        The id's open transaction is aborted. Raises Invalid(INVALID_NAME), Denied(DENIED) for another user's id,
+        Busy(BUSY) if there are too many ids, Busy(DISK_FULL).
 
         Args:
-            epoch_min: the new epoch is at least this, for an id that had later epochs in another shard.
+            epoch_min: minimum for the new epoch, for an id that had later epochs in another shard.
         """
         known = self._admit_holder(id_, by)
         epoch, owner = (0, UNOWNED) if known is None else (known.epoch + 1, known.owner)
@@ -206,9 +212,9 @@ class Transactions:
 
         Args:
             asks_again: the caller claims to hold the id in the current or the previous epoch. If a holder repeats its
-                request, it gets the same new epoch again.
-            level: durability of the answer and of staged data.
-            is_internal: the id is the broker's own.
+                request, the same new epoch is returned again.
+            level: durability of the result and of staged data.
+            is_internal: the id is one of the broker's own.
         """
         known = self._admit_holder(id_, by, is_internal=is_internal)
         made = Transaction(id_, 0, TransactionState.EMPTY, _NO_TOKEN, 0, owner=by.owner)
@@ -235,9 +241,9 @@ class Transactions:
         transaction.producer = TransactionalProducer(number, first, asked, producer.timeout_us, producer.synced)
 
     def _admit_holder(self, id_: str, by: Caller, *, is_internal: bool = False) -> Transaction | None:
-        """Check that a caller may take over an id, and abort the id's open transaction. Return the previous state.
+        """Check that a caller may take over an id, and abort the id's open transaction.
 
-        Raises as ``begin_epoch``.
+        Returns the transaction, or None if the id is new. Raises as ``begin_epoch``.
         """
         check_name(id_, self._settings.name_bytes_max)
         self._state.transactions.check_reserved(id_, is_internal=is_internal)
@@ -256,10 +262,10 @@ class Transactions:
     def visible(self, *, by: Caller, branches: bool = False) -> list[Transaction]:
         """Return the transactional ids that the caller may use, sorted, with their latest transactions.
 
-        The transactions must not be changed.
+        Do not change these.
 
         Args:
-            branches: include participants of transactions that other shards coordinate.
+            branches: include participants in transactions that other shards coordinate.
         """
         known, may_use = self._state.transactions, self._owners.may_use
         found = [one for one in known if (branches or not is_branch(one.id)) and may_use(by, one.owner)]
@@ -320,7 +326,7 @@ class Transactions:
     def add_partitions(
         self, transaction: Transaction, partitions: Collection[Partition], *, level: Level, done: Completion[int] | None
     ) -> None:
-        """Let a producer stage for these partitions. This opens a transaction if none is open.
+        """Allow a producer to stage records for these partitions. Opens a transaction if none is open.
 
         Raises Busy(BUSY, DISK_FULL).
         """
@@ -343,7 +349,10 @@ class Transactions:
         self._admit_numbers(transaction, count)
 
     def _reserve_end(self, id_: str) -> None:
-        """Reserve space for the group that will record the end and remove the staged data. Raises Busy(DISK_FULL)."""
+        """Reserve space in the log for the change that ends a transaction and removes its staged data.
+
+        Raises Busy(DISK_FULL).
+        """
         self._log.reserve(TOKEN_BYTES + len(id_.encode()) + CHANGE_BYTES + 2 * ENTRY_BYTES, need=Need.REMOVAL)
 
     def stage(
@@ -357,9 +366,9 @@ class Transactions:
         level: Level = Level.SYNCED,
         done: Completion[int] | None,
     ) -> bool:
-        """Stage a batch with these sequences. Return False if it is a repeat.
+        """Stage a batch with these sequences. Return False if it was staged before.
 
-        In that case ``done`` is called once the original is stored. Raises Missing(PARTITION_MISSING),
+        In both cases ``done`` is called once the batch has reached ``level``. Raises Missing(PARTITION_MISSING),
         Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP), Busy(BUSY, STAGE_FULL, DISK_FULL).
         """
         assert transaction.is_open, "records belong to a transaction"
@@ -398,9 +407,7 @@ class Transactions:
         return True
 
     def _admit_numbers(self, transaction: Transaction, count: int, size: int = 0) -> None:
-        """Raise Busy(BUSY) if the owner of a transaction may not have ``count`` more numbers and ``size`` bytes of
-        text.
-        """
+        """Raise Busy(BUSY) if a transaction's owner may not store ``count`` more numbers and ``size`` bytes of text."""
         size += NUMBER_BYTES * count
         self._state.quotas.admit(Kind.TRANSACTIONAL_IDS, NO_CALLER, size, count=0, owner=transaction.owner)
 
@@ -421,12 +428,13 @@ class Transactions:
         level: Level = Level.SYNCED,
         done: Completion[int] | None,
     ) -> None:
-        """Add next offsets of a group, by partition number, to an open transaction, which will commit them.
+        """Add a group's next offsets, by partition number, to an open transaction, which will commit them.
 
         Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Busy(BUSY, DISK_FULL).
 
         Args:
-            notes: epoch and metadata of some of them.
+            scope: group, topic and member.
+            notes: epoch and metadata of some of the offsets.
         """
         assert transaction.is_open, "positions belong to a transaction"
         self._check_current(transaction)
@@ -466,7 +474,7 @@ class Transactions:
         return () if found is None else tuple(found.shards)
 
     def undecided(self, group: str, topic: str) -> Set[int]:
-        """Return the partitions of a topic for which open transactions will commit offsets of a group."""
+        """Return the partitions of a topic for which open transactions contain offsets of a group."""
         found: set[int] = set()
         for transaction in self._state.transactions.moving(group):
             if not self._is_over(transaction):
@@ -483,13 +491,12 @@ class Transactions:
         level: Level = Level.SYNCED,
         done: Completion[int] | None,
     ) -> Transaction:
-        """Abort the open transaction, if there is one.
-
-        Raises Busy(DISK_FULL).
+        """Abort the open transaction, if there is one. Raises Busy(DISK_FULL).
 
         Args:
             raises_epoch: begin a new epoch, too.
-            by_holder: the current holder requested the abort. Otherwise it has yet to request the new epoch.
+            by_holder: the holder of the current epoch requested this. Otherwise it must request the new epoch to
+                continue.
         """
         assert transaction.is_open or raises_epoch, "an abort needs an open transaction or a new epoch"
         self._reserve_end(transaction.id)
@@ -502,7 +509,7 @@ class Transactions:
         return self._store(made, done, level_of(transaction, level))
 
     def is_ending(self, transaction: Transaction) -> bool:
-        """Return whether a commit of this transaction, in slices, is in progress."""
+        """Return whether a commit of this transaction is in progress in slices."""
         return transaction.id in self._endings
 
     def commit(
@@ -522,13 +529,13 @@ class Transactions:
         other transaction is not committed.
 
         Args:
-            confirm: called immediately before the step that commits.
+            confirm: called immediately before the step that commits. It may raise an error to prevent the commit.
             raises_epoch: begin a new epoch, which the holder uses next.
 
-        Raises, or calls ``done`` with, Missing(STAGE_MISSING) if its records have expired, Missing(PARTITION_MISSING)
-        if a partition was deleted, Busy(DISK_FULL), exceptions of ``confirm``, and Invalid, Denied,
-        Missing(MEMBER_MISSING) or Busy(BUSY) if the offsets must not be stored. After an error nothing has changed. If
-        it was aborted in the meantime, the error is Conflict(PRODUCER_FENCED).
+        After an error nothing has changed. These errors are raised, or passed to ``done``: Missing(STAGE_MISSING) if
+        the records have expired; Missing(PARTITION_MISSING) if a partition was deleted; Busy(DISK_FULL); errors of
+        ``confirm``; Invalid, Denied, Missing(MEMBER_MISSING) or Busy(BUSY) if the offsets must not be stored;
+        Conflict(PRODUCER_FENCED) if the transaction was aborted meanwhile.
         """
         assert transaction.is_open, "only an open transaction can be committed"
         level = level_of(transaction, level)
@@ -546,7 +553,7 @@ class Transactions:
     def _committing(
         self, transaction: Transaction, ending: _Ending, confirm: Callable[[], None], publish: Callable[..., None]
     ) -> Steps:
-        """Yield the steps of a large commit. If the transaction is aborted meanwhile, its publication is cancelled."""
+        """Yield the steps of a large commit. If the transaction is aborted meanwhile, the publication is cancelled."""
         if ending.is_over:
             return
         publication = ending.publication = self._log.prepare()
@@ -566,7 +573,7 @@ class Transactions:
         del self._endings[transaction.id]
 
     def _break_off(self, id_: str) -> None:
-        """Cancel a commit in progress, because the transaction is about to be aborted."""
+        """Cancel the commit of a transaction that is about to be aborted."""
         ending = self._endings.pop(id_, None)
         if ending is not None:
             ending.is_over = True
@@ -599,7 +606,7 @@ class Transactions:
         self._apply_end(change)
 
     def _raised(self, transaction: Transaction) -> changes.TransactionalIdStored:
-        """Return the state of a transactional id after its commit, in its next epoch."""
+        """Return the transactional id's next state, after a commit that begins an epoch."""
         made = replace(transaction, state=TransactionState.COMMITTED, token=_NO_TOKEN)
         self._raise_epoch(made, asked_by_holder=True)
         return self._change_of(made)

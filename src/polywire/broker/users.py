@@ -30,7 +30,11 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
 
 
 class User(msgspec.Struct, frozen=True, array_like=True):
-    """A stored user. ``configured``: it comes from the operator's file and cannot be changed over a protocol."""
+    """A stored user.
+
+    Attributes:
+        configured: whether it comes from the operator's file and cannot be changed over a protocol.
+    """
 
     id: int
     name: str
@@ -48,7 +52,8 @@ class Principal:
     """The authenticated user of a connection.
 
     Attributes:
-        login: how often the user's logins had been ended when this one began. It is invalid if they were ended since.
+        login: how often the user's logins had been ended when this one began. If they have been ended since, this login
+            is invalid.
         token: digest of the token that was used to log in.
         expires_at_us: expiry time of that token.
         peer: address of the connection, for the audit log.

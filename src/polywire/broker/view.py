@@ -1,7 +1,7 @@
 """Iterate over a changing table as it was at one moment, to encode a snapshot in slices (decision 0106).
 
-A view yields each entry as it was when the view was opened. Only entries that change before the view reaches them are
-copied.
+A view yields each entry as it was when the view was opened. An entry is copied only if it changes before the view has
+yielded it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class Views(Generic[Key]):
-    """The open views of one table.
+    """The open views of one table. The table must call ``changing`` before it changes the records of a key.
 
-    The table calls ``changing`` with a key before the records of the key change.
-
-    Attributes:
-        records_of: returns the current records of a key. There are none if the key does not exist.
+    Args:
+        records_of: returns the current records of a key, or none if the key does not exist.
     """
 
     __slots__ = ("_kept", "_records_of")
@@ -35,13 +33,16 @@ class Views(Generic[Key]):
         self._kept: Final[list[dict[Key, Sequence[Any]]]] = []
 
     def changing(self, key: Key) -> None:
-        """Save the records of a key for open views, because the key is about to be created, changed or deleted."""
+        """Save the records of a key for open views. The key is about to be created, changed or deleted."""
         for kept in self._kept:
             if key not in kept:
                 kept[key] = self._records_of(key)
 
     def open(self, keys: Iterable[Key]) -> Iterator[Sequence[Any]]:
-        """Yield the records that these keys have now. Pass all keys of the table, and iterate to the end."""
+        """Yield the records that these keys have at the time of the call.
+
+        The caller passes all keys of the table, and must iterate to the end.
+        """
         kept: dict[Key, Sequence[Any]] = {}
         self._kept.append(kept)
         return self._look_through(keys, kept)
@@ -58,17 +59,19 @@ def _light(_: Any) -> int:
 
 
 def one_by_one(records: Sequence[Any], weight: Callable[[Any], int] = _light) -> Iterator[bytes]:
-    """Encode immutable records as a MessagePack array, in pieces."""
+    """Encode immutable records as a MessagePack array, in pieces.
+
+    Args:
+        weight: returns the additional cost of a record, in units of a small record.
+    """
     return encoded(len(records), ((record,) for record in records), weight)
 
 
 def encoded(count: int, found: Iterable[Sequence[Any]], weight: Callable[[Any], int] = _light) -> Iterator[bytes]:
-    """Encode a MessagePack array of ``count`` records in pieces.
-
-    The records are requested piece by piece.
+    """Encode a MessagePack array of ``count`` records in pieces, requesting the records piece by piece.
 
     Args:
-        weight: the additional cost of a record, in units of a small record.
+        weight: returns the additional cost of a record, in units of a small record.
     """
     yield _array_head(count)
     batch: list[Any] = []

@@ -4,7 +4,7 @@ The broker elects a leader among the members, sends it the metadata of all membe
 it returns. The broker does not decode metadata or assignments.
 
 * ``TRANSITIONS`` lists every transition.
-* Every waiting member gets a response. If nothing else answers it, a call of ``expire`` after ``deadline`` does.
+* Every waiting member gets a response, at the latest from the call of ``expire`` at ``deadline``.
 * An assignment is valid only in its generation.
 * A stable group is stored in the journal. After a restart its members get the same responses as before.
 """
@@ -64,10 +64,7 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
 
 
 def check_no_classic(groups: Mapping[str, ClassicGroup], name: str, topic: str) -> None:
-    """Refuse a member of another protocol if the classic group of this name assigns the topic's partitions itself.
-
-    Raises Conflict(GROUP_PROTOCOL_MISMATCH).
-    """
+    """Raise Conflict(GROUP_PROTOCOL_MISMATCH) if a classic group of this name has a leader that assigns the topic."""
     group = groups.get(name)
     if group is not None and not group.is_shared and group.reads(topic):
         raise Conflict(
@@ -79,14 +76,14 @@ def check_no_classic(groups: Mapping[str, ClassicGroup], name: str, topic: str) 
 class ClassicGroup:
     """One classic group.
 
-    ``is_shared``: the group has members of other protocols, so the broker assigns the partitions. Set it before a call
-    that may begin a generation.
+    Attributes:
+        bytes: total size of the members.
+        is_shared: whether the group has members of other protocols, so that the broker assigns the partitions. Set it
+            before a call that may begin a generation.
+        revision: increases with every change that must survive a restart.
 
-    Invariant: ``_static`` maps each instance to its member. ``_supported`` counts the members that support each
-    assignment protocol. ``bytes`` is the sum of the members' sizes. ``_topics`` is the set of the members' topics, None
-    until it is needed. ``revision`` increases with every change that should survive a restart. ``_ends_at`` is the time
-    limit of the phase in PREPARING and COMPLETING. In STABLE it is the time at which members that have not synced are
-    removed.
+    Args:
+        generation: last generation of an earlier group of this name, whose members may still send requests.
     """
 
     __slots__ = (
@@ -111,10 +108,6 @@ class ClassicGroup:
     )
 
     def __init__(self, name: str, limits: Limits, generation: int = 0) -> None:
-        """generation: the last generation of an earlier group of this name.
-
-        Members of that group may still send requests.
-        """
         self.name: Final = name
         self.phase = Phase.EMPTY
         self.generation = generation
@@ -129,9 +122,13 @@ class ClassicGroup:
         self._members: dict[str, Member] = {}
         # ids assigned to clients that have yet to join again with them, and their expiry times
         self._given: dict[str, float] = {}
+        # member by instance id
         self._static: dict[str, str] = {}
+        # number of members that support each assignment protocol
         self._supported: Counter[str] = Counter()
+        # topics of all members, None until they are needed
         self._topics: frozenset[str] | None = frozenset()
+        # time limit of the phase; in STABLE, the time at which members that have not synced are removed
         self._ends_at = math.inf
         self._answers: list[Answer] = []
 
@@ -139,7 +136,7 @@ class ClassicGroup:
 
     @property
     def member_count(self) -> int:
-        """The number of members, plus the ids assigned to clients that have yet to join with them."""
+        """Number of members, and of ids assigned to clients that have not joined with them yet."""
         return len(self._members) + len(self._given)
 
     @property
@@ -155,9 +152,9 @@ class ClassicGroup:
         return self._members.get(member_id)
 
     def can_be_shared(self, join: Join | None = None) -> bool:
-        """Return whether the broker can assign partitions to all members, and to the one that sends ``join``.
+        """Return whether the broker can assign partitions to all members, and to the sender of ``join``.
 
-        The broker must be able to encode their assignments, and the number of memberships is limited.
+        This requires that it can encode their assignments, and that they have not too many topics.
         """
         joins = [member.join for member in self._members.values() if join is None or member.id != join.member_id]
         joins += [] if join is None else [join]
@@ -165,7 +162,7 @@ class ClassicGroup:
 
     @property
     def members(self) -> tuple[MemberView, ...]:
-        """All members as shown to clients, in the order in which they joined."""
+        """All members as shown to clients."""
         return tuple(
             MemberView(
                 id=member.id,
@@ -190,7 +187,7 @@ class ClassicGroup:
 
     @property
     def deadline(self) -> float:
-        """The time at which ``expire`` must be called next, or infinity if nothing can expire."""
+        """Time at which ``expire`` must be called next, or infinity if nothing can expire."""
         members = min((member.gone_at for member in self._members.values()), default=math.inf)
         return min(members, min(self._given.values(), default=math.inf), self._ends_at)
 
@@ -202,13 +199,12 @@ class ClassicGroup:
     # Joining
 
     def join(self, join: Join, *, new_id: str, now: float) -> str:
-        """Join or rejoin.
+        """Join or rejoin. Return the id of the member, to which the answer will be addressed.
 
-        Return the member id to which the answer will be addressed. Raises Conflict(GROUP_PROTOCOL_MISMATCH,
-        MEMBER_FENCED), Missing(MEMBER_MISSING), Busy(BUSY).
+        Raises Conflict(GROUP_PROTOCOL_MISMATCH, MEMBER_FENCED), Missing(MEMBER_MISSING), Busy(BUSY).
 
         Args:
-            new_id: the id for a member that has none.
+            new_id: id for a member that has none.
         """
         assert self.phase is not Phase.DEAD, "a deleted group is not used again"
         self._check_protocols(join)
@@ -235,7 +231,7 @@ class ClassicGroup:
         return self._join_again(member, join, now)
 
     def _check_protocols(self, join: Join) -> None:
-        """Require the group's protocol type and at least one protocol that all members support."""
+        """Raise Conflict unless the protocol type is the group's and all members support a common assignment protocol."""
         names = {name for name, _ in join.protocols}
         if not self._members:
             fits = bool(join.protocol_type and names)
@@ -249,7 +245,12 @@ class ClassicGroup:
             )
 
     def _admit(self, join: Join, *, given: bool = False, instead: Member | None = None) -> None:
-        """Enforce the limits of members, topics and metadata bytes. Raises Busy(BUSY)."""
+        """Raise Busy(BUSY) if the group would exceed its limits of members, topics or metadata bytes.
+
+        Args:
+            given: the member has an id that counts already.
+            instead: member that this one replaces.
+        """
         limits = self._limits
         if not given and instead is None and self.member_count >= limits.members_max:
             raise Busy(ErrorCode.BUSY, f"too many members group={self.name!r} limit={limits.members_max}")
@@ -295,7 +296,7 @@ class ClassicGroup:
     def _rejoin(self, member: Member, join: Join, now: float, *, id_: str | None = None) -> Member:
         """Replace a member's description, and its id if ``id_`` is given.
 
-        Its position in the order of members stays the same.
+        Its position among the members stays the same.
         """
         order = [id_ if one == member.id and id_ is not None else one for one in self._members]
         self._take(member)
@@ -315,10 +316,9 @@ class ClassicGroup:
         return renewed
 
     def _join_again(self, member: Member, join: Join, now: float) -> str:
-        """Process a member's repeated join.
+        """Handle a join of a current member.
 
-        In a stable generation, this begins a new generation only if the member is the leader or its description has
-        changed.
+        In a stable generation this begins a rebalance only if the member is the leader or its description has changed.
         """
         changed = member.join.protocols != join.protocols
         if changed or member.join != join:
@@ -333,7 +333,7 @@ class ClassicGroup:
         return member.id
 
     def _replace(self, old: Member, join: Join, new_id: str, now: float) -> str:
-        """Give a returning static member a new id and fence the old one."""
+        """Give a static member that has returned a new id, and fence its old id."""
         self._refuse(old, self._fenced(old.id))
         led = old.id == self.leader
         member = self._rejoin(old, join, now, id_=new_id)
@@ -380,7 +380,7 @@ class ClassicGroup:
         self._go(Phase.STABLE)
 
     def rebalance(self, now: float) -> None:
-        """Begin a rebalance because assignments should change: all members have to rejoin."""
+        """Begin a rebalance because assignments should change. All members have to rejoin."""
         if self._members:
             self._rebalance(now)
 
@@ -407,7 +407,7 @@ class ClassicGroup:
             self._complete(now)
 
     def _complete(self, now: float) -> None:
-        """Begin a generation, because all members have joined or the time limit has passed.
+        """Begin a generation after all members have joined or the time limit has passed.
 
         Static members that did not join remain members until their session ends.
         """
@@ -441,7 +441,7 @@ class ClassicGroup:
     def _choose(self) -> str:
         """Return the assignment protocol with most votes among those that all members support.
 
-        Among protocols with equally many votes, the current one wins, otherwise the one that was named first.
+        Of several with equally many votes, the current one is chosen, or else the one that was named first.
         """
         count = len(self._members)
         votes: Counter[str] = Counter()
@@ -464,7 +464,9 @@ class ClassicGroup:
         protocol: str | None = None,
         now: float,
     ) -> None:
-        """Wait for the member's assignment. The leader sends the assignments of all members.
+        """Add a member to those that wait for assignments.
+
+        The leader's request contains the assignments of all members.
 
         A protocol type or protocol of None is not compared. Raises as ``heartbeat``, Conflict(GROUP_PROTOCOL_MISMATCH)
         for another type or protocol, Busy(BUSY) if the assignments are too large.
@@ -486,7 +488,10 @@ class ClassicGroup:
             self._answer_synced(now)
 
     def settle(self, now: float) -> None:
-        """Complete the generation of a shared group after the broker has assigned partitions to all members."""
+        """Complete the generation of a shared group.
+
+        The broker has assigned partitions to all members with ``assign``.
+        """
         assert self.leader == BROKER, "otherwise the leader settles the group"
         self._go(Phase.STABLE)
         self._answer_synced(now)
@@ -496,10 +501,7 @@ class ClassicGroup:
         self._put_assignments({member_id: assignment}, [self._find(member_id, None)])
 
     def _put_assignments(self, assignments: Mapping[str, bytes], members: Collection[Member]) -> None:
-        """Set the assignments of all members. Ignore those of unknown members.
-
-        A member without an assignment in ``assignments`` gets an empty one.
-        """
+        """Set the assignments of all members. A member without an assignment gets an empty one."""
         known = {id_: data for id_, data in assignments.items() if id_ in self._members}
         size, limit = sum(map(len, known.values())), self._limits.bytes_max
         if self.bytes + size > limit:
@@ -553,7 +555,7 @@ class ClassicGroup:
         """Record a heartbeat.
 
         Raises, checked in this order, Conflict(MEMBER_FENCED), Missing(MEMBER_MISSING), Conflict(GENERATION_STALE), and
-        Conflict(GROUP_REBALANCING) if the member must rejoin. A heartbeat that gets GROUP_REBALANCING counts, too.
+        Conflict(GROUP_REBALANCING) if the member must rejoin. Despite GROUP_REBALANCING, the heartbeat is recorded.
         """
         member = self._find(member_id, instance_id)
         self._check_generation(generation)
@@ -561,11 +563,10 @@ class ClassicGroup:
         self._check_settled()
 
     def check_commit(self, member_id: str, generation: int, *, instance_id: str | None = None, now: float) -> None:
-        """Check that a member may commit: it must be in the current generation.
+        """Check that a member may commit offsets: it must be in the current generation.
 
-        Anyone may commit to a group without members. Raises as ``heartbeat``, with one exception: GROUP_REBALANCING is
-        raised only while members wait for assignments. While they rejoin, they may still commit for their old
-        assignments.
+        Any caller may commit to a group without members. Raises as ``heartbeat``, but GROUP_REBALANCING only while
+        members wait for assignments. While they rejoin, they may still commit for their old assignments.
         """
         if not self._members and generation < 0:
             return
@@ -610,7 +611,7 @@ class ClassicGroup:
         member.is_joining = member.is_syncing = False
 
     def expire(self, now: float) -> None:
-        """Remove members whose session has ended, and end a phase whose time limit has passed."""
+        """Remove members whose session has ended, and end the phase if its time limit has passed."""
         due, was = self._ends_at <= now, (self.phase, self.generation)
         for id_ in [id_ for id_, until in self._given.items() if until <= now]:
             del self._given[id_]
@@ -634,7 +635,7 @@ class ClassicGroup:
 
 
 def stored(group: ClassicGroup, owner: int, *, bytes_max: int = KEPT_BYTES_MAX) -> ClassicGroupStored | None:
-    """Return a group as a change, None if it is not settled, is shared, or exceeds ``bytes_max``."""
+    """Return a group as a change, or None if it is not settled, is shared, or exceeds ``bytes_max``."""
     size = group.bytes + _MEMBER_BYTES * group.member_count
     if group.phase is not Phase.STABLE or group.is_shared or size > min(bytes_max, KEPT_BYTES_MAX):
         return None
@@ -667,7 +668,7 @@ def _stored_member(member: Member) -> ClassicMemberStored:
 
 
 def restored(group: ClassicGroupStored, limits: Limits, writing: Writing, now: float) -> ClassicGroup:
-    """Return the stored group, as if every member had sent a heartbeat at ``now``.
+    """Return the group from a change. Each member counts as having sent a heartbeat at ``now``.
 
     Args:
         writing: encodes the members' assignments.
@@ -696,7 +697,7 @@ def _restored_member(member: ClassicMemberStored, protocol_type: str, writing: W
 
 
 def weight(group: ClassicGroupStored) -> int:
-    """Return how long encoding the group takes, in units of a small record."""
+    """Return the cost of encoding the group, in units of a small record."""
     return sum(
         1 + len(one.topics) + (len(one.assignment) + sum(len(said) for _, said in one.protocols)) // _WEIGHT_BYTES
         for one in group.members

@@ -1,7 +1,7 @@
 """Operations on classic groups, with timers, owners and limits (concepts: groups#classic-groups).
 
-* Every waiting call completes once, on the event loop and never from inside another call.
-* If a group of the same name has members on other protocols, the broker assigns partitions to all members. It refuses
+* Every waiting request completes once, on the event loop and never from inside another call.
+* If a group of the same name has members of other protocols, the broker assigns partitions to all members. It refuses
   classic members to which it cannot assign.
 * Stable generations survive a restart of the broker. Committed offsets are in the table that all protocols share.
 """
@@ -45,7 +45,7 @@ KEEP_AGAIN_S: Final = 1.0  # seconds until a failed write of a group is retried;
 
 @dataclass(frozen=True, slots=True)
 class ClassicView:
-    """A group as shown in lists, whatever protocols its members use."""
+    """A group as shown in lists. Its members may use any protocol."""
 
     name: str
     phase: Phase
@@ -56,13 +56,13 @@ class ClassicView:
 
 @dataclass(slots=True)
 class _Entry:
-    """A group with its timers and quota accounts.
-
-    Invariant: ``owner`` is charged for ``members`` and ``bytes``.
+    """A group with its timer and what its owner is charged for.
 
     Attributes:
+        members, bytes: number and size of the members for which ``owner`` is charged.
         has_begun: the group has had a member.
         kept: the revision that is in the journal.
+        waiting: completions of waiting requests by member and kind.
     """
 
     group: ClassicGroup
@@ -81,8 +81,8 @@ class _Entry:
 class ClassicGroups:
     """All classic groups of one broker.
 
-    Invariant: the group of each entry in ``_entries`` is also in ``_table``, in which other parts of the broker look up
-    members.
+    Args:
+        table: groups by name, for other parts of the broker. This class keeps it equal to its entries.
     """
 
     __slots__ = (
@@ -139,15 +139,15 @@ class ClassicGroups:
     def join(
         self, group: str, join: Join, *, new_id: str, by: Caller = NO_CALLER, done: Completion[IdGiven | Joined]
     ) -> None:
-        """Join or rejoin.
+        """Join or rejoin. ``done`` is called with the generation once all members have joined.
 
-        ``done`` gets the generation once all members have joined. Call ``check_topics`` first. Raises
-        Invalid(INVALID_NAME, INVALID_SESSION_TIMEOUT), Denied(DENIED) for another user's group,
-        Conflict(MEMBER_FENCED), Missing(MEMBER_MISSING), Busy(BUSY), Conflict(GROUP_PROTOCOL_MISMATCH). The last one is
-        also raised if a group of this name has members of other protocols and the broker cannot assign to this member.
+        Call ``check_topics`` first. Raises Invalid(INVALID_NAME, INVALID_SESSION_TIMEOUT), Denied(DENIED) for another
+        user's group, Conflict(MEMBER_FENCED), Missing(MEMBER_MISSING), Busy(BUSY), and
+        Conflict(GROUP_PROTOCOL_MISMATCH), also if the group has members of other protocols and the broker cannot assign
+        to this member.
 
         Args:
-            new_id: a unique id, for a member that has none.
+            new_id: unique id, for a member that has none.
             by: the caller, who becomes the owner of a group without an owner.
         """
         check_name(group, self._settings.name_bytes_max)
@@ -178,9 +178,9 @@ class ClassicGroups:
             )
 
     def check_topics(self, group: str, topics: Iterable[str], *, by: Caller) -> Iterator[None]:
-        """Check, one topic per step, that the caller may use a group in these topics. Run it in slices before ``join``.
+        """Raise Denied(DENIED) unless the caller may use a group in these topics. Yields after each topic.
 
-        Raises Denied(DENIED).
+        Run this in slices before ``join``.
         """
         for topic in topics:
             self._broker.check_owner(by, self._state.group_owner(topic, group), "group", group)
@@ -189,7 +189,7 @@ class ClassicGroups:
     def _check_others(self, group: str, entry: _Entry | None, join: Join, by: Caller) -> bool:
         """Return whether the group has members of other protocols.
 
-        If so, refuse a member to which the broker could not assign.
+        If so, refuse a member to which the broker cannot assign.
         """
         there = join.topics & self._state.group_topics.get(group, frozenset())
         for _ in self.check_topics(group, there, by=by):
@@ -208,7 +208,7 @@ class ClassicGroups:
     # Sharing with members of other protocols
 
     def _meet(self, group: str, topic: str) -> None:
-        """Let the broker assign a classic group's partitions, because a member of another protocol is about to join.
+        """Assign a classic group's partitions from now on, because a member of another protocol is about to join.
 
         Raises Conflict(GROUP_PROTOCOL_MISMATCH) if the broker cannot assign to the group's members.
         """
@@ -245,8 +245,8 @@ class ClassicGroups:
     def restore(self, wire: str, writing: Writing) -> None:
         """Restore the groups of a protocol after a restart.
 
-        Members keep their generation and get a full session timeout. A group that has had later generations, or was
-        shared, starts empty.
+        Members keep their generation and get a full session timeout. A group is restored without members if a later
+        generation has committed offsets, or if it was shared.
 
         Args:
             writing: encodes the assignments of the protocol's members.
@@ -270,7 +270,7 @@ class ClassicGroups:
             self._broker.change_all(ended, level=Level.WRITTEN, done=None)
 
     def _keep(self, entry: _Entry) -> None:
-        """Journal the current generation if it is settled. Otherwise delete the generation that is in the journal."""
+        """Journal the group's generation if it is settled. Otherwise delete the generation that is in the journal."""
         group = entry.group
         if entry.kept == group.revision:
             return
@@ -285,10 +285,7 @@ class ClassicGroups:
         entry.kept = group.revision
 
     def _last_generation(self, group: str) -> int:
-        """Return the latest generation in which an offset was committed, -1 for none.
-
-        A restart restores only that generation.
-        """
+        """Return the latest generation in which an offset was committed, or -1. No earlier one is restored."""
         found = self._state.positions.of(PositionKind.GROUP, group)
         return max((position.generation for _, _, position in found), default=-1)
 
@@ -306,7 +303,10 @@ class ClassicGroups:
         usage.charge(Kind.MEMBERS, entry.owner, sign * entry.members, sign * size)
 
     def _wait(self, entry: _Entry, member: str, call: WaitingCall, done: Completion[Any]) -> None:
-        """Register a waiting call. It replaces an earlier call of the same kind by the same member."""
+        """Register the completion of a waiting request.
+
+        It replaces that of an earlier request of the same kind by the member.
+        """
         earlier = entry.waiting.get((member, call))
         if earlier is not None:
             again = Conflict(
@@ -316,7 +316,7 @@ class ClassicGroups:
         entry.waiting[member, call] = done
 
     def _settle(self, entry: _Entry) -> None:
-        """Process a change of a group: answer waiting members, update quota accounts and set the timer."""
+        """Apply the effects of a change of a group: answer waiting members, update quotas and set the timer."""
         group = entry.group
         for member_id, call, answer in group.take_answers():
             done = entry.waiting.pop((member_id, call), None)
@@ -337,10 +337,7 @@ class ClassicGroups:
             self._schedule(entry)
 
     def _schedule(self, entry: _Entry) -> None:
-        """Set the timer for the next event of a group.
-
-        That is a deadline, a retry of a failed write, or the removal of an unused group.
-        """
+        """Set the timer to the group's deadline, the retry of a failed write, or the removal of an unused group."""
         due = entry.group.deadline
         if due == math.inf and not entry.members:
             due = entry.empty_at + self._settings.group_expiry_us / SECOND_US
@@ -388,7 +385,10 @@ class ClassicGroups:
         by: Caller = NO_CALLER,
         done: Completion[Synced],
     ) -> None:
-        """Wait until the leader has sent the assignments. Raises as ``ClassicGroup.sync``, Denied(DENIED)."""
+        """Call ``done`` with the member's assignment once the leader has sent the assignments.
+
+        Raises as ``ClassicGroup.sync``, and Denied(DENIED).
+        """
         entry = self._find(group, member_id, by)
         try:
             entry.group.sync(
@@ -434,11 +434,11 @@ class ClassicGroups:
     def check_commit(
         self, group: str, member_id: str, generation: int, *, instance_id: str | None = None, by: Caller = NO_CALLER
     ) -> None:
-        """Check that the caller may commit: while a group has members, only they may.
+        """Check that the caller may commit. While a group has members, only they may.
 
-        After a restart, a group that was not restored has no members until one joins. Until then offsets may be
+        After a restart, a group that was not restored has no members until one joins. Until then, offsets may be
         committed in any generation that is not older than the last one with a commit. Raises as
-        ``ClassicGroup.check_commit``, Denied(DENIED), Conflict(GENERATION_STALE) for an unknown generation.
+        ``ClassicGroup.check_commit``, Denied(DENIED), Conflict(GENERATION_STALE) for an older generation.
         """
         entry = self._entries.get(group)
         if entry is not None:
@@ -452,10 +452,12 @@ class ClassicGroups:
     def check_partitions(
         self, group: str, topic: str, member_id: str, partitions: Collection[int], *, by: Caller = NO_CALLER
     ) -> None:
-        """Refuse partitions that other members read. Call it after ``check_commit``.
+        """Raise Conflict(PARTITION_NOT_ASSIGNED) for partitions that other members read.
 
-        Raises Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED), and Missing(MEMBER_MISSING) if the group has members of
-        other protocols in this topic and the caller is not a member.
+        Call it after ``check_commit``.
+
+        Also raises Denied(DENIED), and Missing(MEMBER_MISSING) if the group has members of other protocols in this
+        topic and the caller is not a member.
         """
         self._shared_groups.check(group, topic, member_id, partitions, by)
 
@@ -470,10 +472,10 @@ class ClassicGroups:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None,
     ) -> dict[str, BrokerError]:
-        """Store next offsets, by topic's full name and partition number. Call it after ``check_commit``.
+        """Store next offsets, by full name of the topic and partition number. Call it after ``check_commit``.
 
         For each topic all offsets are stored, or none. Returns the refused topics with their errors:
-        Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED), Busy(BUSY), and as ``check_partitions``. Raises
+        Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED), Busy(BUSY), and those of ``check_partitions``. Raises
         Busy(DISK_FULL).
         """
         made: list[changes.Change] = []
@@ -513,9 +515,9 @@ class ClassicGroups:
         return sorted(found.union(self._entries))
 
     def view(self, group: str) -> ClassicView | None:
-        """Return one group, None if it does not exist.
+        """Return one group of any protocol, or None if it does not exist.
 
-        If the broker assigns, the view has the group's members of all topics.
+        If the broker assigns the partitions, members of all protocols and topics are included.
         """
         entry = self._entries.get(group)
         if entry is not None and entry.members:
@@ -547,12 +549,12 @@ class ClassicGroups:
         return entry is not None and bool(entry.members)
 
     def generation(self, group: str) -> int:
-        """Return the current or last generation of a group, -1 if the group is unknown."""
+        """Return the current or last generation of a group, or -1 if the group is unknown."""
         entry = self._entries.get(group)
         return -1 if entry is None else entry.group.generation
 
     def owner(self, group: str) -> int:
-        """Return the owner of a group, UNOWNED if it has no members."""
+        """Return the owner of a group, or UNOWNED if it has no members."""
         entry = self._entries.get(group)
         return UNOWNED if entry is None else entry.owner
 

@@ -23,7 +23,7 @@ class Limits:
 
     Attributes:
         members_max: number of members, including ids assigned to new members.
-        bytes_max: size of the metadata and assignments of all members.
+        bytes_max: total size of the metadata and assignments of all members.
     """
 
     members_max: int
@@ -31,13 +31,13 @@ class Limits:
 
 
 class Writing(Protocol):
-    """The encoding of assignments for the members of one protocol."""
+    """The encoding of assignments in one protocol."""
 
     def encode(self, partitions: Mapping[str, Collection[int]]) -> bytes:
         """Encode an assignment of partitions, by topic's full name."""
 
     def decode(self, assignment: bytes) -> Mapping[str, Collection[int]]:
-        """Decode the partitions of an assignment. There are none if it cannot be decoded."""
+        """Decode the partitions of an assignment. An invalid assignment has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class Join:
         instance_id: id of a static member, which remains a member while it is away.
         protocols: the member's metadata by assignment protocol, in order of preference.
         topics: full names of the topics it subscribes to, if known.
-        id_first: assign an id to a dynamic member that has none, and require it to join again with the id, so that a
-            retry does not add a second member.
-        may_skip: a leader that rejoins a settled group may skip the assignment.
-        writing: the encoding of assignments, None if only members can encode them.
-        kept: partitions, by topic's full name, that the member still reads while it rejoins.
+        id_first: whether a new dynamic member gets an id first and must join again with it, so that a retry does not
+            add a second member.
+        may_skip: whether a leader that rejoins a settled group may skip the assignment.
+        writing: encoding of assignments, None if only members can encode them.
+        kept: partitions, by full name of the topic, that the member still reads while it rejoins.
     """
 
     member_id: str
@@ -73,7 +73,7 @@ class Join:
 
     @property
     def size(self) -> int:
-        """The number of bytes that a group stores for the member."""
+        """Number of bytes that a group stores for the member."""
         names = len(self.client_id) + len(self.client_host) + len(self.instance_id or "") + sum(map(len, self.topics))
         kept = NUMBER_BYTES * sum(map(len, self.kept.values()))
         return names + kept + sum(len(name) + len(metadata) for name, metadata in self.protocols)
@@ -81,7 +81,12 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """A member as shown to clients: its metadata for the assignment protocol in use, and its assignment."""
+    """A member as shown to clients.
+
+    Attributes:
+        metadata: its metadata for the assignment protocol in use.
+        assignment: its encoded assignment.
+    """
 
     id: str
     instance_id: str | None
@@ -100,12 +105,12 @@ class IdGiven:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The answer to a join: a generation begins or continues.
+    """The answer to a join: a generation has begun, or continues.
 
     Attributes:
-        member_id: the member that gets this answer.
-        members: only for the leader.
-        skip_assignment: the leader must not assign, because the assignments stay the same.
+        member_id: member that gets this answer.
+        members: all members, only for the leader.
+        skip_assignment: whether the assignments stay the same, so that the leader must not assign.
     """
 
     member_id: str
@@ -141,10 +146,11 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True)
 class Member:
-    """A member.
+    """A member of a classic group.
 
-    Invariant: ``heard_at`` counts only while none of the member's calls waits. ``is_new`` is set until its first
-    generation begins.
+    Attributes:
+        heard_at: time of its last request. While one of its requests waits, its session does not time out.
+        is_new: whether its first generation has not begun yet. A new member waits at most ``NEW_MEMBER_S``.
     """
 
     id: str
@@ -167,7 +173,7 @@ class Member:
 
     @property
     def reading(self) -> Mapping[str, Collection[int]]:
-        """The partitions that the member reads now. There are none if the broker cannot decode its assignment."""
+        """Partitions that the member reads now, empty if the broker cannot decode its assignment."""
         if self.is_joining or not self.assignment or self.join.writing is None:
             return self.join.kept
         return self.join.writing.decode(self.assignment)
@@ -182,7 +188,7 @@ class Member:
 
     @property
     def gone_at(self) -> float:
-        """The time at which the session ends unless another heartbeat arrives."""
+        """Time at which the session ends unless another heartbeat arrives."""
         if self.is_joining:
             return self.heard_at + NEW_MEMBER_S if self.is_new else math.inf
         return math.inf if self.is_syncing else self.heard_at + self.join.session_timeout_s

@@ -30,7 +30,12 @@ _OFFSET_MAX: Final = 2**63 - 1
 
 
 class Commit(NamedTuple):
-    """A next offset to store, the epoch of the last record read, and the metadata of the client."""
+    """A next offset to store.
+
+    Attributes:
+        epoch: epoch of the last record read.
+        metadata: text of the client.
+    """
 
     offset: int
     epoch: int = NO_EPOCH
@@ -43,7 +48,11 @@ class Commit(NamedTuple):
 
 
 class Commits:
-    """Reads and checks the committed offsets of all topics."""
+    """Reads and checks the committed offsets of all topics.
+
+    Args:
+        classic: all classic groups by name. They check commits of their members.
+    """
 
     __slots__ = ("_classic", "_clock", "_owners", "_settings", "_state")
 
@@ -55,7 +64,6 @@ class Commits:
         owners: Owners,
         classic: Mapping[str, ClassicGroup],
     ) -> None:
-        """classic: all classic groups by name. They check their own members."""
         self._state = state
         self._classic = classic
         self._settings = settings
@@ -63,7 +71,7 @@ class Commits:
         self._owners = owners
 
     def find(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> Position | None:
-        """Return a committed offset. This counts as a use of the group."""
+        """Return a committed offset, or None. The offset counts as used."""
         held = self._state.positions.held(self._state.topic_key(full_name), kind, name)
         if held is None:
             return None
@@ -71,7 +79,7 @@ class Commits:
         return held.partitions.get(partition_number)
 
     def held(self, full_name: str, name: str) -> Mapping[int, Position]:
-        """Return all offsets of a group in a topic by partition number. This counts as a use of the group."""
+        """Return all offsets of a group in a topic by partition number. They count as used."""
         held = self._state.positions.held(self._state.topic_key(full_name), PositionKind.GROUP, name)
         if held is None:
             return MappingProxyType({})
@@ -79,9 +87,9 @@ class Commits:
         return MappingProxyType(held.partitions)
 
     def check_owner(self, by: Caller, full_name: str, kind: PositionKind, name: str) -> int:
-        """Refuse another user's group. Return the owner of the offsets.
+        """Raise Denied(DENIED) for another user's group. Return the owner of the offsets.
 
-        Any caller may use the offsets of a consumer without a group. Raises Denied(DENIED).
+        Any caller may use the offsets of a consumer without a group.
         """
         if kind is PositionKind.GROUP:
             owner = self._state.group_owner(full_name, name)
@@ -93,7 +101,7 @@ class Commits:
     def stored_of_members(
         self, full_name: str, commits: Mapping[int, Commit], group: str, *, generation: int, by: Caller
     ) -> changes.PositionsStored:
-        """Return the change that stores offsets of Kafka members. The caller has already checked the members."""
+        """Return the change that stores offsets of Kafka members, which the caller has checked."""
         return self.stored(
             full_name,
             {number: commit.offset for number, commit in commits.items()},
@@ -117,12 +125,11 @@ class Commits:
         by: Caller,
         of_classic: bool = False,
     ) -> changes.PositionsStored:
-        """Return the change that stores these next offsets.
-
-        See ``PositionVerbs.positions_stored``.
+        """Return the change that stores these next offsets. Raises as ``PositionVerbs.commit_position``.
 
         Args:
-            of_classic: a classic group has already checked the caller.
+            notes: epoch and metadata by partition number.
+            of_classic: whether a classic group has already checked the caller.
         """
         if kind is PositionKind.GROUP and not of_classic:
             check_no_classic(self._classic, name, full_name)
@@ -147,7 +154,7 @@ class Commits:
         return changes.PositionsStored(*identity, kind, name, dict(offsets), generation, heirs, now_us, dict(notes))
 
     def _check_notes(self, offsets: Mapping[int, int], notes: Mapping[int, tuple[int, str]]) -> int:
-        """Return the size of the metadata.
+        """Return the total size of the metadata.
 
         Raises Invalid(INVALID_REQUEST) for metadata without an offset, metadata above the limit, or an epoch out of
         range.
@@ -163,7 +170,7 @@ class Commits:
 
 
 def _utf8_bytes(text: str) -> float:
-    """Return the length of a text in UTF-8. Invalid text has infinite length, so it is above every limit."""
+    """Return the length of a text in UTF-8, infinite for invalid text, so that it exceeds every limit."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -171,7 +178,7 @@ def _utf8_bytes(text: str) -> float:
 
 
 class PositionVerbs(WriteBatchVerbs, Protocol):
-    """The methods of ``Broker`` that store and read committed offsets. They use its state."""
+    """The methods of ``Broker`` that store and read committed offsets."""
 
     __slots__ = ()
 
@@ -191,9 +198,9 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         return found
 
     def position_owners(self, kind: PositionKind) -> Iterator[tuple[str, str]]:
-        """Yield (topic's full name, name) of all consumers or groups with offsets.
+        """Yield (full name of the topic, name) of all consumers or groups with offsets.
 
-        Offsets may change during the iteration.
+        Offsets may change in between.
         """
         return ((self.topic_name(key), name) for key, name, _ in self._state.positions.owners(kind))
 
@@ -224,10 +231,10 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Store a next offset, without checking whether the partition has such an offset.
+        """Store a next offset. The topic need not exist, and the partition need not have this offset.
 
-        The topic does not need to exist. Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another
-        user's group, Busy(BUSY) for too many offsets.
+        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Busy(BUSY) for too many
+        offsets.
         """
         offsets = {partition_number: offset}
         self.commit_positions(full_name, offsets, kind, name, generation=generation, by=by, level=level, done=done)
@@ -249,7 +256,11 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         self.change_all([made], level=level, done=done)
 
     def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
-        """See ``groups.coordinator.GroupBroker``."""
+        """Raise Denied(DENIED) if the caller may not use state of this owner.
+
+        Args:
+            what, name: kind and name of the state, for the error.
+        """
         self.owners.check(by, owner, what, name)
 
     def positions_stored(
@@ -262,7 +273,7 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         generation: int = -1,
         by: Caller = NO_CALLER,
     ) -> changes.PositionsStored:
-        """Return the change that stores these next offsets, checked but not applied. Raises as ``commit_position``."""
+        """Return the change that stores these next offsets, after all checks. Raises as ``commit_position``."""
         return self._commits.stored(full_name, offsets, kind, name, generation=generation, by=by)
 
     def delete_positions(

@@ -1,8 +1,8 @@
 """State machine of a consumer group of Kafka's newer protocol (KIP-848), whose heartbeats assign partitions.
 
 The coordinator computes the target assignments. This module moves members to them (concepts: groups#handing-over). A
-member first releases partitions and confirms the release. Only then may other members get them. A member reaches the
-group's epoch once it has released all partitions that it must release.
+member first releases partitions and confirms the release. Only then may other members get them. A member gets the
+group's current epoch once it has released all partitions that it must release.
 
 * A member never gets a partition that another member holds.
 * A member that does not release its partitions in time is removed.
@@ -32,9 +32,11 @@ Partitions = Mapping[bytes, Set[int]]
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A member's subscription: full names of topics, and a pattern in its protocol's syntax.
+    """A member's subscription to topics.
 
     Attributes:
+        names: full names of topics.
+        pattern: pattern for further topics, in the syntax of the member's protocol.
         version: version of the list of topics against which the pattern was last matched.
     """
 
@@ -45,15 +47,13 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A heartbeat.
-
-    A field of None is unchanged.
+    """A heartbeat. A field of None is unchanged since the last one.
 
     Attributes:
-        epoch: the last epoch that the member received, or JOINING, LEAVING, AWAY.
+        epoch: last epoch that the member received, or JOINING, LEAVING, AWAY.
         instance_id: id of a static member, which remains a member while it is away.
         topics: full names of the topics that its subscription selects.
-        owned: the partitions that it reads now.
+        owned: partitions that it reads now.
     """
 
     member_id: str
@@ -71,22 +71,19 @@ class Beat:
 
     @property
     def is_full(self) -> bool:
-        """Whether the heartbeat has all fields.
-
-        A member sends such a heartbeat if it has not received the last response.
-        """
+        """Whether the heartbeat has all fields. A member that missed a response sends such a heartbeat."""
         return None not in (self.rebalance_timeout_s, self.topics, self.owned)
 
     @property
     def size(self) -> int:
-        """The number of bytes that a group stores for the member."""
+        """Number of bytes that a group stores for the member."""
         pattern = "" if self.subscription is None else self.subscription.pattern
         texts = (self.member_id, self.instance_id, self.rack_id, self.client_id, self.client_host, pattern)
         return sum(len(text or "") for text in texts) + sum(map(len, self.topics or ()))
 
 
 class MemberPhase(Enum):
-    """The phase of a member until it has its share."""
+    """Progress of a member towards its target assignment."""
 
     STABLE = "stable"
     REVOKING = "revoking"  # the member must confirm that it released partitions
@@ -95,14 +92,16 @@ class MemberPhase(Enum):
 
 @dataclass(slots=True)
 class Member:
-    """A member.
+    """A member of a consumer group.
 
-    Invariant: it holds the partitions in ``assigned`` and ``revoking``, even in topics that it has left.
+    It holds the partitions in ``assigned`` and ``revoking``, even in topics that it has left.
 
     Attributes:
-        assigned: the partitions that it may read.
-        revoking: the partitions that it must release.
-        seen: the result of the last check of its shares.
+        said: its last heartbeat, with fields that were not sent taken from earlier ones.
+        assigned: partitions that it may read.
+        revoking: partitions that it must release.
+        revoke_by: time by which it must have released them.
+        seen: result of the last check of its shares.
     """
 
     id: str
@@ -125,25 +124,26 @@ class Member:
 class ConsumerGroup:
     """One consumer group.
 
-    Invariant: ``_instances`` maps each instance id to its member. ``bytes`` is the sum of the members' sizes.
+    Attributes:
+        bytes: total size of the members.
+
+    Args:
+        session_s: a member without a heartbeat for this long is removed.
+        epoch: last epoch of an earlier group of this name, whose members may still send requests.
     """
 
     __slots__ = ("_generations", "_instances", "_limits", "_members", "_session_s", "bytes", "epoch", "name")
 
     def __init__(self, name: str, limits: Limits, session_s: float, epoch: int = 0) -> None:
-        """Create a group.
-
-        Args:
-            session_s: a member without a heartbeat for this long is removed.
-            epoch: the last epoch of an earlier group of this name. Members of that group may still send requests.
-        """
         self.name: Final = name
         self.epoch = epoch
         self.bytes = 0
         self._limits = limits
         self._session_s = session_s
         self._members: dict[str, Member] = {}
+        # member by instance id
         self._instances: dict[str, str] = {}
+        # latest generation of the coordinator's group in each topic
         self._generations: dict[bytes, int] = {}
 
     @property
@@ -170,11 +170,11 @@ class ConsumerGroup:
     # Joining and leaving
 
     def beat(self, beat: Beat, now: float) -> Member:
-        """Record a heartbeat. Return the member.
+        """Record a heartbeat and return the member.
 
-        Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED) if another member uses its instance id, and
-        Conflict(GENERATION_STALE) unless the epoch is the member's current or previous one. Raises
-        Invalid(INVALID_REQUEST), Busy(BUSY).
+        Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED) if another member uses its instance id,
+        Invalid(INVALID_REQUEST), Busy(BUSY), and Conflict(GENERATION_STALE) unless the epoch is the member's current or
+        previous one.
         """
         if len(beat.topics or ()) > TOPICS_MAX:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"too many topics group={self.name!r} limit={TOPICS_MAX}")
@@ -223,9 +223,9 @@ class ConsumerGroup:
             )
 
     def _check_epoch(self, member: Member, beat: Beat) -> None:
-        """Check the epoch of a heartbeat.
+        """Raise Conflict(GENERATION_STALE) unless the epoch of a heartbeat is the member's current or previous one.
 
-        A member that has not received the last response sends its previous epoch and the partitions that it reads.
+        A member that missed a response sends its previous epoch and the partitions that it reads.
         """
         if beat.epoch == member.epoch:
             return
@@ -244,7 +244,7 @@ class ConsumerGroup:
         )
 
     def check_epoch(self, member_id: str, epoch: int, instance_id: str | None = None) -> Member:
-        """Return the member, which must have this epoch. Raises as ``find``, and Conflict(GENERATION_STALE)."""
+        """Return the member. Raises as ``find``, and Conflict(GENERATION_STALE) if its epoch differs."""
         member = self.find(member_id, instance_id)
         if epoch != member.epoch:
             raise self._stale(member, epoch)
@@ -270,19 +270,19 @@ class ConsumerGroup:
             self._instances.pop(member.said.instance_id, None)
 
     def depart(self, member: Member) -> None:
-        """Mark a member as gone until the caller removes it. To return, it must join again."""
+        """Mark a member as leaving. The caller removes it later. To return, it must join again."""
         member.epoch = member.previous_epoch = AWAY
         member.heard_at = -math.inf
 
     # Time
 
     def gone_at(self, member: Member) -> float:
-        """Return when a member will be removed if it neither sends a heartbeat nor releases its partitions."""
+        """Return when a member must be removed if it neither sends a heartbeat nor releases its partitions."""
         return min(member.heard_at + self._session_s, member.revoke_by)
 
     @property
     def deadline(self) -> float:
-        """The earliest time at which a member may have to be removed."""
+        """Earliest time at which a member must be removed."""
         return min(map(self.gone_at, self._members.values()), default=math.inf)
 
     def expired(self, now: float) -> list[Member]:
@@ -292,7 +292,7 @@ class ConsumerGroup:
     # Assignment
 
     def noticed(self, shares: Mapping[bytes, Share]) -> None:
-        """Note new generations of the coordinator's groups. A new generation may change the members' shares."""
+        """Record the current generations of the coordinator's groups. If one is new, begin an epoch."""
         generations = {id_: share.generation for id_, share in shares.items()}
         if any(self._generations.get(id_) != generation for id_, generation in generations.items()):
             self._generations.update(generations)
@@ -303,7 +303,7 @@ class ConsumerGroup:
         self._generations.pop(topic_id, None)
 
     def renewed(self, topic_id: bytes, generation: int) -> None:
-        """Note a generation that does not change the shares of this group's members."""
+        """Record a new generation in a topic that does not change the shares of this group's members."""
         self._generations[topic_id] = generation
 
     def reset(self, member: Member, shares: Mapping[bytes, Share]) -> None:
@@ -312,12 +312,11 @@ class ConsumerGroup:
         member.assigned, member.revoking, member.revoke_by = {}, {}, math.inf
 
     def reconcile(self, member: Member, shares: Mapping[bytes, Share], owned: Partitions | None, now: float) -> bool:
-        """Move a member closer to its shares.
-
-        Return whether the response must contain its assignment.
+        """Move a member closer to its target assignment. Return whether the response must contain its assignment.
 
         Args:
-            owned: the partitions that the member reports as read, None if it reported none.
+            shares: the member's target assignment by topic.
+            owned: partitions that the member reports as read, None if it reported none.
         """
         seen = (self.epoch, [(id_, share.generation, share.holdings.releases) for id_, share in shares.items()])
         if seen == member.seen and owned is None and not member.revoking:
@@ -338,9 +337,9 @@ class ConsumerGroup:
         return is_new
 
     def _reach(self, member: Member, shares: Mapping[bytes, Share], now: float) -> None:
-        """Make a member release the partitions beyond its shares.
+        """Make a member release the partitions that are not in its shares.
 
-        If there are none, give it the free partitions of its shares.
+        If there are none, assign it free ones of its shares.
         """
         revoking = {
             id_: share.holdings.of(member.memberships.id) - set(share.partitions) for id_, share in shares.items()

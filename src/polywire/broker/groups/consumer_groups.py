@@ -49,9 +49,11 @@ JOINS_AT_ONCE_MAX: Final = 50  # topics to join in one slice: some 2 ms
 
 @dataclass(frozen=True, slots=True)
 class BeatResponse:
-    """The answer to a heartbeat: epoch, assignment by topic id, and whether the assignment is the member's full share.
+    """The response to a heartbeat.
 
-    The assignment is None if it has not changed.
+    Attributes:
+        assignment: partitions by topic id, None if unchanged.
+        is_settled: whether this is the member's whole target assignment.
     """
 
     epoch: int
@@ -61,9 +63,11 @@ class BeatResponse:
 
 @dataclass(slots=True)
 class _Entry:
-    """A group with its timers and quota account.
+    """A group with its timer and what its owner is charged for.
 
-    Invariant: ``owner`` is charged for ``bytes``, and for the group itself.
+    Attributes:
+        owner: who is charged for the group.
+        bytes: size of the members for which the owner is charged.
     """
 
     group: ConsumerGroup
@@ -74,7 +78,7 @@ class _Entry:
 
 
 class ConsumerGroups:
-    """All consumer groups of one broker. Invariant: every group has a member."""
+    """All consumer groups of one broker. Every group has a member."""
 
     __slots__ = (
         "_broker",
@@ -118,11 +122,11 @@ class ConsumerGroups:
     # Members
 
     def beat(self, group: str, beat: Beat, *, by: Caller = NO_CALLER) -> BeatResponse:
-        """Process a heartbeat, with which a member joins, stays or leaves.
+        """Process a heartbeat, by which a member joins, stays or leaves.
 
         Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Missing(MEMBER_MISSING),
         Conflict(MEMBER_FENCED), Conflict(GENERATION_STALE), Busy(BUSY, DISK_FULL), and
-        Conflict(GROUP_PROTOCOL_MISMATCH) if members of a group of this name assign a topic themselves.
+        Conflict(GROUP_PROTOCOL_MISMATCH) if the leader of a classic group of this name assigns one of the topics.
 
         Args:
             by: the caller, who becomes the owner of a group without an owner.
@@ -156,7 +160,7 @@ class ConsumerGroups:
         return entry
 
     def _last_epoch(self, group: str) -> int:
-        """Return the latest epoch in which an offset was committed, 0 for none."""
+        """Return the latest epoch in which an offset was committed, or 0."""
         return max(
             (at.generation for _, _, at in self._state.positions.of(PositionKind.GROUP, group) if at.generation > 0),
             default=0,
@@ -192,9 +196,9 @@ class ConsumerGroups:
         return BeatResponse(member.epoch, assigned, has_all and member.phase is MemberPhase.STABLE)
 
     def _join_topics(self, entry: _Entry, member: Member, assignor: Assignor | None, by: Caller) -> bool:
-        """Join a member's topics, in slices if they are many. Return whether all are joined.
+        """Join the member's topics. If there are many, join the rest in slices. Return whether all are joined.
 
-        If not, later heartbeats join the rest. Raises as ``Coordinator.join``.
+        Raises as ``Coordinator.join``.
         """
         name = entry.group.name
         take = partial(
@@ -229,14 +233,14 @@ class ConsumerGroups:
         return BeatResponse(beat.epoch, None, is_settled=True)
 
     def _remove(self, entry: _Entry, member: Member) -> None:
-        """Remove a member and release its partitions. If this raises Busy(DISK_FULL), it stays a member."""
+        """Remove a member and release its partitions. If this raises Busy(DISK_FULL), the member remains."""
         self._topic_groups.end(entry.group.name, member.memberships, {*member.assigned, *member.revoking})
         entry.group.take(member)
 
     def _shares(self, entry: _Entry, member: Member) -> dict[bytes, Share]:
-        """Return a member's shares by topic.
+        """Return a member's target assignment by topic.
 
-        The share is empty in a topic where the member only has to release partitions.
+        The share is empty in a topic in which the member only has to release partitions.
         """
         name = entry.group.name
         shares = self._topic_groups.shares(name, member.memberships)
@@ -259,7 +263,7 @@ class ConsumerGroups:
         usage.charge(Kind.MEMBERS, entry.owner, 0, sign * entry.bytes)
 
     def _settle(self, entry: _Entry) -> None:
-        """Process a change of a group: update the quota account, and forget the group when its last member has left."""
+        """Apply the effects of a change of a group: update quotas, and drop the group when its last member has left."""
         size = entry.group.bytes + MEMBER_BYTES * len(entry.group.members)
         self._state.usage.charge(Kind.MEMBERS, entry.owner, 0, size - entry.bytes)
         entry.bytes = size
@@ -293,12 +297,10 @@ class ConsumerGroups:
         self._settle(entry)
 
     def end_memberships(self, wire: str, is_ours: Callable[[str], bool]) -> None:
-        """Remove the memberships of groups that another shard coordinates now.
-
-        Their members have joined there.
+        """Remove the members of groups that another shard coordinates now, because they have joined there.
 
         Args:
-            wire: the protocol of the members.
+            wire: protocol of the members.
             is_ours: returns whether this shard coordinates a group.
         """
         coordinator = self._coordinator
@@ -327,7 +329,7 @@ class ConsumerGroups:
     def check_epoch(
         self, group: str, member_id: str, epoch: int, *, instance_id: str | None = None, by: Caller = NO_CALLER
     ) -> None:
-        """Check a member's epoch. A member that joined before a restart has its last epoch.
+        """Raise unless a member has this epoch. A member that joined before a restart has its last epoch.
 
         Raises Denied(DENIED), Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED), Conflict(GENERATION_STALE).
         """
@@ -342,7 +344,7 @@ class ConsumerGroups:
     def check_partitions(
         self, group: str, topic: str, member_id: str, partitions: Iterable[int], *, wire: str, by: Caller = NO_CALLER
     ) -> None:
-        """Check that a member may commit offsets of these partitions (see ``Coordinator.check_reader``).
+        """Raise unless a member may commit offsets of these partitions, by the rules of ``Coordinator.check_reader``.
 
         Call ``check_epoch`` first. Raises Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED).
         """
@@ -363,7 +365,7 @@ class ConsumerGroups:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None,
     ) -> dict[str, BrokerError]:
-        """Store next offsets, by topic's full name and partition number. Call it after ``check_epoch``.
+        """Store next offsets, by full name of the topic and partition number. Call it after ``check_epoch``.
 
         For each topic all offsets are stored, or none. Returns the refused topics with their errors:
         Conflict(PARTITION_NOT_ASSIGNED), Invalid(INVALID_REQUEST), Denied(DENIED), Busy(BUSY). Raises Busy(DISK_FULL).
@@ -380,7 +382,7 @@ class ConsumerGroups:
         return refused
 
     def turn(self, group: str) -> int:
-        """Return a number that changes whenever a partition of the group passes to another member of any protocol."""
+        """Return a number that changes whenever a partition of the group is handed over from one member to another."""
         return self._coordinator.holdings.turn(group)
 
     # Administration
@@ -392,7 +394,7 @@ class ConsumerGroups:
     def view(self, group: str) -> ConsumerGroupView | None:
         """Return a group with its members of all protocols.
 
-        Returns None unless the group has consumers of this protocol, or its last member was one.
+        Returns None unless the group has members of this protocol, or its last member was one.
         """
         entry = self._entries.get(group)
         topics = sorted(self._state.group_topics.get(group, ()))
@@ -469,7 +471,11 @@ def _assignor(views: Iterable[GroupView]) -> Assignor:
 
 
 def _others(views: Iterable[GroupView], ours: Set[str]) -> list[ConsumerView]:
-    """Return the members of other protocols, with their partitions of all topics."""
+    """Return the members of other protocols, with their partitions in all topics.
+
+    Args:
+        ours: ids of the members of this protocol.
+    """
     reading: dict[tuple[str, str], dict[str, Sequence[int]]] = {}
     for view in views:
         for member in view.members:

@@ -47,7 +47,7 @@ class GroupBroker(Protocol):
         """
 
     def group_topic(self, full_name: str) -> Topic | None:
-        """Return the topic with this full name."""
+        """Return the topic with this full name, in any shard."""
 
     def group_topic_of_id(self, topic_id: bytes) -> Topic | None: ...
 
@@ -72,16 +72,19 @@ class GroupBroker(Protocol):
         """Store next offsets by partition number, all or none."""
 
     def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
-        """Refuse access to another user's group. Raises Denied(DENIED)."""
+        """Raise Denied(DENIED) if the caller may not use state of this owner.
+
+        Args:
+            what, name: kind and name of the state, for the error.
+        """
 
 
 class Coordinator:
-    """All groups of one broker.
+    """All groups of one broker, each with one topic.
 
-    Invariant: ``_seen`` has the time of each member's last heartbeat, but no former members. A member without a time,
-    which can only have joined before a restart, counts as seen at the broker's start. ``_changed`` has the time at
-    which a group last changed since the start. ``holdings`` has the members that must release partitions before other
-    members get these. A partition without a holder belongs to its owner as soon as it is assigned.
+    Attributes:
+        holdings: partitions that members must release before other members get them. All other partitions belong to
+            their owner as soon as they are assigned.
     """
 
     __slots__ = (
@@ -113,13 +116,16 @@ class Coordinator:
         self._started_at = clock.monotonic()
         self._meet: Callable[[str, str], None] = lambda group, topic: None
         self.holdings: Final = AllHoldings()
+        # time of each member's last heartbeat; a member without a time joined before a restart and counts as seen at
+        # the broker's start
         self._seen: dict[tuple[str, str], dict[str, float]] = {}
+        # time of each group's last change since the start
         self._changed: dict[tuple[str, str], int] = {}
 
     def on_meeting(self, callback: Callable[[str, str], None]) -> None:
-        """Register ``callback``, which gets a group's name and topic before a member joins the group.
+        """Register a callback, called with a group's name and topic before a member joins the group.
 
-        A classic group of this name may read the topic.
+        It may raise Conflict(GROUP_PROTOCOL_MISMATCH) if a classic group of this name reads the topic.
         """
         self._meet = callback
 
@@ -143,16 +149,17 @@ class Coordinator:
         """Join a group. Joining again under the same id changes nothing.
 
         Raises Invalid(INVALID_NAME), Denied(DENIED) for another user's group, Busy(BUSY) above a limit, and
-        Conflict(GROUP_PROTOCOL_MISMATCH) if the broker cannot assign to a classic group of this name that reads the
-        topic.
+        Conflict(GROUP_PROTOCOL_MISMATCH) if a classic group of this name reads the topic and the broker cannot assign
+        to its members.
 
         Args:
-            assignor: changes the group's assignor. None leaves it, and a new group uses round robin.
-            first_generation: the generation of a group that this call creates, before the member is counted.
-            named_alone: a group name of this protocol has one topic at a time. If a member joins with another topic,
-                the protocol's members leave the old topic, and the generation continues in the new one.
+            assignor: new assignor of the group. With None it stays the same. A new group uses round robin.
+            first_generation: generation of a group that this call creates, before the member is counted.
+            named_alone: group names of this protocol are bound to one topic at a time. If a member joins with another
+                topic, the protocol's members leave the old topic, and the generation continues in the new one.
             connected: the member sends no heartbeats. The caller removes it when its connection ends.
             watched: like ``connected``, but after a restart the member can return within the session timeout.
+            is_consumer: the member uses Kafka's newer protocol.
         """
         check_name(group, self._settings.name_bytes_max)
         check_name(member, self._settings.name_bytes_max)
@@ -220,7 +227,7 @@ class Coordinator:
 
         Raises, checked in this order, Missing(GROUP_MISSING), Denied(DENIED) for another user's group,
         Conflict(GENERATION_STALE), Missing(MEMBER_MISSING). An expired member gets GENERATION_STALE, because the call
-        first removes it, and that begins a generation.
+        first removes it, which begins a generation.
         """
         now = self._clock.monotonic()
         found = self._check(group, topic, member, generation, wire=wire, by=by, now=now)
@@ -239,7 +246,7 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Leave a group. A group without members keeps its generation. A generation of None is not compared.
+        """Leave a group. The group keeps its generation even without members. A generation of None is not compared.
 
         Raises as ``heartbeat``.
         """
@@ -307,7 +314,7 @@ class Coordinator:
         refresh: bool = False,
         by: Caller = NO_CALLER,
     ) -> None:
-        """Check that a member owns these partitions in this generation. None means the current generation.
+        """Raise unless a member owns these partitions in this generation. None stands for the current generation.
 
         Raises as ``commit``.
         """
@@ -324,9 +331,9 @@ class Coordinator:
     def check_reader(
         self, group: str, topic: str, member: str, partitions: Iterable[int], *, wire: str, by: Caller = NO_CALLER
     ) -> None:
-        """Check that a member may commit offsets of these partitions.
+        """Raise unless a member may commit offsets of these partitions.
 
-        In a topic that the member reads, it must own them. In any other topic, no other member may read them. Raises as
+        If the member reads the topic, it must own the partitions. Otherwise no other member may read them. Raises as
         ``check_member``.
         """
         if self.has_member(group, topic, member):
@@ -343,12 +350,12 @@ class Coordinator:
                 raise _not_assigned(member, partition)
 
     def refreshed(self, group: str, topic: str) -> Group | None:
-        """Remove the expired members of a group and return the group."""
+        """Remove the expired members of a group and return it, or None if it does not exist."""
         found = self._state.groups.get((topic, group))
         return None if found is None else self._refreshed(found, self._clock.monotonic())
 
     def renew(self, group: str, topic: str) -> None:
-        """Begin a generation, so that members learn of partitions that other members have released."""
+        """Begin a generation, so that members learn which partitions other members have released."""
         found = self._state.groups.get((topic, group))
         if found is not None:
             self._change(found.renewed(), found)
@@ -362,7 +369,7 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Delete a group, its offsets, and the bindings of its name. Some of these may not exist.
+        """Delete a group, its offsets, and the bindings of its name, as far as they exist.
 
         Raises Denied(DENIED) for another user's group, Missing(GROUP_MISSING) if none exists.
         """
@@ -384,7 +391,7 @@ class Coordinator:
         self._changed.pop((topic, group), None)
 
     def sweep(self, group: str, topic: str) -> None:
-        """Remove the expired members of a group whose members make no calls. Raises Busy(DISK_FULL)."""
+        """Remove the expired members of a group, in case none of its members makes a call. Raises Busy(DISK_FULL)."""
         found = self._state.groups.get((topic, group))
         if found is None or not found.members:
             return
@@ -406,8 +413,8 @@ class Coordinator:
     ) -> None:
         """Bind a group name to a topic, for a protocol whose group names do not include a topic.
 
-        The first member that joins creates the group. Raises Invalid(INVALID_NAME), Denied(DENIED) if the name or the
-        group belongs to another user, Busy(BUSY) for too many names.
+        The group is created when the first member joins. Raises Invalid(INVALID_NAME), Denied(DENIED) if the name or
+        the group belongs to another user, Busy(BUSY) for too many names.
         """
         check_name(group, self._settings.name_bytes_max)
         self._check_owner(by, topic, group)
@@ -426,7 +433,7 @@ class Coordinator:
         return self._state.group_owner(topic, group)
 
     def topic_of(self, wire: str, group: str) -> str | None:
-        """Return the topic to which a protocol has bound a group name."""
+        """Return the topic to which a protocol has bound a group name, or None."""
         bound = self._state.bindings.get((wire, group))
         return None if bound is None else bound.topic
 
@@ -453,9 +460,9 @@ class Coordinator:
         return None if found is None else self._view(found, self._clock.monotonic())
 
     def kept(self, group: str, topic: str) -> GroupView | None:
-        """Return a group as it is stored.
+        """Return a group as it is stored, with the partitions of the last assignment.
 
-        It has the partitions of the last assignment, and expired members that were not removed yet.
+        Expired members that were not removed yet are included.
         """
         found = self._state.groups.get((topic, group))
         return None if found is None else self._shown(found, self._clock.monotonic())
@@ -465,9 +472,9 @@ class Coordinator:
         self._state.touched = set()
 
     def take_touched(self) -> set[str]:
-        """Return the names recorded since the last call.
+        """Return the names of groups of every protocol that changed or got heartbeats since the last call.
 
-        These are names of groups of every protocol, and of consumers with committed offsets.
+        Consumers with committed offsets are included.
         """
         touched, self._state.touched = self._state.touched, set()
         return touched or set()
@@ -478,10 +485,7 @@ class Coordinator:
         return found is not None and found.has(member)
 
     def has_changed(self, group: str, topic: str) -> bool:
-        """Return whether a group has changed since the broker's start.
-
-        If so, a partition may have passed to another member.
-        """
+        """Return whether a group has changed since the broker's start, so that a partition may have another owner."""
         return (topic, group) in self._changed
 
     def _view(self, group: Group, now: float) -> GroupView:
@@ -517,18 +521,18 @@ class Coordinator:
         return self._broker.group_partition_count(group.topic, group.partition_count)
 
     def _admit_binding(self, by: Caller, wire: str, group: str, topic: str) -> None:
-        """Enforce the limit of bound group names. Raises Busy(BUSY)."""
+        """Raise Busy(BUSY) if there are too many bound group names."""
         if (wire, group) not in self._state.bindings:
             self._state.quotas.admit(Kind.BINDINGS, by, binding_size(group, topic))
 
     def _check_owner(self, by: Caller, topic: str, group: str) -> int:
-        """Refuse another user's group. Return the group's owner. Raises Denied(DENIED)."""
+        """Raise Denied(DENIED) for another user's group. Return the group's owner."""
         owner = self._state.group_owner(topic, group)
         self._broker.check_owner(by, owner, "group", group)
         return owner
 
     def _check_binding(self, by: Caller, wire: str, group: str) -> int:
-        """Refuse a group name that another user has bound, or whose group belongs to another user. Return the owner."""
+        """Raise Denied(DENIED) for a group name, or group, of another user. Return the owner."""
         bound = self._state.bindings.get((wire, group))
         if bound is None:
             return UNOWNED
@@ -539,7 +543,8 @@ class Coordinator:
     def _switch(self, group: str, topic: str, wire: str, made: list[changes.Change], by: Caller) -> Group | None:
         """Bind the protocol's group name to this topic.
 
-        Returns the group of the topic to which the name was bound before. The new group continues its generations.
+        Returns the group of the previous topic, or None. The generations of the new group must be above those of the
+        old one.
         """
         owner = self._check_binding(by, wire, group)
         bound = self._state.bindings.get((wire, group))
@@ -565,7 +570,7 @@ class Coordinator:
         return difference(now, was, gone=gone, joined=joined, at_us=self._elapsed.now_us())
 
     def _expired(self, group: Group, now: float) -> list[str]:
-        """Return the members that exceeded the timeout, or were bound to a connection that a restart has closed."""
+        """Return the members that exceeded the timeout, or whose connection was closed by a restart."""
         seen = self._seen.get((group.topic, group.name), {})
         oldest = now - self._settings.member_timeout_s
         return [
@@ -577,7 +582,7 @@ class Coordinator:
     def _check(
         self, group: str, topic: str, member: str, generation: int | None, *, wire: str, by: Caller, now: float
     ) -> Group:
-        """Return the member's group after all checks. Callers rely on the order of the checks."""
+        """Return the member's group after all checks, in the order that ``heartbeat`` documents."""
         found = self._state.groups.get((topic, group))
         bound = self._state.bindings.get((wire, group))
         moved = bound is not None and bound.topic != topic
@@ -606,9 +611,8 @@ class Coordinator:
         self._forget(group)
 
     def _owned(self, group: Group, member: str) -> Sequence[int]:
-        """Return the partitions that a member may read now.
-
-        These are its share, except partitions that other members must still release.
+        """Return the partitions that a member may read now: its share without those that other members must still
+        release.
         """
         share = group.share(member)
         if not self.holdings:
@@ -623,7 +627,7 @@ class Coordinator:
         self._state.touch(group.name)
 
     def _forget(self, group: Group) -> None:
-        """Drop the heartbeat times of former members, because the table would otherwise grow with every consumer."""
+        """Drop the heartbeat times of former members of a group."""
         self.holdings.turned(group.name)
         self._changed[group.topic, group.name] = self._clock.now_us()
         if len(self._changed) > 2 * len(self._state.groups) + 16:

@@ -34,9 +34,9 @@ def assign(members: Iterable[str], partition_count: int, assignor: Assignor) -> 
 def share(index: int, member_count: int, partition_count: int, assignor: Assignor) -> range:
     """Return the partitions of one member, ascending, from its index in the order of ids.
 
-    The result is a range, because a list for every member would take gigabytes at the broker's limits. ROUND_ROBIN
-    gives partition p to member p mod n. RANGE gives contiguous blocks, and the first P mod n blocks have one more
-    partition.
+    ROUND_ROBIN gives partition p to member p mod n. RANGE gives contiguous blocks, and the first P mod n blocks have
+    one more partition. The result is a range, because lists for all members would take gigabytes at the broker's
+    limits.
     """
     match assignor:
         case Assignor.ROUND_ROBIN:
@@ -68,13 +68,18 @@ def ordered(members: Iterable[str]) -> Sequence[bytes]:
 
 
 def ordered_by(member: str) -> bytes:
-    """Return the sort key of an id. Invalid text has one, too, although no member has such an id."""
+    """Return the sort key of a member id, even if it is invalid text."""
     return member.encode("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A member's assignment: the generation of the group, and the member's partitions, ascending."""
+    """A member's assignment.
+
+    Attributes:
+        generation: generation of the group.
+        partitions: partitions of the member, ascending.
+    """
 
     generation: int
     partitions: tuple[int, ...]
@@ -82,7 +87,11 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """A member as shown in lists. ``idle_s`` is the time since its last heartbeat or the broker's start."""
+    """A member as shown in lists.
+
+    Attributes:
+        idle_s: time since its last heartbeat or, if later, the broker's start.
+    """
 
     id: str
     wire: str
@@ -92,7 +101,11 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group as shown in lists. ``changed_at_us`` is None if it has not changed since the broker's start."""
+    """A group as shown in lists.
+
+    Attributes:
+        changed_at_us: time of its last change, None if it has not changed since the broker's start.
+    """
 
     topic: str
     name: str
@@ -105,12 +118,13 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerView:
-    """A member of a group with consumers of Kafka's newer protocol, as shown in lists.
+    """A member of a group of Kafka's newer protocol, as shown in lists.
 
     Attributes:
-        reading: the partitions it reads now, by topic's full name.
-        target: the partitions of its share.
+        reading: partitions that it reads now, by full name of the topic.
+        target: partitions of its target assignment, by full name of the topic.
         topics, pattern: its subscription.
+        is_consumer: whether it uses Kafka's newer protocol itself.
     """
 
     id: str
@@ -130,7 +144,8 @@ class ConsumerView:
 class ConsumerGroupView:
     """A group of Kafka's newer protocol with its members of all protocols.
 
-    It may have no member of that protocol left.
+    Attributes:
+        has_consumers: whether a member uses Kafka's newer protocol.
     """
 
     name: str
@@ -142,15 +157,20 @@ class ConsumerGroupView:
 
 
 class Holdings:
-    """The held partitions of one group in one topic. ``releases`` counts all releases so far.
+    """The held partitions of one group in one topic.
 
-    Invariant: ``_held`` and ``_holder`` agree.
+    A member holds a partition from when it gets the partition until it confirms the release.
+
+    Attributes:
+        releases: number of releases so far.
+
+    Args:
+        on_release: called after each release of a partition.
     """
 
     __slots__ = ("_held", "_holder", "_on_release", "_released", "releases")
 
     def __init__(self, on_release: Callable[[], None]) -> None:
-        """on_release: called after each partition that is released."""
         self._on_release: Final = on_release
         self._held: dict[str, set[int]] = {}
         self._holder: dict[int, str] = {}
@@ -162,11 +182,11 @@ class Holdings:
 
     @property
     def members(self) -> Collection[str]:
-        """The members that must release partitions before other members get them."""
+        """Tracked members, which must release partitions before other members get them."""
         return self._held.keys()
 
     def enter(self, member: str) -> None:
-        """Track a member: from now on it may read the partitions that it holds instead of its share."""
+        """Track a member. From now on it owns the partitions that it holds, instead of its whole share."""
         self._held.setdefault(member, set())
 
     def of(self, member: str) -> Set[int]:
@@ -176,14 +196,14 @@ class Holdings:
         return self._holder.get(partition)
 
     def take(self, member: str, partitions: Iterable[int]) -> None:
-        """Let a member hold those of the given partitions that are free."""
+        """Let a member hold those of these partitions that no other member holds."""
         held = self._held.setdefault(member, set())
         for partition in partitions:
             if self._holder.setdefault(partition, member) == member:
                 held.add(partition)
 
     def release(self, member: str, partitions: Iterable[int]) -> None:
-        """Release those of the given partitions that the member holds."""
+        """Release those of these partitions that the member holds."""
         held = self._held.get(member, set())
         for partition in [partition for partition in partitions if partition in held]:
             held.discard(partition)
@@ -193,7 +213,7 @@ class Holdings:
             self._on_release()
 
     def take_released(self) -> set[int]:
-        """Return the partitions that were released since the last call, except those with a new holder."""
+        """Return the partitions that were released since the last call and have no new holder."""
         released, self._released = self._released - self._holder.keys(), set()
         return released
 
@@ -210,15 +230,13 @@ class Holdings:
 
 
 class AllHoldings:
-    """The holdings of all groups and topics, and for each group a number that identifies its last change of a holder.
-
-    Invariant: a number in ``_turns`` is never used again.
-    """
+    """The held partitions of all groups and topics."""
 
     __slots__ = ("_by_topic", "_numbers", "_turns")
 
     def __init__(self) -> None:
         self._by_topic: dict[tuple[bytes, str], Holdings] = {}
+        # number of each group's last handover of a partition; numbers are never used again
         self._turns: dict[str, int] = {}
         self._numbers = count(1)
 
@@ -229,29 +247,29 @@ class AllHoldings:
         return self._by_topic.get((topic_id, group))
 
     def held(self, group: str, topic_id: bytes) -> Holdings:
-        """Return the holdings of a topic, created if missing."""
+        """Return the holdings of a group in a topic, created if missing."""
         found = self._by_topic.get((topic_id, group))
         if found is None:
             found = self._by_topic[topic_id, group] = Holdings(partial(self.turned, group))
         return found
 
     def forget(self, group: str, topic_id: bytes) -> None:
-        """Forget the holdings of a topic if no member is tracked there."""
+        """Drop the holdings of a group in a topic if no member is tracked there."""
         held = self._by_topic.get((topic_id, group))
         if held is not None and not held.members:
             del self._by_topic[topic_id, group]
 
     def turned(self, group: str) -> None:
-        """Record that a partition of a group passed to another member."""
+        """Record that a partition of a group was handed over to another member."""
         self._turns.pop(group, None)
         self._turns[group] = next(self._numbers)
         if len(self._turns) > TURNS_MAX:
             del self._turns[next(iter(self._turns))]
 
     def turn(self, group: str) -> int:
-        """Return a number that changes whenever a partition of the group passes to another member.
+        """Return a number that changes whenever a partition of the group is handed over to another member.
 
-        Returns 0 if no such change is remembered.
+        Returns 0 if no handover is remembered.
         """
         return self._turns.get(group, 0)
 
@@ -273,13 +291,12 @@ class Member:
 class Group:
     """A group of one topic, with its members in the order in which they joined.
 
-    Invariant: ``order`` has the sorted member ids. The transitions maintain it.
-
     Attributes:
-        kept: the group was created explicitly, and is not deleted when unused.
+        kept: whether the group was created explicitly, so that it is not deleted when unused.
         at_us: time of the last change, on the elapsed clock.
-        has_consumers: the last member to join was a consumer of Kafka's newer protocol. An empty group retains this, so
-            that tools find the group with the API of its protocol.
+        has_consumers: whether the last member to join used Kafka's newer protocol. An empty group keeps this, so that
+            tools find the group with the API of its protocol.
+        order: sorted member ids.
     """
 
     topic: str
@@ -317,14 +334,14 @@ class Group:
         return replace(self, generation=self.generation + 1)
 
     def with_assignor(self, assignor: Assignor) -> Group:
-        """Return the group with this assignor. If nothing changes, return the same object."""
+        """Return the group with this assignor, or the same object if nothing changes."""
         return self if assignor is self.assignor else replace(self, assignor=assignor, generation=self.generation + 1)
 
     def with_owner(self, owner: int) -> Group:
         return self if owner == self.owner else replace(self, owner=owner)
 
     def with_member(self, member: Member, *, is_consumer: bool = False) -> Group:
-        """Return the group with one more member, at the end of the order."""
+        """Return the group with one more member."""
         return replace(self._joined((member,), self.generation + 1), has_consumers=is_consumer)
 
     def _joined(self, members: tuple[Member, ...], generation: int) -> Group:
@@ -336,7 +353,7 @@ class Group:
         return replace(self, members=self.members + members, order=order, generation=generation)
 
     def changed(self, *, gone: Collection[str], partition_count: int) -> Group:
-        """Return the group without the members in ``gone`` and with this partition count, one generation later.
+        """Return the group in the next generation, without the members ``gone`` and with this partition count.
 
         Returns the same object if nothing changes.
         """
@@ -352,9 +369,9 @@ class Group:
         return replace(self, members=members, order=tuple(ordered(member.id for member in members)))
 
     def succeeding(self, old: Group) -> Group:
-        """Return this group as the successor of ``old``. Its generation is above the generations of both.
+        """Return this group as the successor of ``old``: with a generation above those of both.
 
-        Without members, it gets the assignor of ``old``.
+        If it has no members, it gets the assignor of ``old``.
         """
         assignor = self.assignor if self.members else old.assignor
         return replace(self, assignor=assignor, generation=max(self.generation, old.generation) + 1)
@@ -390,7 +407,7 @@ def stored(group: Group, at_us: int) -> GroupStored:
 def difference(
     now: Group, was: Group, *, gone: Collection[str] = (), joined: Collection[Member] = (), at_us: int
 ) -> GroupChanged:
-    """Return the change from ``was`` to ``now``. Its size does not depend on the number of unchanged members."""
+    """Return the change from ``was`` to ``now``, without the unchanged members."""
     assert len(now.members) == len(was.members) - len(gone) + len(joined), "no other member joined or left"
     return GroupChanged(
         topic=now.topic,

@@ -1,9 +1,8 @@
-"""Memberships of Kafka groups' members in the coordinator's groups, which have one topic each.
+"""Memberships of Kafka members in the coordinator's groups, which have one topic each.
 
-* A member of a Kafka group has one membership for each of its topics (concepts: groups#handing-over). Each membership
-  is assigned partitions like a member of any other protocol, and the coordinator knows which partitions it holds.
-  Members that wait for released partitions learn of the release from a new generation, unless another notification
-  reaches them earlier.
+* A Kafka member has one membership for each of its topics (concepts: groups#handing-over). Each membership gets
+  partitions like a member of any other protocol, and the coordinator knows which partitions it holds. When partitions
+  are released, members that wait for them learn of it from a new generation.
 * In a classic group that shares topics with members of other protocols, the broker assigns in place of the group's
   leader (concepts: groups#one-group-for-all). A partition that a member still reads is assigned to no other member.
 * Memberships are added and removed in short steps, however large the group is. A group's assignments wait until all of
@@ -39,7 +38,11 @@ RETRY_S: Final = 1.0  # seconds until a failed write is retried; usually the dis
 
 
 class Share(NamedTuple):
-    """A member's share of a topic in the coordinator's group, and the current holders of its partitions."""
+    """A member's share of a topic in the coordinator's group.
+
+    Attributes:
+        holdings: current holders of the partitions.
+    """
 
     partitions: range
     generation: int
@@ -48,13 +51,11 @@ class Share(NamedTuple):
 
 @dataclass(slots=True)
 class Memberships:
-    """The memberships of one member.
-
-    All have the same id.
+    """The memberships of one Kafka member, which all have the same id.
 
     Attributes:
         topics: topic ids by full name.
-        is_consumer: the member uses Kafka's newer protocol.
+        is_consumer: whether the member uses Kafka's newer protocol.
     """
 
     id: str
@@ -82,12 +83,12 @@ class TopicGroups:
         by: Caller,
         at_most: int | None = None,
     ) -> bool:
-        """Join the given topics that exist and leave all other topics.
+        """Join the given topics that exist, and leave all others. Return whether nothing is left to do.
 
-        Return whether nothing is left to do. Raises as ``Coordinator.join``.
+        Raises as ``Coordinator.join``.
 
         Args:
-            at_most: the largest number of joins in this call.
+            at_most: maximum number of joins in this call.
         """
         found = {topic: self._broker.group_topic(topic) for topic in topics}
         ids = {topic: topic_found.id for topic, topic_found in found.items() if topic_found is not None}
@@ -114,7 +115,7 @@ class TopicGroups:
         return True
 
     def leave(self, group: str, memberships: Memberships, topic: str) -> None:
-        """Leave a topic. The member holds its partitions until it releases them. Raises Busy(DISK_FULL)."""
+        """Leave a topic. The member still holds its partitions until it releases them. Raises Busy(DISK_FULL)."""
         with suppress(Missing):  # the topic or the group was deleted
             self._coordinator.leave(group, topic, memberships.id, None, wire=memberships.wire, by=ITSELF)
         del memberships.topics[topic]
@@ -125,10 +126,12 @@ class TopicGroups:
         return not memberships.topics
 
     def end(self, group: str, memberships: Memberships, topic_ids: Collection[bytes]) -> None:
-        """Remove a member: leave all its topics and release its partitions there.
+        """Remove a member: leave all its topics and release its partitions.
 
-        Partitions in the topics with the given ids are released, too. If this raises Busy(DISK_FULL), the member
-        remains.
+        If this raises Busy(DISK_FULL), the member remains.
+
+        Args:
+            topic_ids: further topics in which it holds partitions.
         """
         ids = {*topic_ids, *memberships.topics.values()}
         for topic in list(memberships.topics):
@@ -142,7 +145,7 @@ class TopicGroups:
     def end_in(self, group: str, memberships: Memberships, topic: str) -> None:
         """Remove a member from one topic and release its partitions there.
 
-        If this raises Busy(DISK_FULL), it remains.
+        If this raises Busy(DISK_FULL), the member remains.
         """
         id_ = memberships.topics[topic]
         self.leave(group, memberships, topic)
@@ -151,7 +154,7 @@ class TopicGroups:
         self._coordinator.holdings.forget(group, id_)
 
     def hold(self, group: str, memberships: Memberships, topic: str, partitions: Collection[int]) -> None:
-        """Record partitions that a member reads before it joins the topic. Do nothing if the topic does not exist."""
+        """Record partitions that a member reads before it joins the topic. Does nothing if the topic does not exist."""
         id_ = self.topic_id(topic)
         if id_ is not None:
             memberships.topics[topic] = id_
@@ -170,12 +173,12 @@ class TopicGroups:
         return {id_: share for id_, share in found.items() if share is not None}
 
     def topic_id(self, topic: str) -> bytes | None:
-        """Return the id of a topic, None if it does not exist."""
+        """Return the id of a topic, or None if it does not exist."""
         found = self._broker.group_topic(topic)
         return None if found is None else found.id
 
     def is_left(self, group: str, topic: str, membership_id: str) -> bool:
-        """Return whether a membership from before the restart still exists: no member has claimed or replaced it."""
+        """Return whether a membership from before a restart still exists and has not been used since."""
         if not self._coordinator.has_member(group, topic, membership_id) or self._coordinator.has_changed(group, topic):
             return False
         topic_id = self.topic_id(topic)
@@ -189,16 +192,16 @@ class TopicGroups:
         return self._coordinator.holdings.held(group, topic_id)
 
     def clear(self, group: str, memberships: Memberships, topic_id: bytes) -> None:
-        """Forget a topic in which the member has no membership, once it holds no partitions there."""
+        """Drop the holdings of a topic that the member has left, once it holds no partitions there."""
         held = self._coordinator.holdings.held(group, topic_id)
         if not held.of(memberships.id):
             held.leave(memberships.id)
             self._coordinator.holdings.forget(group, topic_id)
 
     def hand_over(self, group: str, topic_ids: Collection[bytes]) -> Mapping[bytes, int]:
-        """Begin a generation in topics where partitions may be free.
+        """Begin a generation in topics where partitions may be free, for members that must rejoin to get them.
 
-        This is for members of protocols that never release partitions. Returns the generations by topic id.
+        Returns the generations by topic id.
         """
         renewed: dict[bytes, int] = {}
         for id_ in topic_ids:
@@ -220,17 +223,12 @@ class TopicGroups:
 
 
 class SharedGroup:
-    """The memberships of one group's members in the coordinator's groups, one per topic.
+    """The memberships of one classic group's members in the coordinator's groups, one per topic.
 
-    * ``generation``: the generation at the last call of ``follow``. ``_known``: the group's change count then.
-    * ``has_failed``: a change could not be stored, so members retain their assignments until a retry.
-    * ``_current``: the memberships of all members at the last check. ``_leaving``: the memberships of former members
-      that still exist.
-    * ``_unjoined``: topics of members that may lack a membership there. ``_freed``: topics with released partitions.
-    * ``_assigning``: the remaining steps of the current assignment. ``_inputs``: the inputs from which this generation
-      was assigned.
-    * ``_lacks``: topics in which a member got less than its share, with the number of releases at that time.
-    * ``_next_check``: the topic to check next. ``_alone``: how many topics in a row had no members of other protocols.
+    Attributes:
+        generation: generation at the last call of ``follow``.
+        by: user who owns the memberships.
+        has_failed: whether a change could not be stored. Members then keep their assignments until a retry.
     """
 
     __slots__ = (
@@ -252,19 +250,28 @@ class SharedGroup:
     )
 
     def __init__(self, name: str, topic_groups: TopicGroups, by: Caller) -> None:
-        """by: the user who owns the memberships."""
         self._name: Final = name
         self._topic_groups: Final = topic_groups
         self.generation = -1
+        # memberships of all members at the last check
         self._current: dict[str, Memberships] = {}
+        # memberships of former members that still exist
         self._leaving: dict[str, Memberships] = {}
+        # by membership id, topics that the member may not have joined yet
         self._unjoined: dict[str, Collection[str]] = {}
+        # topics with released partitions
         self._freed: dict[bytes, None] = {}
+        # remaining steps of the current assignment
         self._assigning: Iterator[None] | None = None
+        # what the assignments of this generation were computed from, by topic
         self._inputs: dict[str, object] = {}
+        # topics in which a member got less than its share, with the number of releases at that time
         self._lacks: dict[bytes, int] = {}
+        # index of the topic to check next
         self._next_check = 0
+        # number of topics in a row that had no members of other protocols
         self._alone = 0
+        # change count of the group at the last call of ``follow``
         self._known = -1
         self.by = by
         self.has_failed = False
@@ -280,9 +287,9 @@ class SharedGroup:
     # Changes of the group
 
     def begin(self, group: ClassicGroup) -> None:
-        """Start to assign partitions in a group whose leader has assigned them so far.
+        """Assign the partitions of a group whose leader has assigned them so far.
 
-        Members retain the partitions that they read until they rejoin.
+        Members keep the partitions that they read until they rejoin.
         """
         self.generation = group.generation
         self.follow(group)
@@ -292,16 +299,16 @@ class SharedGroup:
                     self._topic_groups.hold(self._name, self._current[member.membership_id], topic, partitions)
 
     def end(self) -> None:
-        """Start to remove all memberships."""
+        """Remove all memberships, in steps."""
         self._leaving |= self._current
         self._current.clear()
         self._unjoined.clear()
         self._assigning, self.has_failed = None, False
 
     def follow(self, group: ClassicGroup) -> None:
-        """Update the memberships after members joined or left.
+        """Update the memberships after members have joined or left.
 
-        In a new generation, also apply changed subscriptions.
+        In a new generation, changed subscriptions are applied as well.
         """
         is_new, self.generation = group.generation != self.generation, group.generation
         if not is_new and self._known == group.changes:
@@ -320,7 +327,7 @@ class SharedGroup:
             self._assigning, self.has_failed = self._assign_all(group), False
 
     def joined(self, member: Member) -> None:
-        """Release the partitions that a rejoining member no longer names as its own."""
+        """Release the partitions that a rejoining member no longer claims to read."""
         memberships = self._current.get(member.membership_id) or self._leaving.get(member.membership_id)
         for topic, id_ in () if memberships is None else memberships.topics.items():
             held = self._topic_groups.held(self._name, id_)
@@ -332,9 +339,7 @@ class SharedGroup:
     # Work in steps
 
     def step(self, group: ClassicGroup | None) -> bool:
-        """Do one step of work.
-
-        Return whether there was any.
+        """Do one step of work. Return False if there was none.
 
         Args:
             group: None once the group is no longer shared.
@@ -390,10 +395,7 @@ class SharedGroup:
             self._assigning = None
 
     def _assign_all(self, group: ClassicGroup) -> Iterator[None]:
-        """Assign partitions to all members.
-
-        By now, all of them have memberships. ``is_due`` detects changes that happen later.
-        """
+        """Assign partitions to all members, which have their memberships by now."""
         inputs: dict[str, object] = {}
         for topic in group.topics:
             inputs[topic] = self._inputs_of(topic, self._topic_groups.group_in(self._name, topic))
@@ -429,7 +431,7 @@ class SharedGroup:
     # Checks
 
     def is_due(self, group: ClassicGroup) -> bool:
-        """Return whether members must rejoin, because shares have changed or missing partitions are free now.
+        """Return whether members must rejoin, because shares have changed or missing partitions have been released.
 
         Each call checks only some of the topics.
         """
@@ -454,18 +456,18 @@ class SharedGroup:
         return self._inputs_of(topic, topic_group) != self._inputs[topic]
 
     def recheck(self) -> None:
-        """Start to check all topics again, because a member of another protocol is about to join."""
+        """Check all topics again, because a member of another protocol is about to join."""
         self._alone = 0
 
     @property
     def is_alone(self) -> bool:
-        """Return whether the group has no members of other protocols, as far as the topics have been checked."""
+        """Whether the group had no members of other protocols in any topic when the topics were last checked."""
         return self._alone >= len(self._inputs) > 0
 
     def check(self, member: Member, topic: str, partitions: Collection[int]) -> bool:
-        """Refuse partitions that a member does not read. Return whether the member has a membership in the topic.
+        """Raise Conflict(PARTITION_NOT_ASSIGNED) for partitions that a member does not read.
 
-        Raises Conflict(PARTITION_NOT_ASSIGNED).
+        Returns whether the member has a membership in the topic.
         """
         id_ = self._current[member.membership_id].topics.get(topic) if member.membership_id in self._current else None
         held = None if id_ is None else self._topic_groups.held(self._name, id_)
@@ -490,8 +492,9 @@ class SharedGroup:
 class SharedGroups:
     """The classic groups of one broker that are shared with other protocols.
 
-    Invariant: ``_shared`` has the outstanding work of every group that ``is_shared`` or has memberships left.
-    ``_working`` has the groups whose work is queued in ``sliced``.
+    Args:
+        table: all classic groups by name.
+        on_assigned: called with the name of a group once all of its members have their assignments.
     """
 
     __slots__ = (
@@ -517,12 +520,6 @@ class SharedGroups:
         clock: Clock,
         on_assigned: Callable[[str], None],
     ) -> None:
-        """Create the table.
-
-        Args:
-            table: all classic groups by name.
-            on_assigned: called with the name of a group once all of its members have their assignments.
-        """
         self._topic_groups: Final = topic_groups
         self._coordinator: Final = coordinator
         self._table: Final = table
@@ -530,11 +527,13 @@ class SharedGroups:
         self._loop: Final = loop
         self._clock: Final = clock
         self._on_assigned: Final = on_assigned
+        # groups that are shared or still have memberships
         self._shared: dict[str, SharedGroup] = {}
+        # groups whose work is queued in ``_sliced``
         self._working: set[str] = set()
 
     def member_ids(self, group: str) -> Container[str]:
-        """Return the members of the coordinator's group that are in a classic group, or were until just now."""
+        """Return the members of the coordinator's group that are, or have just been, in the classic group."""
         return self._shared.get(group, ())
 
     def has_others(self, group: str, topic: str) -> bool:
@@ -543,10 +542,10 @@ class SharedGroups:
         return found is not None and any(member.id not in ours for member in found.members)
 
     def share(self, group: ClassicGroup, by: Caller) -> None:
-        """Let the broker assign from the next generation on.
+        """Assign a group's partitions in place of its leader, from the next generation on.
 
         Args:
-            by: the user who owns the memberships.
+            by: user who owns the memberships.
         """
         shared = self._shared.setdefault(group.name, SharedGroup(group.name, self._topic_groups, by))
         shared.by = by
@@ -560,7 +559,7 @@ class SharedGroups:
         self._work(group.name)
 
     def joined(self, group: ClassicGroup, member_id: str, by: Caller) -> None:
-        """Update the memberships after a member has joined or begins to wait for the other members."""
+        """Update the memberships after a member has joined or begun to wait for the other members."""
         if not group.is_shared:
             return
         shared, member = self._shared[group.name], group.member(member_id)
@@ -571,7 +570,7 @@ class SharedGroups:
             shared.joined(member)
 
     def follow(self, group: ClassicGroup) -> None:
-        """Update the memberships of a shared group. Sharing ends when the group's last member has left."""
+        """Update the memberships of a shared group. If its last member has left, it is no longer shared."""
         if not group.is_shared:
             return
         if not group.has_members:
@@ -596,9 +595,10 @@ class SharedGroups:
             shared.recheck()
 
     def check(self, group: str, topic: str, member_id: str, partitions: Collection[int], by: Caller) -> None:
-        """Refuse commits for partitions that the member does not read, if the group has members of other protocols.
+        """Raise if a member commits offsets of partitions that it does not read.
 
-        Raises Missing(MEMBER_MISSING), Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED).
+        Applies only if the group has members of other protocols. Raises Missing(MEMBER_MISSING),
+        Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED).
         """
         found = self._table.get(group)
         member = None if found is None or not found.is_shared else found.member(member_id)

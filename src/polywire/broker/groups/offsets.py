@@ -20,11 +20,12 @@ NO_EPOCH: Final = -1
 
 
 class Position(NamedTuple):
-    """The next offset to read, and the generation in which the group stored it (-1 without a generation).
+    """A committed offset: the next offset to read.
 
     Attributes:
-        epoch: the epoch of the last record read, -1 if unknown.
-        metadata: the text that the client stored with the offset.
+        generation: generation of the group that committed it, -1 if none.
+        epoch: epoch of the last record read, -1 if unknown.
+        metadata: text that the client stored with the offset.
     """
 
     offset: int
@@ -39,8 +40,10 @@ Reader = tuple[PositionKind, str]
 class Held:
     """The committed offsets of one consumer or group in a topic, by partition.
 
-    It also has two times on the elapsed clock: of the last commit (0 if unknown), and of the last query since the
-    start. Invariant: ``metadata_bytes`` is the sum over all partitions.
+    Attributes:
+        metadata_bytes: total size of the metadata.
+        at_us: time of the last commit on the elapsed clock, 0 if unknown.
+        asked_at_us: time of the last read since the start.
     """
 
     __slots__ = ("asked_at_us", "at_us", "metadata_bytes", "name_bytes", "owner", "partitions")
@@ -61,8 +64,10 @@ class Held:
 class Positions:
     """All committed offsets by topic, consumer or group, and partition.
 
-    The key of a topic is its id, or its name until it exists. Invariant: ``count`` is the number of offsets in the
-    table.
+    The key of a topic is its id, or its name until it exists.
+
+    Attributes:
+        count: number of offsets in the table.
     """
 
     __slots__ = ("_by_topic", "_readers", "_usage", "_views", "count")
@@ -86,11 +91,11 @@ class Positions:
 
     @property
     def latest_us(self) -> int:
-        """The time of the latest commit, 0 if there was none."""
+        """Time of the latest commit, 0 if there was none."""
         return max((held.at_us for owners in self._by_topic.values() for held in owners.values()), default=0)
 
     def begin(self, now_us: int) -> None:
-        """End the recovery: offsets whose time is unknown count as committed now."""
+        """End the recovery. Offsets whose time is unknown count as committed now."""
         for owners in self._by_topic.values():
             for held in owners.values():
                 held.at_us = held.at_us or now_us
@@ -161,7 +166,7 @@ class Positions:
         return held
 
     def _charge(self, held: Held, sign: int) -> None:
-        """Charge these offsets to their owner. With ``sign`` -1, refund them."""
+        """Charge these offsets to their owner, or refund them if ``sign`` is -1."""
         self._usage.charge(Kind.READERS, held.owner, sign, sign * (READER_BYTES + held.name_bytes))
         size = len(held.partitions) * POSITION_BYTES + held.metadata_bytes
         self.count += sign * len(held.partitions)
