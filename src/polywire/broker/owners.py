@@ -34,11 +34,11 @@ NETWORK_BITS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a request.
+    """The originator of a request.
 
     Attributes:
         principal: authenticated user, if any.
-        owner: who is charged for state that the request creates.
+        owner: owner that is charged for state that the request creates.
     """
 
     principal: Principal | None

@@ -58,7 +58,7 @@ class PublishAnswer:
 
 
 class _Stager(NamedTuple):
-    """Who staged data under a token.
+    """The caller that staged data under a token.
 
     Attributes:
         writer, number: writer and number that the data is for, empty if not given.

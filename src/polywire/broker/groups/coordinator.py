@@ -611,8 +611,9 @@ class Coordinator:
         self._forget(group)
 
     def _owned(self, group: Group, member: str) -> Sequence[int]:
-        """Return the partitions that a member may read now: its share without those that other members must still
-        release.
+        """Return the partitions that a member may read now.
+
+        These are its share, except partitions that other members must still release.
         """
         share = group.share(member)
         if not self.holdings:
