@@ -94,7 +94,7 @@ class Cluster(Processes):
         """Kill a process and start another in its place."""
         dead, log = self._lives[own], self.shards.brokers[own]._log
         dead.is_dead = True
-        self.shards.brokers[own].branches.stop()
+        self.shards.brokers[own].participants.stop()
         broker = Broker.over(
             lambda replay: log.reopen(replay, synced_only=synced_only),  # type: ignore[attr-defined]  # it is in memory
             settings=BrokerSettings(),

@@ -27,7 +27,7 @@ SEES: Final[Mapping[type, str]] = {
     FluxBroker: "TopicVerbs RecordVerbs PositionVerbs WireStateVerbs groups",
     IggyBroker: "TopicVerbs RemovalVerbs RecordVerbs ProducerVerbs PositionVerbs WireStateVerbs groups streams",
     Kafka07Broker: "Topics Records",
-    KafkaBroker: "TopicVerbs GroupTopics RemovalVerbs RecordVerbs ProducerVerbs PositionVerbs WireStateVerbs branches classic"
+    KafkaBroker: "TopicVerbs GroupTopics RemovalVerbs RecordVerbs ProducerVerbs PositionVerbs WireStateVerbs participants classic"
     " consumers epoch transactions",
     PolywireBroker: "TopicVerbs RemovalVerbs StagingVerbs PositionVerbs groups publish_work transactions",
 }

@@ -10,9 +10,9 @@ import msgspec
 from hypothesis import given, settings
 
 from polywire.broker import changes
-from polywire.broker.branches import Joined
 from polywire.broker.broker import Broker
 from polywire.broker.changes import TransactionalProducer
+from polywire.broker.participants import Joined
 from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.broker.transaction_state import Scope
 from polywire.errors import BrokerError
@@ -81,21 +81,21 @@ def share(id_: str, topic: str, act: str, number: int) -> Step:
     token = bytes([number + 1]) * 16
 
     def step(broker: Broker) -> None:
-        held, branch = broker.transactions.find(id_), broker.branches.find(id_)
+        held, participant = broker.transactions.find(id_), broker.participants.find(id_)
         if act == "join" and held is not None and held.is_open:
-            broker.branches.join(held, (number,), done=lambda _: None)
+            broker.participants.join(held, (number,), done=lambda _: None)
         elif act == "enter":
             producer = TransactionalProducer(7, 0, -1, 10**9)
-            broker.branches.enter(Joined(id_, 1, token, number, producer, 0))
-        elif act == "stage" and branch is not None and branch.is_open:
+            broker.participants.enter(Joined(id_, 1, token, number, producer, 0))
+        elif act == "stage" and participant is not None and participant.is_open:
             partition = broker.ensure_topic(topic).partitions[0]
-            first = branch.sequences.get(partition.incarnation, -1) + 1
-            broker.transactions.stage(branch, partition, batch_of(b"t"), first=first, last=first, done=None)
-        elif act == "end" and branch is not None:
-            broker.branches.end(id_, branch.token, commits=number % 2 == 0, done=lambda _: None)
+            first = participant.sequences.get(partition.incarnation, -1) + 1
+            broker.transactions.stage(participant, partition, batch_of(b"t"), first=first, last=first, done=None)
+        elif act == "end" and participant is not None:
+            broker.participants.end(id_, participant.token, commits=number % 2 == 0, done=lambda _: None)
         elif act == "settle":
             for decided in list(broker._state.transactions.decisions)[:1]:
-                broker.branches.end("none", decided, commits=True, done=lambda _: None)
+                broker.participants.end("none", decided, commits=True, done=lambda _: None)
 
     return step
 

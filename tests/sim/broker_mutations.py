@@ -124,7 +124,9 @@ BROKER_MUTATIONS: Final[Sequence[Mutation]] = (
     BrokerMutation("producer-replay", "a start takes in batches of producers", replaced(State, "replayed", nothing)),
     BrokerMutation("producer-snapshot", "producers are in snapshots", replaced(Producers, "restore", nothing)),
     BrokerMutation(
-        "repeat-waits", "a repeat waits for the original", replaced(Admission, "_answer_again", _acknowledged_at_once)
+        "repeat-waits",
+        "a repeat waits for the original",
+        replaced(Admission, "_complete_repeat", _acknowledged_at_once),
     ),
     # Groups
     BrokerMutation(

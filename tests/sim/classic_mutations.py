@@ -61,7 +61,7 @@ CLASSIC_MUTATIONS: Final[Sequence[Mutation]] = (
     ClassicMutation(
         "classic-kept",
         "what members have settled on is kept",
-        replaced(ClassicGroups, "_keep", nothing),
+        replaced(ClassicGroups, "_store_generation", nothing),
         test=prepared(
             test_classic_groups.test_members_keep_their_generation_over_a_restart, memory=MemoryBroker, snapshot=bool
         ),
@@ -84,5 +84,5 @@ CLASSIC_MUTATIONS: Final[Sequence[Mutation]] = (
     ClassicMutation("classic-static", "who is back has its place", wrapped(ClassicGroup, "_replace", _rejoins_as_new)),
     ClassicMutation("classic-heartbeat", "who is heard of stays", wrapped(ClassicGroup, "heartbeat", _unheard)),
     ClassicMutation("classic-expiry", "who is silent is gone", replaced(ClassicGroup, "expire", nothing)),
-    ClassicMutation("classic-timer", "a phase ends in time", replaced(ClassicGroups, "_look_at", nothing)),
+    ClassicMutation("classic-timer", "a phase ends in time", replaced(ClassicGroups, "_on_timer", nothing)),
 )

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from polywire.broker import transactions as broker_transactions
-from polywire.broker.branches import AGAIN_S, Branches, Joined
 from polywire.broker.changes import TransactionDecided
 from polywire.broker.owners import Caller
+from polywire.broker.participants import AGAIN_S, Joined, Participants
 from polywire.broker.transaction_state import Transaction, TransactionTable
 from polywire.broker.transactions import Transactions
 from polywire.protocols.flux.linked import LinkedFluxSession
@@ -34,22 +34,26 @@ from tests.unit.routing.test_router import Together
 ShardsMutation: Final = partial(Mutation, world="shards")
 
 
-def _unknown_branch(branches: Branches, transaction: Transaction, shards: Collection[int], *, done: Any) -> None:
+def _unknown_branch(
+    participants: Participants, transaction: Transaction, shards: Collection[int], *, done: Any
+) -> None:
     """Let a shard join a transaction without recording it at the coordinator."""
-    branches._log.barrier(Level.SYNCED, done)
+    participants._log.barrier(Level.SYNCED, done)
 
 
-def _reported_early(branches: Branches) -> None:
+def _reported_early(participants: Participants) -> None:
     """Send a decision before it is synced."""
-    for token, decided in branches._state.transactions.decisions.items():
-        if token not in branches._in_flight:
-            branches._in_flight[token] = set(decided.shards)
-            branches._loop.call_soon(branches._is_kept, decided, 0)
+    for token, decided in participants._state.transactions.decisions.items():
+        if token not in participants._in_flight:
+            participants._in_flight[token] = set(decided.shards)
+            participants._loop.call_soon(participants._decision_written, decided, 0)
 
 
-def _followed_early(old: Callable[..., None], branches: Branches, decided: TransactionDecided, *args: Any) -> None:
+def _followed_early(
+    old: Callable[..., None], participants: Participants, decided: TransactionDecided, *args: Any
+) -> None:
     """Count a shard without a response as having followed."""
-    old(branches, decided, *args[:-1], True)
+    old(participants, decided, *args[:-1], True)
 
 
 def _over_in_time(transactions: Transactions, transaction: Transaction) -> bool:
@@ -60,25 +64,25 @@ def _over_in_time(transactions: Transactions, transaction: Transaction) -> bool:
     return transactions._clock.now_us() >= transaction.began_at_us + producer.timeout_us
 
 
-def _ended_as_known(branches: Branches, id_: str, token: bytes, *, commits: bool, done: Any) -> None:
+def _ended_as_known(participants: Participants, id_: str, token: bytes, *, commits: bool, done: Any) -> None:
     """Apply an end to any participant open under the id."""
-    branch = branches.find(id_)
-    _END(branches, id_, token if branch is None else branch.token, commits=commits, done=done)
+    participant = participants.find(id_)
+    _END(participants, id_, token if participant is None else participant.token, commits=commits, done=done)
 
 
-_END: Final = Branches.end
+_END: Final = Participants.end
 
 
-def _ended_unsynced(branches: Branches, id_: str, token: bytes, *, commits: bool, done: Any) -> None:
+def _ended_unsynced(participants: Participants, id_: str, token: bytes, *, commits: bool, done: Any) -> None:
     """Report that a shard has followed before that is synced."""
-    _END(branches, id_, token, commits=commits, done=nothing)
-    branches._loop.call_soon(done, 0)
+    _END(participants, id_, token, commits=commits, done=nothing)
+    participants._loop.call_soon(done, 0)
 
 
-def _outcome_as_aborted(branches: Branches, id_: str, token: bytes, then: Callable[..., None]) -> None:
+def _outcome_as_aborted(participants: Participants, id_: str, token: bytes, then: Callable[..., None]) -> None:
     """Let the coordinator report open transactions as aborted."""
-    decided = branches._state.transactions.decisions.get(token)
-    branches._loop.call_soon(then, decided is not None and decided.commits)
+    decided = participants._state.transactions.decisions.get(token)
+    participants._loop.call_soon(then, decided is not None and decided.commits)
 
 
 def _without_decisions(old: Callable[..., None], table: TransactionTable, states: Any, decisions: Any = ()) -> None:
@@ -86,18 +90,20 @@ def _without_decisions(old: Callable[..., None], table: TransactionTable, states
     old(table, states)
 
 
-def _entered_as_new(old: Callable[..., Transaction], branches: Branches, joined: Joined) -> Transaction:
+def _entered_as_new(old: Callable[..., Transaction], participants: Participants, joined: Joined) -> Transaction:
     """Start a new participant with each permission."""
-    known = branches.find(joined.id)
+    known = participants.find(joined.id)
     if known is not None and known.is_open and known.token == joined.token:
-        branches._transactions.abort(known, done=None)
-    return old(branches, joined)
+        participants._transactions.abort(known, done=None)
+    return old(participants, joined)
 
 
-def _reported_once(branches: Branches, decided: TransactionDecided, shard: int, again_s: float) -> None:
+def _reported_once(participants: Participants, decided: TransactionDecided, shard: int, again_s: float) -> None:
     """Send a shard the decision of a transaction only once."""
-    if branches._shards is not None and not branches._is_stopped and again_s == AGAIN_S:
-        branches._shards.end_branch(shard, decided, partial(branches._followed, decided, shard, again_s))
+    if participants._shards is not None and not participants._is_stopped and again_s == AGAIN_S:
+        participants._shards.end_participant(
+            shard, decided, partial(participants._decision_applied, decided, shard, again_s)
+        )
 
 
 def _lost_as_stored(old: Callable[..., None], link: ShardLink) -> None:
@@ -139,7 +145,11 @@ def commanded(verb: Verb, instead: Callable[..., None]) -> Callable[[pytest.Monk
 
 
 SHARDS_MUTATIONS: Final = (
-    ShardsMutation("branch-known", "home knows a branch before it begins", replaced(Branches, "join", _unknown_branch)),
+    ShardsMutation(
+        "branch-known",
+        "coordinator knows a participant before it begins",
+        replaced(Participants, "join", _unknown_branch),
+    ),
     ShardsMutation(
         "branch-begins",
         "a shard does not open a participant by itself",
@@ -147,32 +157,38 @@ SHARDS_MUTATIONS: Final = (
         test=prepared(test_transaction_shards.test_a_shard_does_not_open_a_participant_by_itself, processes=_processes),
     ),
     ShardsMutation(
-        "decision-synced", "a decision is synced before it is sent", replaced(Branches, "_tell_all", _reported_early)
+        "decision-synced",
+        "a decision is synced before it is sent",
+        replaced(Participants, "_send_decisions", _reported_early),
     ),
     ShardsMutation(
         "decision-snapshot", "decisions are in snapshots", wrapped(TransactionTable, "restore", _without_decisions)
     ),
     ShardsMutation(
-        "all-followed", "a decision is kept until all have followed", wrapped(Branches, "_followed", _followed_early)
+        "all-followed",
+        "a decision is kept until all have followed",
+        wrapped(Participants, "_decision_applied", _followed_early),
     ),
     ShardsMutation(
-        "following-synced", "a shard has followed once that is synced", replaced(Branches, "end", _ended_unsynced)
+        "following-synced", "a shard has followed once that is synced", replaced(Participants, "end", _ended_unsynced)
     ),
     ShardsMutation(
         "branch-staged",
         "what several shards have parts of is synced",
         replaced(broker_transactions, "level_of", lambda *_: Level.WRITTEN),
     ),
-    ShardsMutation("branch-time", "a branch never ends by itself", replaced(Transactions, "_is_over", _over_in_time)),
+    ShardsMutation(
+        "branch-time", "a participant never ends by itself", replaced(Transactions, "_has_timed_out", _over_in_time)
+    ),
     ShardsMutation(
         "branch-asks",
-        "what is open at home is not said to have aborted",
-        replaced(Branches, "outcome", _outcome_as_aborted),
+        "what is open at the coordinator is not said to have aborted",
+        replaced(Participants, "outcome", _outcome_as_aborted),
     ),
     ShardsMutation(
         "branch-looks",
-        "a branch asks its home",
-        replaced(Branches, "_look", nothing),
+        "a participant asks its coordinator",
+        replaced(Participants, "_ask_coordinators", nothing),
         test=prepared(
             test_transaction_homes.test_a_participant_unknown_to_its_coordinator_is_aborted, processes=_processes
         ),
@@ -180,24 +196,28 @@ SHARDS_MUTATIONS: Final = (
     ShardsMutation(
         "branch-token",
         "an end is of one transaction",
-        replaced(Branches, "end", _ended_as_known),
+        replaced(Participants, "end", _ended_as_known),
         test=prepared(test_transaction_shards.test_a_late_end_does_not_end_the_next_transaction, processes=_processes),
     ),
     ShardsMutation(
-        "branch-goes-on", "a permission that comes again changes nothing", wrapped(Branches, "enter", _entered_as_new)
+        "branch-goes-on",
+        "a permission that comes again changes nothing",
+        wrapped(Participants, "enter", _entered_as_new),
     ),
     ShardsMutation(
         "settled-first",
         "the next transaction waits until all have followed",
-        replaced(Branches, "is_deciding", lambda *_: False),
+        replaced(Participants, "is_deciding", lambda *_: False),
     ),
     ShardsMutation(
-        "told-again", "a shard that did not follow is notified again", replaced(Branches, "_tell", _reported_once)
+        "told-again",
+        "a shard that did not follow is notified again",
+        replaced(Participants, "_send_decision", _reported_once),
     ),
     ShardsMutation(
         "ended-tokens",
         "a permission later than the end opens nothing",
-        replaced(Branches, "_note", nothing),
+        replaced(Participants, "_remember_ended", nothing),
         test=prepared(test_transaction_shards.test_a_late_permission_after_the_end_opens_nothing, processes=_processes),
     ),
     ShardsMutation(

@@ -227,7 +227,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     WiresMutation(
         "rights-synced",
         "permissions are synced before they are acknowledged",
-        wrapped(Access, "_keep", _reported_before),
+        wrapped(Access, "_store_user", _reported_before),
     ),
     WiresMutation("acks", "acks=all waits for the disk", _all_is_one),
     WiresMutation(

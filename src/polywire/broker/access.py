@@ -227,7 +227,7 @@ class Access(Authentication):
                 # check again: the permissions of the caller may have changed while the hash was computed
                 self._check_covers(by, grants)
                 self._check_new(name)
-                self._keep(User(self._new_id(), name, password_hash, self._clock.now_us(), grants, active), done)
+                self._store_user(User(self._new_id(), name, password_hash, self._clock.now_us(), grants, active), done)
                 self._administered("user.create", by, name)
             except BrokerError as error:
                 done(error)
@@ -253,7 +253,7 @@ class Access(Authentication):
         changed = msgspec.structs.replace(
             user, name=user.name if name is None else name, active=user.active if active is None else active
         )
-        self._keep(changed, done, ends=changed.name != user.name or not changed.active)
+        self._store_user(changed, done, ends=changed.name != user.name or not changed.active)
         facts = f"name={changed.name!r} active={changed.active}"
         self._administered("user.alter", by, user.name, facts)
 
@@ -266,7 +266,7 @@ class Access(Authentication):
         """
         self._check_over(by, user)
         self._check_covers(by, grants)
-        self._keep(msgspec.structs.replace(user, grants=grants), done)
+        self._store_user(msgspec.structs.replace(user, grants=grants), done)
         self._administered("user.grant", by, user.name)
 
     def change_password(
@@ -324,7 +324,7 @@ class Access(Authentication):
                 return
             try:
                 self._check_over(by, now)
-                self._keep(
+                self._store_user(
                     msgspec.structs.replace(now, password_hash=password_hash, tokens=(), verifiers=()), done, ends=True
                 )
                 self._administered("user.password", by, now.name)
@@ -360,7 +360,7 @@ class Access(Authentication):
         else:
             self._check_over(by, user)
         if made or user.password_hash != UNKNOWN_USER_HASH:
-            self._keep(msgspec.structs.replace(user, verifiers=made), done, ends=True)
+            self._store_user(msgspec.structs.replace(user, verifiers=made), done, ends=True)
         else:
             self._forget(user, done)
         self._administered("user.scram", by, name)
@@ -397,7 +397,7 @@ class Access(Authentication):
             raise Busy(ErrorCode.BUSY, f"too many tokens limit={self._settings.tokens_max}")
         raw = secrets.token_hex(TOKEN_BYTES)
         kept = Token(name, digest_of(raw), expires_at_us)
-        self._keep(msgspec.structs.replace(user, tokens=(*tokens, kept)), done)
+        self._store_user(msgspec.structs.replace(user, tokens=(*tokens, kept)), done)
         self._administered("token.create", by, f"{user.name}/{name}")
         return raw
 
@@ -408,7 +408,7 @@ class Access(Authentication):
         rest = tuple(token for token in user.tokens if token.name != name)
         if len(rest) == len(user.tokens):
             raise Missing(ErrorCode.TOKEN_MISSING, f"no such token name={name!r}")
-        self._keep(msgspec.structs.replace(user, tokens=rest), self._then_notify(user.id, done))
+        self._store_user(msgspec.structs.replace(user, tokens=rest), self._then_notify(user.id, done))
         self._administered("token.delete", by, f"{user.name}/{name}")
 
     # Configured users
@@ -440,7 +440,7 @@ class Access(Authentication):
                 tokens=was.tokens if is_same else (),
             )
             if now != was:
-                self._keep(now, None, ends=was.id in self._users and not is_same)
+                self._store_user(now, None, ends=was.id in self._users and not is_same)
                 self._administered("user.configure", None, name)
 
     # Storage
@@ -466,7 +466,7 @@ class Access(Authentication):
     def _default(self) -> User:
         return User(ROOT_ID, DEFAULT_NAME, "", 0, EVERYTHING, configured=True)
 
-    def _keep(self, user: User, done: Completion[User] | None, *, ends: bool = False) -> None:
+    def _store_user(self, user: User, done: Completion[User] | None, *, ends: bool = False) -> None:
         """Journal a user and apply the change. Raises Busy(DISK_FULL).
 
         Args:

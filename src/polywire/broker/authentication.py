@@ -147,7 +147,7 @@ class Authentication(Authorization):
             kept, password = UNKNOWN_USER_HASH, "-"
 
         def verified(right: bool | Busy) -> None:
-            done(self._let_in(name, right, peer, lambda user: user.password_hash == kept))
+            done(self._verified_principal(name, right, peer, lambda user: user.password_hash == kept))
 
         if self._passwords.known(kept, password):
             self._passwords.soon(verified, True)
@@ -215,7 +215,7 @@ class Authentication(Authorization):
         """
 
         def verified(right: bool | Busy) -> None:
-            done(self._let_in(name, right, peer, lambda user: verifier in user.verifiers))
+            done(self._verified_principal(name, right, peer, lambda user: verifier in user.verifiers))
 
         self._passwords.prove(lambda: verifier.admits(messages, proof), verified, origin=origin_of(peer, name))
 
@@ -231,7 +231,7 @@ class Authentication(Authorization):
                 self._broker.set_wire_state(KEPT_AS, KEY, kept, level=Level.WRITTEN)
         return kept
 
-    def _let_in(
+    def _verified_principal(
         self, name: str, right: bool | Busy, peer: str, counts: Callable[[User], bool]
     ) -> Principal | BrokerError:
         """Return the principal, or the error of a failed login.

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from polywire.broker.access import Access
-from polywire.broker.branches import Branches
 from polywire.broker.claims import ALONE
 from polywire.broker.elsewhere import NOWHERE
 from polywire.broker.events import Events
@@ -30,6 +29,7 @@ from polywire.broker.groups.consumer_groups import ConsumerGroups
 from polywire.broker.groups.coordinator import Coordinator, GroupBroker
 from polywire.broker.groups.memberships import TopicGroups
 from polywire.broker.owners import Owners
+from polywire.broker.participants import Participants
 from polywire.broker.record_verbs import Admission, ProducerVerbs
 from polywire.broker.retention import Retention
 from polywire.broker.settings import BrokerSettings
@@ -65,7 +65,6 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         "_state",
         "_topic_work",
         "access",
-        "branches",
         "claims",
         "classic",
         "clock",
@@ -76,6 +75,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         "groups",
         "loop",
         "owners",
+        "participants",
         "producer_shard",
         "publish_work",
         "settings",
@@ -135,7 +135,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
             loop=loop,
             work=self.publish_work,
         )
-        self.branches: Final = Branches(log, state, self.transactions, self.staging, clock=elapsed, loop=loop)
+        self.participants: Final = Participants(log, state, self.transactions, self.staging, clock=elapsed, loop=loop)
         self._expiry = Expiry(
             self, state, self.groups, settings, loop, elapsed, groups.table, abort_late=self.transactions.abort_late
         )
@@ -217,7 +217,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         """Commit, sync and stop. Pending completions are called first."""
         self._retention.stop()
         self._expiry.stop()
-        self.branches.stop()
+        self.participants.stop()
         self.access.close()
         self._log.close()
 

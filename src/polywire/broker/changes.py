@@ -535,7 +535,7 @@ class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
         held: all other offsets to commit.
         batches: number of batches. Older brokers wrote 0, which counts as the number of records.
         began_at_us: older brokers wrote -1.
-        shards, home: see ``Transaction``.
+        shards, home: ``shards`` and ``coordinator`` of ``Transaction``.
     """
 
     id: str

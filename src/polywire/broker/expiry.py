@@ -95,11 +95,11 @@ class Expiry:
         for _ in range(self._settings.expiry_count_max):
             check = next(self._round, None)
             if check is None:
-                self._round = self._everything()
+                self._round = self._all_checks()
                 return
             check()
 
-    def _everything(self) -> Iterator[Callable[[], None]]:
+    def _all_checks(self) -> Iterator[Callable[[], None]]:
         """Yield one check for each item that exists now."""
         for topic, name in list(self._state.groups):
             yield lambda topic=topic, name=name: self._check_group(topic, name)  # type: ignore[misc]

@@ -122,7 +122,7 @@ class Admission:
         self._owners.check(by, owner, "producer", producer.decode("utf-8", "backslashreplace"))
         repeated = producers.find(partition.incarnation, producer, epoch=epoch, base=base, last=last, now_us=now_us)
         if repeated is not None:
-            self._answer_again(repeated, base, level, done)
+            self._complete_repeat(repeated, base, level, done)
             return
         batch_of_producer = Remembered(base, last)
         self._log.append(partition.log, batch, level=level, done=partial(self._stored, batch_of_producer, done))
@@ -135,7 +135,7 @@ class Admission:
             owner=heir(owner, by),
         )
 
-    def _answer_again(self, repeated: Remembered, base: int, level: Level, done: Completion[int] | None) -> None:
+    def _complete_repeat(self, repeated: Remembered, base: int, level: Level, done: Completion[int] | None) -> None:
         """Complete a repeated batch with the offset of the original, once the original has reached ``level``."""
         if repeated.waiting is not None:
             repeated.waiting.append((base, level, done))

@@ -275,7 +275,7 @@ class StagedPublish:
                 if not is_new:
                     prepared.cancel()
             if is_new:
-                yield from self._clear(writer, number, tokens)
+                yield from self._clean_up(writer, number, tokens)
                 return
         for lot in lots(tokens):
             self.abandon(lot, by=ITSELF)
@@ -322,7 +322,7 @@ class StagedPublish:
         self._owners.check(by, self._state.writers.owner(writer), "writer", writer)
         self._check_step(writer, number, self._state.writers.last(writer))
 
-    def _clear(self, writer: str, number: int, tokens: Sequence[bytes]) -> Iterator[None]:
+    def _clean_up(self, writer: str, number: int, tokens: Sequence[bytes]) -> Iterator[None]:
         """Remove published tokens, and drop what failed attempts have staged for the same number."""
         for lot in lots(tokens):
             self._stagers.forget(lot)

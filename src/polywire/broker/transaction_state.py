@@ -34,7 +34,7 @@ TransactionChange = (
     | changes.TransactionSettled
 )
 
-BRANCH: Final = "\0"
+PARTICIPANT: Final = "\0"
 """Prefix of the names of participants. Clients cannot use transactional ids with this prefix."""
 INTERNAL: Final = "__polywire-"
 """Prefix of the broker's own transactional ids, which clients cannot use."""
@@ -83,7 +83,7 @@ class Transaction:
         producer: holder of the id, for protocols with producer ids.
         partitions: with a producer, the partitions for which it may stage.
         shards: other shards that may have participants.
-        home: coordinator shard if this is a participant, otherwise NO_SHARD.
+        coordinator: coordinator shard if this is a participant, otherwise NO_SHARD.
     """
 
     id: str
@@ -100,7 +100,7 @@ class Transaction:
     began_at_us: int = 0
     partitions: dict[int, None] = field(default_factory=dict)
     shards: dict[int, None] = field(default_factory=dict)
-    home: int = NO_SHARD
+    coordinator: int = NO_SHARD
 
     @property
     def size(self) -> int:
@@ -121,9 +121,9 @@ class Transaction:
         return TransactionState.OPEN if self.is_open else self.state
 
     @property
-    def is_branch(self) -> bool:
+    def is_participant(self) -> bool:
         """Whether this is a participant in a transaction that another shard coordinates."""
-        return self.home != NO_SHARD
+        return self.coordinator != NO_SHARD
 
     @property
     def position_count(self) -> int:
@@ -153,9 +153,9 @@ class Transaction:
         return True
 
 
-def is_branch(name: str) -> bool:
+def is_participant(name: str) -> bool:
     """Return whether this is the name of a participant instead of a transactional id."""
-    return name.startswith(BRANCH)
+    return name.startswith(PARTICIPANT)
 
 
 def level_of(transaction: Transaction, level: Level) -> Level:
@@ -192,7 +192,7 @@ class TransactionTable:
 
         This is the case for names of participants and, unless ``is_internal``, for the broker's own ids.
         """
-        if is_branch(id_) or id_.startswith(INTERNAL) is not is_internal:
+        if is_participant(id_) or id_.startswith(INTERNAL) is not is_internal:
             raise Invalid(ErrorCode.INVALID_NAME, f"transactional id is reserved: {id_!r} (use another prefix)")
 
     def find(self, id_: str) -> Transaction | None:
@@ -221,7 +221,7 @@ class TransactionTable:
             case changes.TransactionJoined():
                 self.apply_joined(change)
             case changes.TransactionSettled():
-                self._settle(change.token)
+                self._remove_decision(change.token)
             case _:
                 assert_never(change)
 
@@ -240,9 +240,9 @@ class TransactionTable:
             owner=change.owner,
             producer=change.producer,
             began_at_us=change.at_us,
-            home=change.home,
+            coordinator=change.home,
         )
-        if was is not None and change.producer is not None and was.epoch == change.epoch and _is_held_on(was, change):
+        if was is not None and change.producer is not None and was.epoch == change.epoch and _keeps_holder(was, change):
             made.sequences = was.sequences
         self.forget(change.id)
         self._put(made)
@@ -296,7 +296,7 @@ class TransactionTable:
         self.decisions[decided.token] = decided
         self._deciding[decided.id] = self._deciding.get(decided.id, 0) + 1
 
-    def _settle(self, token: bytes) -> None:
+    def _remove_decision(self, token: bytes) -> None:
         """Remove a decision that all shards have applied."""
         decided = self.decisions.pop(token, None)
         if decided is not None:
@@ -410,7 +410,7 @@ class TransactionTable:
                         for scope, held in others
                     ]
                 ),
-                home=known.home,
+                home=known.coordinator,
                 shards=tuple(known.shards),
             ),
         )
@@ -435,7 +435,7 @@ class TransactionTable:
                 began_at_us=state.at_us if state.began_at_us < 0 else state.began_at_us,
                 partitions=dict.fromkeys(state.partitions),
                 shards=dict.fromkeys(state.shards),
-                home=state.home,
+                coordinator=state.home,
             )
             for held in state.held:
                 _hold(transaction, held)
@@ -457,9 +457,9 @@ def _hold(transaction: Transaction, change: changes.TransactionOffsets) -> None:
     held.notes.update(change.notes)
 
 
-def _is_held_on(was: Transaction, change: changes.TransactionalIdStored) -> bool:
+def _keeps_holder(was: Transaction, change: changes.TransactionalIdStored) -> bool:
     """Return whether the id keeps its producer and coordinator. Only then can its epochs be compared."""
-    return not was.is_branch or (was.producer, change.home) == (change.producer, was.home)
+    return not was.is_participant or (was.producer, change.home) == (change.producer, was.coordinator)
 
 
 def _weight(known: changes.TransactionalIdState) -> int:

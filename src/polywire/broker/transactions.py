@@ -25,7 +25,7 @@ from polywire.broker.sliced import OrderedWork, Steps
 from polywire.broker.staging import TOKEN_BYTES, StagedPublish
 from polywire.broker.state import State
 from polywire.broker.topics import Partition, Topic
-from polywire.broker.transaction_state import PRODUCER_EPOCHS, HeldOffsets, Scope, Transaction, is_branch, level_of
+from polywire.broker.transaction_state import PRODUCER_EPOCHS, HeldOffsets, Scope, Transaction, is_participant, level_of
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Missing
 from polywire.log.base import NO_OFFSET, Completion, Loop, Need, Publication, Ranges, Staging
@@ -72,7 +72,7 @@ class Transactions:
     By default everything is synced before it is acknowledged: if a power failure lost the last part of a transaction, a
     commit of the other part would break atomicity. A producer may request less. Its open transactions are then aborted
     at the broker's next start. A transaction with participants in several shards is always synced (decision 0129). Only
-    ``Branches`` ends participants.
+    ``Participants`` ends participants.
 
     Args:
         work: the queue in which large commits run.
@@ -152,14 +152,14 @@ class Transactions:
         found = self._state.transactions.find(id_)
         if found is None or not self._owners.may_use(by, found.owner):
             return None
-        if not self._is_over(found):
+        if not self._has_timed_out(found):
             return found
         self.abort(found, raises_epoch=found.producer is not None, done=None)
         return self._state.transactions.find(id_)
 
-    def _is_over(self, transaction: Transaction) -> bool:
+    def _has_timed_out(self, transaction: Transaction) -> bool:
         """Return whether an open transaction has timed out, or its staged data may have expired or been lost."""
-        if not transaction.is_open or transaction.is_branch or transaction.id in self._endings:
+        if not transaction.is_open or transaction.is_participant or transaction.id in self._endings:
             return False
         now_us, producer = self._clock.now_us(), transaction.producer
         if transaction.messages and now_us >= transaction.at_us + self._settings.stage_expiry_us:
@@ -259,16 +259,16 @@ class Transactions:
             self._staging.abandon([known.token], by=ITSELF)
         return known
 
-    def visible(self, *, by: Caller, branches: bool = False) -> list[Transaction]:
+    def visible(self, *, by: Caller, participants: bool = False) -> list[Transaction]:
         """Return the transactional ids that the caller may use, sorted, with their latest transactions.
 
         Do not change these.
 
         Args:
-            branches: include participants in transactions that other shards coordinate.
+            participants: include participants in transactions that other shards coordinate.
         """
         known, may_use = self._state.transactions, self._owners.may_use
-        found = [one for one in known if (branches or not is_branch(one.id)) and may_use(by, one.owner)]
+        found = [one for one in known if (participants or not is_participant(one.id)) and may_use(by, one.owner)]
         return sorted(found, key=lambda known: known.id)
 
     def delete(self, id_: str, *, by: Caller = NO_CALLER, done: Completion[int] | None = None) -> None:
@@ -276,7 +276,7 @@ class Transactions:
 
         Raises Busy(DISK_FULL), and Missing(TRANSACTION_MISSING) if it does not exist or belongs to another user.
         """
-        found = None if is_branch(id_) else self.find(id_, by=by)
+        found = None if is_participant(id_) else self.find(id_, by=by)
         if found is None:
             raise Missing(ErrorCode.TRANSACTION_MISSING, f"no such transactional id id={id_!r}")
         if found.is_open:
@@ -309,7 +309,7 @@ class Transactions:
             self._clock.now_us(),
             transaction.owner,
             transaction.producer,
-            transaction.home,
+            transaction.coordinator,
         )
 
     # One transaction
@@ -319,7 +319,7 @@ class Transactions:
     ) -> Transaction:
         """Open a transaction. The id must not have an open one. Raises Busy(DISK_FULL)."""
         assert not transaction.is_open, "one transaction at a time"
-        assert not transaction.is_branch, "a participant is begun by Branches.enter"
+        assert not transaction.is_participant, "a participant is begun by Participants.enter"
         made = replace(transaction, state=TransactionState.OPEN, token=secrets.token_bytes(TOKEN_BYTES))
         return self._store(made, done, level)
 
@@ -396,7 +396,7 @@ class Transactions:
             by=Caller(None, transaction.owner),
             level=level,
             done=done,
-            expires=not transaction.is_branch,
+            expires=not transaction.is_participant,
         )
         (count,) = _record_count(batch)
         change = changes.TransactionStaged(
@@ -477,7 +477,7 @@ class Transactions:
         """Return the partitions of a topic for which open transactions contain offsets of a group."""
         found: set[int] = set()
         for transaction in self._state.transactions.moving(group):
-            if not self._is_over(transaction):
+            if not self._has_timed_out(transaction):
                 scopes = transaction.positions.items()
                 found.update(*[held.offsets for scope, held in scopes if (scope.group, scope.topic) == (group, topic)])
         return found
@@ -615,7 +615,7 @@ class Transactions:
         for scope, held in transaction.positions.items():
             if transaction.producer is None or self._state.catalog.find(scope.topic) is not None:
                 with (
-                    suppress(Denied) if transaction.is_branch else nullcontext()
+                    suppress(Denied) if transaction.is_participant else nullcontext()
                 ):  # skip them: the decision is final, although the group belongs to another user by now
                     yield self._stored(transaction, scope, held, by)
 

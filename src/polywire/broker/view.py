@@ -81,13 +81,13 @@ def encoded(count: int, found: Iterable[Sequence[Any]], weight: Callable[[Any], 
         count -= len(records)
         load += 1 + len(records) + sum(map(weight, records))
         if load >= SLICE_WEIGHT:
-            yield _bare(batch)
+            yield _encoded_records(batch)
             batch, load = [], 0
     assert count == 0, "records were counted when they were few"
-    yield _bare(batch)
+    yield _encoded_records(batch)
 
 
-def _bare(records: list[Any]) -> bytes:
+def _encoded_records(records: list[Any]) -> bytes:
     """Encode records one after another, without the head of an array."""
     return _ENCODER.encode(records)[len(_array_head(len(records))) :]
 

@@ -27,10 +27,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from polywire.broker.branches import Joined
 from polywire.broker.broker import Broker
 from polywire.broker.changes import TransactionalProducer
 from polywire.broker.owners import ITSELF
+from polywire.broker.participants import Joined
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transaction_state import INTERNAL, Scope, Transaction
@@ -75,7 +75,7 @@ class Letter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FarLetters(msgspec.Struct, frozen=True, array_like=True):
-    """Letters that another process stages, with the fields of its participant (see ``branches.Joined``)."""
+    """Letters that another process stages, with the fields of its participant (see ``participants.Joined``)."""
 
     id: str
     home: int
@@ -111,7 +111,7 @@ class Redrive:
         transactions = self._broker.transactions
         near, far = self._by_shard(letters, call)
         id_ = self._id(topic, call)
-        if self._broker.branches.is_deciding(id_) and not await self._settled(id_):
+        if self._broker.participants.is_deciding(id_) and not await self._settled(id_):
             raise Busy(
                 ErrorCode.BUSY, "another process has not finished the previous redrive (retry)", retry_after_ms=1_000
             )
@@ -206,7 +206,7 @@ class Redrive:
         assert shards is not None, "only with several processes"
         assert producer is not None, "set by number_producer"
         joined: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._broker.branches.join(transaction, list(far), done=completing(joined))
+        self._broker.participants.join(transaction, list(far), done=completing(joined))
         await joined
         for shard, letters in far.items():
             part = FarLetters(
@@ -227,7 +227,7 @@ class Redrive:
         Returns False if that takes longer than SETTLED_S.
         """
         settled = asyncio.Event()
-        cancel = self._broker.branches.when_settled(id_, settled.set)
+        cancel = self._broker.participants.when_settled(id_, settled.set)
         with suppress(TimeoutError):
             await asyncio.wait_for(settled.wait(), SETTLED_S)
         cancel()
@@ -240,11 +240,15 @@ class Redrive:
         for name in {letter.topic for letter in part.letters}:
             broker.access.authorize(principal, Action.PRODUCE, broker.resource(name))
         batches = self._batches(part.letters)
-        branch = broker.branches.enter(Joined(part.id, part.home, part.token, part.epoch, part.producer, part.owner))
+        participant = broker.participants.enter(
+            Joined(part.id, part.home, part.token, part.epoch, part.producer, part.owner)
+        )
         staged = []
         for partition, batch, letter_count in batches:
             done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            broker.transactions.stage(branch, partition, batch, first=0, last=letter_count - 1, done=completing(done))
+            broker.transactions.stage(
+                participant, partition, batch, first=0, last=letter_count - 1, done=completing(done)
+            )
             staged.append(done)
         await asyncio.gather(*staged)
         return Response(b"{}", media_type="application/json")

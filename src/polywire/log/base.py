@@ -240,7 +240,7 @@ class PartitionLog(PartitionView, Protocol):
         """Return the epoch of the record at this offset. For next_offset, return the current epoch."""
 
     def retention_offset(self, *, age_us_max: int | None, bytes_max: int | None, now_us: int) -> int:
-        """Return the first offset to retain under these limits: the first offset of a batch."""
+        """Return the first offset to retain under these limits. It is the first offset of a batch."""
 
 
 class Encoding:
@@ -385,7 +385,7 @@ class WriteBatch(Protocol):
 
     @property
     def uncommitted(self) -> bool:
-        """Whether something was added since the last commit. If not, ``next_offset`` counts committed records only."""
+        """Whether something was added since the last commit."""
 
     def hold(self) -> None:
         """Do not schedule commits for further additions. The caller must call ``commit`` soon."""

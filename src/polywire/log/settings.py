@@ -71,7 +71,7 @@ class LogSettings:
         """Bytes at the end of the last slot that data, changes and removals, in this order, must leave free.
 
         Freeing a slot or a segment needs a journal group. Without this reserve, offset commits could fill the last slot
-        while all other slots wait for a full disk.
+        while the other slots cannot be sealed because the disk is full.
         """
         kept = min(KEPT_BYTES, self.slot_bytes // 8) + 4 * PAGE_BYTES
         last = max(

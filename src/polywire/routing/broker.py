@@ -78,7 +78,6 @@ class RoutedBroker:
         "_placed",
         "access",
         "answers",
-        "branches",
         "classic",
         "clock",
         "commit",
@@ -89,6 +88,7 @@ class RoutedBroker:
         "groups",
         "local",
         "loop",
+        "participants",
         "probe",
         "processes",
         "settings",
@@ -113,7 +113,7 @@ class RoutedBroker:
         self.loop: Final[Loop] = local.loop
         self.settings: Final[BrokerSettings] = local.settings
         self.sliced: Final[SlicedWork] = local.sliced
-        self.branches: Final = local.branches
+        self.participants: Final = local.participants
         self.classic: Final = local.classic
         self.commit: Final = local.commit
         self.consumers: Final = local.consumers

@@ -474,9 +474,9 @@ class ShardsWorld(World):
         found = []
         for node in self._nodes:
             broker = node.broker
-            known = broker.transactions.visible(by=ITSELF, branches=True)
+            known = broker.transactions.visible(by=ITSELF, participants=True)
             found += [f"s{node.number} {one.id!r}" for one in known if one.is_open]
-            found += [f"s{node.number} decides {id_}" for id_ in IDS if broker.branches.is_deciding(id_)]
+            found += [f"s{node.number} decides {id_}" for id_ in IDS if broker.participants.is_deciding(id_)]
         return found
 
 

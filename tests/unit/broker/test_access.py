@@ -69,7 +69,7 @@ def test_a_new_password_drops_stored_scram_verifiers(memory: MemoryBroker) -> No
     access = memory.broker.access
     carol = create(memory, "carol", "old")
     kept = make_verifier("old", Mechanism.SHA_256)
-    access._keep(msgspec.structs.replace(carol, verifiers=(kept,)), None)
+    access._store_user(msgspec.structs.replace(carol, verifiers=(kept,)), None)
     assert access.verifier("carol", Mechanism.SHA_256) == kept
     assert access.verifier("carol", Mechanism.SHA_512) != kept
     reported: list[Any] = []

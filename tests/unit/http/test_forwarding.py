@@ -115,7 +115,7 @@ class Shards:
     def join_transactions(self) -> None:
         """Allow transactions with participants in several shards."""
         for number, site in enumerate(self.sites):
-            site.broker.branches.begin(_Branches(self), _View(self, number).is_home)
+            site.broker.participants.begin(_Participants(self), _View(self, number).is_home)
 
     def ask(self, method: str, path: str, body: object = None, **headers: str) -> Answer:
         return self.asked.ask(method, path, CHANGE | headers, b"" if body is None else body)
@@ -141,20 +141,20 @@ class _View:
         return self.home(name) == self.own
 
 
-class _Branches:
-    """Implements ``branches.Shards`` by calls."""
+class _Participants:
+    """Implements ``participants.Shards`` by calls."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
 
-    def end_branch(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
+    def end_participant(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
         def done(result: int | BrokerError) -> None:
             then(not isinstance(result, BrokerError))
 
-        end = self._shards.sites[shard].broker.branches.end
+        end = self._shards.sites[shard].broker.participants.end
         self._shards.asked.loop.call_soon(partial(end, decided.id, decided.token, commits=decided.commits, done=done))
 
-    def ask_home(self, branch: Transaction, then: Callable[[bool | None], None]) -> None:
+    def ask_coordinator(self, participant: Transaction, then: Callable[[bool | None], None]) -> None:
         self._shards.asked.loop.call_soon(then, None)
 
 

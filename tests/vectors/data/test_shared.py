@@ -25,12 +25,12 @@ class Others:
         self.reported: set[tuple[int, str, bool]] = set()
         self.asked: set[tuple[str, int]] = set()
 
-    def end_branch(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
+    def end_participant(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
         self.reported.add((shard, decided.id, decided.commits))
         then(True)
 
-    def ask_home(self, branch: Transaction, then: Callable[[bool | None], None]) -> None:
-        self.asked.add((branch.id[1:], branch.home))
+    def ask_coordinator(self, participant: Transaction, then: Callable[[bool | None], None]) -> None:
+        self.asked.add((participant.id[1:], participant.coordinator))
 
 
 @pytest.fixture
@@ -45,19 +45,19 @@ def world(tmp_path: Path) -> Iterator[StoredWorld]:
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("commits", [True, False], ids=["committed", "aborted"])
 def test_a_participant_follows(world: StoredWorld, part: str, commits: bool) -> None:
-    peer, branches = login(world), world.broker.branches
-    branch = branches.find(f"branch-{part}")
-    assert branch is not None
+    peer, participants = login(world), world.broker.participants
+    participant = participants.find(f"branch-{part}")
+    assert participant is not None
     before = values(peer, 0)
-    branches.end(f"branch-{part}", branch.token, commits=commits, done=lambda _: None)
+    participants.end(f"branch-{part}", participant.token, commits=commits, done=lambda _: None)
     world.run()
     assert values(peer, 0) == before + [b"branch %s" % part.encode()] * commits
     assert position(peer, f"branch-group-{part}", 1) == ((9, "m") if commits else (-1, ""))
 
 
 def test_other_shards_get_decisions_and_are_asked_about_open_transactions(world: StoredWorld) -> None:
-    others, branches = Others(), world.broker.branches
-    branches.begin(others, lambda _: True)
+    others, participants = Others(), world.broker.participants
+    participants.begin(others, lambda _: True)
     world.run()
     assert others.reported == {
         (shard, f"{word}-{part}", word == "decided")
@@ -66,8 +66,8 @@ def test_other_shards_get_decisions_and_are_asked_about_open_transactions(world:
         for part in PARTS
     }
     assert others.asked == {(f"branch-{part}", 2) for part in PARTS}
-    assert not any(branches.is_deciding(f"{word}-{part}") for word in ("decided", "dropped") for part in PARTS)
-    branches.stop()
+    assert not any(participants.is_deciding(f"{word}-{part}") for word in ("decided", "dropped") for part in PARTS)
+    participants.stop()
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -76,9 +76,9 @@ def test_an_open_transaction_commits_in_every_shard(world: StoredWorld, part: st
     held = broker.transactions.find(f"shared-{part}")
     assert held is not None
     assert held.is_open
-    broker.branches.begin(others, lambda _: True)
+    broker.participants.begin(others, lambda _: True)
     broker.transactions.commit(held, done=lambda _: None)
     world.run()
     assert {(shard, held.id, True) for shard in SHARDS} <= others.reported
     assert values(login(world), 0) == [*before, b"shared %s" % part.encode()]
-    broker.branches.stop()
+    broker.participants.stop()

@@ -132,7 +132,7 @@ class ClassicGroups:
         )
         self._entries: dict[str, _Entry] = {}
         self._limits = Limits(settings.members_max, settings.group_bytes_max)
-        coordinator.on_meeting(self._meet)
+        coordinator.on_meeting(self._share_partitions)
 
     # Members
 
@@ -207,7 +207,7 @@ class ClassicGroups:
 
     # Sharing with members of other protocols
 
-    def _meet(self, group: str, topic: str) -> None:
+    def _share_partitions(self, group: str, topic: str) -> None:
         """Assign a classic group's partitions from now on, because a member of another protocol is about to join.
 
         Raises Conflict(GROUP_PROTOCOL_MISMATCH) if the broker cannot assign to the group's members.
@@ -269,7 +269,7 @@ class ClassicGroups:
         with suppress(BrokerError):  # the disk is full; the next start retries
             self._broker.change_all(ended, level=Level.WRITTEN, done=None)
 
-    def _keep(self, entry: _Entry) -> None:
+    def _store_generation(self, entry: _Entry) -> None:
         """Journal the group's generation if it is settled. Otherwise delete the generation that is in the journal."""
         group = entry.group
         if entry.kept == group.revision:
@@ -324,7 +324,7 @@ class ClassicGroups:
             self._loop.call_soon(done, answer)
         entry.has_begun |= group.phase is not Phase.EMPTY
         self._shared_groups.follow(group)
-        self._keep(entry)
+        self._store_generation(entry)
         count, size = group.member_count, group.bytes
         more = (count - entry.members) * MEMBER_BYTES + size - entry.bytes
         self._state.usage.charge(Kind.MEMBERS, entry.owner, count - entry.members, more)
@@ -348,9 +348,9 @@ class ClassicGroups:
         if entry.timer is not None:
             entry.timer.cancel()
         entry.timer_at = due
-        entry.timer = self._loop.call_later(max(due - self._clock.monotonic(), 0.0), self._look_at, entry)
+        entry.timer = self._loop.call_later(max(due - self._clock.monotonic(), 0.0), self._on_timer, entry)
 
-    def _look_at(self, entry: _Entry) -> None:
+    def _on_timer(self, entry: _Entry) -> None:
         entry.timer, entry.timer_at = None, math.inf
         if self._entries.get(entry.group.name) is not entry:
             return
@@ -361,7 +361,7 @@ class ClassicGroups:
         elif not entry.members and now >= entry.empty_at + self._settings.group_expiry_us / SECOND_US:
             self._forget(entry)
         else:
-            self._keep(entry)  # retries a write that failed
+            self._store_generation(entry)  # retries a write that failed
             self._schedule(entry)
 
     def _forget(self, entry: _Entry) -> None:

@@ -97,7 +97,7 @@ class Member:
     It holds the partitions in ``assigned`` and ``revoking``, even in topics that it has left.
 
     Attributes:
-        said: its last heartbeat, with fields that were not sent taken from earlier ones.
+        last_full_beat: its last heartbeat with all fields, or the one with which it joined.
         assigned: partitions that it may read.
         revoking: partitions that it must release.
         revoke_by: time by which it must have released them.
@@ -109,7 +109,7 @@ class Member:
     heard_at: float
     epoch: int = JOINING
     previous_epoch: int = JOINING
-    said: Beat = field(default_factory=lambda: Beat("", JOINING, ""))
+    last_full_beat: Beat = field(default_factory=lambda: Beat("", JOINING, ""))
     topics: frozenset[str] = frozenset()
     subscription: Subscription = Subscription()
     rebalance_timeout_s: float = 0.0
@@ -184,7 +184,7 @@ class ConsumerGroup:
             member = self.find(beat.member_id, beat.instance_id)
             self._check_epoch(member, beat)
             self._admit(member.size, beat, is_new=False)
-        self._say(member, beat)
+        self._record_beat(member, beat)
         member.heard_at = now
         return member
 
@@ -250,14 +250,14 @@ class ConsumerGroup:
             raise self._stale(member, epoch)
         return member
 
-    def _say(self, member: Member, beat: Beat) -> None:
+    def _record_beat(self, member: Member, beat: Beat) -> None:
         if beat.topics is not None:
             member.topics = beat.topics
             member.subscription = beat.subscription or Subscription(beat.topics)
         if beat.rebalance_timeout_s is not None:
             member.rebalance_timeout_s = beat.rebalance_timeout_s
         if beat.is_full or beat.epoch == JOINING:
-            member.said = beat
+            member.last_full_beat = beat
         size = max(beat.size, member.size)
         self.bytes += size - member.size
         member.size = size
@@ -266,8 +266,8 @@ class ConsumerGroup:
         """Remove a member. The caller must release its partitions and leave its topics."""
         del self._members[member.id]
         self.bytes -= member.size
-        if member.said.instance_id is not None:
-            self._instances.pop(member.said.instance_id, None)
+        if member.last_full_beat.instance_id is not None:
+            self._instances.pop(member.last_full_beat.instance_id, None)
 
     def depart(self, member: Member) -> None:
         """Mark a member as leaving. The caller removes it later. To return, it must join again."""
@@ -291,18 +291,14 @@ class ConsumerGroup:
 
     # Assignment
 
-    def noticed(self, shares: Mapping[bytes, Share]) -> None:
+    def note_generations(self, shares: Mapping[bytes, Share]) -> None:
         """Record the current generations of the coordinator's groups. If one is new, begin an epoch."""
         generations = {id_: share.generation for id_, share in shares.items()}
         if any(self._generations.get(id_) != generation for id_, generation in generations.items()):
             self._generations.update(generations)
             self.epoch = max(self.epoch + 1, *generations.values())
 
-    def forgotten(self, topic_id: bytes) -> None:
-        """Remove a topic that no member reads any more."""
-        self._generations.pop(topic_id, None)
-
-    def renewed(self, topic_id: bytes, generation: int) -> None:
+    def note_generation(self, topic_id: bytes, generation: int) -> None:
         """Record a new generation in a topic that does not change the shares of this group's members."""
         self._generations[topic_id] = generation
 

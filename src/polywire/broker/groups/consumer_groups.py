@@ -183,12 +183,12 @@ class ConsumerGroups:
         entry.owner = self._inherit(entry, heir(entry.owner, by))
         shares = self._shares(entry, member)
         joined_ids = set(member.memberships.topics.values())
-        group.noticed({id_: share for id_, share in shares.items() if id_ in joined_ids})
+        group.note_generations({id_: share for id_, share in shares.items() if id_ in joined_ids})
         if beat.epoch == JOINING:
             group.reset(member, shares)
         changed = group.reconcile(member, shares, beat.owned, now)
         for id_, generation in self._topic_groups.hand_over(group.name, shares).items():
-            group.renewed(id_, generation)
+            group.note_generation(id_, generation)
         for id_ in shares.keys() - joined_ids:
             self._topic_groups.clear(group.name, member.memberships, id_)
         self._watch(entry, group.gone_at(member))
@@ -223,7 +223,7 @@ class ConsumerGroups:
     def _leave(self, entry: _Entry, beat: Beat) -> BeatResponse:
         group = entry.group
         member = group.find(beat.member_id, beat.instance_id)
-        if beat.epoch == AWAY and member.said.instance_id is not None:
+        if beat.epoch == AWAY and member.last_full_beat.instance_id is not None:
             member.epoch = AWAY
         elif len(member.memberships.topics) <= JOINS_AT_ONCE_MAX:
             self._remove(entry, member)
@@ -279,9 +279,9 @@ class ConsumerGroups:
         if entry.timer is not None:
             entry.timer.cancel()
         entry.timer_at = due
-        entry.timer = self._loop.call_later(max(due - self._clock.monotonic(), 0.0), self._look_at, entry)
+        entry.timer = self._loop.call_later(max(due - self._clock.monotonic(), 0.0), self._on_timer, entry)
 
-    def _look_at(self, entry: _Entry) -> None:
+    def _on_timer(self, entry: _Entry) -> None:
         entry.timer, entry.timer_at = None, math.inf
         if self._entries.get(entry.group.name) is not entry:
             return
@@ -324,7 +324,7 @@ class ConsumerGroups:
         if entry is not None and member_id in entry.group.members:
             return True
         topics = self._state.group_topics.get(group, ())
-        return any(self._topic_groups.is_left(group, topic, member_id) for topic in topics)
+        return any(self._topic_groups.is_unclaimed(group, topic, member_id) for topic in topics)
 
     def check_epoch(
         self, group: str, member_id: str, epoch: int, *, instance_id: str | None = None, by: Caller = NO_CALLER
@@ -432,12 +432,12 @@ class ConsumerGroups:
         }
         return ConsumerView(
             id=member.id,
-            client_id=member.said.client_id,
-            client_host=member.said.client_host,
+            client_id=member.last_full_beat.client_id,
+            client_host=member.last_full_beat.client_host,
             reading={names[id_]: sorted(held) for id_, held in member.assigned.items() if id_ in names},
             target={topic: shares[id_].partitions for topic, id_ in member.memberships.topics.items() if id_ in shares},
-            instance_id=member.said.instance_id,
-            rack_id=member.said.rack_id,
+            instance_id=member.last_full_beat.instance_id,
+            rack_id=member.last_full_beat.rack_id,
             epoch=max(member.epoch, 0),
             topics=sorted(member.subscription.names),
             pattern=member.subscription.pattern,

@@ -159,7 +159,6 @@ class Coordinator:
                 topic, the protocol's members leave the old topic, and the generation continues in the new one.
             connected: the member sends no heartbeats. The caller removes it when its connection ends.
             watched: like ``connected``, but after a restart the member can return within the session timeout.
-            is_consumer: the member uses Kafka's newer protocol.
         """
         check_name(group, self._settings.name_bytes_max)
         check_name(member, self._settings.name_bytes_max)

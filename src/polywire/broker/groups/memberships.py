@@ -177,7 +177,7 @@ class TopicGroups:
         found = self._broker.group_topic(topic)
         return None if found is None else found.id
 
-    def is_left(self, group: str, topic: str, membership_id: str) -> bool:
+    def is_unclaimed(self, group: str, topic: str, membership_id: str) -> bool:
         """Return whether a membership from before a restart still exists and has not been used since."""
         if not self._coordinator.has_member(group, topic, membership_id) or self._coordinator.has_changed(group, topic):
             return False
@@ -232,17 +232,17 @@ class SharedGroup:
     """
 
     __slots__ = (
-        "_alone",
         "_assigning",
         "_current",
         "_freed",
         "_inputs",
         "_known",
-        "_lacks",
         "_leaving",
+        "_missing_partitions",
         "_name",
         "_next_check",
         "_topic_groups",
+        "_topics_alone",
         "_unjoined",
         "by",
         "generation",
@@ -266,11 +266,11 @@ class SharedGroup:
         # what the assignments of this generation were computed from, by topic
         self._inputs: dict[str, object] = {}
         # topics in which a member got less than its share, with the number of releases at that time
-        self._lacks: dict[bytes, int] = {}
+        self._missing_partitions: dict[bytes, int] = {}
         # index of the topic to check next
         self._next_check = 0
         # number of topics in a row that had no members of other protocols
-        self._alone = 0
+        self._topics_alone = 0
         # change count of the group at the last call of ``follow``
         self._known = -1
         self.by = by
@@ -400,7 +400,7 @@ class SharedGroup:
         for topic in group.topics:
             inputs[topic] = self._inputs_of(topic, self._topic_groups.group_in(self._name, topic))
             yield
-        self._inputs, self._lacks, self._next_check, self._alone = inputs, {}, 0, 0
+        self._inputs, self._missing_partitions, self._next_check, self._topics_alone = inputs, {}, 0, 0
         for id_ in [member.id for member in group.everybody]:
             found: dict[str, Collection[int]] = {}
             for topic in list(self._memberships(group, id_).topics):
@@ -426,7 +426,7 @@ class SharedGroup:
         share.holdings.take(memberships.id, share.partitions)
         found[topic] = sorted(share.holdings.of(memberships.id) & set(share.partitions))
         if len(found[topic]) < len(share.partitions):
-            self._lacks[memberships.topics[topic]] = share.holdings.releases
+            self._missing_partitions[memberships.topics[topic]] = share.holdings.releases
 
     # Checks
 
@@ -439,7 +439,8 @@ class SharedGroup:
         if any(is_other) or self.has_failed or group.topics != self._inputs.keys():
             return True
         return any(
-            self._topic_groups.held(self._name, id_).releases != releases for id_, releases in self._lacks.items()
+            self._topic_groups.held(self._name, id_).releases != releases
+            for id_, releases in self._missing_partitions.items()
         )
 
     def _next_topics(self) -> Collection[str]:
@@ -452,17 +453,17 @@ class SharedGroup:
         """Return whether the shares in a topic differ from the assignments of this generation."""
         topic_group = self._topic_groups.group_in(self._name, topic)
         has_others = topic_group is not None and any(member.id not in self for member in topic_group.members)
-        self._alone = 0 if has_others else self._alone + 1
+        self._topics_alone = 0 if has_others else self._topics_alone + 1
         return self._inputs_of(topic, topic_group) != self._inputs[topic]
 
     def recheck(self) -> None:
         """Check all topics again, because a member of another protocol is about to join."""
-        self._alone = 0
+        self._topics_alone = 0
 
     @property
     def is_alone(self) -> bool:
         """Whether the group had no members of other protocols in any topic when the topics were last checked."""
-        return self._alone >= len(self._inputs) > 0
+        return self._topics_alone >= len(self._inputs) > 0
 
     def check(self, member: Member, topic: str, partitions: Collection[int]) -> bool:
         """Raise Conflict(PARTITION_NOT_ASSIGNED) for partitions that a member does not read.

@@ -391,17 +391,10 @@ def assign_runs(
     Returns (number of assigned runs, their total size, their earliest append time, whether runs of other partitions
     were skipped). Runs that end at or below the first retained offset are skipped as well.
 
-    Args:
-        runs: table of runs in the footer.
-        location: location of the segment.
-        partitions: sorted incarnations, as an ``array('Q')``. The next four arguments have one item per partition.
-        indexes: index to which its runs are added.
-        kept: its first retained offset.
-        ends: end of its last assigned run, or -1. Updated.
-        sizes: bytes of its assigned runs. Updated.
-        breaks: gets (index of the partition, index of the entry, end of the previous run) for each run that does not
-            begin where the previous one ends.
-        staged: gets the number of each run of staged batches.
+    ``partitions`` are sorted incarnations (``array('Q')``). For each there is an index to which its runs are added, in
+    ``kept`` its first retained offset, in ``ends`` the end of its last assigned run or -1, and in ``sizes`` its
+    assigned bytes; the last two are updated. ``breaks`` gets (index of the partition, index of the entry, end of the
+    previous run) for each run after a gap. ``staged`` gets the number of each run of staged batches.
     """
     table: Lent = lend(runs)
     numbers: Lent = lend(memoryview(partitions))

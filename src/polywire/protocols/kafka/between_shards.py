@@ -4,7 +4,7 @@ Each message is one ``BETWEEN_SHARDS`` request on a link between two processes. 
 ``Question``, and the body of the response is its answer. Both are encoded as MessagePack.
 
 In a transaction across shards, the *home* is the shard that coordinates the transactional id. The other shards have
-*branches* of the transaction.
+*participants* in the transaction.
 
 * A producer may stage records in another shard only if the home would accept its records, too. The home checks this,
   and stores which shards participate.
@@ -19,10 +19,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from polywire.broker.branches import Joined
 from polywire.broker.changes import TransactionalProducer, TransactionDecided
 from polywire.broker.owners import ITSELF
-from polywire.broker.transaction_state import BRANCH, Transaction
+from polywire.broker.participants import Joined
+from polywire.broker.transaction_state import PARTICIPANT, Transaction
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.context import KafkaBroker
@@ -77,13 +77,13 @@ class Permission(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Enter(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Request to a shard: open its branch of a transaction that the home has added it to."""
+    """Request to a shard: open its participant in a transaction that the home has added it to."""
 
     permission: Permission
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Request to a shard: commit or abort its branch, as the home has decided."""
+    """Request to a shard: commit or abort its participant, as the home has decided."""
 
     id: str
     token: bytes
@@ -160,9 +160,9 @@ def between_shards(session: KafkaSession, answer: Answer, request: Any, /) -> No
                 _enter(session, answer, question)
             case End():
                 done = _completion(answer)
-                session.broker.branches.end(question.id, question.token, commits=question.commits, done=done)
+                session.broker.participants.end(question.id, question.token, commits=question.commits, done=done)
             case Ask():
-                session.broker.branches.outcome(question.id, question.token, partial(_outcome, answer))
+                session.broker.participants.outcome(question.id, question.token, partial(_outcome, answer))
             case Fence():
                 _fence(session, answer, question)
     except BrokerError as error:
@@ -195,7 +195,7 @@ def let_in(session: KafkaSession, asked: Join, tell: Callable[[Permission], None
 
     If ``waits``, wait until the previous transaction has ended in all shards.
     """
-    if waits and session.broker.branches.is_deciding(asked.id):
+    if waits and session.broker.participants.is_deciding(asked.id):
         once_settled(session, asked.id, partial(let_in, session, asked, tell, waits=False), LET_IN_S)
         return
 
@@ -224,7 +224,7 @@ def _store(session: KafkaSession, asked: Join, done: Callable[[Transaction, int 
     transaction = _current(session, asked)
     shards = [shard for shard in asked.shards if shard != _own(session)]
     if shards:
-        session.broker.branches.join(transaction, shards, done=partial(done, transaction))
+        session.broker.participants.join(transaction, shards, done=partial(done, transaction))
     else:
         session.broker.settle(Level.SYNCED, partial(done, transaction))
 
@@ -271,10 +271,10 @@ def _permission(session: KafkaSession, transaction: Transaction) -> Permission:
 
 
 def _enter(session: KafkaSession, answer: Answer, asked: Enter) -> None:
-    """Open a branch. Raises BrokerError if this shard cannot."""
+    """Open a participant. Raises BrokerError if this shard cannot."""
     joined = asked.permission.joined()
-    if joined.home != _own(session):
-        session.broker.branches.enter(joined)
+    if joined.coordinator != _own(session):
+        session.broker.participants.enter(joined)
     _answer(answer, Result())
 
 
@@ -307,7 +307,7 @@ class _Once:
 
 
 class ShardLinks:
-    """Links for requests of the broker itself, without a client. Implements ``broker.branches.Shards``.
+    """Links for requests of the broker itself, without a client. Implements ``broker.participants.Shards``.
 
     Every callback is called, with None if there is no response.
     """
@@ -330,19 +330,19 @@ class ShardLinks:
         once = _Once(self._broker, then)
         self._links.to(shard).ask(request.api, request.version, request.body, once, client_id=None)
 
-    def end_branch(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
+    def end_participant(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
         def came(body: Any) -> None:
             found = answered(Result, body)
             then(found is not None and not found.error)
 
         self._ask(shard, End(decided.id, decided.token, decided.commits), came)
 
-    def ask_home(self, branch: Transaction, then: Callable[[bool | None], None]) -> None:
+    def ask_coordinator(self, participant: Transaction, then: Callable[[bool | None], None]) -> None:
         def came(body: Any) -> None:
             outcome = answered(Outcome, body)
             then(None if outcome is None else outcome.commits)
 
-        self._ask(branch.home, Ask(branch.id.removeprefix(BRANCH), branch.token), came)
+        self._ask(participant.coordinator, Ask(participant.id.removeprefix(PARTICIPANT), participant.token), came)
 
     def link_lost(self, shard: int) -> None:
         """Drop the link. Callers then get None for their pending requests."""

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from polywire.broker.branches import Branches
 from polywire.broker.group_topics import GroupTopics
 from polywire.broker.groups.classic_groups import ClassicGroups
 from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.groups.consumer_groups import ConsumerGroups
 from polywire.broker.owners import Caller
+from polywire.broker.participants import Participants
 from polywire.broker.record_verbs import ProducerVerbs, RecordVerbs
 from polywire.broker.state import WireStateVerbs
 from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
@@ -55,7 +55,7 @@ class KafkaBroker(
         """Number of starts of the broker."""
 
     @property
-    def branches(self) -> Branches: ...
+    def participants(self) -> Participants: ...
 
     @property
     def classic(self) -> ClassicGroups:

@@ -167,7 +167,7 @@ class KafkaFactory:
         broker.classic.restore(WIRE, WRITING)
         if router is not None:
             broker.producer_shard = router.shards.own
-            broker.branches.begin(ShardLinks(broker, router.shards), self.shared.is_home)
+            broker.participants.begin(ShardLinks(broker, router.shards), self.shared.is_home)
             broker.elsewhere = router.elsewhere
             broker.consumers.end_memberships(WIRE, self.shared.is_home)
 

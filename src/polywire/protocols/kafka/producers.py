@@ -135,7 +135,7 @@ class _Active:
 
         Their sequence numbers continue across transactions, and records of an open transaction are not in the log yet.
         """
-        for known in self._session.broker.transactions.visible(by=ITSELF, branches=True):
+        for known in self._session.broker.transactions.visible(by=ITSELF, participants=True):
             if known.producer is not None:
                 self._add_holder(known)
             yield None

@@ -1,7 +1,7 @@
 """Transactions of a broker with several processes (decision 0129).
 
 The hash of a transactional id selects its coordinator shard, called its home in code. The home assigns producer ids and
-decides how transactions end. The shards that own the topics stage records and offsets, each in its *branch* of the
+decides how transactions end. The shards that own the topics stage records and offsets, each in its *participant* of the
 transaction. The home must first have added the shard to the transaction. If all topics are in the home, no other shard
 participates.
 
@@ -186,7 +186,7 @@ def _stage_at(
 ) -> None:
     """Execute a request in the shards of its parts, and join their responses.
 
-    First, the home adds the shards to the transaction, and each shard opens its branch.
+    First, the home adds the shards to the transaction, and each shard opens its participant.
     """
     api = answer.request.api
     response = schema.response(api)
@@ -327,16 +327,16 @@ def _transactional(records: Any) -> tuple[int, int] | None:
 
 def _is_in(session: CarryingKafkaSession, id_: str, producer_id: int, epoch: int) -> bool:
     try:
-        branch = session.broker.branches.find(id_, by=session.caller)
+        participant = session.broker.participants.find(id_, by=session.caller)
     except BrokerError:
         return True  # the records are rejected later, when they are checked
-    if branch is None or not branch.is_open or branch.producer is None:
+    if participant is None or not participant.is_open or participant.producer is None:
         return False
-    return (branch.producer.id, branch.producer_epoch) == (producer_id, epoch)
+    return (participant.producer.id, participant.producer_epoch) == (producer_id, epoch)
 
 
 def _let_in(session: CarryingKafkaSession, permission: Permission | None, version: int, *, begins: bool) -> None:
-    """Open this shard's branch with the home's permission. Raises Refused if the home has not given it.
+    """Open this shard's participant with the home's permission. Raises Refused if the home has not given it.
 
     ``version`` is the version of the Produce request.
     """
@@ -349,7 +349,7 @@ def _let_in(session: CarryingKafkaSession, permission: Permission | None, versio
         raise transactions.not_added(version)
     joined = permission.joined()
     try:
-        session.broker.branches.enter(joined)
+        session.broker.participants.enter(joined)
     except BrokerError as error:
         raise Refused(WireError.REQUEST_TIMED_OUT, error.message) from None
 
@@ -376,10 +376,13 @@ def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /
     def joined(found: Bodies) -> Any:
         ours = found.pop(own)
         by_id = {} if ours is None else {one.transactional_id: one for one in ours.transaction_states}
-        branches = (one for body in found.values() if body is not None for one in body.transaction_states)
-        for branch in branches:
-            if not branch.error and branch.transactional_id in by_id:
-                by_id[branch.transactional_id].topics = [*by_id[branch.transactional_id].topics, *branch.topics]
+        participants = (one for body in found.values() if body is not None for one in body.transaction_states)
+        for participant in participants:
+            if not participant.error and participant.transactional_id in by_id:
+                by_id[participant.transactional_id].topics = [
+                    *by_id[participant.transactional_id].topics,
+                    *participant.topics,
+                ]
         lost = WireError.COORDINATOR_NOT_AVAILABLE
         made = response.TransactionStates
         return response(

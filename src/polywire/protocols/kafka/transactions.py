@@ -74,7 +74,7 @@ def find_transaction(session: KafkaSession, id_: str) -> Transaction | None:
     """
     if session.shared.is_home(id_):
         return session.broker.transactions.find(id_, by=session.caller)
-    return session.broker.branches.find(id_, by=session.caller)
+    return session.broker.participants.find(id_, by=session.caller)
 
 
 def held_by(session: KafkaSession, id_: str, *, producer_id: int, epoch: int, fenced: WireError) -> Transaction:
@@ -96,18 +96,18 @@ def held_by(session: KafkaSession, id_: str, *, producer_id: int, epoch: int, fe
 def check_settled(session: KafkaSession, transaction: Transaction) -> None:
     if session.broker.transactions.is_ending(transaction):
         raise Refused(WireError.CONCURRENT_TRANSACTIONS, "the transaction is being committed")
-    if session.broker.branches.is_deciding(transaction.id):
+    if session.broker.participants.is_deciding(transaction.id):
         raise Refused(
             WireError.CONCURRENT_TRANSACTIONS, "the previous transaction has not ended in all processes yet (retry)"
         )
 
 
 def check_begun(transaction: Transaction) -> None:
-    """Raise Refused if the transaction is a branch that is not open.
+    """Raise Refused if the transaction is a participant that is not open.
 
-    A power failure can lose a branch that was just opened.
+    A power failure can lose a participant that was just opened.
     """
-    if transaction.is_branch and not transaction.is_open:
+    if transaction.is_participant and not transaction.is_open:
         raise Refused(WireError.CONCURRENT_TRANSACTIONS, "this process has lost its part of the transaction (abort it)")
 
 
@@ -123,7 +123,7 @@ def once_settled(session: KafkaSession, id_: str, then: Callable[[], None], limi
             timer.cancel()
             then()
 
-    cancel = session.broker.branches.when_settled(id_, go_on)
+    cancel = session.broker.participants.when_settled(id_, go_on)
     timer = session.broker.loop.call_later(limit_s, go_on)
 
 
@@ -134,7 +134,7 @@ def _visible_everywhere(session: KafkaSession, id_: str, done: Completion[int]) 
     """
 
     def stored(result: int | BrokerError) -> None:
-        if isinstance(result, BrokerError) or not session.broker.branches.is_deciding(id_):
+        if isinstance(result, BrokerError) or not session.broker.participants.is_deciding(id_):
             done(result)
         else:
             once_settled(session, id_, partial(done, result))
@@ -398,7 +398,7 @@ def _open(session: KafkaSession, request: Any, *, begins: bool) -> Transaction:
         fenced=WireError.INVALID_PRODUCER_EPOCH,
     )
     check_settled(session, transaction)
-    if not transaction.is_open and (transaction.is_branch or not begins):
+    if not transaction.is_open and (transaction.is_participant or not begins):
         raise Refused(WireError.INVALID_TXN_STATE, "no transaction is open")
     return transaction
 
@@ -467,7 +467,7 @@ def stage(
         if version < ADDING_SINCE:
             raise not_added(version)
         if not transaction.is_open:
-            if transaction.is_branch or session.broker.branches.is_deciding(transactional_id):
+            if transaction.is_participant or session.broker.participants.is_deciding(transactional_id):
                 raise Refused(
                     WireError.REQUEST_TIMED_OUT, "the previous transaction has not ended in all processes yet (retry)"
                 )

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from polywire.broker.branches import AGAIN_S_MAX
 from polywire.broker.owners import ITSELF
+from polywire.broker.participants import AGAIN_S_MAX
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import decode_batches
 from polywire.protocols.kafka.messages import Api, WireError
@@ -171,7 +171,7 @@ def test_records_need_partitions_known_to_the_coordinator(processes: Processes) 
     assert made.produce(0, b"v", topic="bb", version=12).error == WireError.INVALID_PRODUCER_EPOCH
     made.epoch, made.number = made.epoch - 1, made.number + 1
     assert made.produce(0, b"v", topic="bb", version=12).error == WireError.INVALID_PRODUCER_ID_MAPPING
-    assert processes.broker("bb").branches.find(HOME) is None
+    assert processes.broker("bb").participants.find(HOME) is None
 
 
 # Fencing
@@ -262,7 +262,7 @@ def test_transactional_offsets_need_a_current_member(processes: Processes, diale
     made.epoch += 1
     moved = made.move(1, group=GROUP, topic="bb", version=version, member_id=member, generation_id=generation)
     assert moved == WireError.INVALID_PRODUCER_EPOCH
-    assert processes.broker("bb").branches.find(HOME) is None
+    assert processes.broker("bb").participants.find(HOME) is None
 
 
 # Unresponsive shards
@@ -349,9 +349,9 @@ def test_a_transaction_that_times_out_is_aborted_everywhere(processes: Processes
     write(made, 2, "a", "ccc")
     processes.loop.advance(TIMEOUT_MS / 1000 + 1)
     assert made.finish() == WireError.PRODUCER_FENCED
-    branch = processes.broker("a").branches.find(HOME)
-    assert branch is not None
-    assert not branch.is_open
+    participant = processes.broker("a").participants.find(HOME)
+    assert participant is not None
+    assert not participant.is_open
     assert everywhere(processes) == [[], [], []]
 
 
@@ -360,11 +360,11 @@ def test_a_participant_is_kept_while_its_coordinator_is_away(processes: Processe
     write(made, 2, "a")
     was = away(processes, 0, 1)
     processes.loop.advance(3 * 3600)  # other staged batches expire after one hour
-    branch = processes.broker("a").branches.find(HOME)
-    assert branch is not None
-    assert branch.is_open
+    participant = processes.broker("a").participants.find(HOME)
+    assert participant is not None
+    assert participant.is_open
     back(processes, was)
-    ended = processes.broker("a").branches.find(HOME)
+    ended = processes.broker("a").participants.find(HOME)
     assert ended is not None
     assert not ended.is_open
     assert decisions(processes) == 0
@@ -376,9 +376,9 @@ def test_a_participant_unknown_to_its_coordinator_is_aborted(processes: Processe
     home = processes.shards.brokers[0]
     home._state.transactions.forget(HOME)
     back(processes, {})
-    branch = processes.broker("a").branches.find(HOME)
-    assert branch is not None
-    assert not branch.is_open
+    participant = processes.broker("a").participants.find(HOME)
+    assert participant is not None
+    assert not participant.is_open
     assert stored(processes, "a") == []
 
 

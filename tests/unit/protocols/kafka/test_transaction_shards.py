@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from polywire.broker.branches import Joined
 from polywire.broker.changes import TransactionalProducer
+from polywire.broker.participants import Joined
 from polywire.broker.transactions import BATCHES_AT_ONCE_MAX
 from polywire.errors import Busy, Conflict
 from polywire.protocols.kafka import schema
@@ -198,29 +198,29 @@ def joined(home: int = 0, token: int = 1, epoch: int = 3, number: int = 9) -> Jo
 
 
 def test_a_late_permission_after_the_end_opens_nothing(processes: Processes) -> None:
-    branches = processes.shards.brokers[1].branches
-    branches.end("id", joined().token, commits=True, done=lambda _: None)
+    participants = processes.shards.brokers[1].participants
+    participants.end("id", joined().token, commits=True, done=lambda _: None)
     with pytest.raises(Conflict):
-        branches.enter(joined())
-    branches.enter(joined(token=2))
+        participants.enter(joined())
+    participants.enter(joined(token=2))
     with pytest.raises(Conflict):
-        branches.enter(joined(token=3, epoch=2))
-    assert branches.enter(joined(token=3, epoch=0, number=10)).token == joined(token=3).token, (
+        participants.enter(joined(token=3, epoch=2))
+    assert participants.enter(joined(token=3, epoch=0, number=10)).token == joined(token=3).token, (
         "an id that was re-created"
     )
 
 
 def test_a_late_end_does_not_end_the_next_transaction(processes: Processes) -> None:
     """In the first version both have the same epoch."""
-    branches = processes.shards.brokers[1].branches
-    branches.enter(joined())
+    participants = processes.shards.brokers[1].participants
+    participants.enter(joined())
     for _ in range(2):
-        branches.end("id", joined().token, commits=True, done=lambda _: None)
+        participants.end("id", joined().token, commits=True, done=lambda _: None)
         processes.loop.run_due()
-        branches.enter(joined(token=2))
-    branch = branches.find("id")
-    assert branch is not None
-    assert branch.is_open
+        participants.enter(joined(token=2))
+    participant = participants.find("id")
+    assert participant is not None
+    assert participant.is_open
 
 
 class Alone:
@@ -250,19 +250,19 @@ def test_a_shard_does_not_open_a_participant_by_itself(processes: Processes) -> 
     assert reported[0].topics[0].partitions[0].error == WireError.CONCURRENT_TRANSACTIONS, (
         "after this error clients retry"
     )
-    branch = processes.shards.brokers[1].branches.find(HOME)
-    assert branch is not None
-    assert not branch.is_open
+    participant = processes.shards.brokers[1].participants.find(HOME)
+    assert participant is not None
+    assert not participant.is_open
 
 
 def test_a_participant_of_another_coordinator_is_waited_for(processes: Processes) -> None:
-    branches = processes.shards.brokers[1].branches
-    branches.enter(joined())
+    participants = processes.shards.brokers[1].participants
+    participants.enter(joined())
     with pytest.raises(Busy):
-        branches.enter(joined(home=2, token=2))
-    branches.end("id", joined().token, commits=False, done=lambda _: None)
+        participants.enter(joined(home=2, token=2))
+    participants.end("id", joined().token, commits=False, done=lambda _: None)
     processes.loop.run_due()
-    assert branches.enter(joined(home=2, token=2, epoch=0)).is_open
+    assert participants.enter(joined(home=2, token=2, epoch=0)).is_open
 
 
 def test_internal_ids_of_participants_are_refused(processes: Processes) -> None:
@@ -280,8 +280,8 @@ def test_open_transactions_are_aborted_when_their_coordinator_moves(processes: P
     kept = broker.transactions.number_producer("a", asks_again=False, timeout_us=10**9, done=None)
     for one in (held, kept):
         broker.transactions.begin(one, done=None)
-    broker.branches._is_stopped = False
-    broker.branches._abort_moved(processes.outside[1].shared.is_home)
+    broker.participants._is_stopped = False
+    broker.participants._abort_moved(processes.outside[1].shared.is_home)
     found = [broker.transactions.find(name) for name in ("aa", "a")]
     assert [one is not None and one.is_open for one in found] == [False, True]
     assert made.init() == 0

@@ -180,7 +180,7 @@ def test_scram_credentials_create_change_and_delete_a_user() -> None:
 def test_a_user_with_a_password_stays_without_verifiers() -> None:
     world, peer = world_of()
     access = world.memory.broker.access
-    access._keep(User(9, "bob", HASH, 0), None)
+    access._store_user(User(9, "bob", HASH, 0), None)
     assert altered(peer, salted("bob")) == {"bob": 0}
     assert altered(peer, deletions=(("bob", 1),)) == {"bob": 0}
     assert access.user("bob").verifiers == ()
@@ -215,8 +215,8 @@ def test_refused_scram_changes() -> None:
 def test_a_user_manager_cannot_change_users_with_more_permissions() -> None:
     world, peer = world_of(user("keeper", "manage_users"))
     access = world.memory.broker.access
-    access._keep(User(9, "root", HASH, 0, EVERYTHING), None)
-    access._keep(User(10, "plain", HASH, 0, parse_grants(("manage_users",))), None)
+    access._store_user(User(9, "root", HASH, 0, EVERYTHING), None)
+    access._store_user(User(10, "plain", HASH, 0, parse_grants(("manage_users",))), None)
     peer = world.connect()
     peer.certified = access.certified("keeper")
     denied = WireError.CLUSTER_AUTHORIZATION_FAILED

@@ -25,7 +25,7 @@ from polywire.broker.owners import ITSELF, Caller
 from polywire.broker.quotas import TRANSACTIONAL_ID_BYTES, Kind
 from polywire.broker.staging import TOKEN_BYTES, StagedPublish
 from polywire.broker.state import State
-from polywire.broker.transaction_state import BRANCH, Transaction
+from polywire.broker.transaction_state import PARTICIPANT, Transaction
 from polywire.broker.transactions import Transactions
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode
@@ -44,13 +44,13 @@ ENDED_MAX: Final = 10_000
 class Shards(Protocol):
     """Requests to other shards. Callbacks are never called from inside a call."""
 
-    def end_branch(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
+    def end_participant(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
         """Send a decision to the participant in a shard.
 
         ``then`` is called with whether the participant has durably applied the decision.
         """
 
-    def ask_home(self, branch: Transaction, then: Callable[[bool | None], None]) -> None:
+    def ask_coordinator(self, participant: Transaction, then: Callable[[bool | None], None]) -> None:
         """Ask the coordinator of a participant for the outcome of the transaction.
 
         ``then`` is called with whether the transaction commits, or with None if it is open or the coordinator cannot be
@@ -64,13 +64,13 @@ class Joined:
 
     Attributes:
         id: transactional id.
-        home: shard of the coordinator.
+        coordinator: shard of the coordinator.
         token: identifies the transaction's staged data.
         epoch: epoch of the transactional id.
     """
 
     id: str
-    home: int
+    coordinator: int
     token: bytes
     epoch: int
     producer: TransactionalProducer
@@ -85,7 +85,7 @@ def _ended(_: int | BrokerError) -> None:
     pass
 
 
-class Branches:
+class Participants:
     """The transactions over several shards that this shard coordinates or participates in."""
 
     __slots__ = (
@@ -127,29 +127,29 @@ class Branches:
         self._waiting: dict[str, list[Callable[[], None]]] = {}
         self._is_stopped = False
 
-    def begin(self, shards: Shards, is_home: Callable[[str], bool]) -> None:
+    def begin(self, shards: Shards, is_coordinator: Callable[[str], bool]) -> None:
         """Resume sending decisions and checking open participants. Called once, before the broker serves clients.
 
         If the number of shards has changed, another shard may coordinate an id now. Open transactions of such ids are
         aborted.
 
         Args:
-            is_home: returns whether this shard coordinates a transactional id.
+            is_coordinator: returns whether this shard coordinates a transactional id.
         """
         self._shards = shards
-        self._transactions.on_decided(self._tell_all)
-        self._loop.call_soon(self._abort_moved, is_home)
-        self._loop.call_soon(self._tell_all)
-        self._loop.call_soon(self._look, 0)
+        self._transactions.on_decided(self._send_decisions)
+        self._loop.call_soon(self._abort_moved, is_coordinator)
+        self._loop.call_soon(self._send_decisions)
+        self._loop.call_soon(self._ask_coordinators, 0)
 
     def stop(self) -> None:
         """Stop sending decisions."""
         self._is_stopped = True
 
-    def _abort_moved(self, is_home: Callable[[str], bool]) -> None:
+    def _abort_moved(self, is_coordinator: Callable[[str], bool]) -> None:
         """Abort open transactions whose id another shard coordinates now."""
         for known in self._transactions.visible(by=ITSELF):
-            if known.is_open and known.producer is not None and not is_home(known.id) and not self._is_stopped:
+            if known.is_open and known.producer is not None and not is_coordinator(known.id) and not self._is_stopped:
                 with suppress(Busy):  # the disk is full: retried later
                     self._transactions.abort(known, raises_epoch=True, done=None)
 
@@ -161,7 +161,7 @@ class Branches:
         Raises Busy(DISK_FULL).
         """
         assert transaction.is_open, "only an open transaction gets participants"
-        assert not transaction.is_branch, "it is ours"
+        assert not transaction.is_participant, "it is ours"
         added = tuple(shard for shard in shards if shard not in transaction.shards)
         if not added:
             self._log.barrier(Level.SYNCED, done)
@@ -217,38 +217,38 @@ class Branches:
         self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
         self._state.apply_change(change)
 
-    def _tell_all(self) -> None:
+    def _send_decisions(self) -> None:
         for token, decided in self._state.transactions.decisions.items():
             if token not in self._in_flight:
                 self._in_flight[token] = set(decided.shards)
-                self._log.barrier(Level.SYNCED, partial(self._is_kept, decided))
+                self._log.barrier(Level.SYNCED, partial(self._decision_written, decided))
 
-    def _is_kept(self, decided: TransactionDecided, result: int | BrokerError) -> None:
+    def _decision_written(self, decided: TransactionDecided, result: int | BrokerError) -> None:
         """Send a decision to the participants, unless it could not be written."""
         if not isinstance(result, BrokerError):
             for shard in decided.shards:
-                self._tell(decided, shard, AGAIN_S)
+                self._send_decision(decided, shard, AGAIN_S)
 
-    def _tell(self, decided: TransactionDecided, shard: int, again_s: float) -> None:
+    def _send_decision(self, decided: TransactionDecided, shard: int, again_s: float) -> None:
         if self._shards is not None and not self._is_stopped:
-            self._shards.end_branch(shard, decided, partial(self._followed, decided, shard, again_s))
+            self._shards.end_participant(shard, decided, partial(self._decision_applied, decided, shard, again_s))
 
-    def _followed(self, decided: TransactionDecided, shard: int, again_s: float, has_followed: bool, /) -> None:
+    def _decision_applied(self, decided: TransactionDecided, shard: int, again_s: float, has_applied: bool, /) -> None:
         """Record that a participant has applied a decision.
 
         If it has not, send the decision again after ``again_s`` seconds.
         """
         if self._is_stopped:
             return
-        if not has_followed:
-            self._loop.call_later(again_s, self._tell, decided, shard, min(2 * again_s, AGAIN_S_MAX))
+        if not has_applied:
+            self._loop.call_later(again_s, self._send_decision, decided, shard, min(2 * again_s, AGAIN_S_MAX))
             return
         left = self._in_flight[decided.token]
         left.discard(shard)
         if not left:
-            self._settle(decided)
+            self._record_applied(decided)
 
-    def _settle(self, decided: TransactionDecided) -> None:
+    def _record_applied(self, decided: TransactionDecided) -> None:
         """Record that all shards have applied a decision. If a crash loses this record, the decision is sent again."""
         if self._is_stopped:
             return
@@ -256,7 +256,7 @@ class Branches:
         try:
             self._log.change(changes.encode(change), level=Level.WRITTEN, done=None)
         except Busy:  # the disk is full
-            self._loop.call_later(AGAIN_S_MAX, self._settle, decided)
+            self._loop.call_later(AGAIN_S_MAX, self._record_applied, decided)
             return
         except BrokerError:  # storage has failed: the next process sends them again
             return
@@ -273,7 +273,7 @@ class Branches:
 
         Raises Denied(DENIED) if the caller may not use the id.
         """
-        return self._transactions.find(BRANCH + id_, by=by)
+        return self._transactions.find(PARTICIPANT + id_, by=by)
 
     def enter(self, joined: Joined) -> Transaction:
         """Open the local participant of a transaction, and return it. If it is already open, return it.
@@ -282,7 +282,7 @@ class Branches:
         transaction has ended, Busy(DISK_FULL), and Busy(BUSY) if there are too many participants or another coordinator
         has not yet ended the earlier transaction.
         """
-        name = BRANCH + joined.id
+        name = PARTICIPANT + joined.id
         known = self._state.transactions.find(name)
         if known is not None and known.is_open and known.token == joined.token:
             return known
@@ -301,7 +301,7 @@ class Branches:
             self._clock.now_us(),
             joined.owner,
             joined.producer,
-            joined.home,
+            joined.coordinator,
         )
         self._log.change(changes.encode(change), level=Level.WRITTEN, done=None)
         self._state.apply_change(change)
@@ -312,7 +312,7 @@ class Branches:
     def _check_current(self, joined: Joined, known: Transaction | None) -> None:
         """Refuse a permission that arrives after the end of its transaction. Raises as ``enter``."""
         is_late = joined.token in self._ended
-        if known is not None and known.home == joined.home:
+        if known is not None and known.coordinator == joined.coordinator:
             assert known.producer is not None, "a participant has a producer"
             # if a deleted id is used again, its epochs restart at 0
             is_same = known.producer.id == joined.producer.id
@@ -329,39 +329,43 @@ class Branches:
         journal proves that this process still leads the shard. After a BrokerError the coordinator must send the
         decision again.
         """
-        branch = self.find(id_)
-        if branch is None or not branch.is_open or branch.token != token:
-            self._note(token)
+        participant = self.find(id_)
+        if participant is None or not participant.is_open or participant.token != token:
+            self._remember_ended(token)
             self._prove(token, done)
         elif commits:
-            self._transactions.commit(branch, by=Caller(None, branch.owner), level=Level.SYNCED, done=done)
-            self._note(token)
+            self._transactions.commit(participant, by=Caller(None, participant.owner), level=Level.SYNCED, done=done)
+            self._remember_ended(token)
         else:
-            self._transactions.abort(branch, level=Level.SYNCED, done=done)
-            self._note(token)
+            self._transactions.abort(participant, level=Level.SYNCED, done=done)
+            self._remember_ended(token)
 
-    def _note(self, token: bytes) -> None:
+    def _remember_ended(self, token: bytes) -> None:
         self._ended[token] = None
         if len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
 
-    def _look(self, doubt_us: int) -> None:
+    def _ask_coordinators(self, doubt_us: int) -> None:
         """Ask the coordinators about participants that have been open for at least ``doubt_us``."""
         if self._is_stopped or self._shards is None:
             return
         latest_us = self._clock.now_us() - doubt_us
         for name in list(self._state.transactions.open):
-            branch = self._state.transactions.find(name)
-            if branch is not None and branch.is_branch and branch.began_at_us <= latest_us:
-                self._shards.ask_home(branch, partial(self._answered, name, branch.token))
-        self._loop.call_later(LOOK_S, self._look, DOUBT_US)
+            participant = self._state.transactions.find(name)
+            if participant is not None and participant.is_participant and participant.began_at_us <= latest_us:
+                self._shards.ask_coordinator(participant, partial(self._apply_answer, name, participant.token))
+        self._loop.call_later(LOOK_S, self._ask_coordinators, DOUBT_US)
 
-    def _answered(self, name: str, token: bytes, commits: bool | None, /) -> None:
+    def _apply_answer(self, name: str, token: bytes, commits: bool | None, /) -> None:
         """Apply the coordinator's decision. None means that the transaction is still open."""
-        branch = self._state.transactions.find(name)
-        if commits is None or self._is_stopped or branch is None or branch.token != token or not branch.is_open:
+        participant = self._state.transactions.find(name)
+        if (
+            commits is None
+            or self._is_stopped
+            or participant is None
+            or participant.token != token
+            or not participant.is_open
+        ):
             return
-        try:
-            self.end(name.removeprefix(BRANCH), token, commits=commits, done=_ended)
-        except BrokerError:
-            """It is asked for again."""
+        with suppress(BrokerError):  # the coordinator is asked again
+            self.end(name.removeprefix(PARTICIPANT), token, commits=commits, done=_ended)
