@@ -211,7 +211,8 @@ def test_a_topic_is_created_in_the_process_with_the_fewest(together: Together) -
 
 
 def test_topics_of_several_processes_are_deleted_and_purged_together(together: Together, topic: Topic) -> None:
-    broker, ended, done = together.broker, [], []  # type: ignore[var-annotated]
+    broker, done = together.broker, []  # type: ignore[var-annotated]
+    ended: list[Any] = []
     together.shards.brokers[0].create_topic(TopicName.parse(HERE), 1)
     together.produce(topic.partitions[0], b"1")
     together.produce(broker.topic(HERE).partitions[0], b"1")
