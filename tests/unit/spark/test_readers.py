@@ -1,24 +1,44 @@
-"""The readers against a fake broker: limits, targets, losses, and reading what remains."""
+"""The readers against a fake broker: limits, targets, losses, reading what remains, and pushed-down filters."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from polywire.client.base import TopicInfo
 from polywire.client.bulk import PartitionRange, StoredChunk
 from polywire.errors import Conflict, ErrorCode, Missing
 from polywire.spark import readers, snapshot
-from polywire.spark.offsets import decode_offset
+from polywire.spark.offsets import PartitionKey, decode_offset
 from polywire.spark.options import Headers, Subscription, read_options
-from polywire.spark.planning import ReadRange
-from polywire.spark.readers import BatchReader, RangesPartition, StreamReader
+from polywire.spark.planning import Extent, ReadRange
+from polywire.spark.readers import (
+    BatchReader,
+    PushedFilters,
+    RangesPartition,
+    Span,
+    StreamReader,
+    prune,
+    pushed_filters,
+)
 from polywire.spark.schema import source_schema
 
 CHUNK_RECORDS = 10
@@ -240,3 +260,45 @@ def test_retention_may_remove_records_before_they_are_read(broker: FakeBroker, m
     lenient = replace(strict, fail_on_data_loss=False)
     read = [offset for batch in readers.record_batches(lenient, wanted, kind) for offset in batch.column(0).to_pylist()]
     assert read == [*range(10), *range(60, 85)]
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+NOON_US = 1_767_268_800_000_000
+OFFSET, TIME, TOPIC, PARTITION = ("offset",), ("timestamp",), ("topic",), ("partition",)
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ([EqualTo(OFFSET, 5)], PushedFilters(offsets=Span(5, 6))),
+        ([GreaterThan(OFFSET, 5), LessThanOrEqual(OFFSET, 9)], PushedFilters(offsets=Span(6, 10))),
+        (
+            [GreaterThanOrEqual(OFFSET, 5), GreaterThan(OFFSET, 7), LessThan(OFFSET, 9)],
+            PushedFilters(offsets=Span(8, 9)),
+        ),
+        ([GreaterThanOrEqual(TIME, NOON)], PushedFilters(times_us=Span(NOON_US, None))),
+        ([LessThan(TIME, NOON)], PushedFilters(times_us=Span(None, NOON_US))),
+        ([In(PARTITION, (1, 2)), In(PARTITION, (2, 3))], PushedFilters(partitions=frozenset([2]))),
+        ([EqualTo(TOPIC, "a"), IsNotNull(TOPIC)], PushedFilters(topics=frozenset(["a"]))),
+        # Filters that do not restrict positions, or compare with an unsuitable value.
+        ([Not(EqualTo(OFFSET, 5)), EqualTo(("key",), b"k"), In(OFFSET, (1, 2))], PushedFilters()),
+        ([GreaterThan(TIME, NOON.replace(tzinfo=None)), EqualTo(OFFSET, "5"), LessThan(PARTITION, 3)], PushedFilters()),
+    ],
+)
+def test_filters_become_position_limits(filters: list[Filter], expected: PushedFilters) -> None:
+    assert pushed_filters(filters) == expected
+
+
+def test_ranges_are_restricted_by_filters() -> None:
+    ranges = [ReadRange("a", 0, 1, 1, 10, 50), ReadRange("a", 1, 2, 1, 0, 5), ReadRange("b", 0, 3, 1, 0, 100)]
+    times = {100: 20, 200: 40}
+    extents = {PartitionKey(r.topic, r.partition): Extent("", r.incarnation, 1, 0, 100, times) for r in ranges}
+
+    def left(filters: PushedFilters) -> list[tuple[str, int, int, int]]:
+        return [(r.topic, r.partition, r.offset, r.offset_end) for r in prune(ranges, filters, extents)]
+
+    assert left(PushedFilters()) == [("a", 0, 10, 50), ("a", 1, 0, 5), ("b", 0, 0, 100)]
+    assert left(PushedFilters(topics=frozenset(["a"]), partitions=frozenset([1]))) == [("a", 1, 0, 5)]
+    assert left(PushedFilters(offsets=Span(4, 20))) == [("a", 0, 10, 20), ("a", 1, 4, 5), ("b", 0, 4, 20)]
+    assert left(PushedFilters(times_us=Span(100, 200))) == [("a", 0, 20, 40), ("b", 0, 20, 40)]
+    assert left(PushedFilters(offsets=Span(30, 20))) == []
