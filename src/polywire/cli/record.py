@@ -47,6 +47,7 @@ _HEADER_FIELDS: Final = frozenset({"key", "key_base64", "key_kind", "value", "va
 _EVENT_FIELDS: Final = frozenset({"type", "schema_version", "aggregate_version", "metadata", "metadata_base64"})
 FETCH_RECORDS_MAX: Final = 10_000
 FOLLOW_WAIT_MS: Final = 30_000  # longest wait of one request for new records; the next request follows at once
+Endpoint = Annotated[str, Parameter(help="scheme://host:port/topic, or a topic of the broker at --address.")]
 
 
 class LineReader:
@@ -411,9 +412,6 @@ def tail(
 ) -> None:
     """Print new records as they arrive, until interrupted."""
     consume(topic, from_="latest", partition=partition, count=count, follow=True, format=format, address=address)
-
-
-Endpoint = Annotated[str, Parameter(help="scheme://host:port/topic, or a topic of the broker at --address.")]
 
 
 @app.command(

@@ -27,9 +27,8 @@ from rich.text import Text
 
 from polywire.cli.output import Failed
 from polywire.cli.usage import examples
-from polywire.client.address import Login, split_address, split_brokers, split_login
+from polywire.client.address import SCHEME_SUFFIX, Login, split_address, split_brokers, split_login
 from polywire.client.failures import cannot_connect
-from polywire.client.tls import SCHEME_SUFFIX
 from polywire.escaping import escaped, escaped_json
 from polywire.types import spell_address
 

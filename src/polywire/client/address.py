@@ -1,20 +1,26 @@
-"""Brokers and logins in a URL.
+"""Brokers, logins and TLS in a URL.
 
 All addresses are checked before any broker is contacted. Error messages and the ``repr`` of a ``Login`` never contain a
-password. Spark workers import this module, so it needs no asyncio.
+password. ``+tls`` selects TLS: the broker's certificate and host name are verified. Trusted authorities are those of
+the system, or those in ``SSL_CERT_FILE`` and ``SSL_CERT_DIR``.
+
+Spark workers import this module, so it needs no asyncio.
 """
 
 from __future__ import annotations
 
 import os
+import ssl
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.types import PORT_DIGITS_MAX, PORT_MAX
 
 BETWEEN: Final = ","
+PASSWORD_VARIABLE: Final = "POLYWIRE_PASSWORD"
+SCHEME_SUFFIX: Final = "+tls"
 
 
 def split_brokers(url: str) -> list[str]:
@@ -47,9 +53,6 @@ def split_address(address: str) -> tuple[str, int]:
     if len(port) > PORT_DIGITS_MAX or not 0 < int(port) <= PORT_MAX:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"port is not between 1 and {PORT_MAX} address={address!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-PASSWORD_VARIABLE: Final = "POLYWIRE_PASSWORD"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +92,19 @@ def split_login(address: str) -> tuple[Login | None, str]:
         return None, address
     name, _, password = words.partition(":")
     return login_of(unquote(name), unquote(password)), f"{scheme}{separator}{place}"
+
+
+def client_context() -> ssl.SSLContext:
+    """Return a context for TLS 1.2 and newer that verifies certificates and host names.
+
+    Trusted authorities are those of the system, or those in the environment variables ``SSL_CERT_FILE`` and
+    ``SSL_CERT_DIR``.
+    """
+    context = ssl.create_default_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def secured(context: ssl.SSLContext | None, host: str) -> dict[str, Any]:
+    """Return the arguments of ``create_connection`` for TLS to this host, or no arguments if ``context`` is None."""
+    return {} if context is None else {"ssl": context, "server_hostname": host}

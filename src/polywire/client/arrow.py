@@ -50,6 +50,36 @@ CONSTANT_ROWS_MIN: Final = 1 << 16  # capacity of a constant column, which is ma
 ALIGNMENT: Final = 64  # Arrow's recommendation for every buffer
 
 _arena: Final = Arena()
+ROWS_MAX: Final = 50_000  # rows per record batch: the fastest for Spark with 100-byte records
+BYTES_MAX: Final = 4 << 20  # limit for keys plus values of one record batch, about the size of one fetched frame
+# Stored batches of this size are used in place; for smaller ones, copying is cheaper.
+WRAP_BYTES_MIN: Final = 512 << 10
+EXPANDED_BYTES_MAX: Final = 64 << 20  # limit for the size of a decompressed body
+FRAME_ROOM_BYTES: Final = 4096  # upper bound for the size of a batch without its columns
+# Batches made here are large enough to be used in place by readers, and small enough to be fetched in one frame.
+STORED_BYTES_MAX: Final = 4 << 20
+COLUMNS: Final = (
+    "key",
+    "value",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "timestampType",
+    "headers",
+    "typedHeaders",
+)
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+TIMESTAMP_TYPE_CREATE: Final = 0  # Kafka's CreateTime
+TIMESTAMP_TYPE_APPEND: Final = 1  # Kafka's LogAppendTime
+# Plain integers, because enum members in the loop over batches are slow.
+_COMPRESSED: Final = int(BatchFlags.LZ4 | BatchFlags.ZSTD)
+_COMPACTED: Final = int(BatchFlags.COMPACTED)
+_VALUE_SIZE: Final = 2 * int(Column.VALUE_BYTES) + 1
+_KEY_SIZE: Final = 2 * int(Column.KEY_BYTES) + 1
+_NO_COLUMNS: Final = (-1,) * (2 * COLUMN_COUNT)
+# Decision 0101: u32 length at 4, flags at 8, record count at 28, u64 base offset at 32, i64 append time at 48, u32 offset span at 84.
+_facts: Final = header_fields("length", "flags", "record_count", "base_offset", "append_time_us", "offset_span")
 
 
 class Space:
@@ -207,7 +237,7 @@ def _slow_headers(source: memoryview, plan: memoryview, kind: pa.ListType[Any]) 
         for index in range(plan[line + 1], plan[line + 2]):
             begin = len(keys)
             for header in chain(rows.headers(index), _event_headers(rows.event(index))):
-                keys.append(header_key_text(header))
+                keys.append(text_of(header.key, header.key_kind))
                 types.append(HEADER_TYPES[header.value_kind])
                 values.append(header.value)
             ends.append(begin if len(keys) > begin else None)
@@ -230,45 +260,6 @@ def _event_headers(event: Event | None) -> Iterator[Header]:
 
 def _event_header(name: bytes, value: bytes) -> Header:
     return Header(b"event." + name, value, value_kind=HeaderKind.STRING)
-
-
-def header_key_text(header: Header) -> str:
-    """Return a header's key as text. A numeric key is returned in decimal."""
-    return text_of(header.key, header.key_kind)
-
-
-ROWS_MAX: Final = 50_000  # rows per record batch: the fastest for Spark with 100-byte records
-BYTES_MAX: Final = 4 << 20  # limit for keys plus values of one record batch, about the size of one fetched frame
-# Stored batches of this size are used in place; for smaller ones, copying is cheaper.
-WRAP_BYTES_MIN: Final = 512 << 10
-EXPANDED_BYTES_MAX: Final = 64 << 20  # limit for the size of a decompressed body
-FRAME_ROOM_BYTES: Final = 4096  # upper bound for the size of a batch without its columns
-# Batches made here are large enough to be used in place by readers, and small enough to be fetched in one frame.
-STORED_BYTES_MAX: Final = 4 << 20
-
-COLUMNS: Final = (
-    "key",
-    "value",
-    "topic",
-    "partition",
-    "offset",
-    "timestamp",
-    "timestampType",
-    "headers",
-    "typedHeaders",
-)
-TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-TIMESTAMP_TYPE_CREATE: Final = 0  # Kafka's CreateTime
-TIMESTAMP_TYPE_APPEND: Final = 1  # Kafka's LogAppendTime
-
-# Plain integers, because enum members in the loop over batches are slow.
-_COMPRESSED: Final = int(BatchFlags.LZ4 | BatchFlags.ZSTD)
-_COMPACTED: Final = int(BatchFlags.COMPACTED)
-_VALUE_SIZE: Final = 2 * int(Column.VALUE_BYTES) + 1
-_KEY_SIZE: Final = 2 * int(Column.KEY_BYTES) + 1
-_NO_COLUMNS: Final = (-1,) * (2 * COLUMN_COUNT)
-# Decision 0101: u32 length at 4, flags at 8, record count at 28, u64 base offset at 32, i64 append time at 48, u32 offset span at 84.
-_facts: Final = header_fields("length", "flags", "record_count", "base_offset", "append_time_us", "offset_span")
 
 
 class _BatchRows(NamedTuple):

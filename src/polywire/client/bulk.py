@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from time import sleep
 from typing import Final, TypeVar
 
-from polywire.client.address import Login, split_address, split_brokers, split_login
+from polywire.client.address import SCHEME_SUFFIX, Login, client_context, split_address, split_brokers, split_login
 from polywire.client.base import TopicInfo
 from polywire.client.failures import beyond
 from polywire.client.sockets import FramedSocket, Place, Sockets, more_follows
-from polywire.client.tls import SCHEME_SUFFIX, client_context
 from polywire.clock import Clock, SystemClock
 from polywire.errors import ErrorCode, Missing, PeerError, Unavailable
 from polywire.protocols.polywire import messages

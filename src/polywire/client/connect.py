@@ -7,11 +7,10 @@ from importlib import import_module
 from ssl import SSLContext
 from typing import Final
 
-from polywire.client.address import Login, split_address, split_brokers, split_login
+from polywire.client.address import SCHEME_SUFFIX, Login, client_context, split_address, split_brokers, split_login
 from polywire.client.base import WireClient
 from polywire.client.failures import no_broker_answers
 from polywire.client.polywire import PolywireClient
-from polywire.client.tls import SCHEME_SUFFIX, client_context
 from polywire.errors import ErrorCode, Invalid, Unavailable
 
 DEFAULT_SCHEME: Final = "polywire"
@@ -28,7 +27,7 @@ async def connect(url: str) -> WireClient:
     With several brokers, ``scheme://host:port,host:port``, the first that responds is used.
 
     Args:
-        url: the scheme is cursus, flux, iggy, kafka, kafka07 or polywire; append ``+tls`` for TLS (``client.tls``).
+        url: the scheme is cursus, flux, iggy, kafka, kafka07 or polywire; append ``+tls`` for TLS (``client.address``).
             polywire, kafka and iggy support a login (``client.address``): ``polywire://name:password@host:port``. For
             kafka, the option ``?mechanism=SCRAM-SHA-256`` selects the mechanism (``client.kafka``). With a login, iggy
             uses today's dialect (``client.iggy_today``). ``memory://name`` is a broker in this process, for tests.

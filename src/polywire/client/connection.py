@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, ParamSpec, Self, TypeVar
 
+from polywire.client.address import secured
 from polywire.client.failures import cannot_connect, hung_up, makes_no_sense, silent
-from polywire.client.tls import secured
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.types import spell_address
 
@@ -27,6 +27,7 @@ FIRST_REPLY_S: Final = 10.0  # seconds from the first request to its reply; the 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Reply = TypeVar("_Reply")
+Opened = TypeVar("Opened", bound=asyncio.BaseProtocol)
 
 
 class Connection(asyncio.Protocol, ABC):
@@ -260,9 +261,6 @@ def understood(read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _
 def _copy(error: BrokerError) -> BrokerError:
     """Return a copy of an error. If several calls raised the same object, it would collect all their tracebacks."""
     return type(error)(error.code, error.message)
-
-
-Opened = TypeVar("Opened", bound=asyncio.BaseProtocol)
 
 
 async def open_connection(

@@ -21,10 +21,10 @@ from typing import Any, Final, Protocol, Self, TypedDict, cast, runtime_checkabl
 from polywire.choices import listed
 from polywire.client.assignment import EARLIEST, Assignment, Part, Start, checked_start, first_offset
 from polywire.client.base import Ability, WireClient
-from polywire.client.cursor import Cursor
 from polywire.client.link import BACKOFF_MAX_S, BACKOFF_MIN_S, GONE, Link
 from polywire.client.polywire import PolywireClient
 from polywire.client.record import Record, decode_batches, from_stored
+from polywire.client.rows import Cursor
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, Unavailable
 
 WAIT_MS: Final = 1000  # duration of a long poll

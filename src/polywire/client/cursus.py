@@ -68,6 +68,33 @@ _KINDS: Final[Mapping[str, BrokerError]] = {
     "NOT_PARTITION_LEADER": NotOwner(ErrorCode.NOT_OWNER, ""),
     "request_cancelled": Unavailable(ErrorCode.STOPPING, ""),
 }
+Ask = Callable[[str], Awaitable[bytes]]
+OPEN_TIMEOUT_S: Final = 10.0
+BATCH_BYTES_MAX: Final = 8 * 1024 * 1024  # limit for the values of one batch; a larger record is sent alone
+BATCH_RECORDS_MAX: Final = 10_000
+FETCH_RECORDS: Final = 1_000  # records per request; the protocol limits records, not bytes
+WAIT_MS_MAX: Final = 25_000  # milliseconds per request; a longer wait takes several requests
+MEMBER: Final = "polywire"  # a fetch must name a member, which the broker does not check
+ABILITIES: Final = frozenset(
+    {
+        Ability.EMPTY_VALUES,
+        Ability.SAME_HASH,
+        Ability.GENERATIONS,
+        Ability.KEYS_READ,
+        Ability.BINARY_VALUES,
+        Ability.WHITE_SPACE_VALUES,
+        Ability.CHOOSE_PARTITION,
+        Ability.CREATE_TOPIC,
+        Ability.DELETE_TOPIC,
+        Ability.BOUNDS,
+        Ability.LONG_POLL,
+        Ability.LEVELS,
+        Ability.GROUPS,
+        Ability.AT_ONCE,
+        Ability.POSITIONS,
+    }
+)
+_ACKS: Final = {Level.MEMORY: "0", Level.WRITTEN: "1", Level.SYNCED: "-1"}
 
 
 class _Acknowledgement(msgspec.Struct):
@@ -198,35 +225,6 @@ def _record(body: bytes, spans: array[int], details: array[int], row: int) -> Re
     )
 
 
-Ask = Callable[[str], Awaitable[bytes]]
-OPEN_TIMEOUT_S: Final = 10.0
-BATCH_BYTES_MAX: Final = 8 * 1024 * 1024  # limit for the values of one batch; a larger record is sent alone
-BATCH_RECORDS_MAX: Final = 10_000
-FETCH_RECORDS: Final = 1_000  # records per request; the protocol limits records, not bytes
-WAIT_MS_MAX: Final = 25_000  # milliseconds per request; a longer wait takes several requests
-MEMBER: Final = "polywire"  # a fetch must name a member, which the broker does not check
-ABILITIES: Final = frozenset(
-    {
-        Ability.EMPTY_VALUES,
-        Ability.SAME_HASH,
-        Ability.GENERATIONS,
-        Ability.KEYS_READ,
-        Ability.BINARY_VALUES,
-        Ability.WHITE_SPACE_VALUES,
-        Ability.CHOOSE_PARTITION,
-        Ability.CREATE_TOPIC,
-        Ability.DELETE_TOPIC,
-        Ability.BOUNDS,
-        Ability.LONG_POLL,
-        Ability.LEVELS,
-        Ability.GROUPS,
-        Ability.AT_ONCE,
-        Ability.POSITIONS,
-    }
-)
-_ACKS: Final = {Level.MEMORY: "0", Level.WRITTEN: "1", Level.SYNCED: "-1"}
-
-
 class Groups:
     """The group members of one client. ``_ids`` has the broker's id of every member that has joined and not left."""
 
@@ -319,7 +317,7 @@ class CursusClient(Scope):
         Args:
             host: name or address of the broker.
             port: port of its Cursus listener.
-            tls: how to verify the broker (``client.tls.client_context``); None connects without TLS.
+            tls: how to verify the broker (``client.address.client_context``); None connects without TLS.
 
         Raises:
             Unavailable: the broker is not reachable.

@@ -36,6 +36,27 @@ from polywire.types import PARTITION_COUNT_MAX, Assignor, Level
 CAPPED_BYTES_MIN: Final = 1024 * 1024  # only replies above this size can be shortened by a broker
 
 _BORDER: Final = re.compile(rb",([0-9]+):")
+WIRE: Final = "FLUX"  # the protocol's name in error messages
+OPEN_TIMEOUT_S: Final = 10.0
+REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # older brokers have no limit for a response
+FETCH_BYTES: Final = 1024 * 1024  # bytes per request
+# records per response; in practice bytes limit a response, so all decoded records are returned
+FETCH_RECORDS: Final = 1_000_000
+PIPELINE_RECORDS: Final = 1_000  # records of one ``produce`` in flight
+SETTLE_MAX: Final = 16  # ambiguous record boundaries that one ``fetch`` resolves; the next call continues
+OFFSET_MAX: Final = 2**63 - 1
+ABILITIES: Final = frozenset(
+    {
+        Ability.EMPTY_VALUES,
+        Ability.SAME_HASH,
+        Ability.CREATE_TOPIC,
+        Ability.GROUPS,
+        Ability.AT_ONCE,
+        Ability.GENERATIONS,
+        Ability.POSITIONS,
+    }
+)
+_ACKS: Final = {Level.MEMORY: Acks.NONE, Level.WRITTEN: Acks.LEADER, Level.SYNCED: Acks.ALL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,31 +194,6 @@ def settle(text: bytes, following: bytes) -> bytes | None:
     return text[start:] if not following else None
 
 
-WIRE: Final = "FLUX"  # the protocol's name in error messages
-OPEN_TIMEOUT_S: Final = 10.0
-REPLY_BYTES_MAX: Final = 256 * 1024 * 1024  # older brokers have no limit for a response
-FETCH_BYTES: Final = 1024 * 1024  # bytes per request
-# records per response; in practice bytes limit a response, so all decoded records are returned
-FETCH_RECORDS: Final = 1_000_000
-PIPELINE_RECORDS: Final = 1_000  # records of one ``produce`` in flight
-SETTLE_MAX: Final = 16  # ambiguous record boundaries that one ``fetch`` resolves; the next call continues
-OFFSET_MAX: Final = 2**63 - 1
-
-ABILITIES: Final = frozenset(
-    {
-        Ability.EMPTY_VALUES,
-        Ability.SAME_HASH,
-        Ability.CREATE_TOPIC,
-        Ability.GROUPS,
-        Ability.AT_ONCE,
-        Ability.GENERATIONS,
-        Ability.POSITIONS,
-    }
-)
-
-_ACKS: Final = {Level.MEMORY: Acks.NONE, Level.WRITTEN: Acks.LEADER, Level.SYNCED: Acks.ALL}
-
-
 class _Connection(PipelinedConnection[Reply]):
     """A connection on which requests and replies are lines. A reply must have the id of the oldest pending request."""
 
@@ -262,7 +258,7 @@ class FluxClient(Scope):
             host: name or address of the broker.
             port: port of its FLUX listener.
             timeout_s: time limit, in seconds.
-            tls: how to verify the broker (``client.tls.client_context``); None connects without TLS.
+            tls: how to verify the broker (``client.address.client_context``); None connects without TLS.
 
         Raises:
             Unavailable: the broker is not reachable.

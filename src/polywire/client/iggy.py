@@ -179,7 +179,7 @@ class IggyClient(Scope):
             host: name or address of the broker.
             port: port of its Iggy listener.
             timeout_s: time limit for this and each further connection, in seconds.
-            tls: how to verify the broker (``client.tls.client_context``); None connects without TLS.
+            tls: how to verify the broker (``client.address.client_context``); None connects without TLS.
 
         Raises:
             Unavailable: the broker is not reachable.

@@ -290,7 +290,7 @@ class IggyTodayClient(IggyClient):
             host: name or address of the broker.
             port: port of its Iggy listener.
             timeout_s: time limit for this and each further connection, in seconds.
-            tls: how to verify the broker (``client.tls.client_context``); None connects without TLS.
+            tls: how to verify the broker (``client.address.client_context``); None connects without TLS.
             login: the user, with a password or an access token; None uses ``iggy`` with the password ``iggy``.
 
         Raises:

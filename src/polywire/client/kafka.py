@@ -42,6 +42,40 @@ _ASSIGNORS: Final = {Assignor.ROUND_ROBIN: "uniform", Assignor.RANGE: "range"}
 _NOT_A_MEMBER: Final = (ErrorCode.MEMBER_MISSING, ErrorCode.GENERATION_STALE)
 
 _Partitions = frozenset[int]
+_SEED: Final = 0x9747B28C
+_M: Final = 0x5BD1E995
+_MASK: Final = 0xFFFFFFFF
+WIRE: Final = "Kafka"  # the protocol's name in error messages
+OPEN_TIMEOUT_S: Final = 10.0
+FETCH_BYTES: Final = 1024 * 1024  # bytes per request; a longer batch is returned as a whole
+# records per response; in practice bytes limit a response, so all decoded records are returned
+FETCH_RECORDS: Final = 1_000_000
+# limit for the records of one batch, because brokers accept 1 MiB; a larger record is sent alone
+BATCH_BYTES: Final = 900_000
+RECORD_ROOM_BYTES: Final = 64  # upper bound for the size of a record without key and value
+TIMEOUT_MS: Final = 30_000
+LATEST: Final = -1
+EARLIEST: Final = -2
+_ACKS: Final = {Level.MEMORY: 1, Level.WRITTEN: 1, Level.SYNCED: -1}
+ABILITIES: Final = frozenset(
+    {
+        Ability.NULL_VALUES,
+        Ability.EMPTY_VALUES,
+        Ability.NULL_KEYS,
+        Ability.KEYS_READ,
+        Ability.BINARY_VALUES,
+        Ability.WHITE_SPACE_VALUES,
+        Ability.CHOOSE_PARTITION,
+        Ability.CREATE_TOPIC,
+        Ability.DELETE_TOPIC,
+        Ability.BOUNDS,
+        Ability.GROUPS,
+        Ability.GENERATIONS,
+        Ability.POSITIONS,
+        Ability.LONG_POLL,
+        Ability.LEVELS,
+    }
+)
 
 
 @dataclass(slots=True)
@@ -293,42 +327,6 @@ def _infos(name: str, description: _Description, positions: Mapping[str, Mapping
         )
 
 
-_SEED: Final = 0x9747B28C
-_M: Final = 0x5BD1E995
-_MASK: Final = 0xFFFFFFFF
-WIRE: Final = "Kafka"  # the protocol's name in error messages
-OPEN_TIMEOUT_S: Final = 10.0
-FETCH_BYTES: Final = 1024 * 1024  # bytes per request; a longer batch is returned as a whole
-# records per response; in practice bytes limit a response, so all decoded records are returned
-FETCH_RECORDS: Final = 1_000_000
-# limit for the records of one batch, because brokers accept 1 MiB; a larger record is sent alone
-BATCH_BYTES: Final = 900_000
-RECORD_ROOM_BYTES: Final = 64  # upper bound for the size of a record without key and value
-TIMEOUT_MS: Final = 30_000
-LATEST: Final = -1
-EARLIEST: Final = -2
-_ACKS: Final = {Level.MEMORY: 1, Level.WRITTEN: 1, Level.SYNCED: -1}
-ABILITIES: Final = frozenset(
-    {
-        Ability.NULL_VALUES,
-        Ability.EMPTY_VALUES,
-        Ability.NULL_KEYS,
-        Ability.KEYS_READ,
-        Ability.BINARY_VALUES,
-        Ability.WHITE_SPACE_VALUES,
-        Ability.CHOOSE_PARTITION,
-        Ability.CREATE_TOPIC,
-        Ability.DELETE_TOPIC,
-        Ability.BOUNDS,
-        Ability.GROUPS,
-        Ability.GENERATIONS,
-        Ability.POSITIONS,
-        Ability.LONG_POLL,
-        Ability.LEVELS,
-    }
-)
-
-
 def murmur2(key: bytes) -> int:
     """Return the unsigned hash of a key."""
     mixed = (_SEED ^ len(key)) & _MASK
@@ -383,7 +381,7 @@ class KafkaClient(Scope):
             host: name or address of the broker.
             port: port of its Kafka listener.
             timeout_s: time limit for connection and login, in seconds.
-            tls: how to verify the broker (``client.tls.client_context``); None connects without TLS.
+            tls: how to verify the broker (``client.address.client_context``); None connects without TLS.
             login: the user; None connects without a login.
             mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. None chooses PLAIN with TLS or if the broker is on this
                 machine, and SCRAM-SHA-512 otherwise.

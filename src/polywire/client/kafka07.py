@@ -123,7 +123,7 @@ class Kafka07Client(Scope):
             host: name or address of the broker.
             port: port of its Kafka 0.7 listener.
             timeout_s: time limit, in seconds.
-            tls: how to verify the broker (``client.tls.client_context``); None connects without TLS.
+            tls: how to verify the broker (``client.address.client_context``); None connects without TLS.
 
         Raises:
             Unavailable: the broker is not reachable.

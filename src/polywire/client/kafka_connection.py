@@ -77,6 +77,33 @@ _ERRORS: Final[dict[int, tuple[type[BrokerError], ErrorCode]]] = {
     WireError.CLUSTER_AUTHORIZATION_FAILED: (Denied, ErrorCode.DENIED),
     WireError.UNKNOWN_SERVER_ERROR: (Corrupt, ErrorCode.CORRUPT),
 }
+PLAIN: Final = "PLAIN"
+HASHES: Final[Mapping[str, str]] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+MECHANISMS: Final = (PLAIN, *HASHES)
+NONCE_BYTES: Final = 24
+# at least the minimum of RFC 7677; the maximum takes less than a second
+ITERATIONS_RANGE: Final = range(4096, 1_000_001)
+_HEADER: Final = "n,,"
+Ask = Callable[..., Awaitable[Any]]
+REPLY_BYTES_MAX: Final = 256 * 1024 * 1024
+_VERSIONS: Final = {
+    Api.PRODUCE: 9,
+    Api.FETCH: 12,
+    Api.LIST_OFFSETS: 6,
+    Api.METADATA: 10,
+    Api.CREATE_TOPICS: 5,
+    Api.DELETE_TOPICS: 4,
+    Api.OFFSET_COMMIT: 9,
+    Api.OFFSET_FETCH: 8,
+    Api.DESCRIBE_GROUPS: 5,
+    Api.LIST_GROUPS: 5,
+    Api.SASL_HANDSHAKE: 1,
+    Api.SASL_AUTHENTICATE: 2,
+    Api.CONSUMER_GROUP_HEARTBEAT: 1,
+    Api.CONSUMER_GROUP_DESCRIBE: 0,
+}
+TRIES_MAX: Final = 3  # attempts per request: the leader can change again while it is looked up
+ELSEWHERE: Final = frozenset({WireError.NOT_LEADER_OR_FOLLOWER, WireError.LEADER_NOT_AVAILABLE})
 
 
 def error_of(number: int, message: str | None = None) -> BrokerError:
@@ -91,17 +118,6 @@ def check(entry: Any, *, missing: ErrorCode = ErrorCode.PARTITION_MISSING) -> No
         raise Missing(missing, "no such topic or partition")
     if entry.error:
         raise error_of(entry.error, getattr(entry, "message", None))
-
-
-PLAIN: Final = "PLAIN"
-HASHES: Final[Mapping[str, str]] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
-MECHANISMS: Final = (PLAIN, *HASHES)
-NONCE_BYTES: Final = 24
-# at least the minimum of RFC 7677; the maximum takes less than a second
-ITERATIONS_RANGE: Final = range(4096, 1_000_001)
-_HEADER: Final = "n,,"
-
-Ask = Callable[..., Awaitable[Any]]
 
 
 def mechanism_for(host: str, *, is_secret: bool) -> str:
@@ -205,25 +221,6 @@ def _untrusted() -> Denied:
     return Denied(ErrorCode.LOGIN_FAILED, "the broker's SCRAM proof is wrong: it does not know the user's password")
 
 
-REPLY_BYTES_MAX: Final = 256 * 1024 * 1024
-_VERSIONS: Final = {
-    Api.PRODUCE: 9,
-    Api.FETCH: 12,
-    Api.LIST_OFFSETS: 6,
-    Api.METADATA: 10,
-    Api.CREATE_TOPICS: 5,
-    Api.DELETE_TOPICS: 4,
-    Api.OFFSET_COMMIT: 9,
-    Api.OFFSET_FETCH: 8,
-    Api.DESCRIBE_GROUPS: 5,
-    Api.LIST_GROUPS: 5,
-    Api.SASL_HANDSHAKE: 1,
-    Api.SASL_AUTHENTICATE: 2,
-    Api.CONSUMER_GROUP_HEARTBEAT: 1,
-    Api.CONSUMER_GROUP_DESCRIBE: 0,
-}
-
-
 class BrokerConnection(FramedConnection):
     """A connection of frames. Responses arrive in the order of the requests."""
 
@@ -272,10 +269,6 @@ async def connect(
             connection.fail(Unavailable(ErrorCode.STOPPING, "the login was rejected or cancelled"))
             raise
     return connection
-
-
-TRIES_MAX: Final = 3  # attempts per request: the leader can change again while it is looked up
-ELSEWHERE: Final = frozenset({WireError.NOT_LEADER_OR_FOLLOWER, WireError.LEADER_NOT_AVAILABLE})
 
 
 class Leaders:

@@ -17,13 +17,12 @@ from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 
-from polywire.client.address import Login
+from polywire.client.address import Login, secured
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import Connection, Scope
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
 from polywire.client.failures import POLYWIRE_PORT, beyond, cannot_connect, makes_no_sense, not_polywire
 from polywire.client.listings import GroupInfo, MemberInfo, TransactionInfo, WriterInfo
-from polywire.client.tls import secured
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import (
@@ -210,7 +209,7 @@ class PolywireClient(Scope):
             host: name or address of the broker.
             port: port of its `polywire` listener.
             timeout_s: time limit for all steps together, in seconds.
-            tls: how to verify the broker (``client.tls.client_context``); None connects without TLS.
+            tls: how to verify the broker (``client.address.client_context``); None connects without TLS.
             login: the user; None connects without a login.
 
         Raises:

@@ -35,6 +35,7 @@ from polywire.types import Buffer, spell_address
 
 JOINED_BYTES_MAX: Final = 64 * 1024  # parts are joined up to this size, so that they are sent as one TLS record
 SEND_PARTS_MAX: Final = 64  # buffers per sendmsg, far below the system's limit of 1,024
+SPARE_MAX: Final = 4  # idle sockets in the pool
 
 
 class TlsSocket:
@@ -251,9 +252,6 @@ class FramedSocket:
 def more_follows(prefix: Prefix) -> bool:
     """Return whether this frame is not the last one of the response."""
     return bool(prefix.flags & MORE)
-
-
-SPARE_MAX: Final = 4  # idle sockets in the pool
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,20 @@ from polywire.server.readiness import ReadinessDriver
 from polywire.server.tls import ServerTls
 
 READY_MODE: Final = 0o644  # listener addresses are not secret
+INSIDE: Final = "inside"  # the listener for other processes of this broker
+INSIDE_TLS: Final = INSIDE + TLS_SUFFIX  # the listener for other machines, if they connect with TLS
+# prefix for listeners that belong to one process, in contrast to those that several processes share
+OWN: Final = "own-"
+EVERYWHERE_V6: Final = "::"
+ACCEPT_BACKLOG: Final = 1024  # connections that the kernel can queue before they are accepted
+ACCEPT_PAUSE_S: Final = 1.0  # pause if the system has no descriptor or memory for another connection
+EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+KEEP_ALIVE: Final = {
+    "TCP_KEEPIDLE": 60,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 6,
+}  # idle time and interval in seconds, number of probes: a vanished client is detected after two minutes
+log = structlog.get_logger("polywire.server")
 
 
 def write_ready(path: Path | None, addresses: Mapping[str, Address]) -> None:
@@ -45,23 +59,6 @@ def write_ready(path: Path | None, addresses: Mapping[str, Address]) -> None:
 def withdraw_ready(path: Path | None) -> None:
     if path is not None:
         path.unlink(missing_ok=True)
-
-
-INSIDE: Final = "inside"  # the listener for other processes of this broker
-INSIDE_TLS: Final = INSIDE + TLS_SUFFIX  # the listener for other machines, if they connect with TLS
-# prefix for listeners that belong to one process, in contrast to those that several processes share
-OWN: Final = "own-"
-EVERYWHERE_V6: Final = "::"
-ACCEPT_BACKLOG: Final = 1024  # connections that the kernel can queue before they are accepted
-ACCEPT_PAUSE_S: Final = 1.0  # pause if the system has no descriptor or memory for another connection
-EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-KEEP_ALIVE: Final = {
-    "TCP_KEEPIDLE": 60,
-    "TCP_KEEPINTVL": 10,
-    "TCP_KEEPCNT": 6,
-}  # idle time and interval in seconds, number of probes: a vanished client is detected after two minutes
-
-log = structlog.get_logger("polywire.server")
 
 
 class Server(Protocol):

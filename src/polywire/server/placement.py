@@ -28,6 +28,10 @@ DATA_MARKS: Final = (MARK_FILE, JOURNAL, SHARDS)
 """Names of entries that identify a data directory. A copied or restored directory may lack the mark file."""
 
 NAMES: Final = "names"  # subdirectory with a symbolic link for each topic name
+_WORDS: Final = 2  # words of each process: its stage, and its number of topics
+_WORD_BYTES: Final = 8
+NAME_HASH_BYTES: Final = 16
+INTERNAL: Final = "__"  # prefix of internal topics; every shard has its own
 
 
 def directory_of(data_dir: Path, shard: int) -> Path:
@@ -50,10 +54,6 @@ def check_count(data_dir: Path, count: int) -> None:
             ErrorCode.INVALID_REQUEST,
             f"the data directory has {found} shards (start with --processes {found} or more) path={str(data_dir)!r}",
         )
-
-
-_WORDS: Final = 2  # words of each process: its stage, and its number of topics
-_WORD_BYTES: Final = 8
 
 
 class Stage(IntEnum):
@@ -101,10 +101,6 @@ class Board:
             return False
         self._words[-1] = now_us
         return True
-
-
-NAME_HASH_BYTES: Final = 16
-INTERNAL: Final = "__"  # prefix of internal topics; every shard has its own
 
 
 class Names(Protocol):

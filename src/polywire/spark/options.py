@@ -39,6 +39,57 @@ _REFUSED_AS_BY_KAFKA: Final = {
 }
 
 _T = TypeVar("_T")
+LATEST_OFFSET: Final = -1  # Kafka's numbers inside startingOffsets and endingOffsets
+EARLIEST_OFFSET: Final = -2
+ONE_QUERY: Final = "oneQueryPerLoad"  # the value that pushFilters requires
+GROUP_BYTES_MAX: Final = 255  # longest name of a group (spec: polywire#limits)
+OPTION_BYTES_MAX: Final = 1 << 20  # longest JSON option: some 20,000 partitions
+BUCKET_PREFIX: Final = "bucket."
+BUCKET: Final = tuple(
+    BUCKET_PREFIX + name
+    for name in (
+        "endpoint", "region", "access_key_id", "secret_access_key", "session_token", "skip_signature",
+        "virtual_hosted_style_request",
+        "service_account",
+        "account_name", "tenant_id", "client_id", "client_secret",
+    )
+)  # fmt: skip
+"""Options for accessing the bucket, for tasks whose environment does not provide it. Names are the library's; Spark
+redacts secrets.
+"""
+SOURCE_OPTIONS: Final = (
+    *ADDRESSES, *LOGIN,
+    "subscribe", "subscribePattern", "assign",
+    "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
+    "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
+    "failOnDataLoss", "includeHeaders", "timestampType",
+    "minPartitions", "maxRecordsPerPartition",
+    "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay",
+    "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs",
+    "groupIdPrefix", "kafka.group.id", "commitGroup", "pushFilters", "localSegments",
+    *BUCKET,
+)  # fmt: skip
+_STREAM_ONLY_BATCH: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_SOURCES: Final = ("subscribe", "subscribePattern", "assign")
+_DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h)?")
+_DURATION_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+# Settings of Kafka's producer without a counterpart here: accepted without effect, so that existing code runs.
+WITHOUT_EFFECT: Final = (
+    "includeHeaders",
+    "kafka.batch.size", "kafka.buffer.memory", "kafka.client.id", "kafka.compression.type",
+    "kafka.enable.idempotence", "kafka.linger.ms", "kafka.max.block.ms", "kafka.max.in.flight.requests.per.connection",
+    "kafka.max.request.size", "kafka.retries",
+)  # fmt: skip
+# Spark also passes its own options of a query to the sink.
+OF_SPARK: Final = ("checkpointLocation", "queryName", "outputMode")
+SINK_OPTIONS: Final = (
+    *ADDRESSES, *LOGIN,
+    "topic", "createTopics", "exactlyOnce", "sinkId", "txnAppId", "txnId", "txnVersion", "acks", "kafka.acks",
+    "kafka.delivery.timeout.ms", "kafka.request.timeout.ms",
+    *WITHOUT_EFFECT, *OF_SPARK,
+)  # fmt: skip
+NUMBER_MAX: Final = 2**63 - 1
+_LEVELS: Final = {"0": Level.MEMORY, "1": Level.WRITTEN, "all": Level.SYNCED, "-1": Level.SYNCED}
 
 
 def known(given: Mapping[str, str], names: Sequence[str], *, topics: str) -> dict[str, str]:
@@ -145,43 +196,6 @@ def choice(
         return kind(text.strip().lower())
     except ValueError:
         refuse(name, f"must be {', '.join(among[:-1])} or {among[-1]}, not {text!r}")
-
-
-LATEST_OFFSET: Final = -1  # Kafka's numbers inside startingOffsets and endingOffsets
-EARLIEST_OFFSET: Final = -2
-ONE_QUERY: Final = "oneQueryPerLoad"  # the value that pushFilters requires
-GROUP_BYTES_MAX: Final = 255  # longest name of a group (spec: polywire#limits)
-OPTION_BYTES_MAX: Final = 1 << 20  # longest JSON option: some 20,000 partitions
-
-BUCKET_PREFIX: Final = "bucket."
-BUCKET: Final = tuple(
-    BUCKET_PREFIX + name
-    for name in (
-        "endpoint", "region", "access_key_id", "secret_access_key", "session_token", "skip_signature",
-        "virtual_hosted_style_request",
-        "service_account",
-        "account_name", "tenant_id", "client_id", "client_secret",
-    )
-)  # fmt: skip
-"""Options for accessing the bucket, for tasks whose environment does not provide it. Names are the library's; Spark
-redacts secrets.
-"""
-SOURCE_OPTIONS: Final = (
-    *ADDRESSES, *LOGIN,
-    "subscribe", "subscribePattern", "assign",
-    "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
-    "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp",
-    "failOnDataLoss", "includeHeaders", "timestampType",
-    "minPartitions", "maxRecordsPerPartition",
-    "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay",
-    "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs",
-    "groupIdPrefix", "kafka.group.id", "commitGroup", "pushFilters", "localSegments",
-    *BUCKET,
-)  # fmt: skip
-_STREAM_ONLY_BATCH: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-_SOURCES: Final = ("subscribe", "subscribePattern", "assign")
-_DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h)?")
-_DURATION_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 class Edge(Enum):
@@ -500,25 +514,6 @@ def _duration_s(options: Mapping[str, str], name: str, *, default_s: float) -> f
     if match is None:
         refuse(name, f"must be a time such as 500ms, 30s or 15m, not {text!r}")
     return int(match[1]) * _DURATION_UNIT_S[match[2] or "ms"]
-
-
-# Settings of Kafka's producer without a counterpart here: accepted without effect, so that existing code runs.
-WITHOUT_EFFECT: Final = (
-    "includeHeaders",
-    "kafka.batch.size", "kafka.buffer.memory", "kafka.client.id", "kafka.compression.type",
-    "kafka.enable.idempotence", "kafka.linger.ms", "kafka.max.block.ms", "kafka.max.in.flight.requests.per.connection",
-    "kafka.max.request.size", "kafka.retries",
-)  # fmt: skip
-# Spark also passes its own options of a query to the sink.
-OF_SPARK: Final = ("checkpointLocation", "queryName", "outputMode")
-SINK_OPTIONS: Final = (
-    *ADDRESSES, *LOGIN,
-    "topic", "createTopics", "exactlyOnce", "sinkId", "txnAppId", "txnId", "txnVersion", "acks", "kafka.acks",
-    "kafka.delivery.timeout.ms", "kafka.request.timeout.ms",
-    *WITHOUT_EFFECT, *OF_SPARK,
-)  # fmt: skip
-NUMBER_MAX: Final = 2**63 - 1
-_LEVELS: Final = {"0": Level.MEMORY, "1": Level.WRITTEN, "all": Level.SYNCED, "-1": Level.SYNCED}
 
 
 class Guarantee(Enum):

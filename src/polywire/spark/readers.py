@@ -55,6 +55,8 @@ from polywire.spark.worker_exit import depart_quietly, one_line_errors
 # all other columns can be computed from the headers of batches
 BODY_COLUMNS: Final = frozenset({"key", "value", "headers", "typedHeaders"})
 SURVIVABLE = (Missing, Conflict)  # with failOnDataLoss=false reading continues after these errors
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def record_batches(
@@ -141,10 +143,6 @@ def _remaining_range(connection: BulkConnection, wanted: ReadRange) -> ReadRange
     only = Subscription(partitions=(PartitionKey(wanted.topic, wanted.partition),))
     left = clip([wanted], snapshot.extents(connection, only))
     return left[0] if left else None
-
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)

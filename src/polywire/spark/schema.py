@@ -42,6 +42,16 @@ COLUMNS: Final[dict[str, DataType]] = {
     "headers": ArrayType(_HEADER),
     "typedHeaders": ArrayType(_TYPED_HEADER),
 }
+ACCEPTED: Final[dict[str, tuple[str, ...]]] = {
+    "key": ("binary", "string"),
+    "value": ("binary", "string"),
+    "headers": ("array<struct<key:string,value:binary>>",),
+    "typedHeaders": ("array<struct<key:string,type:string,value:binary>>",),
+    "topic": ("string",),
+    "partition": ("int",),
+}
+# Columns of the source that are allowed when one topic is copied to another; the broker assigns new values.
+IGNORED: Final = ("offset", "timestamp", "timestampType")
 
 
 def source_schema(headers: Headers) -> StructType:
@@ -63,21 +73,17 @@ def check_schema(schema: StructType) -> None:
         expected = COLUMNS.get(field.name)
         if expected is None:
             raise unknown("column", field.name, COLUMNS)
-        if _type_name(field.dataType) != _type_name(expected):
+        if field.dataType.simpleString() != expected.simpleString():
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
                 f"a column has another type (cast it after loading) column={field.name!r} "
-                f"given={_type_name(field.dataType)} expected={_type_name(expected)}",
+                f"given={field.dataType.simpleString()} expected={expected.simpleString()}",
             )
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema (types, names and order) with which Spark compares the first record batch."""
     return to_arrow_schema(schema, timezone="UTC")
-
-
-def _type_name(data_type: DataType) -> str:
-    return data_type.simpleString()
 
 
 def value_columns(kind: DataType) -> StructType:
@@ -93,18 +99,6 @@ def value_columns(kind: DataType) -> StructType:
             ErrorCode.INVALID_REQUEST, f"column names that begin with _ are reserved names={','.join(reserved)}"
         )
     return kind
-
-
-ACCEPTED: Final[dict[str, tuple[str, ...]]] = {
-    "key": ("binary", "string"),
-    "value": ("binary", "string"),
-    "headers": ("array<struct<key:string,value:binary>>",),
-    "typedHeaders": ("array<struct<key:string,type:string,value:binary>>",),
-    "topic": ("string",),
-    "partition": ("int",),
-}
-# Columns of the source that are allowed when one topic is copied to another; the broker assigns new values.
-IGNORED: Final = ("offset", "timestamp", "timestampType")
 
 
 def check_rows(schema: StructType, topic: str | None) -> None:

@@ -43,6 +43,20 @@ READS_AT_ONCE: Final = 4  # concurrent requests of one run: with more, the CPU w
 TIMEOUT_S: Final = 30.0
 TRIES: Final = 4
 PAUSE_FIRST_S: Final = 0.1
+_Key = tuple[int, str, bytes, tuple[tuple[str, str], ...]]
+_sources: dict[_Key, BucketSource | BrokerError] = {}
+_lock: Final = Lock()
+PIECE_BYTES: Final = 4 << 20  # bytes read at a time, as many as a protocol frame contains
+# smaller runs are read from the broker, together with their neighbours, because opening a file takes 0.1 ms
+RUN_BYTES_MIN: Final = 1 << 20
+# smaller ranges do not justify a task of 12 ms or more; locating a range takes 0.2 ms
+RANGE_RECORDS_MIN: Final = PACK_RECORDS
+logger: Final = logging.getLogger("polywire.spark")
+_elsewhere: Final[set[BulkConnection]] = set()
+"""Connections to brokers whose files this process cannot access; they are not asked for locations again."""
+Pieces = Sequence[tuple[ReadRange, ...]]
+_on_a_machine: Final[set[BulkConnection]] = set()
+"""Connections to brokers without a bucket: each task checks for itself whether it can access the broker's files."""
 
 
 class BucketSource:
@@ -116,11 +130,6 @@ class RunBytes:
         """Do nothing: the following bytes are always requested ahead."""
 
 
-_Key = tuple[int, str, bytes, tuple[tuple[str, str], ...]]
-_sources: dict[_Key, BucketSource | BrokerError] = {}
-_lock: Final = Lock()
-
-
 def bucket_source(root: BlobRoot, options: Mapping[str, str]) -> BucketSource:
     """Return a broker's bucket. It is opened once per process.
 
@@ -154,17 +163,7 @@ def _opened(root: BlobRoot, options: Mapping[str, str]) -> BucketSource:
     return BucketSource(objects)
 
 
-PIECE_BYTES: Final = 4 << 20  # bytes read at a time, as many as a protocol frame contains
-# smaller runs are read from the broker, together with their neighbours, because opening a file takes 0.1 ms
-RUN_BYTES_MIN: Final = 1 << 20
-# smaller ranges do not justify a task of 12 ms or more; locating a range takes 0.2 ms
-RANGE_RECORDS_MIN: Final = PACK_RECORDS
-
-logger: Final = logging.getLogger("polywire.spark")
 logger.setLevel(logging.INFO)  # Spark collects logs of workers only on request
-
-_elsewhere: Final[set[BulkConnection]] = set()
-"""Connections to brokers whose files this process cannot access; they are not asked for locations again."""
 
 
 class _NotRead(Exception):
@@ -407,12 +406,6 @@ class FileSource:
         if not 0 <= run.start < run.stop <= blob.size:
             raise _NotRead("the file is too short")
         return blob
-
-
-Pieces = Sequence[tuple[ReadRange, ...]]
-
-_on_a_machine: Final[set[BulkConnection]] = set()
-"""Connections to brokers without a bucket: each task checks for itself whether it can access the broker's files."""
 
 
 def locate_ranges(options: SourceOptions, pieces: Pieces) -> Pieces:

@@ -43,6 +43,10 @@ PENDING_BYTES: Final = (
 )  # bytes of one topic that are buffered before they are sent: enough for large batches in several partitions
 PENDING_TOTAL_BYTES: Final = 32 << 20  # bytes that one task buffers for all topics
 TOPICS_MAX: Final = 10_000  # topics in one record batch, as many as a broker can have
+# local property in which Spark passes the query's id to tasks of a micro-batch
+QUERY_ID: Final = "sql.streaming.queryId"
+BATCH_ID: Final = "streaming.sql.batchId"
+TOKENS_MAX: Final = 10_000  # maximum number of tokens in one publish (spec: polywire#limits)
 
 
 class Outgoing(NamedTuple):
@@ -210,12 +214,6 @@ def _numbers(column: pa.Array[Any]) -> memoryview | array[int]:
     if data is None:
         return array("i")
     return memoryview(data).cast("B")[4 * column.offset : 4 * (column.offset + len(column))]
-
-
-# local property in which Spark passes the query's id to tasks of a micro-batch
-QUERY_ID: Final = "sql.streaming.queryId"
-BATCH_ID: Final = "streaming.sql.batchId"
-TOKENS_MAX: Final = 10_000  # maximum number of tokens in one publish (spec: polywire#limits)
 
 
 class Write(NamedTuple):

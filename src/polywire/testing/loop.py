@@ -15,6 +15,8 @@ from math import ceil
 from typing import Any, Final
 
 START_US: Final = 1_700_000_000_000_000  # a day in 2023; tests must not depend on the value
+# more passes than any test needs; ends a test whose callbacks schedule each other without end
+PASSES_MAX: Final = 10_000
 
 
 class SimulatedClock:
@@ -47,10 +49,6 @@ class SimulatedClock:
     def step(self, seconds: float) -> None:
         """Change the wall clock only, forward or back, as an operator or NTP may do."""
         self._now_us += round(seconds * 1_000_000)
-
-
-# more passes than any test needs; ends a test whose callbacks schedule each other without end
-PASSES_MAX: Final = 10_000
 
 
 @dataclass(eq=False, slots=True)

@@ -35,6 +35,8 @@ from polywire.records.columns import BatchHeader, Column
 from polywire.records.compression import Compression, expand_body
 from polywire.types import Buffer, Level
 
+GROUP_BYTES_MAX: Final = 16 * 1024 * 1024  # decision 0102
+
 
 class NoPin:
     """A pin that does nothing, because bytes in memory stay where they are."""
@@ -216,9 +218,6 @@ class MemoryPartition:
                 index += 1
         kept = self.headers[index].base_offset if index < len(self.headers) else self.next_offset
         return max(self.first_offset, kept)
-
-
-GROUP_BYTES_MAX: Final = 16 * 1024 * 1024  # decision 0102
 
 
 class _Kind(Enum):

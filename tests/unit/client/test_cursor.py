@@ -8,7 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from polywire.client.cursor import Cursor
+from polywire.client.rows import Cursor
 
 
 def cursor_over(*chunks: list[Any]) -> Cursor:

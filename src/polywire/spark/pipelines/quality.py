@@ -20,6 +20,35 @@ from polywire.errors import ErrorCode, Invalid
 from polywire.spark.functions import CORRUPT, VALUE
 from polywire.spark.pipelines.queries import Parser, parsed, topic_rows
 
+COLOURS: Final = ("#3b6ea5", "#e08e3c", "#4f9d69", "#a05195", "#c8553d", "#6c8ebf", "#8a8d3f", "#58a4b0")
+WIDTH, HEIGHT, LEFT, BOTTOM = 860, 220, 64, 26
+TICKS: Final = 4
+SLOTS_MIN: Final = 12  # so that a single bar does not fill the chart
+_STYLE: Final = """
+:root { color-scheme: light dark; --ink: #1c2430; --soft: #66707f; --line: #d9dee6; --paper: #ffffff; --card: #f6f8fb; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --soft: #9aa5b4; --line: #343c48; --paper: #151a21; --card: #1d242e; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); }
+body { max-width: 920px; margin: 2.5rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin: 0 0 .2rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .6rem; } p { margin: .2rem 0; }
+.soft { color: var(--soft); }
+.verdict { display: inline-block; margin: 1rem 0; padding: .45rem .9rem; border-radius: .5rem; font-weight: 600; color: #fff; }
+.good { background: #2e7d4f; } .bad { background: #b3392f; }
+.facts { display: flex; flex-wrap: wrap; gap: .8rem; }
+.fact { background: var(--card); border-radius: .5rem; padding: .6rem 1rem; flex: 1 1 6rem; }
+.fact b { display: block; font-size: 1.3rem; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line); }
+th { color: var(--soft); font-weight: 600; } th:first-child, td:first-child { text-align: left; }
+td.wrong { color: #c8553d; font-weight: 700; }
+svg { width: 100%; height: auto; }
+svg text { font: 11px system-ui, sans-serif; fill: var(--soft); } svg .grid { stroke: var(--line); }
+.key span { display: inline-block; margin-right: 1rem; }
+.key i { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .35em; }
+"""
+TIME_BARS: Final = 60
+SIZE_BARS: Final = 24
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
@@ -114,35 +143,6 @@ class Quality:
     def sound(self) -> bool:
         """Whether each record exists exactly once."""
         return not self.problems
-
-
-COLOURS: Final = ("#3b6ea5", "#e08e3c", "#4f9d69", "#a05195", "#c8553d", "#6c8ebf", "#8a8d3f", "#58a4b0")
-WIDTH, HEIGHT, LEFT, BOTTOM = 860, 220, 64, 26
-TICKS: Final = 4
-SLOTS_MIN: Final = 12  # so that a single bar does not fill the chart
-
-_STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1c2430; --soft: #66707f; --line: #d9dee6; --paper: #ffffff; --card: #f6f8fb; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --soft: #9aa5b4; --line: #343c48; --paper: #151a21; --card: #1d242e; }
-}
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); }
-body { max-width: 920px; margin: 2.5rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; margin: 0 0 .2rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .6rem; } p { margin: .2rem 0; }
-.soft { color: var(--soft); }
-.verdict { display: inline-block; margin: 1rem 0; padding: .45rem .9rem; border-radius: .5rem; font-weight: 600; color: #fff; }
-.good { background: #2e7d4f; } .bad { background: #b3392f; }
-.facts { display: flex; flex-wrap: wrap; gap: .8rem; }
-.fact { background: var(--card); border-radius: .5rem; padding: .6rem 1rem; flex: 1 1 6rem; }
-.fact b { display: block; font-size: 1.3rem; font-variant-numeric: tabular-nums; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line); }
-th { color: var(--soft); font-weight: 600; } th:first-child, td:first-child { text-align: left; }
-td.wrong { color: #c8553d; font-weight: 700; }
-svg { width: 100%; height: auto; }
-svg text { font: 11px system-ui, sans-serif; fill: var(--soft); } svg .grid { stroke: var(--line); }
-.key span { display: inline-block; margin-right: 1rem; }
-.key i { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .35em; }
-"""
 
 
 def page(quality: Quality) -> str:
@@ -311,10 +311,6 @@ def _bytes(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g} {unit}"
     return f"{number} B"
-
-
-TIME_BARS: Final = 60
-SIZE_BARS: Final = 24
 
 
 def quality(
