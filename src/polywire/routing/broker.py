@@ -25,6 +25,7 @@ from polywire.broker.topics import Partition, Topic, missing
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
 from polywire.log.base import Completion, Handle, Loop
+from polywire.protocols.runtime.forwarded import Executor, Sender
 from polywire.protocols.runtime.shards import Shards
 from polywire.routing import messages
 from polywire.routing.calls import Method, by_of, methods_of, routed
@@ -84,6 +85,7 @@ class RoutedBroker:
         "consumers",
         "elapsed",
         "elsewhere",
+        "executors",
         "fetch",
         "groups",
         "local",
@@ -118,6 +120,7 @@ class RoutedBroker:
         self.commit: Final = local.commit
         self.consumers: Final = local.consumers
         self.elapsed: Final = local.elapsed
+        self.executors: Final[dict[str, Executor]] = {}
         self.transactions: Final = local.transactions
         self.processes: Final[dict[int, messages.Process]] = {}
         self.fetch: Final = local.fetch  # it calls the log of the partition, wherever that is
@@ -411,6 +414,22 @@ class RoutedBroker:
             then(bytes(payload))
 
         self._links[shard].send(Verb.FORWARD, messages.Forward(by_of(by), sees_files), received, then, frame)
+
+    # Requests of other protocols
+
+    def execute(self, shard: int, protocol: str, sender: Sender, requests: bytes, then: Completion[bytes]) -> Handle:
+        """Execute complete requests of a client in another process. ``then`` gets their responses, joined.
+
+        ``then`` is never called from inside this call. Cancelling the returned handle ends the requests. Raises
+        Busy(BUSY) if too many bytes are on the way to the other process.
+        """
+        if shard == self.shards.own:
+            return self.executors[protocol](sender, memoryview(requests), then)
+
+        def received(_: bytes, payload: memoryview) -> None:
+            then(bytes(payload))
+
+        return self._links[shard].send(Verb.EXECUTE, messages.Execute(protocol, sender), received, then, requests)
 
     # Methods executed in the process of a topic
 

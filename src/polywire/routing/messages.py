@@ -16,6 +16,7 @@ from polywire.broker.changes import TopicState
 from polywire.broker.owners import UNOWNED
 from polywire.errors import PeerError
 from polywire.protocols.polywire.codec import FRAME_BYTES_MAX, PREFIX
+from polywire.protocols.runtime.forwarded import Sender
 from polywire.types import Buffer
 
 MAGIC: Final = b"\xf3LINK\0\0\1"
@@ -50,6 +51,9 @@ class Verb(IntEnum):
 
     PROCESS = 12
     """Report where clients reach the process, and its epoch."""
+
+    EXECUTE = 13
+    """Execute requests of a client in a session of their protocol. The payload is the requests or their responses."""
 
 
 class Empty(msgspec.Struct, frozen=True, array_like=True):
@@ -151,6 +155,13 @@ class Process(msgspec.Struct, frozen=True, array_like=True):
     cluster_id: str = ""
 
 
+class Execute(msgspec.Struct, frozen=True, array_like=True):
+    """The protocol of requests, and who sent them."""
+
+    protocol: str
+    sender: Sender
+
+
 class Call(msgspec.Struct, frozen=True, array_like=True):
     """The name of a method."""
 
@@ -212,6 +223,7 @@ REQUESTS: Final[dict[int, type[msgspec.Struct]]] = {
     Verb.FORWARD: Forward,
     Verb.CALL: Call,
     Verb.PROCESS: Empty,
+    Verb.EXECUTE: Execute,
 }
 
 

@@ -7,9 +7,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -17,12 +18,13 @@ import msgspec
 from polywire.broker.changes import TopicState
 from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller
 from polywire.broker.topics import is_internal
-from polywire.errors import BrokerError, Busy, ErrorCode, Missing, PeerError
+from polywire.errors import BrokerError, Busy, ErrorCode, Missing, PeerError, Unavailable
 from polywire.log.base import Completion, Handle, Read
 from polywire.protocols.polywire import messages as polywire_messages
 from polywire.protocols.polywire.codec import ERROR, MORE, NO_PREFIX, PREFIX_BYTES, decode_prefix
 from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.runtime.append_queue import AppendQueue, is_full
+from polywire.protocols.runtime.forwarded import Executor
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.links import check_opening
 from polywire.protocols.runtime.sequential import CLOSED
@@ -63,6 +65,7 @@ class LinkSession(FramedSession["Broker"]):
         "_calls",
         "_changed",
         "_end_watch",
+        "_executors",
         "_key",
         "_members",
         "_owed",
@@ -77,12 +80,14 @@ class LinkSession(FramedSession["Broker"]):
         broker: Broker,
         key: bytes,
         process: Callable[[], messages.Process],
+        executors: Mapping[str, Executor],
         output: Output,
         resume: Callable[[], None],
     ) -> None:
         super().__init__(broker, output, resume)
         self._key = key
         self._process: Final = process
+        self._executors: Final = executors
         self._members: dict[tuple[str, str, str], str] = {}
         self._answers: list[Buffer] = []
         self._calls: dict[int, Handle] = {}
@@ -247,6 +252,21 @@ class LinkSession(FramedSession["Broker"]):
             self._send(encode(0, correlation, messages.Empty(), payload_bytes=len(frame)) + frame)
             self._end_when_done()
 
+    # Requests of other protocols
+
+    def _execute(self, correlation: int, head: messages.Execute, requests: memoryview) -> None:
+        executor = self._executors.get(head.protocol)
+        if executor is None:
+            raise Unavailable(ErrorCode.STOPPING, f"this process does not speak the protocol name={head.protocol!r}")
+        self._calls[correlation] = executor(head.sender, requests, partial(self._executed, correlation))
+
+    def _executed(self, correlation: int, responses: bytes | BrokerError) -> None:
+        self._calls.pop(correlation, None)
+        if isinstance(responses, BrokerError):
+            self._ended(correlation, responses, messages.Appended)
+        else:
+            self._forwarded(correlation, responses)
+
     # Methods of the broker
 
     def _report_process(self, correlation: int, _: messages.Empty, __: memoryview) -> None:
@@ -406,18 +426,32 @@ COMMANDS: Final[dict[int, Callable[[LinkSession, int, Any, memoryview], None]]] 
     Verb.FORWARD: LinkSession._forward,
     Verb.CALL: LinkSession._call,
     Verb.PROCESS: LinkSession._report_process,
+    Verb.EXECUTE: LinkSession._execute,
 }
 
 
 class RouterFactory:
     """Opens the receiving ends of links. Implements ``SessionFactory``."""
 
-    __slots__ = ("_broker", "_key", "_process")
+    __slots__ = ("_broker", "_executors", "_key", "_process")
 
     wire: Final = WIRE
 
-    def __init__(self, broker: Broker, key: bytes, process: Callable[[], messages.Process] | None = None) -> None:
-        """Create the factory. ``key`` is known to the processes of this broker only. ``process`` describes this one."""
+    def __init__(
+        self,
+        broker: Broker,
+        key: bytes,
+        process: Callable[[], messages.Process] | None = None,
+        executors: Mapping[str, Executor] = MappingProxyType({}),
+    ) -> None:
+        """Create the factory.
+
+        Args:
+            key: known to the processes of this broker only.
+            process: describes this process.
+            executors: execute requests of other protocols, by name.
+        """
+        self._executors: Final = executors
         self._broker: Final = broker
         self._key: Final = key
         self._process: Final = process or partial(messages.Process, broker.epoch)
@@ -428,4 +462,4 @@ class RouterFactory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkSession:
         """Return a session for a link."""
-        return LinkSession(self._broker, self._key, self._process, output, resume)
+        return LinkSession(self._broker, self._key, self._process, self._executors, output, resume)

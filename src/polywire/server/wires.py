@@ -14,7 +14,7 @@ from polywire.protocols.flux.factory import CarryingFluxFactory, FluxFactory, Fl
 from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.factory import CarryingIggyFactory, IggyFactory, IggyLinkFactory
 from polywire.protocols.kafka.context import KafkaRouter, KafkaSettings
-from polywire.protocols.kafka.factory import KafkaFactory, KafkaLinkFactory
+from polywire.protocols.kafka.factory import KafkaFactory
 from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.factory import PolywireFactory, RoutedPolywireFactory
 from polywire.protocols.runtime.off_loop import OffLoopQueue
@@ -90,7 +90,8 @@ def shard_factories(
     off_loop, has_users = cursus.state.off_loop, not broker.access.is_open
     routed, settings = RoutedBroker(broker, shard), _led_settings(config)
     kafka = KafkaFactory(broker, settings, off_loop=off_loop, router=cast(KafkaRouter, ResolvedBroker(routed)))
-    transactions = KafkaLinkFactory(kafka, shard.key)
+    # Kafka executes requests even if it has been turned off, because decided transactions must be completed.
+    routed.executors[kafka.wire] = kafka.executor
 
     def process() -> Process:
         return Process(
@@ -101,7 +102,6 @@ def shard_factories(
         FluxLinkFactory(flux),
         CursusLinkFactory(cursus, shard.key),
         IggyLinkFactory(iggy, shard.key),
-        transactions,
     ]
     outside: list[SessionFactory] = [
         CarryingFluxFactory(flux, shard),
@@ -112,9 +112,7 @@ def shard_factories(
         RoutedPolywireFactory(routed),
     ]
     spoken = [factory for factory in inside if config.speaks(factory.wire, has_users=has_users)]
-    # Transactions that are already decided must be completed even if Kafka has been turned off in the meantime.
-    always: list[SessionFactory] = [RouterFactory(broker, shard.key, process), transactions]
-    return outside, [*always, *(factory for factory in spoken if factory is not transactions)]
+    return outside, [RouterFactory(broker, shard.key, process, routed.executors), *spoken]
 
 
 def _led_settings(config: ServeConfig) -> KafkaSettings:

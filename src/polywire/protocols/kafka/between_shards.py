@@ -25,14 +25,14 @@ from polywire.broker.participants import Joined
 from polywire.broker.transaction_state import PARTICIPANT, Transaction
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.context import KafkaBroker
+from polywire.protocols.kafka.carrying import ask_shard
+from polywire.protocols.kafka.context import KafkaBroker, KafkaRouter
+from polywire.protocols.kafka.linked import Origin
 from polywire.protocols.kafka.messages import Api, Refused, Request, WireError
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
-from polywire.protocols.kafka.shard_link import Context, KafkaLink
 from polywire.protocols.kafka.transactions import check_settled, held_by, once_settled, transaction_error
-from polywire.protocols.runtime.links import Links
-from polywire.protocols.runtime.shards import Shards
+from polywire.protocols.runtime.forwarded import Sender
 from polywire.types import Level
 
 LET_IN_S: Final = (
@@ -307,28 +307,17 @@ class _Once:
 
 
 class ShardLinks:
-    """Links for requests of the broker itself, without a client. Implements ``broker.participants.Shards``.
+    """Requests of the broker itself, without a client. Implements ``broker.participants.Shards``.
 
     Every callback is called, with None if there is no response.
     """
 
-    def __init__(self, broker: KafkaBroker, shards: Shards) -> None:
-        self._broker: Final = broker
-        self._shards: Final = shards
-        self._links: Final = Links(self._make)
-
-    def _make(self, shard: int) -> KafkaLink:
-        return KafkaLink(self._shards, shard, self)
-
-    @property
-    def context(self) -> Context:
-        """The broker's own identity, because there is no client."""
-        return Context(None, "", "", "", self._shards.own, self._broker.epoch)
+    def __init__(self, router: KafkaRouter) -> None:
+        self._router: Final = router
+        self._sender: Final = Sender(None, "", Origin(router.shards.own, router.epoch).encode())
 
     def _ask(self, shard: int, question: Question, then: Callable[[Any], None]) -> None:
-        request = asked(question)
-        once = _Once(self._broker, then)
-        self._links.to(shard).ask(request.api, request.version, request.body, once, client_id=None)
+        ask_shard(self._router, shard, self._sender, asked(question), _Once(self._router, then))
 
     def end_participant(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
         def came(body: Any) -> None:
@@ -343,10 +332,3 @@ class ShardLinks:
             then(None if outcome is None else outcome.commits)
 
         self._ask(participant.coordinator, Ask(participant.id.removeprefix(PARTICIPANT), participant.token), came)
-
-    def link_lost(self, shard: int) -> None:
-        """Drop the link. Callers then get None for their pending requests."""
-        self._links.forget(shard)
-
-    def relieved(self) -> None:
-        pass

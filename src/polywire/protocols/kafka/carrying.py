@@ -11,20 +11,21 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from polywire.broker.access import Principal
 from polywire.broker.groups.consumer import TOPICS_MAX
 from polywire.broker.owners import Caller
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
-from polywire.errors import PeerError
+from polywire.errors import BrokerError, PeerError
+from polywire.log.base import Handle
+from polywire.protocols.kafka.client_codec import decode_response, encode_request
 from polywire.protocols.kafka.configs import TOPIC
 from polywire.protocols.kafka.context import KafkaRouter, Shared, node_of
-from polywire.protocols.kafka.messages import NO_ID, Api, Request
+from polywire.protocols.kafka.linked import Origin
+from polywire.protocols.kafka.messages import NO_ID, WIRE, Api, Request
 from polywire.protocols.kafka.reply_slots import Answer
-from polywire.protocols.kafka.session import Command, KafkaSession
-from polywire.protocols.kafka.shard_link import Context, KafkaLink, Then
+from polywire.protocols.kafka.session import LENGTH_BYTES, Command, KafkaSession
 from polywire.protocols.kafka.topics import is_topic_name
-from polywire.protocols.runtime.links import Links
+from polywire.protocols.runtime.forwarded import Sender
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import ReachedShards
 from polywire.types import TopicName
@@ -33,14 +34,16 @@ from polywire.types import TopicName
 LIMIT_S: Final = 5.0
 AGAIN_S: Final = 0.1  # pause before a request to a restarting process is repeated
 
+Then = Callable[[Any], None]
+"""Called with the body of a response, or with None if there will be none."""
 Bodies = dict[int, Any]
 """Bodies of responses by shard; None if a shard did not respond."""
 
 
 class CarryingKafkaSession(KafkaSession):
-    """The session of one client, with links to the other processes."""
+    """The session of one client."""
 
-    __slots__ = ("_links", "router", "shards")
+    __slots__ = ("_origin", "router", "shards")
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class CarryingKafkaSession(KafkaSession):
         super().__init__(shared, table, output, resume)
         self.router: Final = router
         self.shards: Final[ReachedShards] = router.shards
-        self._links: Final = Links(partial(_link, router.shards, self))
+        self._origin: Final = Origin(router.shards.own, router.epoch).encode()
 
     def leads(self, topic: Topic) -> bool:
         return self.router.shard_of_topic(topic) == self.shards.own
@@ -94,37 +97,30 @@ class CarryingKafkaSession(KafkaSession):
         return self.caller
 
     @property
-    def context(self) -> Context:
+    def _sender(self) -> Sender:
         user = None if self.broker.access.is_open else self.principal.name
-        host, port = self.output.local
-        return Context(user, self.output.peer, host, self.shards.listener_of(port), self.shards.own, self.broker.epoch)
+        return Sender(user, self.output.peer, self._origin)
 
-    def logged_in(self, principal: Principal) -> None:
-        """Set the user, and close links that were opened for the previous one.
+    def ask(self, shard: int, request: Request, then: Then) -> Handle:
+        """Execute a request in the process of a shard. ``then`` gets the body of the response, None without one."""
+        return ask_shard(self.router, shard, self._sender, request, then)
 
-        Raises Busy if there are too many connections.
-        """
-        super().logged_in(principal)
-        self._links.close()
 
-    def ask(self, shard: int, request: Request, then: Then) -> None:
-        self._links.to(shard).ask(request.api, request.version, request.body, then, client_id=request.client_id)
+def ask_shard(router: KafkaRouter, shard: int, sender: Sender, request: Request, then: Then) -> Handle:
+    """Execute a request in the process of a shard.
 
-    # Called by links
+    ``then`` gets the body of the response. It gets None if the process has ended, or rejects the request.
+    """
 
-    def link_lost(self, shard: int) -> None:
-        """Drop the link to a process that has ended. Callers then get None for their pending requests."""
-        self._links.forget(shard)
+    def came(frame: bytes | BrokerError) -> None:
+        then(None if isinstance(frame, BrokerError) else _body(request, frame))
 
-    def relieved(self) -> None:
-        self._go_on()
+    frame = encode_request(request.api, request.version, 0, request.body, client_id=request.client_id)
+    return router.execute(shard, WIRE, sender, frame, came)
 
-    def _waits(self) -> bool:
-        return super()._waits() or self._links.are_clogged
 
-    def close(self) -> None:
-        super().close()
-        self._links.close()
+def _body(request: Request, frame: bytes) -> Any:
+    return decode_response(request.api, request.version, frame[LENGTH_BYTES:])[1]
 
 
 NODES: Final = frozenset({Api.METADATA, Api.DESCRIBE_CLUSTER, Api.FIND_COORDINATOR})
@@ -163,14 +159,10 @@ def _never(_: str) -> Caller | None:
     """Create no topic."""
 
 
-def _link(shards: ReachedShards, owner: CarryingKafkaSession, shard: int) -> KafkaLink:
-    return KafkaLink(shards, shard, owner)
-
-
 class Question:
     """One request to one shard. ``then`` is called exactly once, but never after ``cancel``."""
 
-    __slots__ = ("_again", "_request", "_session", "_shard", "_then", "_timer")
+    __slots__ = ("_again", "_call", "_request", "_session", "_shard", "_then", "_timer")
 
     def __init__(
         self,
@@ -192,11 +184,12 @@ class Question:
         self._then: Then | None = then
         self._again: Final = again
         self._timer: Final = session.broker.loop.call_later(limit_s, self._end, None)
+        self._call: Handle | None = None
         self._ask()
 
     def _ask(self) -> None:
         if self._then is not None:
-            self._session.ask(self._shard, self._request, self._came)
+            self._call = self._session.ask(self._shard, self._request, self._came)
 
     def _came(self, body: Any) -> None:
         if body is None and self._again:
@@ -213,6 +206,8 @@ class Question:
     def cancel(self) -> None:
         self._then = None
         self._timer.cancel()
+        if self._call is not None:
+            self._call.cancel()
 
 
 def ask_shards(

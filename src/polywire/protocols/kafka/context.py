@@ -25,10 +25,12 @@ from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transactions import Transactions
 from polywire.errors import BrokerError
+from polywire.log.base import Completion, Handle
 from polywire.protocols.kafka.fences import Fences, Turns
 from polywire.protocols.kafka.fetch_sessions import FetchSessions
 from polywire.protocols.kafka.messages import WIRE, Api, Served
 from polywire.protocols.runtime.broker import WireBroker
+from polywire.protocols.runtime.forwarded import Sender
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.shards import ReachedShards
 from polywire.types import Level
@@ -49,10 +51,6 @@ class KafkaBroker(
     Protocol,
 ):
     """The broker, as the Kafka protocol uses it."""
-
-    @property
-    def epoch(self) -> int:
-        """Number of starts of the broker."""
 
     @property
     def participants(self) -> Participants: ...
@@ -77,6 +75,10 @@ class KafkaRouter(KafkaBroker, Protocol):
     """The broker of this process."""
 
     @property
+    def epoch(self) -> int:
+        """Number of starts of the broker."""
+
+    @property
     def shards(self) -> ReachedShards: ...
 
     @property
@@ -85,6 +87,9 @@ class KafkaRouter(KafkaBroker, Protocol):
 
     def shard_of_topic(self, topic: Topic) -> int:
         """Return the shard of a topic."""
+
+    def execute(self, shard: int, protocol: str, sender: Sender, requests: bytes, then: Completion[bytes]) -> Handle:
+        """Execute complete requests of a client in another process. ``then`` gets their responses, joined."""
 
     def know_processes(self, shards: Iterable[int]) -> None:
         """Raise Pending if the processes of shards have yet to report where clients reach them."""

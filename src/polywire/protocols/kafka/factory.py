@@ -33,14 +33,12 @@ from polywire.protocols.kafka.between_shards import ShardLinks, between_shards
 from polywire.protocols.kafka.carrying import CarryingKafkaSession
 from polywire.protocols.kafka.context import KafkaBroker, KafkaRouter, KafkaSettings, Shared
 from polywire.protocols.kafka.homes import GROUP_HANDLERS
-from polywire.protocols.kafka.linked import LinkedKafkaSession
 from polywire.protocols.kafka.messages import SERVED, WIRE, Api, Served
 from polywire.protocols.kafka.session import REQUEST_BYTES_MAX, Command, KafkaSession
-from polywire.protocols.kafka.shard_link import MAGIC
 from polywire.protocols.kafka.subscription import WRITING
 from polywire.protocols.kafka.transaction_homes import TRANSACTION_HANDLERS
 from polywire.protocols.runtime.commands import table
-from polywire.protocols.runtime.links import LinkFactory
+from polywire.protocols.runtime.forwarded import Executor
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import Output
 
@@ -167,13 +165,18 @@ class KafkaFactory:
         broker.classic.restore(WIRE, WRITING)
         if router is not None:
             broker.producer_shard = router.shards.own
-            broker.participants.begin(ShardLinks(broker, router.shards), self.shared.is_home)
+            broker.participants.begin(ShardLinks(router), self.shared.is_home)
             broker.elsewhere = router.elsewhere
             broker.consumers.end_memberships(WIRE, self.shared.is_home)
 
     @property
     def wire(self) -> str:
         return WIRE
+
+    @property
+    def executor(self) -> Executor:
+        """Executes requests that other processes of the broker forward."""
+        return partial(linked.execute, self.linked, LINK_COMMANDS)
 
     def recognise(self, prefix: bytes) -> bool | None:
         """Return whether the bytes begin a Kafka request that cannot be a Kafka 0.7 request (spec: kafka#recognition).
@@ -198,17 +201,6 @@ class KafkaFactory:
         if self._router is not None:
             return CarryingKafkaSession(self.shared, self._router, CARRYING_COMMANDS, output, resume)
         return KafkaSession(self.shared, COMMANDS, output, resume)
-
-
-class KafkaLinkFactory(LinkFactory[KafkaFactory]):
-    """Opens sessions for links from other processes of this broker."""
-
-    __slots__ = ()
-
-    magic = MAGIC
-
-    def open(self, output: Output, resume: Callable[[], None]) -> LinkedKafkaSession:
-        return LinkedKafkaSession(self._key, self._inside.linked, LINK_COMMANDS, output, resume)
 
 
 def _names_a_topic(prefix: bytes, api: int) -> bool:

@@ -12,14 +12,16 @@ from polywire.broker.participants import Joined
 from polywire.broker.transactions import BATCHES_AT_ONCE_MAX
 from polywire.errors import Busy, Conflict
 from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.carrying import ask_shard
 from polywire.protocols.kafka.client_batches import encode_batch
 from polywire.protocols.kafka.client_codec import decode_response, encode_request
-from polywire.protocols.kafka.messages import Api, WireError
+from polywire.protocols.kafka.linked import Origin
+from polywire.protocols.kafka.messages import Api, Request, WireError
 from polywire.protocols.kafka.sasl import PLAIN
-from polywire.protocols.kafka.shard_link import Context, KafkaLink
 from polywire.protocols.kafka.transactions import SETTLED_S
+from polywire.protocols.runtime.forwarded import Sender
 from polywire.records.columns import Record
-from tests.unit.protocols.kafka.test_carrying import TOPICS, WAIT_S, Client, Processes, Seen, with_users
+from tests.unit.protocols.kafka.test_carrying import TOPICS, WAIT_S, Client, Processes, with_users
 from tests.unit.protocols.kafka.test_transaction_homes import (
     HOME,
     Deaf,
@@ -223,30 +225,19 @@ def test_a_late_end_does_not_end_the_next_transaction(processes: Processes) -> N
     assert participant.is_open
 
 
-class Alone:
-    """The owner of a link: a process without others."""
-
-    context = Context(None, "", "", "kafka", 0, 1)
-
-    def link_lost(self, shard: int) -> None:
-        """Do nothing: the link is not lost."""
-
-    def relieved(self) -> None:
-        """Do nothing: nothing waits."""
-
-
 def test_a_shard_does_not_open_a_participant_by_itself(processes: Processes) -> None:
     """A power loss took its unsynced participant: partitions that arrive later belong to another one."""
     made = producer(processes)
     write(made, 1, "a")
     assert end(made, 1) == 0
     assert made.add(0, topic="ccc") == [0], "the coordinator has started the next transaction"
-    link = KafkaLink(Seen(processes.shards, 0), 1, Alone())
     reported: list[Any] = []
     topics = [schema.request(Api.ADD_PARTITIONS_TO_TXN).Topics(name="a", partitions=[0])]
     asked = schema.request(Api.ADD_PARTITIONS_TO_TXN)(**made.who, topics=topics)
-    link.ask(Api.ADD_PARTITIONS_TO_TXN, 3, asked, reported.append, client_id=None)
-    processes.loop.run_due()
+    request = Request(Api.ADD_PARTITIONS_TO_TXN, 3, 0, None, asked)
+    sender = Sender(None, "", Origin(0, 1).encode())
+    ask_shard(processes.routers[0], 1, sender, request, reported.append)
+    processes.run()
     assert reported[0].topics[0].partitions[0].error == WireError.CONCURRENT_TRANSACTIONS, (
         "after this error clients retry"
     )

@@ -1,0 +1,140 @@
+"""Requests that another process of this broker forwards: a session executes them, as for a client of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from polywire.broker.access import Principal
+from polywire.errors import BrokerError, ErrorCode, PeerError, Unavailable
+from polywire.log.base import Completion, Handle, Loop
+from polywire.protocols.runtime.session import Output, Session
+from polywire.types import Buffer
+
+BACKLOG_BYTES_MAX: Final = 1024 * 1024  # a limit that ``ForwardedRequests`` never reaches, because it has no backlog
+
+
+class Sender(msgspec.Struct, frozen=True, array_like=True):
+    """The client that sent a request.
+
+    Attributes:
+        user: name of the user whom the other process has authenticated; None without one.
+        peer: the client's address.
+        context: what the protocol needs to know besides.
+    """
+
+    user: str | None
+    peer: str
+    context: bytes = b""
+
+
+Executor = Callable[[Sender, memoryview, Completion[bytes]], Handle]
+"""Executes complete requests of a client, and reports all of their responses, joined.
+
+Cancelling the returned handle ends the requests, as if the client had closed its connection. Then nothing is reported.
+"""
+
+
+class ForwardedRequests:
+    """Requests in one session. Implements ``Output`` for the session, and ``Handle``.
+
+    Attributes:
+        certified: the client's user. See ``Output``.
+    """
+
+    __slots__ = ("_answered", "_at", "_data", "_loop", "_parts", "_session", "certified", "peer")
+
+    backlog: Final = 0
+    backlog_max: Final = BACKLOG_BYTES_MAX
+    local: Final = ("", 0)
+    on_loopback: Final = False
+
+    def __init__(
+        self, loop: Loop, data: Buffer, peer: str, certified: Principal | None, answered: Completion[bytes]
+    ) -> None:
+        """``data`` is copied, because the requests may refer to it until they are answered."""
+        self._loop: Final = loop
+        self._data: Final = memoryview(bytearray(data))
+        self._at = 0
+        self._answered: Final = answered
+        self._parts: list[bytes] = []
+        self._session: Session | None = None
+        self.peer: Final = peer
+        self.certified: Final = certified
+
+    def run(self, open_session: Callable[[Output, Callable[[], None]], Session]) -> Handle:
+        """Execute the requests. Returns the handle with which they are cancelled."""
+        try:
+            self._session = open_session(self, self._offer)
+        except PeerError as error:
+            self._loop.call_soon(self._answered, _rejected(error))
+        else:
+            self._loop.call_soon(self._offer)
+        return self
+
+    def _offer(self) -> None:
+        """Offer the session the requests that it has not accepted yet."""
+        session = self._session
+        if session is None:
+            return
+        try:
+            while self._at < len(self._data) and not session.paused():
+                taken = session.receive(self._data[self._at :])
+                if not taken:
+                    break
+                self._at += taken
+        except PeerError as error:
+            self.fail(error)
+            return
+        self._end_when_answered()
+
+    def _end_when_answered(self) -> None:
+        if self._session is not None and self._at == len(self._data) and not self._session.owes():
+            self._end(b"".join(self._parts))
+
+    def _end(self, result: bytes | BrokerError) -> None:
+        self.cancel()
+        self._answered(result)
+
+    def cancel(self) -> None:
+        """See ``Handle``."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    # Output
+
+    def write(self, data: Buffer) -> None:
+        self._parts.append(bytes(data))
+        self._loop.call_soon(self._end_when_answered)
+
+    def write_many(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
+        for part in parts:
+            self.write(part)
+        if released is not None:
+            released()
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._end(b"".join(self._parts))
+
+    def fail(self, error: PeerError) -> None:
+        """Report that the requests have no response."""
+        if self._session is not None:
+            self._end(_rejected(error))
+
+    def identified(self, principal: Principal | None) -> None:
+        """Do nothing, because the other process counts the client's connection."""
+
+    def pin(self) -> Callable[[], None]:
+        return _nothing
+
+
+def _rejected(error: PeerError) -> Unavailable:
+    return Unavailable(ErrorCode.STOPPING, f"a process has rejected a forwarded request reason={error}")
+
+
+def _nothing() -> None:
+    """Do nothing, because the requests are not overwritten."""
