@@ -28,7 +28,7 @@ SEES: Final[Mapping[type, str]] = {
     IggyBroker: "TopicVerbs RemovalVerbs RecordVerbs ProducerVerbs PositionVerbs WireStateVerbs groups streams",
     Kafka07Broker: "Topics Records",
     KafkaBroker: "TopicVerbs GroupTopics RemovalVerbs RecordVerbs ProducerVerbs PositionVerbs WireStateVerbs participants classic"
-    " consumers epoch transactions",
+    " consumers transactions",
     PolywireBroker: "TopicVerbs RemovalVerbs StagingVerbs PositionVerbs groups publish_work transactions",
 }
 INSIDE: Final = {"change_all", "close", "open", "over"}
