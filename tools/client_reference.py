@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import polywire
 from polywire import testing
-from polywire.client import lane, twin
+from polywire.client import blocking, lane
 from polywire.client.client import Client
 from polywire.client.consumer import Consumer
 from polywire.client.producer import Producer, Receipt, Receipts
@@ -24,10 +24,10 @@ CLASSES: Final = (
     lane.Delivery,
     Consumer,
     Record,
-    twin.SyncClient,
-    twin.SyncProducer,
-    twin.SyncReceipt,
-    twin.SyncConsumer,
+    blocking.SyncClient,
+    blocking.SyncProducer,
+    blocking.SyncReceipt,
+    blocking.SyncConsumer,
 )
 FUNCTIONS: Final = (("polywire.connect", polywire.connect), ("polywire.connect_sync", polywire.connect_sync))
 TABLES: Final = (

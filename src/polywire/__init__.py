@@ -21,12 +21,12 @@ if os.environ.get("POLYWIRE_PURE") == "1":
     prefer_sources()
 
 if TYPE_CHECKING:
+    from polywire.client.blocking import connect_sync
     from polywire.client.client import Client, connect
     from polywire.client.consumer import Consumer
     from polywire.client.producer import Producer
     from polywire.client.record import Record
     from polywire.client.tables import read_arrow, read_pandas, read_polars, scan, scan_polars, to_duckdb
-    from polywire.client.twin import connect_sync
     from polywire.types import Level
 
 _MODULES = {
@@ -36,7 +36,7 @@ _MODULES = {
     "Producer": "client.producer",
     "Record": "client.record",
     "connect": "client.client",
-    "connect_sync": "client.twin",
+    "connect_sync": "client.blocking",
     "read_arrow": "client.tables",
     "read_pandas": "client.tables",
     "read_polars": "client.tables",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from polywire.client.twin import SyncClient
+    from polywire.client.blocking import SyncClient
     from polywire.testing import RunningBroker
 
 
@@ -32,7 +32,7 @@ def polywire_broker() -> Iterator[RunningBroker]:
 @pytest.fixture
 def polywire_client(polywire_broker: RunningBroker) -> Iterator[SyncClient]:
     """A client of the broker, made by ``polywire.connect_sync``."""
-    from polywire.client.twin import connect_sync
+    from polywire.client.blocking import connect_sync
 
     with connect_sync(polywire_broker.url()) as client:
         yield client

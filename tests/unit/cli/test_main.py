@@ -274,7 +274,7 @@ import sys
 
 for name in {missing!r}:
     sys.modules[name] = None
-import polywire.client.client, polywire.client.consumer, polywire.client.producer, polywire.client.twin
+import polywire.client.client, polywire.client.consumer, polywire.client.producer, polywire.client.blocking
 from polywire.cli.main import run
 from polywire.client.connect import SCHEMES
 for scheme in SCHEMES:

@@ -9,19 +9,19 @@ import pytest
 
 import polywire
 from polywire.client.base import Produced
+from polywire.client.blocking import SyncClient, SyncConsumer, SyncProducer, connect_sync
 from polywire.client.client import Client, connect
 from polywire.client.consumer import Consumer
 from polywire.client.producer import Producer
-from polywire.client.twin import SyncClient, SyncConsumer, SyncProducer, connect_sync
 from polywire.errors import Invalid, Missing, Unavailable
 from tests.unit.client.served import Served
 
 
 @pytest.mark.parametrize(
-    ("twin", "original"), [(SyncClient, Client), (SyncProducer, Producer), (SyncConsumer, Consumer)]
+    ("blocking", "original"), [(SyncClient, Client), (SyncProducer, Producer), (SyncConsumer, Consumer)]
 )
-def test_the_methods_are_the_same(twin: type[Any], original: type[Any]) -> None:
-    assert calls(twin) == {name: call for name, call in calls(original).items() if name != "open"}
+def test_the_methods_are_the_same(blocking: type[Any], original: type[Any]) -> None:
+    assert calls(blocking) == {name: call for name, call in calls(original).items() if name != "open"}
 
 
 def test_both_connect_with_the_same_arguments() -> None:
