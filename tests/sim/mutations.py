@@ -112,7 +112,7 @@ def _synced_when_written(flusher: Flusher, sequence: int, callback: Callable[[No
 
 def _install_any(owner: Sealer) -> None:
     """Install slots in the order in which their syncs end."""
-    owner._named = type(owner._named)(sorted(owner._named, key=lambda named: not named.counts))
+    owner._named = type(owner._named)(sorted(owner._named, key=lambda named: not named.is_durable))
     _install_next(owner)
 
 

@@ -79,7 +79,7 @@ class Authorization(ABC):
             raise self.refusal(principal, action, where)
 
     def authorize_somewhere(self, principal: Principal | None, action: Action) -> None:
-        """Raise Denied(LOGIN_REQUIRED, DENIED) if the user may not perform an action on any resource.
+        """Raise Denied(LOGIN_REQUIRED, DENIED) unless the user may perform an action on at least one resource.
 
         The caller checks the actual resource later.
         """

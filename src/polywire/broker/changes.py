@@ -246,7 +246,8 @@ class SnapshotSaved(msgspec.Struct, frozen=True, array_like=True, tag=21):
 class TransactionState(Enum):
     """State of the latest transaction of a transactional id.
 
-    An epoch that has had no transaction yet counts as empty if it has a ``TransactionalProducer``, else as aborted.
+    Before the first transaction of an epoch, the state is EMPTY with a ``TransactionalProducer`` and ABORTED without
+    one.
     """
 
     EMPTY = "empty"

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 
 class Claims(Protocol):
-    """Reserves topic names for one broker of a namespace."""
+    """Reserves topic names for this broker, if several brokers share one namespace."""
 
     def claim(self, full_name: str) -> None:
         """Claim the name of a topic before it is created. Claiming it again has no effect.

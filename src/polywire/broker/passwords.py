@@ -48,11 +48,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a login comes from.
+    """Where a login comes from. Failures are counted separately for each part that is not empty.
 
     Attributes:
-        peer: connection, as ``host:port``. Failures without a connection cause no delay; the same holds for the other
-            fields.
+        peer: connection, as ``host:port``.
         address: address of the connection.
         name: name of the user.
     """

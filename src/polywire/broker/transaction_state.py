@@ -117,7 +117,7 @@ class Transaction:
 
     @property
     def phase(self) -> TransactionState:
-        """State of the transaction, without the distinction whether other shards participate."""
+        """State of the transaction, with OPEN in place of SHARED."""
         return TransactionState.OPEN if self.is_open else self.state
 
     @property

@@ -134,9 +134,9 @@ class Transactions:
         }
 
     def on_decided(self, notify: Callable[[], None]) -> None:
-        """Register a callback for the ends of transactions with participants.
+        """Register a callback that is called when a transaction with participants has ended.
 
-        It is called before the ending call returns.
+        It is called before the call that ended the transaction returns.
         """
         self._on_decided = notify
 

@@ -103,8 +103,8 @@ class Nodes:
     """Node objects of a bucket, or of one shard. Call the methods from threads.
 
     Args:
-        candidate: selects its shard. With None, ``read`` returns nodes of all shards, and takeover requests are those
-            of the first one.
+        candidate: this process, which selects its shard. With None, ``read`` returns the nodes of all shards, and
+            takeover requests are those of the first shard.
     """
 
     def __init__(self, objects: Objects, candidate: Candidate | None = None) -> None:

@@ -125,7 +125,7 @@ class OfflineLog:
         """
         reason: Corrupt | None = None
         try:
-            chain, log_state, _ = self._recover(None)
+            chain, log_state, _ = self._recover_until(None)
         except Corrupt as error:
             if error.code is ErrorCode.NEWER_FORMAT:
                 raise
@@ -138,7 +138,7 @@ class OfflineLog:
             reason = Corrupt(ErrorCode.CORRUPT, "no group of the journal has a valid checksum")
         through = ALL_GROUPS
         while True:
-            chain, log_state, broken = self._recover(through)
+            chain, log_state, broken = self._recover_until(through)
             if chain is None:
                 raise reason
             if broken is None:
@@ -150,12 +150,12 @@ class OfflineLog:
 
         The chain is None if nothing was ever stored. Raises Corrupt.
         """
-        chain, log_state, _ = self._recover(None)
+        chain, log_state, _ = self._recover_until(None)
         if chain is None and self.slots and not self.journal.is_blank():
             raise Corrupt(ErrorCode.CORRUPT, "no group of the journal has a valid checksum")
         return chain, log_state
 
-    def _recover(self, through: int | None) -> tuple[Chain | None, LogState, FoundGroup | None]:
+    def _recover_until(self, through: int | None) -> tuple[Chain | None, LogState, FoundGroup | None]:
         """Recover in memory. With ``through``, an invalid group is returned instead of raising Corrupt."""
         chain = find_chain(self.slots, through=through)
         self.state = self._replay()

@@ -371,7 +371,7 @@ def _fill_fixed(runs: Runs, column: cython.int, width: cython.longlong, nested: 
 def _fill_crcs(
     runs: Runs, source: cython.longlong, start: cython.longlong, stop: cython.longlong, place: cython.longlong
 ) -> cython.void:
-    """Compute the CRCs of values of a source that does not have the column."""
+    """Compute the CRC-32 of values from a source without a CRC column."""
     p: cython.p_const_uchar = runs.bases[source]
     target: cython.p_uchar = runs.target
     at: cython.longlong = runs.layouts[_LAYOUT * source]

@@ -231,9 +231,7 @@ class ClassicGroup:
         return self._join_again(member, join, now)
 
     def _check_protocols(self, join: Join) -> None:
-        """Raise Conflict if the protocol type differs from the group's, or the members have no common assignment
-        protocol.
-        """
+        """Raise Conflict for another protocol type, or if the members have no common assignment protocol."""
         names = {name for name, _ in join.protocols}
         if not self._members:
             fits = bool(join.protocol_type and names)

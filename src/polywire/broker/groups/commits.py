@@ -200,7 +200,7 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
     def position_owners(self, kind: PositionKind) -> Iterator[tuple[str, str]]:
         """Yield (full name of the topic, name) of all consumers or groups with offsets.
 
-        Offsets may change in between.
+        Offsets may change during the iteration.
         """
         return ((self.topic_name(key), name) for key, name, _ in self._state.positions.owners(kind))
 

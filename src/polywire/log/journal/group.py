@@ -178,7 +178,7 @@ class GroupHead:
 
     @property
     def size(self) -> int:
-        """Size of the whole group in bytes, without further entries."""
+        """Size of the whole group in bytes, if no more entries are added."""
         return _HEADER_BYTES + self._count * _ENTRY_BYTES + self._payload
 
     @property

@@ -148,12 +148,17 @@ class Draft:
         self.parts.append(made.content)
 
     def after(self, partition: FilePartition | None, then: Callable[[int], None]) -> None:
-        """Call ``then(serial)``, which may change ``partition``, once the entries so far are written and indexed."""
+        """Call ``then`` with the slot's serial once the entries so far are written and indexed.
+
+        It may change ``partition``.
+        """
         self.then.append(then)
         self.indexed.append((partition, NO_OFFSET, -len(self.then), 0, 0, 0))
 
     def touch(self, partitions: Sequence[FilePartition], offsets: Sequence[int], then: Callable[[int], None]) -> None:
-        """Call ``then(serial)``, which may change ``partitions``, once the entries so far are written and indexed.
+        """Call ``then`` with the slot's serial once the entries so far are written and indexed.
+
+        It may change ``partitions``.
 
         Args:
             offsets: next offset of each partition before the entries.
@@ -233,7 +238,7 @@ class Appends:
 
 @cython.cclass
 class WriteBatch:
-    """Steps in the order of the calls.
+    """Steps to write as one journal group, in the order of the calls.
 
     Attributes:
         size: upper bound of their size in a group.

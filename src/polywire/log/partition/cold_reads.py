@@ -90,7 +90,7 @@ class Stop(NamedTuple):
 
 
 class ColdReads:
-    """Windows and glances of all partitions."""
+    """Retained reads of sealed data, for all partitions: windows, read from disk, and glances, read from memory."""
 
     __slots__ = (
         "_arena",

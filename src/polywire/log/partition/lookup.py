@@ -231,7 +231,7 @@ def _repeat_lookup(again: Callable[[], None], then: Completion[int]) -> Completi
 
 
 def _at_least_first(partition: FilePartition, then: Completion[int]) -> Completion[int]:
-    """Return a completion that passes its result to ``then``, but at least the partition's current first offset."""
+    """Return a completion that passes its result to ``then``, or the partition's first offset if that is higher."""
     return lambda found: then(found if isinstance(found, BrokerError) else max(found, partition.first_offset))
 
 

@@ -142,9 +142,9 @@ class Reader:
         return sealed.segment
 
     def run_now(self, location: int, incarnation: int) -> SegmentRun | None:
-        """Return a partition's run in a segment if its footer is in memory, else None.
+        """Return a partition's run in a segment if its footer is in memory.
 
-        In the latter case the footer is read in the background for a later call.
+        Otherwise return None, and read the footer in the background for a later call.
         """
         segment = self.segment(location)
         run = segment.run_now(incarnation)

@@ -302,14 +302,15 @@ class TailIndex:
 def attach(tails: list[TailIndex], content: Buffer, entries: Lendable, positions: Lendable, slot: cython.uint) -> None:
     """Append the batches of a publish to the indexes of their partitions.
 
-    Raises IndexError if the arguments contradict.
-
     Args:
         tails: index of each partition.
         content: the publish's entries, as passed to ``GroupHead.published``.
         entries: for each entry, its end in ``content`` and the index of its partition.
         positions: position of each batch.
         slot: slot of all batches.
+
+    Raises:
+        IndexError: the arguments contradict each other.
     """
     lent: Lent = lend(content)
     ends: Lent = lend(entries)

@@ -246,7 +246,7 @@ def copy_batches(
 @cython.nogil
 @cython.exceptval(check=False)
 def _enter(run: cython.p_uchar, p: cython.p_const_uchar, at: cython.longlong, entries: cython.p_uchar) -> cython.void:
-    """Add the batch at ``at`` to the run's state. Also add an index entry if its 64 KiB stride has none."""
+    """Add the batch at ``at`` to the run's state. Also add an index entry if this 64 KiB part of the run has none."""
     is_numbered: cython.bint = load_i64(run, 32) >= 0
     offset: cython.longlong = load_base_offset(p, at) if is_numbered else 0
     address: cython.longlong = load_base_address(p, at) if is_numbered else 0

@@ -146,9 +146,9 @@ def plan(state: LogState, group: Group) -> Merge | None:
 
 
 def _serves_reads(partition: FilePartition, run: SegmentRun, sealed: Sealed) -> bool:
-    """Return whether this segment is where the run's offsets are read from.
+    """Return whether reads of the run's offsets use this segment.
 
-    It is not if the offsets were trimmed, or compacted into another segment.
+    They do not if the offsets were trimmed, or compacted into another segment.
     """
     number = partition.runs.find_offset(run.next_offset - 1)
     return (

@@ -91,14 +91,14 @@ class _Named:
 
     Attributes:
         replaced: name of the previous snapshot.
-        counts: whether the journal group that lists the segments is durable.
+        is_durable: whether the journal group that lists the segments is durable.
     """
 
     full: _Full
     written: Written
     sealed: Sequence[Sealed]
     replaced: str
-    counts: bool = False
+    is_durable: bool = False
 
 
 class Sealer:
@@ -225,12 +225,12 @@ class Sealer:
     def _group_durable(self, named: _Named) -> None:
         # slots are installed in the order they were filled, whichever group becomes durable first: the runs of a
         # partition must be in order, and installing removes exactly the same batches from its tail
-        named.counts = True
+        named.is_durable = True
         self._install_next()
 
     def _install_next(self) -> None:
         """Use the segments of the oldest slot for reads, if the journal group that lists them is durable."""
-        if self._installing or not self._named or not self._named[0].counts:
+        if self._installing or not self._named or not self._named[0].is_durable:
             return
         self._installing = True
         named = self._named[0]
@@ -277,9 +277,9 @@ class Sealer:
         self._close_returned()
 
     def _replace_pinned(self) -> None:
-        """If no slot is free, replace the sealed slot that has waited longest for its readers.
+        """If no slot is free, replace the oldest sealed slot that readers still use by a new file.
 
-        The readers keep the unlinked file, so writers need not wait for them.
+        The readers continue to read the unlinked file, so writers need not wait for them.
         """
         self._replacing_pinned = False
         wanted = not self._journal.free and not self._journal.may_grow()

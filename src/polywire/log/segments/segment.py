@@ -102,9 +102,8 @@ class Segment:
 
     Positions are byte positions in the blob. Returned batches are verified unless stated otherwise.
 
-    Methods may wait for a disk, so they must not be called on the event loop. The exceptions are ``span_now`` and the
-    methods whose names end in ``_now``. The footer is retained only in a cache, because all footers of a long log would
-    exceed memory.
+    Methods may wait for a disk, so they must not be called on the event loop. The exceptions are those whose names end
+    in ``_now``. The footer is retained only in a cache, because all footers of a long log would exceed memory.
     """
 
     __slots__ = (
@@ -362,8 +361,8 @@ class Segment:
     def read_into(self, block: memoryview, start: int, stop: int) -> memoryview:
         """Read bytes [start, stop) into the caller's memory. Does not verify them. May wait for the disk.
 
-        ``block`` must be suitable for ``Blob.read_direct``. Reads bypass the page cache until the whole segment was
-        read once. If more is read after that, the data is being read again, and further reads use the page cache.
+        ``block`` must be suitable for ``Blob.read_direct``. Most data is read only once, so reads bypass the page cache
+        until as many bytes were read as the segment has. Later reads use the page cache.
         """
         past = self._is_new_to_the_cache
         self._direct_bytes += stop - start

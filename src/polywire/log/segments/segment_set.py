@@ -103,7 +103,7 @@ class SegmentSet:
         return sealed
 
     def settle(self, sealed: Iterable[Sealed]) -> None:
-        """Mark those of these segments that have no needed runs as dead."""
+        """Add those of these segments that have no needed runs to ``dead``."""
         self.dead.extend(item for item in sealed if item.live == 0)
 
     def drop(self, location: int, size: int) -> None:
