@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from polywire.broker.access import Access
 from polywire.broker.claims import ALONE
-from polywire.broker.elsewhere import NOWHERE
 from polywire.broker.events import Events
 from polywire.broker.expiry import Expiry
 from polywire.broker.group_topics import GroupTopics
@@ -31,6 +30,7 @@ from polywire.broker.groups.memberships import TopicGroups
 from polywire.broker.owners import Owners
 from polywire.broker.participants import Participants
 from polywire.broker.record_verbs import Admission, ProducerVerbs
+from polywire.broker.remote_topics import NO_REMOTE_TOPICS
 from polywire.broker.retention import Retention
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.sliced import OrderedWork, SlicedWork
@@ -70,7 +70,6 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         "clock",
         "consumers",
         "elapsed",
-        "elsewhere",
         "events",
         "groups",
         "loop",
@@ -78,6 +77,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         "participants",
         "producer_shard",
         "publish_work",
+        "remote_topics",
         "settings",
         "sliced",
         "staging",
@@ -88,7 +88,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
     def __init__(self, log: Log, state: State, settings: BrokerSettings, loop: Loop, clock: Clock) -> None:
         self.settings = settings
         self.loop: Final = loop
-        self.clock, self.claims, self.elsewhere = clock, ALONE, NOWHERE
+        self.clock, self.claims, self.remote_topics = clock, ALONE, NO_REMOTE_TOPICS
         self.sliced = SlicedWork(loop, clock)
         self._topic_work = OrderedWork(self.sliced, loop, clock)
         self.publish_work: Final = OrderedWork(self.sliced, loop, clock)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from polywire.broker.elsewhere import Elsewhere
+from polywire.broker.remote_topics import RemoteTopicLookup
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.topics import Catalog, Topic
 from polywire.types import TopicName
@@ -16,16 +16,16 @@ class GroupTopics(Protocol):
     __slots__ = ()
 
     settings: BrokerSettings
-    elsewhere: Elsewhere
+    remote_topics: RemoteTopicLookup
     _catalog: Catalog
 
     def group_topic(self, full_name: str) -> Topic | None:
         """Return the topic with this full name, of this shard or another."""
-        return self._catalog.find(full_name) or self.elsewhere.find(full_name)
+        return self._catalog.find(full_name) or self.remote_topics.find(full_name)
 
     def group_topic_of_id(self, topic_id: bytes) -> Topic | None:
         """Return the topic with this id, of this shard or another."""
-        return self._catalog.find_id(topic_id) or self.elsewhere.find_id(topic_id)
+        return self._catalog.find_id(topic_id) or self.remote_topics.find_id(topic_id)
 
     def group_resource(self, full_name: str) -> Topic | TopicName:
         """Return what permissions on a full name are checked against: the topic, or its name if it does not exist."""
@@ -43,9 +43,9 @@ class GroupTopics(Protocol):
         topic = self.group_topic(full_name)
         if topic is not None:
             return len(topic.partitions)
-        return self.settings.partition_count if last is None or not self.elsewhere.has(full_name) else last
+        return self.settings.partition_count if last is None or not self.remote_topics.has(full_name) else last
 
     @property
     def group_topics_version(self) -> int:
         """A number that increases when topics are created or deleted."""
-        return self._catalog.version + self.elsewhere.version
+        return self._catalog.version + self.remote_topics.version

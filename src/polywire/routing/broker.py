@@ -84,7 +84,6 @@ class RoutedBroker:
         "commit",
         "consumers",
         "elapsed",
-        "elsewhere",
         "executors",
         "fetch",
         "groups",
@@ -93,6 +92,7 @@ class RoutedBroker:
         "participants",
         "probe",
         "processes",
+        "remote_topics",
         "settings",
         "settle",
         "shards",
@@ -104,7 +104,7 @@ class RoutedBroker:
         """Open the links to all other shards."""
         self.local: Final = local
         self.shards: Final = shards
-        self.elsewhere: Final = RemoteTopics(shards)
+        self.remote_topics: Final = RemoteTopics(shards)
         self._found: Final[dict[str, BrokerError | None]] = {}
         self._listed: tuple[int, list[Topic]] = (-1, [])
         self._placed: Iterator[int] | None = None
@@ -132,7 +132,7 @@ class RoutedBroker:
 
     def topics_came(self, link: ShardLink, topics: messages.Topics) -> None:
         """See ``TopicsOwner``."""
-        self.elsewhere.apply(link, topics)
+        self.remote_topics.apply(link, topics)
 
     def process_came(self, link: ShardLink, process: messages.Process) -> None:
         """See ``TopicsOwner``. A process that has no ports yet is asked again when they are needed."""
@@ -159,7 +159,7 @@ class RoutedBroker:
 
     def find_topic(self, full_name: str) -> Topic | None:
         """See ``api.Topics``."""
-        topic = self.local.find_topic(full_name) or self.elsewhere.find(full_name)
+        topic = self.local.find_topic(full_name) or self.remote_topics.find(full_name)
         if topic is not None:
             return topic
         shard = self.shards.shard_of(full_name)
@@ -219,12 +219,12 @@ class RoutedBroker:
 
     def topic_of_id(self, topic_id: bytes) -> Topic | None:
         """Return the topic with this id, or None."""
-        return self.local.topic_of_id(topic_id) or self.elsewhere.find_id(topic_id)
+        return self.local.topic_of_id(topic_id) or self.remote_topics.find_id(topic_id)
 
     @property
     def topics_version(self) -> int:
         """See ``TopicLookup``."""
-        return self.local.topics_version + self.elsewhere.version
+        return self.local.topics_version + self.remote_topics.version
 
     def topics(self, *, internal: bool = False) -> list[Topic]:
         """See ``TopicLookup``. ``internal`` adds the internal topics of this process."""
@@ -232,7 +232,7 @@ class RoutedBroker:
             return self.local.topics(internal=True)
         version, topics = self._listed
         if version != self.topics_version:
-            topics = sorted([*self.local.topics(), *self.elsewhere.all()], key=_full_name)
+            topics = sorted([*self.local.topics(), *self.remote_topics.all()], key=_full_name)
             self._listed = self.topics_version, topics
         return list(topics)
 
@@ -387,7 +387,7 @@ class RoutedBroker:
 
     def shard_of_topic(self, topic: Topic) -> int:
         """See ``Router``."""
-        shard = self.elsewhere.shard_of(topic)
+        shard = self.remote_topics.shard_of(topic)
         return self.shards.own if shard is None else shard
 
     @property
@@ -562,7 +562,7 @@ class ResolvedBroker(RoutedBroker):
 
     def find_topic(self, full_name: str) -> Topic | None:
         """See ``api.Topics``."""
-        return self.local.find_topic(full_name) or self.elsewhere.find(full_name)
+        return self.local.find_topic(full_name) or self.remote_topics.find(full_name)
 
     def ensure_topic(self, full_name: str, *, by: Caller = NO_CALLER) -> Topic:
         """See ``api.Topics``. Raises Busy(BUSY) for a topic that ``resolve`` has not created in another process."""

@@ -139,7 +139,7 @@ def _offset(done: Completion[int] | None, result: Appended | BrokerError) -> Non
 
 
 class RemoteTopics:
-    """The topics of other shards. A topic remains when the link to its shard is lost. Implements ``Elsewhere``.
+    """The topics of other shards. A topic remains when the link to its shard is lost. Implements ``RemoteTopicLookup``.
 
     ``_reported`` has the topics that a shard has reported since its link was opened, until all were reported.
     """
@@ -164,7 +164,7 @@ class RemoteTopics:
         return self._by_id.get(topic_id)
 
     def has(self, full_name: str) -> bool:
-        """See ``Elsewhere``."""
+        """See ``RemoteTopicLookup``."""
         return self._names.shard_of(full_name) not in (None, self._names.own)
 
     def all(self) -> Iterator[Topic]:

@@ -166,7 +166,7 @@ class KafkaFactory:
         if router is not None:
             broker.producer_shard = router.shards.own
             broker.participants.begin(ShardLinks(router), self.shared.is_home)
-            broker.elsewhere = router.elsewhere
+            broker.remote_topics = router.remote_topics
             broker.consumers.end_memberships(WIRE, self.shared.is_home)
 
     @property

@@ -7,25 +7,25 @@ from typing import Final, Protocol
 from polywire.broker.topics import Topic
 
 
-class Elsewhere(Protocol):
-    """The topics of other shards, as those have reported them."""
+class RemoteTopicLookup(Protocol):
+    """Topics of other shards, as last reported by those shards."""
 
     @property
     def version(self) -> int:
         """A number that increases when topics are created or deleted in other shards."""
 
     def find(self, full_name: str) -> Topic | None:
-        """Return the topic with this full name."""
+        """Return the topic with this full name, or None if no shard has reported one."""
 
     def find_id(self, topic_id: bytes) -> Topic | None:
-        """Return the topic with this id."""
+        """Return the topic with this id, or None if no shard has reported one."""
 
     def has(self, full_name: str) -> bool:
-        """Return whether another shard has a topic of this name, reported or not."""
+        """Return whether another shard has a topic of this name, even if its state was not reported yet."""
 
 
-class Nowhere:
-    """Implements ``Elsewhere`` for a single broker, which has no other shards."""
+class NoRemoteTopics:
+    """Implements ``RemoteTopicLookup`` for a single broker, which has no other shards."""
 
     version: Final = 0
 
@@ -40,4 +40,4 @@ class Nowhere:
         return False
 
 
-NOWHERE: Final[Elsewhere] = Nowhere()
+NO_REMOTE_TOPICS: Final[RemoteTopicLookup] = NoRemoteTopics()
