@@ -217,7 +217,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     WiresMutation(
         "proofs-current",
         "a password counts no more once it is replaced",
-        wrapped(Authentication, "_let_in", _whatever_counts),
+        wrapped(Authentication, "_verified_principal", _whatever_counts),
         test=_proved_meanwhile,
     ),
     WiresMutation("passwords", "another password is another", replaced(Passwords, "known", lambda *_: True)),
