@@ -248,7 +248,7 @@ SHARDS_MUTATIONS: Final = (
     ShardsMutation(
         "link-users",
         "a forwarded request uses this process's number of the user",
-        replaced(LinkSession, "_caller", _numbers_of_others),
+        replaced(LinkSession, "caller", _numbers_of_others),
         test=prepared(test_router.test_the_number_of_a_user_is_that_of_the_process, together=Together),
     ),
     ShardsMutation(

@@ -30,8 +30,8 @@ from polywire.http.guard import PRINCIPAL, Guard
 from polywire.http.health import readiness
 from polywire.http.metrics import CONTENT_TYPE, metrics_text
 from polywire.http.process import Process
+from polywire.protocols.runtime.forwarded import Forwarding
 from polywire.protocols.runtime.session import Output
-from polywire.protocols.runtime.shards import Shards
 
 FILES: Final = {
     "index.html": "text/html; charset=utf-8",
@@ -81,20 +81,20 @@ class HttpApplication:
         process: Process,
         *,
         names: Sequence[str],
-        shards: Shards | None = None,
+        router: Forwarding | None = None,
         is_linked: bool = False,
     ) -> None:
         """``names`` are the allowed host names, see ``HttpFactory``.
 
-        ``shards`` are the processes of this broker if there are several. If ``is_linked``, requests come from other
-        processes of this broker, and must not be forwarded again.
+        ``router`` reaches the other processes of this broker if there are several. If ``is_linked``, requests come from
+        other processes of this broker, and must not be forwarded again.
         """
         routes = [
             Route("/livez", self._live, methods=["GET"]),
             Route("/readyz", self._ready, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
-        redrive = Redrive(broker, shards)
+        redrive = Redrive(broker, router)
         if is_linked:
             routes.append(Route(STAGING_PATH, redrive.stage, methods=["POST"]))
         self._endpoints: Final = Endpoints(broker, Api(broker, process, redrive).table())
@@ -108,7 +108,7 @@ class HttpApplication:
         self._process: Final = process
         app = Starlette(routes=routes, exception_handlers={BrokerError: _error_response})
         app.router.redirect_slashes = False
-        inner = app if shards is None or is_linked else ForwardingApp(app, broker, shards)
+        inner = app if router is None or is_linked else ForwardingApp(app, broker, router)
         self._guard: Final = Guard(inner, broker.access, names=names)
 
     def exchange(self, output: Output, drained: asyncio.Event) -> AsgiExchange:

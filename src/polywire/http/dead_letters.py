@@ -7,7 +7,7 @@ partition. A redrive sends the record back to these.
   a crash.
 * The target topics may belong to several processes. The process that has the dead letters coordinates the transaction
   (decision 0129). It adds each other process as a participant, which stages the letters for its topics and applies the
-  decision. Letters reach other processes over the HTTP link between them.
+  decision. Letters reach other processes as HTTP requests.
 * Any producer can write the headers of a letter. Therefore, letters are sent only to topics that the request names and
   to which the user may produce.
 * A redrive reads a limited number of bytes, including headers, but always at least one letter.
@@ -41,7 +41,7 @@ from polywire.http.errors import raise_error
 from polywire.http.guard import PRINCIPAL, completing
 from polywire.http.records import READERS_MAX, ReadLimit, RecordReader, Taken
 from polywire.http.shard_requests import ask_shard, request_bytes
-from polywire.protocols.runtime.shards import Shards
+from polywire.protocols.runtime.forwarded import Forwarding
 from polywire.records.batch import merge
 from polywire.records.columns import text_of
 from polywire.records.rows import Rows
@@ -89,9 +89,10 @@ class FarLetters(msgspec.Struct, frozen=True, array_like=True):
 class Redrive:
     """Sends dead letters back. ``_round_robin`` selects partitions for letters whose partition is unknown."""
 
-    def __init__(self, broker: Broker, shards: Shards | None) -> None:
+    def __init__(self, broker: Broker, router: Forwarding | None) -> None:
         self._broker: Final = broker
-        self._shards: Final = shards
+        self._router: Final = router
+        self._shards: Final = None if router is None else router.shards
         self._round_robin = 0
 
     async def send(
@@ -202,8 +203,8 @@ class Redrive:
 
         Raises BrokerError if a process cannot stage them.
         """
-        shards, producer = self._shards, transaction.producer
-        assert shards is not None, "only with several processes"
+        router, producer = self._router, transaction.producer
+        assert router is not None, "only with several processes"
         assert producer is not None, "set by number_producer"
         joined: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._broker.participants.join(transaction, list(far), done=completing(joined))
@@ -211,7 +212,7 @@ class Redrive:
         for shard, letters in far.items():
             part = FarLetters(
                 transaction.id,
-                shards.own,
+                router.shards.own,
                 transaction.token,
                 transaction.epoch,
                 producer,
@@ -219,7 +220,7 @@ class Redrive:
                 list(letters),
             )
             body = msgspec.msgpack.encode(part)
-            raise_error(await ask_shard(shards, shard, request_bytes(STAGING_PATH, call.authorization, body)))
+            raise_error(await ask_shard(router, shard, request_bytes(STAGING_PATH, call.authorization, body)))
 
     async def _settled(self, id_: str) -> bool:
         """Wait until other processes have applied the commit, so that consumers find the letters.

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from polywire.broker.broker import Broker
 from polywire.http.process import Process
-from polywire.http.session import Application, HttpSession
+from polywire.http.session import WIRE, Application, HttpSession
+from polywire.log.base import Completion, Handle
+from polywire.protocols.runtime.forwarded import ForwardedRequests, Forwarding, Sender
 from polywire.protocols.runtime.session import Output
-from polywire.protocols.runtime.shards import Shards
-
-WIRE: Final = "http"
 
 
 class HttpFactory:
@@ -31,13 +31,13 @@ class HttpFactory:
         process: Process,
         *,
         names: Sequence[str] = (),
-        shards: Shards | None = None,
+        router: Forwarding | None = None,
         is_linked: bool = False,
     ) -> None:
         """``names`` are host names that browsers may use while there are no users, besides IP addresses and localhost.
 
-        ``shards`` are the processes of this broker if there are several. If ``is_linked``, requests come from other
-        processes of this broker, and must not be forwarded again.
+        ``router`` reaches the other processes of this broker if there are several. If ``is_linked``, requests come from
+        other processes of this broker, and must not be forwarded again.
         """
         loop = broker.loop
         assert isinstance(loop, asyncio.AbstractEventLoop), "HTTP needs an asyncio loop"
@@ -45,7 +45,7 @@ class HttpFactory:
         self._broker: Final = broker
         self._process: Final = process
         self._names: Final = names
-        self._shards: Final = shards
+        self._router: Final = router
         self._is_linked: Final = is_linked
         self._application: Application | None = None
 
@@ -59,6 +59,12 @@ class HttpFactory:
     def open(self, output: Output, resume: Callable[[], None]) -> HttpSession:
         return HttpSession(self, output, resume)
 
+    def execute(self, sender: Sender, requests: memoryview, then: Completion[bytes]) -> Handle:
+        """Execute requests that other processes forward. See ``Executor``."""
+        return ForwardedRequests(self._broker.loop, requests, sender.peer, None, then).run(
+            partial(ForwardedHttpSession, self)
+        )
+
     async def application(self) -> Application:
         """Return the application, which the first call imports."""
         if self._application is None:
@@ -68,15 +74,21 @@ class HttpFactory:
                     self._broker,
                     self._process,
                     names=self._names,
-                    shards=self._shards,
+                    router=self._router,
                     is_linked=self._is_linked,
                 )
         return self._application
 
 
+class ForwardedHttpSession(HttpSession):
+    """Executes a request of another process."""
+
+    body_bytes_max = 20 * 1024 * 1024  # a redrive sends dead letters, up to the size of the largest batch
+
+
 class MakeApplication(Protocol):
     def __call__(
-        self, broker: Broker, process: Process, *, names: Sequence[str], shards: Shards | None, is_linked: bool
+        self, broker: Broker, process: Process, *, names: Sequence[str], router: Forwarding | None, is_linked: bool
     ) -> Application: ...
 
 

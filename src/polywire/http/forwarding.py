@@ -23,7 +23,7 @@ from polywire.http.health import READY_S
 from polywire.http.merging import MERGES, merged_json, merged_metrics
 from polywire.http.metrics import CONTENT_TYPE
 from polywire.http.shard_requests import ANSWER_S, ask_shard
-from polywire.protocols.runtime.shards import Shards
+from polywire.protocols.runtime.forwarded import Forwarding
 
 CHECK_S: Final = READY_S + 1.0  # time for another process to report its health
 _HOP_BY_HOP: Final = frozenset({b"connection", b"keep-alive", b"upgrade", b"content-length", b"expect"})
@@ -32,10 +32,11 @@ _HOP_BY_HOP: Final = frozenset({b"connection", b"keep-alive", b"upgrade", b"cont
 class ForwardingApp:
     """Forwards requests that belong to another process, and passes the rest to the application of this process."""
 
-    def __init__(self, app: ASGIApp, broker: Broker, shards: Shards) -> None:
+    def __init__(self, app: ASGIApp, broker: Broker, router: Forwarding) -> None:
         self._app: Final = app
         self._broker: Final = broker
-        self._shards: Final = shards
+        self._router: Final = router
+        self._shards: Final = router.shards
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -126,7 +127,7 @@ class ForwardingApp:
 
     async def _ask(self, shard: int, request: Request, limit_s: float = ANSWER_S) -> Response:
         """Return the response of a shard's process. Raises Unavailable if it does not respond."""
-        return await ask_shard(self._shards, shard, await _encoded(request), limit_s)
+        return await ask_shard(self._router, shard, await _encoded(request), limit_s)
 
 
 async def _encoded(request: Request) -> bytes:

@@ -20,6 +20,7 @@ import structlog
 from polywire.errors import PeerError
 from polywire.protocols.runtime.session import Output
 
+WIRE: Final = "http"
 HEAD_BYTES_MAX: Final = 16 * 1024  # request line and headers
 BODY_BYTES_MAX: Final = 2 * 1024 * 1024  # body of a request
 HEADERS_MAX: Final = 100  # headers of a request

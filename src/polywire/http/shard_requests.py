@@ -1,7 +1,4 @@
-"""Send HTTP requests to the other processes of a broker over the HTTP link between them.
-
-A response must be complete and have at most ANSWER_BYTES_MAX bytes; otherwise the request fails.
-"""
+"""Send HTTP requests to the other processes of a broker (decision 0127)."""
 
 from __future__ import annotations
 
@@ -11,62 +8,37 @@ from typing import Final
 import h11
 from starlette.responses import Response
 
-from polywire.errors import ErrorCode, Unavailable
-from polywire.http.guard import HEADERS
-from polywire.http.link import MAGIC
-from polywire.protocols.runtime.shards import Link, Shards
+from polywire.errors import BrokerError, ErrorCode, Unavailable
+from polywire.http.guard import HEADERS, completing
+from polywire.http.session import WIRE
+from polywire.protocols.runtime.forwarded import Forwarding, Sender
 
 ANSWER_S: Final = 30.0  # time for a process to respond
-ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024  # far more than a page with the largest record needs, in base64
+SENDER: Final = Sender(None, "")  # the other process reads the client's user from the request
 # a response up to this size is parsed on the loop, which takes less than a millisecond
 SMALL_ANSWER_BYTES: Final = 1024 * 1024
 _ANSWERED_AGAIN: Final = frozenset({b"connection", b"date", *(name for name, _ in HEADERS)})
 
 
-class _Answer:
-    """Implements ``LinkPeer`` for one request. ``whole`` completes when the connection ends."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self.is_too_large = False
-        self.whole: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
-
-    def received(self, data: bytes) -> None:
-        self.is_too_large = self.is_too_large or len(self.data) + len(data) > ANSWER_BYTES_MAX
-        if self.is_too_large:
-            self.data.clear()
-            self.lost()
-        else:
-            self.data += data
-
-    def relieved(self) -> None:
-        pass
-
-    def lost(self) -> None:
-        if not self.whole.done():
-            self.whole.set_result(None)
-
-
-async def ask_shard(shards: Shards, shard: int, request: bytes, limit_s: float = ANSWER_S) -> Response:
+async def ask_shard(router: Forwarding, shard: int, request: bytes, limit_s: float = ANSWER_S) -> Response:
     """Send an encoded request to a shard's process, and return its response.
 
     Raises Unavailable if there is no complete response within ``limit_s``.
     """
-    answer = _Answer()
-    link: Link = shards.connect(shard, answer)
+    answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     try:
-        link.write(MAGIC + shards.key + request)
-        await asyncio.wait_for(answer.whole, limit_s)
+        call = router.execute(shard, WIRE, SENDER, request, completing(answer))
+        try:
+            data = await asyncio.wait_for(answer, limit_s)
+        finally:
+            call.cancel()
     except TimeoutError:
         raise _no_response(shard) from None
-    finally:
-        link.close()
-    if answer.is_too_large:
-        message = f"answer of a process is too large shard={shard:04x} limit_bytes={ANSWER_BYTES_MAX}"
-        raise Unavailable(ErrorCode.STOPPING, message)
-    if len(answer.data) <= SMALL_ANSWER_BYTES:
-        return _decoded(bytes(answer.data), shard)
-    return await asyncio.to_thread(_decoded, bytes(answer.data), shard)
+    except BrokerError as error:
+        raise Unavailable(ErrorCode.STOPPING, f"{error.message} shard={shard:04x}") from None
+    if len(data) <= SMALL_ANSWER_BYTES:
+        return _decoded(data, shard)
+    return await asyncio.to_thread(_decoded, data, shard)
 
 
 def request_bytes(path: str, authorization: str, body: bytes) -> bytes:

@@ -418,11 +418,7 @@ class RoutedBroker:
     # Requests of other protocols
 
     def execute(self, shard: int, protocol: str, sender: Sender, requests: bytes, then: Completion[bytes]) -> Handle:
-        """Execute complete requests of a client in another process. ``then`` gets their responses, joined.
-
-        ``then`` is never called from inside this call. Cancelling the returned handle ends the requests. Raises
-        Busy(BUSY) if too many bytes are on the way to the other process.
-        """
+        """See ``Forwarding``."""
         if shard == self.shards.own:
             return self.executors[protocol](sender, memoryview(requests), then)
 

@@ -27,7 +27,6 @@ from polywire.broker.topics import Topic
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, NotOwner
 from polywire.http.factory import HttpFactory
-from polywire.http.link import HttpLinkFactory
 from polywire.log.worker import ThreadWorker
 from polywire.protocols.flux import exports
 from polywire.server.audit import AuditLog
@@ -63,6 +62,8 @@ from polywire.store.file import FileStore
 from polywire.types import Level
 
 if TYPE_CHECKING:
+    from polywire.protocols.runtime.session import SessionFactory
+    from polywire.routing.broker import RoutedBroker
     from polywire.server.bucket_watch import BucketWatch
 
 log = structlog.get_logger("polywire.server")
@@ -158,8 +159,8 @@ async def serve(
         addresses = config.served(has_users=not access.is_open, has_anonymous=access.has_anonymous)
         tls, links = server_tls(config), None if shard is None else shard.link_tls(config)
         overview = Overview(hub, config, server.work.by_name, server.watch)
-        listeners = await _open_wires(broker, overview, config, server.driver, addresses, tls, shard, links)
-        listeners += await _open_http(broker, overview, config, addresses, listeners, tls, shard)
+        listeners, router = await _open_wires(broker, overview, config, server.driver, addresses, tls, shard, links)
+        listeners += await _open_http(broker, overview, config, addresses, listeners, tls, shard, router)
         server.registration = _registration(config, listeners, 0 if shard is None else shard.own)
         server.exports = _exports(broker, config)
     except BrokerError:
@@ -194,12 +195,18 @@ async def _open_wires(
     tls: ServerTls | None,
     shard: Shard | None,
     links: LinkTls | None,
-) -> list[Listener]:
+) -> tuple[list[Listener], RoutedBroker | None]:
     """Open the listeners of all protocols. Raises Busy(BUSY) if an address is in use.
 
-    A shard also gets listeners for other processes and machines; ``links`` is their TLS.
+    A shard also gets listeners for other processes and machines, whose TLS is ``links``, and the broker of all
+    processes, which is returned, too.
     """
-    factories, inside = (factories_of(broker, config), []) if shard is None else shard_factories(broker, config, shard)
+    inside: list[SessionFactory] = []
+    router: RoutedBroker | None = None
+    if shard is None:
+        factories = factories_of(broker, config)
+    else:
+        factories, inside, router = shard_factories(broker, config, shard)
     opening = partial(
         open_listeners,
         overview.hub,
@@ -211,17 +218,17 @@ async def _open_wires(
     )
     wires = {name: address for name, address in addresses.items() if name.removesuffix(TLS_SUFFIX) != HTTP}
     listeners = await opening(addresses=wires, shared=shard is not None)
-    if shard is None:
-        return listeners
-    alone = HttpFactory(broker, overview, names=_http_names(config), shards=shard, is_linked=True)
-    inside.append(HttpLinkFactory(alone, shard.key))
+    if shard is None or router is None:
+        return listeners, None
+    alone = HttpFactory(broker, overview, names=_http_names(config), router=router, is_linked=True)
+    router.executors[HTTP] = alone.execute
     listeners.append(await listen_inside(overview.hub, shard.inside(), inside, driver))
     is_reserved = INSIDE not in shard.reached  # on a data directory, the parent process has reserved the addresses
     own = await opening(addresses={name: at for name, at in shard.reached.items() if name in wires}, shared=is_reserved)
     shard.opened(listeners, own, host=config.advertise, is_advertised=is_reserved and config.shard_port > 0)
     if not is_reserved:
         own.append(await open_inside(overview.hub, shard.reached[INSIDE], inside, driver, links))
-    return listeners + [replace(listener, name=OWN + listener.name) for listener in own]
+    return listeners + [replace(listener, name=OWN + listener.name) for listener in own], router
 
 
 async def _open_http(
@@ -232,13 +239,14 @@ async def _open_http(
     wires: Sequence[Listener],
     tls: ServerTls | None,
     shard: Shard | None,
+    router: RoutedBroker | None,
 ) -> list[Listener]:
     """Open the HTTP listeners. Raises Busy(BUSY) if an address is in use.
 
     If ``--http`` is not set and the default port is in use, HTTP is off.
     """
     own = {name: address for name, address in addresses.items() if name.removesuffix(TLS_SUFFIX) == HTTP}
-    factory = HttpFactory(broker, overview, names=_http_names(config), shards=shard)
+    factory = HttpFactory(broker, overview, names=_http_names(config), router=router)
     opened: list[Listener] = []
     for name, address in own.items():
         try:

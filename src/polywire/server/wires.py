@@ -82,8 +82,11 @@ def factories_of(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
 
 def shard_factories(
     broker: Broker, config: ServeConfig, shard: Shard
-) -> tuple[list[SessionFactory], list[SessionFactory]]:
-    """Return the factories of a shard: those for clients, and those for the other processes of the broker."""
+) -> tuple[list[SessionFactory], list[SessionFactory], RoutedBroker]:
+    """Return the factories of a shard: those for clients, and those for the other processes of the broker.
+
+    Also return the broker of all processes.
+    """
     flux = FluxFactory(broker, flux_settings(config))
     cursus = CursusFactory(broker, cursus_settings(config), places=shard)
     iggy = IggyFactory(broker, iggy_settings(config), shard=shard.own)
@@ -112,7 +115,7 @@ def shard_factories(
         RoutedPolywireFactory(routed),
     ]
     spoken = [factory for factory in inside if config.speaks(factory.wire, has_users=has_users)]
-    return outside, [RouterFactory(broker, shard.key, process, routed.executors), *spoken]
+    return outside, [RouterFactory(broker, shard.key, process, routed.executors), *spoken], routed
 
 
 def _led_settings(config: ServeConfig) -> KafkaSettings:

@@ -21,7 +21,7 @@ from polywire.errors import PeerError
 from polywire.http.application import HttpApplication
 from polywire.http.guard import completing
 from polywire.http.process import BucketCharge, BucketNode, BucketRequests, BucketView, ConnectionView, Traffic
-from polywire.protocols.runtime.shards import Shards
+from polywire.protocols.runtime.forwarded import Forwarding
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Buffer
 
@@ -175,13 +175,13 @@ class Site:
         names: Sequence[str] = (),
         settings: BrokerSettings | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
-        shards: Shards | None = None,
+        router: Forwarding | None = None,
     ) -> None:
         self.loop = loop or asyncio.new_event_loop()
         self.memory = MemoryBroker(settings, loop=self.loop, clock=SystemClock())
         self.process = Process()
         self.peer = Peer()
-        self.application = HttpApplication(self.broker, self.process, names=names, shards=shards)
+        self.application = HttpApplication(self.broker, self.process, names=names, router=router)
 
     @property
     def broker(self) -> Broker:

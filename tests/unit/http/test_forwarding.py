@@ -12,14 +12,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from polywire.broker.changes import TransactionDecided
 from polywire.broker.permissions import EVERYTHING, parse_grants
 from polywire.broker.transaction_state import Transaction
-from polywire.errors import BrokerError, PeerError
-from polywire.http import forwarding, merging, shard_requests
+from polywire.errors import BrokerError, ErrorCode, Unavailable
+from polywire.http import forwarding, merging
 from polywire.http.application import HttpApplication
 from polywire.http.dead_letters import STAGING_PATH
-from polywire.http.link import MAGIC, HttpLinkFactory
+from polywire.http.factory import ForwardedHttpSession
 from polywire.http.merging import merged_metrics
 from polywire.http.session import Application
-from polywire.protocols.runtime.shards import KEY_BYTES, LinkPeer
+from polywire.log.base import Completion, Handle
+from polywire.protocols.runtime import forwarded
+from polywire.protocols.runtime.forwarded import ForwardedRequests, Sender
 from tests.unit.http.site import Answer, Peer, Site, answer_of, request
 from tests.unit.http.test_guard import basic
 
@@ -27,58 +29,12 @@ SHARDS = 3
 CHANGE = {"X-Polywire": "1", "Content-Type": "application/json"}
 
 
-class _Output(Peer):
-    """Bytes that the far end of a link writes; the loop's next pass delivers them."""
-
-    def __init__(self, link: _Link) -> None:
-        super().__init__()
-        self._link = link
-
-    def close(self) -> None:
-        self._link.ended()
-
-
-class _Link:
-    """A connection to one shard's application, without sockets."""
-
-    backlog = 0
-    backlog_max = 1000
-
-    def __init__(self, site: Site, peer: LinkPeer, factory: HttpLinkFactory, *, breaks: bool) -> None:
-        self._site, self._peer, self._breaks = site, peer, breaks
-        self._output = _Output(self)
-        self._session = factory.open(self._output, lambda: None)
-
-    def write(self, data: bytes) -> None:
-        if self._breaks:
-            self._site.loop.call_soon(self._peer.lost)
-        else:
-            assert self._session.receive(memoryview(data)) == len(data)
-
-    def ended(self) -> None:
-        self._site.loop.call_soon(self._deliver)
-
-    def _deliver(self) -> None:
-        for at in range(0, len(self._output.sent), 50):
-            self._peer.received(bytes(self._output.sent[at : at + 50]))
-        self._peer.lost()
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
-
-    def finish(self) -> None: ...
-
-    def close(self) -> None:
-        self._session.close()
-
-
 class _FarSite:
-    """Implements ``session.Site`` for a shard, which forwards no request that came over a link."""
+    """Implements ``session.Site`` for a shard, which forwards no forwarded request."""
 
-    def __init__(self, site: Site, view: _View | None = None) -> None:
+    def __init__(self, site: Site, router: _View | None = None) -> None:
         self.loop = site.loop
-        self._application = HttpApplication(site.broker, site.process, names=(), shards=view, is_linked=True)
+        self._application = HttpApplication(site.broker, site.process, names=(), router=router, is_linked=True)  # type: ignore[arg-type]
 
     async def application(self) -> Application:
         return self._application
@@ -89,10 +45,9 @@ class Shards:
 
     count = SHARDS
     own = 0
-    key = bytes(range(KEY_BYTES))
 
     def __init__(self) -> None:
-        self.asked = Site(shards=self)
+        self.asked = Site(router=self)  # type: ignore[arg-type]  # it opens no links
         self.sites = [self.asked, *(Site(loop=self.asked.loop) for _ in range(SHARDS - 1))]
         self.lost: set[int] = set()
         self.links = 0
@@ -106,11 +61,20 @@ class Shards:
     def least_loaded(self) -> int:
         return min(range(SHARDS), key=lambda number: len(self.sites[number].broker.topics()))
 
-    def connect(self, shard: int, peer: LinkPeer) -> _Link:
+    @property
+    def shards(self) -> Shards:
+        return self
+
+    def execute(
+        self, shard: int, protocol: str, sender: Sender, requests: bytes, then: Completion[bytes], own: int = 0
+    ) -> Handle:
         self.links += 1
-        site = self.sites[shard]
-        factory = HttpLinkFactory(_FarSite(site, _View(self, shard)), self.key)
-        return _Link(site, peer, factory, breaks=shard in self.lost)
+        site, loop = self.sites[shard], self.asked.loop
+        if shard in self.lost:
+            return loop.call_soon(then, Unavailable(ErrorCode.STOPPING, "lost"))
+        far = _FarSite(site, _View(self, shard))
+        run = ForwardedRequests(loop, requests, sender.peer, None, then)
+        return run.run(partial(ForwardedHttpSession, far))
 
     def join_transactions(self) -> None:
         """Allow transactions with participants in several shards."""
@@ -125,14 +89,17 @@ class _View:
     """The shards as seen by one of them; every shard coordinates transactional ids."""
 
     count = SHARDS
-    key = Shards.key
 
     def __init__(self, shards: Shards, own: int) -> None:
         self._shards = shards
         self.own = own
         self.shard_of = shards.shard_of
-        self.connect = shards.connect
+        self.execute = shards.execute
         self.least_loaded = shards.least_loaded
+
+    @property
+    def shards(self) -> _View:
+        return self
 
     def home(self, full_name: str) -> int:
         return sum(full_name.encode()) % SHARDS
@@ -227,7 +194,7 @@ def test_a_lost_process_is_reported_and_the_broker_not_ready(shards: Shards) -> 
 def test_a_silent_process_times_out(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     make(shards, "a", "b")
     monkeypatch.setattr(forwarding, "ANSWER_S", 0.01)
-    monkeypatch.setattr(_Link, "write", lambda self, data: None)
+    monkeypatch.setattr(ForwardedHttpSession, "receive", lambda self, data: 0)
     assert shards.ask("GET", "/api/v1/topics").code == "stopping"
 
 
@@ -252,21 +219,6 @@ def test_a_foreign_page_reaches_no_shard(shards: Shards) -> None:
     links = shards.links
     assert shards.ask("GET", "/api/v1/topics/b", None, Origin="https://evil.example").status == 403
     assert shards.links == links
-
-
-def test_a_link_without_the_key_is_rejected() -> None:
-    factory = HttpLinkFactory(None, bytes(KEY_BYTES))  # type: ignore[arg-type]
-    assert factory.recognise(MAGIC[:2]) is None
-    assert factory.recognise(MAGIC)
-    assert not factory.recognise(b"GET /")
-
-
-def test_a_link_starts_with_its_preamble(shards: Shards) -> None:
-    session = HttpLinkFactory(_FarSite(shards.asked), shards.key).open(Peer(), lambda: None)
-    assert session.receive(memoryview(MAGIC)) == 0
-    with pytest.raises(PeerError):
-        session.receive(memoryview(MAGIC + bytes(KEY_BYTES)))
-    session.close()
 
 
 def letter(value: str, topic: str) -> dict[str, object]:
@@ -344,7 +296,7 @@ def test_only_a_link_stages_letters(shards: Shards) -> None:
 
 def test_a_response_that_is_too_large_is_an_error(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     make(shards, "a", "b")
-    monkeypatch.setattr(shard_requests, "ANSWER_BYTES_MAX", 100)
+    monkeypatch.setattr(forwarded, "RESPONSE_BYTES_MAX", 100)
     assert shards.ask("GET", "/api/v1/topics/b").status == 503
 
 

@@ -25,12 +25,11 @@ from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transactions import Transactions
 from polywire.errors import BrokerError
-from polywire.log.base import Completion, Handle
 from polywire.protocols.kafka.fences import Fences, Turns
 from polywire.protocols.kafka.fetch_sessions import FetchSessions
 from polywire.protocols.kafka.messages import WIRE, Api, Served
 from polywire.protocols.runtime.broker import WireBroker
-from polywire.protocols.runtime.forwarded import Sender
+from polywire.protocols.runtime.forwarded import Forwarding
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.shards import ReachedShards
 from polywire.types import Level
@@ -68,7 +67,7 @@ class KafkaBroker(
         """Transactions of records and committed offsets."""
 
 
-class KafkaRouter(KafkaBroker, Protocol):
+class KafkaRouter(KafkaBroker, Forwarding, Protocol):
     """The broker of several processes, as the Kafka protocol uses it."""
 
     local: KafkaBroker
@@ -87,9 +86,6 @@ class KafkaRouter(KafkaBroker, Protocol):
 
     def shard_of_topic(self, topic: Topic) -> int:
         """Return the shard of a topic."""
-
-    def execute(self, shard: int, protocol: str, sender: Sender, requests: bytes, then: Completion[bytes]) -> Handle:
-        """Execute complete requests of a client in another process. ``then`` gets their responses, joined."""
 
     def know_processes(self, shards: Iterable[int]) -> None:
         """Raise Pending if the processes of shards have yet to report where clients reach them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -11,8 +11,11 @@ from polywire.broker.access import Principal
 from polywire.errors import BrokerError, ErrorCode, PeerError, Unavailable
 from polywire.log.base import Completion, Handle, Loop
 from polywire.protocols.runtime.session import Output, Session
+from polywire.protocols.runtime.shards import Shards
 from polywire.types import Buffer
 
+# responses to one client's requests, which are joined; far more than a page of HTTP with the largest record needs
+RESPONSE_BYTES_MAX: Final = 64 * 1024 * 1024
 BACKLOG_BYTES_MAX: Final = 1024 * 1024  # a limit that ``ForwardedRequests`` never reaches, because it has no backlog
 
 
@@ -44,7 +47,7 @@ class ForwardedRequests:
         certified: the client's user. See ``Output``.
     """
 
-    __slots__ = ("_answered", "_at", "_data", "_loop", "_parts", "_session", "certified", "peer")
+    __slots__ = ("_answered", "_at", "_data", "_loop", "_parts", "_session", "_size", "certified", "peer")
 
     backlog: Final = 0
     backlog_max: Final = BACKLOG_BYTES_MAX
@@ -60,6 +63,7 @@ class ForwardedRequests:
         self._at = 0
         self._answered: Final = answered
         self._parts: list[bytes] = []
+        self._size = 0
         self._session: Session | None = None
         self.peer: Final = peer
         self.certified: Final = certified
@@ -107,6 +111,10 @@ class ForwardedRequests:
     # Output
 
     def write(self, data: Buffer) -> None:
+        self._size += len(data)
+        if self._size > RESPONSE_BYTES_MAX:
+            self.fail(PeerError(f"the response is too large limit={RESPONSE_BYTES_MAX}", fatal=True))
+            return
         self._parts.append(bytes(data))
         self._loop.call_soon(self._end_when_answered)
 
@@ -138,3 +146,18 @@ def _rejected(error: PeerError) -> Unavailable:
 
 def _nothing() -> None:
     """Do nothing, because the requests are not overwritten."""
+
+
+class Forwarding(Protocol):
+    """Sends requests of clients to other processes."""
+
+    @property
+    def shards(self) -> Shards:
+        """The shards, and which of them has a topic."""
+
+    def execute(self, shard: int, protocol: str, sender: Sender, requests: bytes, then: Completion[bytes]) -> Handle:
+        """Execute complete requests of a client in another process. ``then`` gets their responses, joined.
+
+        ``then`` is never called from inside this call. Cancelling the returned handle ends the requests. Raises
+        Busy(BUSY) if too many bytes are on the way to the other process.
+        """
