@@ -16,8 +16,8 @@ from polywire.protocols.kafka.context import KafkaSettings
 from polywire.protocols.runtime.shards import LinkPeer
 from polywire.testing.loop import ManualLoop
 from tests.unit.protocols import shards_in_memory
-from tests.unit.protocols.kafka.test_carrying import Processes, Seen
-from tests.unit.protocols.kafka.test_transaction_homes import Deaf
+from tests.unit.protocols.kafka.test_processes import Processes, Seen
+from tests.unit.protocols.kafka.test_transactions_of_processes import Deaf
 from tests.unit.protocols.shards_in_memory import MemoryLink
 
 SHARDS: Final = 3

@@ -19,7 +19,7 @@ from polywire.protocols.kafka.messages import Api
 from polywire.types import TopicName
 from tests.crash.mortal_shards import SHARDS, Cluster, interruptible
 from tests.unit.protocols.kafka.consumer_members import HEARTBEAT, OWNED, Consumer
-from tests.unit.protocols.kafka.test_carrying import Client
+from tests.unit.protocols.kafka.test_processes import Client
 from tests.unit.protocols.shards_in_memory import MemoryLink
 
 __all__ = ["interruptible"]

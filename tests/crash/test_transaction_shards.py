@@ -16,8 +16,8 @@ from polywire.types import Level
 from tests.crash import kafka_transactor
 from tests.crash.kafka_transactor import COUNTING, Counting, Failed, Transactor, nothing
 from tests.crash.mortal_shards import SHARDS, Cluster, interruptible
-from tests.unit.protocols.kafka.test_carrying import Client
-from tests.unit.protocols.kafka.test_transaction_homes import decisions, everywhere
+from tests.unit.protocols.kafka.test_processes import Client
+from tests.unit.protocols.kafka.test_transactions_of_processes import decisions, everywhere
 
 __all__ = ["interruptible"]
 

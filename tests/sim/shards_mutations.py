@@ -26,8 +26,8 @@ from polywire.routing.session import COMMANDS, LinkSession
 from polywire.types import Level
 from tests.sim.mutation import Mutation, nothing, prepared, replaced, wrapped
 from tests.unit.protocols.flux import test_carrying as flux_carrying
-from tests.unit.protocols.kafka import test_carrying, test_transaction_homes, test_transaction_shards
-from tests.unit.protocols.kafka.test_carrying import TOPICS, Processes
+from tests.unit.protocols.kafka import test_participants, test_processes, test_transactions_of_processes
+from tests.unit.protocols.kafka.test_processes import TOPICS, Processes
 from tests.unit.routing import test_router
 from tests.unit.routing.test_router import Together
 
@@ -154,7 +154,7 @@ SHARDS_MUTATIONS: Final = (
         "branch-begins",
         "a shard does not open a participant by itself",
         replaced(kafka_transactions, "check_begun", nothing),
-        test=prepared(test_transaction_shards.test_a_shard_does_not_open_a_participant_by_itself, processes=_processes),
+        test=prepared(test_participants.test_a_shard_does_not_open_a_participant_by_itself, processes=_processes),
     ),
     ShardsMutation(
         "decision-synced",
@@ -190,14 +190,15 @@ SHARDS_MUTATIONS: Final = (
         "a participant asks its coordinator",
         replaced(Participants, "_ask_coordinators", nothing),
         test=prepared(
-            test_transaction_homes.test_a_participant_unknown_to_its_coordinator_is_aborted, processes=_processes
+            test_transactions_of_processes.test_a_participant_unknown_to_its_coordinator_is_aborted,
+            processes=_processes,
         ),
     ),
     ShardsMutation(
         "branch-token",
         "an end is of one transaction",
         replaced(Participants, "end", _ended_as_known),
-        test=prepared(test_transaction_shards.test_a_late_end_does_not_end_the_next_transaction, processes=_processes),
+        test=prepared(test_participants.test_a_late_end_does_not_end_the_next_transaction, processes=_processes),
     ),
     ShardsMutation(
         "branch-goes-on",
@@ -218,7 +219,7 @@ SHARDS_MUTATIONS: Final = (
         "ended-tokens",
         "a permission later than the end opens nothing",
         replaced(Participants, "_remember_ended", nothing),
-        test=prepared(test_transaction_shards.test_a_late_permission_after_the_end_opens_nothing, processes=_processes),
+        test=prepared(test_participants.test_a_late_permission_after_the_end_opens_nothing, processes=_processes),
     ),
     ShardsMutation(
         "whole-lines",
@@ -231,7 +232,7 @@ SHARDS_MUTATIONS: Final = (
         "generation-fence",
         "no position comes behind a later generation's",
         replaced(Fences, "check", nothing),
-        test=prepared(test_carrying.test_a_delayed_commit_does_not_overwrite_a_later_one, processes=_processes),
+        test=prepared(test_processes.test_a_delayed_commit_does_not_overwrite_a_later_one, processes=_processes),
     ),
     ShardsMutation(
         "link-lost",

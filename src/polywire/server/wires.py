@@ -97,9 +97,7 @@ def shard_factories(
     routed.executors[kafka.wire] = kafka.executor
 
     def process() -> Process:
-        return Process(
-            broker.epoch, settings.host, dict(shard.ports), kafka.linked.cluster_id if shard.own == 0 else ""
-        )
+        return Process(broker.epoch, settings.host, dict(shard.ports), kafka.own.cluster_id if shard.own == 0 else "")
 
     inside: list[SessionFactory] = [
         FluxLinkFactory(flux),

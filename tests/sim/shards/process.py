@@ -106,7 +106,7 @@ class ShardProcess(WiresProcess):
         beginning = shard.begin(self.broker)
         with suppress(StopIteration):  # it has nothing to wait for
             beginning.send(None)
-        outside, self._inside = shard_factories(self.broker, CONFIG, shard)
+        outside, self._inside, _ = shard_factories(self.broker, CONFIG, shard)
         return outside
 
     def accept_link(self, caller: Caller) -> Link:

@@ -79,7 +79,7 @@ class Shards:
     def join_transactions(self) -> None:
         """Allow transactions with participants in several shards."""
         for number, site in enumerate(self.sites):
-            site.broker.participants.begin(_Participants(self), _View(self, number).is_home)
+            site.broker.participants.begin(_Participants(self), _View(self, number).coordinates)
 
     def ask(self, method: str, path: str, body: object = None, **headers: str) -> Answer:
         return self.asked.ask(method, path, CHANGE | headers, b"" if body is None else body)
@@ -104,7 +104,7 @@ class _View:
     def home(self, full_name: str) -> int:
         return sum(full_name.encode()) % SHARDS
 
-    def is_home(self, name: str) -> bool:
+    def coordinates(self, name: str) -> bool:
         return self.home(name) == self.own
 
 

@@ -167,7 +167,7 @@ class Shared:
         with suppress(BrokerError):  # the disk is full; the id stays in memory until the next start
             self.broker.set_wire_state(WIRE, _CLUSTER_ID, cluster_id)
 
-    def is_home(self, name: str) -> bool:
+    def coordinates(self, name: str) -> bool:
         """Return whether this shard coordinates the group or transactional id.
 
         If there is only one shard, it coordinates all.

@@ -17,9 +17,9 @@ from polywire.protocols.kafka import (
     configs,
     consumer_groups,
     fetch,
+    forwarded,
     group_lists,
     groups,
-    linked,
     offsets,
     positions,
     produce,
@@ -29,14 +29,14 @@ from polywire.protocols.kafka import (
     transactions,
     users,
 )
-from polywire.protocols.kafka.between_shards import ShardLinks, between_shards
-from polywire.protocols.kafka.carrying import CarryingKafkaSession
 from polywire.protocols.kafka.context import KafkaBroker, KafkaRouter, KafkaSettings, Shared
-from polywire.protocols.kafka.homes import GROUP_HANDLERS
+from polywire.protocols.kafka.group_routing import GROUP_HANDLERS
 from polywire.protocols.kafka.messages import SERVED, WIRE, Api, Served
+from polywire.protocols.kafka.participants import ShardLinks, between_shards
+from polywire.protocols.kafka.routed import RoutedKafkaSession
 from polywire.protocols.kafka.session import REQUEST_BYTES_MAX, Command, KafkaSession
 from polywire.protocols.kafka.subscription import WRITING
-from polywire.protocols.kafka.transaction_homes import TRANSACTION_HANDLERS
+from polywire.protocols.kafka.transaction_routing import TRANSACTION_HANDLERS
 from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.forwarded import Executor
 from polywire.protocols.runtime.off_loop import OffLoopQueue
@@ -105,7 +105,7 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
 TODAY_ONLY: Final = frozenset({Api.ALTER_USER_SCRAM_CREDENTIALS})
 """Requests that only a broker with a single process supports."""
 
-CARRYING_COMMANDS: Final[Mapping[Api, Command]] = table(
+ROUTED_COMMANDS: Final[Mapping[Api, Command]] = table(
     *(
         Command(
             api,
@@ -119,11 +119,11 @@ CARRYING_COMMANDS: Final[Mapping[Api, Command]] = table(
 )
 """Handlers for clients of a broker with several processes."""
 
-LINK_COMMANDS: Final[Mapping[Api, Command]] = {
+FORWARDED_COMMANDS: Final[Mapping[Api, Command]] = {
     **COMMANDS,
-    Api.OFFSET_COMMIT: Command(Api.OFFSET_COMMIT, linked.offset_commit, (Action.OFFSET_COMMIT,)),
+    Api.OFFSET_COMMIT: Command(Api.OFFSET_COMMIT, forwarded.offset_commit, (Action.OFFSET_COMMIT,)),
     Api.TXN_OFFSET_COMMIT: Command(
-        Api.TXN_OFFSET_COMMIT, linked.txn_offset_commit, (Action.TRANSACTION, Action.OFFSET_COMMIT)
+        Api.TXN_OFFSET_COMMIT, forwarded.txn_offset_commit, (Action.TRANSACTION, Action.OFFSET_COMMIT)
     ),
     Api.BETWEEN_SHARDS: Command(
         Api.BETWEEN_SHARDS, between_shards, (Action.CONNECT,)
@@ -135,7 +135,7 @@ LINK_COMMANDS: Final[Mapping[Api, Command]] = {
 class KafkaFactory:
     """Opens sessions for Kafka clients. Implements ``protocols.runtime.session.SessionFactory``."""
 
-    __slots__ = ("_router", "linked", "shared")
+    __slots__ = ("_router", "own", "shared")
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class KafkaFactory:
 
         ``router`` is the broker of all processes, if there are several.
         """
-        commands = COMMANDS if router is None else CARRYING_COMMANDS
+        commands = COMMANDS if router is None else ROUTED_COMMANDS
         served: dict[Api, Served] = {api: SERVED[api] for api in sorted(commands)}
         make = partial(
             Shared,
@@ -158,16 +158,16 @@ class KafkaFactory:
             off_loop=off_loop or OffLoopQueue(broker.loop),
             shards=None if router is None else router.shards,
         )
-        self.linked: Final = make(broker)
+        self.own: Final = make(broker)
         """State of the sessions of other processes, which use the topics of this process only."""
-        self.shared: Final = self.linked if router is None else make(router)
+        self.shared: Final = self.own if router is None else make(router)
         self._router: Final = router
         broker.classic.restore(WIRE, WRITING)
         if router is not None:
             broker.producer_shard = router.shards.own
-            broker.participants.begin(ShardLinks(router), self.shared.is_home)
+            broker.participants.begin(ShardLinks(router), self.shared.coordinates)
             broker.remote_topics = router.remote_topics
-            broker.consumers.end_memberships(WIRE, self.shared.is_home)
+            broker.consumers.end_memberships(WIRE, self.shared.coordinates)
 
     @property
     def wire(self) -> str:
@@ -176,7 +176,7 @@ class KafkaFactory:
     @property
     def executor(self) -> Executor:
         """Executes requests that other processes of the broker forward."""
-        return partial(linked.execute, self.linked, LINK_COMMANDS)
+        return partial(forwarded.execute, self.own, FORWARDED_COMMANDS)
 
     def recognise(self, prefix: bytes) -> bool | None:
         """Return whether the bytes begin a Kafka request that cannot be a Kafka 0.7 request (spec: kafka#recognition).
@@ -199,7 +199,7 @@ class KafkaFactory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> KafkaSession:
         if self._router is not None:
-            return CarryingKafkaSession(self.shared, self._router, CARRYING_COMMANDS, output, resume)
+            return RoutedKafkaSession(self.shared, self._router, ROUTED_COMMANDS, output, resume)
         return KafkaSession(self.shared, COMMANDS, output, resume)
 
 

@@ -55,7 +55,7 @@ def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) ->
     def listed(known: Transaction) -> Any:
         left_out = (
             # Cursus registers its ids in all shards, so only the coordinator lists them
-            not session.shared.is_home(known.id)
+            not session.shared.coordinates(known.id)
             or (states and _WORDS[known.state] not in states)
             or (numbers and _number(known) not in numbers)
             or (pattern is not None and not _matches(pattern, known.id))

@@ -72,7 +72,7 @@ def find_transaction(session: KafkaSession, id_: str) -> Transaction | None:
 
     If another shard coordinates the id, this is the part of the transaction in this shard. Raises Denied(DENIED).
     """
-    if session.shared.is_home(id_):
+    if session.shared.coordinates(id_):
         return session.broker.transactions.find(id_, by=session.caller)
     return session.broker.participants.find(id_, by=session.caller)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import Api
-from tests.unit.protocols.kafka.test_carrying import Client, Processes
+from tests.unit.protocols.kafka.test_processes import Client, Processes
 
 HEARTBEAT = Api.CONSUMER_GROUP_HEARTBEAT
 OWNED = schema.request(HEARTBEAT).TopicPartitions

@@ -3,11 +3,10 @@
 Each message is one ``BETWEEN_SHARDS`` request on a link between two processes. The body of the request is one of
 ``Question``, and the body of the response is its answer. Both are encoded as MessagePack.
 
-In a transaction across shards, the *home* is the shard that coordinates the transactional id. The other shards have
-*participants* in the transaction.
+In a transaction across shards, one shard coordinates the transactional id, and the others are participants.
 
-* A producer may stage records in another shard only if the home would accept its records, too. The home checks this,
-  and stores which shards participate.
+* A producer may stage records in another shard only if the coordinator would accept its records, too. The coordinator
+  checks this, and stores which shards participate.
 * A request on behalf of a client is authorized as that client.
 """
 
@@ -25,18 +24,18 @@ from polywire.broker.participants import Joined
 from polywire.broker.transaction_state import PARTICIPANT, Transaction
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.carrying import ask_shard
 from polywire.protocols.kafka.context import KafkaBroker, KafkaRouter
-from polywire.protocols.kafka.linked import Origin
+from polywire.protocols.kafka.forwarded import Origin
 from polywire.protocols.kafka.messages import Api, Refused, Request, WireError
 from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.routed import ask_shard
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.protocols.kafka.transactions import check_settled, held_by, once_settled, transaction_error
 from polywire.protocols.runtime.forwarded import Sender
 from polywire.types import Level
 
-LET_IN_S: Final = (
-    # how long the home waits until the previous transaction has ended in all shards, before it rejects the next one
+PERMIT_S: Final = (
+    # how long the coordinator waits until the previous transaction has ended in all shards, before it rejects the next one
     2.0
 )
 LIMIT_S: Final = 5.0  # how long to wait for a shard's response; then the request is repeated
@@ -45,7 +44,7 @@ _Answer = TypeVar("_Answer", bound="Result | Permission | Outcome")
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Request to the home: add these shards to the open transaction of the producer.
+    """Request to the coordinator: add these shards to the open transaction of the producer.
 
     If ``begins`` is set and no transaction is open, begin one.
     """
@@ -58,12 +57,12 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Permission(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The home's response to ``Join``: an error, or the values that the shards need to stage records."""
+    """The coordinator's response to ``Join``: an error, or the values that the shards need to stage records."""
 
     error: int = 0
     message: str = ""
     id: str = ""
-    home: int = 0
+    coordinator: int = 0
     token: bytes = b""
     epoch: int = 0
     producer: TransactionalProducer | None = None
@@ -73,17 +72,17 @@ class Permission(msgspec.Struct, frozen=True, array_like=True, tag=2):
         """Return the permission in the broker's terms. Raises Refused if it is an error."""
         if self.error or self.producer is None:
             raise Refused(WireError(self.error), self.message)
-        return Joined(self.id, self.home, self.token, self.epoch, self.producer, self.owner)
+        return Joined(self.id, self.coordinator, self.token, self.epoch, self.producer, self.owner)
 
 
 class Enter(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Request to a shard: open its participant in a transaction that the home has added it to."""
+    """Request to a shard: open its participant in a transaction that the coordinator has added it to."""
 
     permission: Permission
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Request to a shard: commit or abort its participant, as the home has decided."""
+    """Request to a shard: commit or abort its participant, as the coordinator has decided."""
 
     id: str
     token: bytes
@@ -91,14 +90,14 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Request to the home: how has this transaction ended?"""
+    """Request to the coordinator: how has this transaction ended?"""
 
     id: str
     token: bytes
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The home's response to ``Ask``.
+    """The coordinator's response to ``Ask``.
 
     ``commits`` is None while the transaction is open, and if its outcome is unknown.
     """
@@ -155,7 +154,7 @@ def between_shards(session: KafkaSession, answer: Answer, request: Any, /) -> No
     try:
         match question:
             case Join():
-                let_in(session, question, partial(_answer, answer))
+                permit(session, question, partial(_answer, answer))
             case Enter():
                 _enter(session, answer, question)
             case End():
@@ -190,13 +189,13 @@ def _outcome(answer: Answer, commits: bool | BrokerError | None) -> None:
     _answer(answer, Outcome(None if isinstance(commits, BrokerError) else commits))
 
 
-def let_in(session: KafkaSession, asked: Join, tell: Callable[[Permission], None], *, waits: bool = True) -> None:
-    """Add shards to a transaction, as the home of its id, and pass the result to ``tell``.
+def permit(session: KafkaSession, asked: Join, tell: Callable[[Permission], None], *, waits: bool = True) -> None:
+    """Add shards to a transaction, as the coordinator of its id, and pass the result to ``tell``.
 
     If ``waits``, wait until the previous transaction has ended in all shards.
     """
     if waits and session.broker.participants.is_deciding(asked.id):
-        once_settled(session, asked.id, partial(let_in, session, asked, tell, waits=False), LET_IN_S)
+        once_settled(session, asked.id, partial(permit, session, asked, tell, waits=False), PERMIT_S)
         return
 
     def done(transaction: Transaction, result: int | BrokerError) -> None:
@@ -239,7 +238,7 @@ def _current(session: KafkaSession, asked: Join) -> Transaction:
 
     Raises Refused or BrokerError if there is none, or another producer holds the id.
     """
-    if not session.shared.is_home(asked.id):
+    if not session.shared.coordinates(asked.id):
         raise Refused(WireError.NOT_COORDINATOR, "another process coordinates the transactional id")
     transaction = held_by(
         session,
@@ -262,7 +261,7 @@ def _permission(session: KafkaSession, transaction: Transaction) -> Permission:
     numbered = TransactionalProducer(producer.id, producer.first_epoch, -1, producer.timeout_us)
     return Permission(
         id=transaction.id,
-        home=_own(session),
+        coordinator=_own(session),
         token=transaction.token,
         epoch=transaction.epoch,
         producer=numbered,

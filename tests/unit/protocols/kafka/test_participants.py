@@ -12,17 +12,17 @@ from polywire.broker.participants import Joined
 from polywire.broker.transactions import BATCHES_AT_ONCE_MAX
 from polywire.errors import Busy, Conflict
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.carrying import ask_shard
 from polywire.protocols.kafka.client_batches import encode_batch
 from polywire.protocols.kafka.client_codec import decode_response, encode_request
-from polywire.protocols.kafka.linked import Origin
+from polywire.protocols.kafka.forwarded import Origin
 from polywire.protocols.kafka.messages import Api, Request, WireError
+from polywire.protocols.kafka.routed import ask_shard
 from polywire.protocols.kafka.sasl import PLAIN
 from polywire.protocols.kafka.transactions import SETTLED_S
 from polywire.protocols.runtime.forwarded import Sender
 from polywire.records.columns import Record
-from tests.unit.protocols.kafka.test_carrying import TOPICS, WAIT_S, Client, Processes, with_users
-from tests.unit.protocols.kafka.test_transaction_homes import (
+from tests.unit.protocols.kafka.test_processes import TOPICS, WAIT_S, Client, Processes, with_users
+from tests.unit.protocols.kafka.test_transactions_of_processes import (
     HOME,
     Deaf,
     Everywhere,
@@ -272,7 +272,7 @@ def test_open_transactions_are_aborted_when_their_coordinator_moves(processes: P
     for one in (held, kept):
         broker.transactions.begin(one, done=None)
     broker.participants._is_stopped = False
-    broker.participants._abort_moved(processes.outside[1].shared.is_home)
+    broker.participants._abort_moved(processes.outside[1].shared.coordinates)
     found = [broker.transactions.find(name) for name in ("aa", "a")]
     assert [one is not None and one.is_open for one in found] == [False, True]
     assert made.init() == 0

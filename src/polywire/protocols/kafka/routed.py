@@ -20,7 +20,7 @@ from polywire.log.base import Handle
 from polywire.protocols.kafka.client_codec import decode_response, encode_request
 from polywire.protocols.kafka.configs import TOPIC
 from polywire.protocols.kafka.context import KafkaRouter, Shared, node_of
-from polywire.protocols.kafka.linked import Origin
+from polywire.protocols.kafka.forwarded import Origin
 from polywire.protocols.kafka.messages import NO_ID, WIRE, Api, Request
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import LENGTH_BYTES, Command, KafkaSession
@@ -40,7 +40,7 @@ Bodies = dict[int, Any]
 """Bodies of responses by shard; None if a shard did not respond."""
 
 
-class CarryingKafkaSession(KafkaSession):
+class RoutedKafkaSession(KafkaSession):
     """The session of one client."""
 
     __slots__ = ("_origin", "router", "shards")
@@ -159,14 +159,14 @@ def _never(_: str) -> Caller | None:
     """Create no topic."""
 
 
-class Question:
+class ShardRequest:
     """One request to one shard. ``then`` is called exactly once, but never after ``cancel``."""
 
     __slots__ = ("_again", "_call", "_request", "_session", "_shard", "_then", "_timer")
 
     def __init__(
         self,
-        session: CarryingKafkaSession,
+        session: RoutedKafkaSession,
         shard: int,
         request: Request,
         then: Then,
@@ -211,7 +211,7 @@ class Question:
 
 
 def ask_shards(
-    session: CarryingKafkaSession,
+    session: RoutedKafkaSession,
     answer: Answer,
     bodies: Mapping[int, Any],
     then: Callable[[Bodies], Any],
@@ -229,7 +229,7 @@ def ask_shards(
 
 
 def ask_each(
-    session: CarryingKafkaSession,
+    session: RoutedKafkaSession,
     answer: Answer,
     requests: Mapping[int, Request],
     then: Callable[[Bodies], Any],
@@ -243,7 +243,7 @@ def ask_each(
     until ``limit_s`` seconds have passed. If ``then`` raises PeerError, the connection is closed.
     """
     found: Bodies = {}
-    questions: list[Question] = []
+    calls: list[ShardRequest] = []
 
     def came(shard: int, body: Any) -> None:
         found[shard] = body
@@ -254,18 +254,18 @@ def ask_each(
         go_on(session, answer, partial(then, found))
 
     def cancel() -> None:
-        for question in questions:
-            question.cancel()
+        for call in calls:
+            call.cancel()
 
     if not requests:
         end()
         return
     answer.cancel = cancel
     for shard, request in requests.items():
-        questions.append(Question(session, shard, request, partial(came, shard), again=again, limit_s=limit_s))
+        calls.append(ShardRequest(session, shard, request, partial(came, shard), again=again, limit_s=limit_s))
 
 
-def go_on(session: CarryingKafkaSession, answer: Answer, then: Callable[[], Any]) -> None:
+def go_on(session: RoutedKafkaSession, answer: Answer, then: Callable[[], Any]) -> None:
     """Respond with the result of ``then``. If the result is None, the response is sent later."""
     answer.cancel = None
     try:
@@ -277,9 +277,9 @@ def go_on(session: CarryingKafkaSession, answer: Answer, then: Callable[[], Any]
         answer.ok(made)
 
 
-def carrying(session: KafkaSession) -> CarryingKafkaSession:
-    """Return the session as a ``CarryingKafkaSession``; every session is one if the broker has several processes."""
-    assert isinstance(session, CarryingKafkaSession), "only this type of session has these handlers"
+def routed(session: KafkaSession) -> RoutedKafkaSession:
+    """Return the session as a ``RoutedKafkaSession``; every session is one if the broker has several processes."""
+    assert isinstance(session, RoutedKafkaSession), "only this type of session has these handlers"
     return session
 
 

@@ -37,7 +37,7 @@ class Origin(NamedTuple):
         return msgspec.msgpack.encode(self)
 
 
-class LinkedKafkaSession(KafkaSession):
+class ForwardedKafkaSession(KafkaSession):
     """Executes forwarded requests."""
 
     __slots__ = ("origin",)
@@ -72,7 +72,7 @@ def execute(
 ) -> Handle:
     """Execute forwarded requests. See ``Executor``. They have no response if this process does not know the user."""
     run = ForwardedRequests(shared.broker.loop, requests, sender.peer, None, then)
-    return run.run(partial(LinkedKafkaSession, shared, table, sender))
+    return run.run(partial(ForwardedKafkaSession, shared, table, sender))
 
 
 def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> None:
@@ -80,7 +80,7 @@ def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Non
 
     That shard has checked the member and the generation.
     """
-    assert isinstance(session, LinkedKafkaSession), "only forwarded requests have this handler"
+    assert isinstance(session, ForwardedKafkaSession), "only forwarded requests have this handler"
     fence = partial(session.shared.fences.check, request.group_id, session.origin.start, request.generation)
     request.generation = NO_GENERATION  # only the coordinator can interpret this number
     positions.store(session, answer, request, fence)
@@ -91,7 +91,7 @@ def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) ->
 
     The transaction's coordinator has permitted it.
     """
-    assert isinstance(session, LinkedKafkaSession), "only forwarded requests have this handler"
+    assert isinstance(session, ForwardedKafkaSession), "only forwarded requests have this handler"
     fence = partial(session.shared.fences.check, request.group_id, session.origin.start, request.generation_id)
     request.generation_id = NO_GENERATION
     transactions.move(session, answer, request, fence)

@@ -10,13 +10,14 @@ import pytest
 from polywire.broker.groups.consumer import TOPICS_MAX
 from polywire.broker.settings import AccessList, TopicSettings
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.carrying import AGAIN_S
 from polywire.protocols.kafka.messages import Api, WireError
+from polywire.protocols.kafka.routed import AGAIN_S
 from polywire.protocols.kafka.sasl import PLAIN
 from polywire.protocols.kafka.subscription import WRITING
 from polywire.types import TopicName
 from tests.unit.protocols.kafka.consumer_members import Consumer, settle
-from tests.unit.protocols.kafka.test_carrying import (
+from tests.unit.protocols.kafka.test_groups import subscription
+from tests.unit.protocols.kafka.test_processes import (
     COUNT,
     TOPICS,
     WAIT_S,
@@ -26,7 +27,6 @@ from tests.unit.protocols.kafka.test_carrying import (
     hang,
     with_users,
 )
-from tests.unit.protocols.kafka.test_groups import subscription
 
 GROUP = "a"  # coordinated by shard 1, which owns topics a and dddd; bb is in shard 2, ccc in shard 0
 

@@ -13,12 +13,12 @@ from polywire.broker.broker import Broker
 from polywire.broker.passwords import hash_password
 from polywire.broker.permissions import EVERYTHING, Grants, resource_name
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.carrying import AGAIN_S
 from polywire.protocols.kafka.client_batches import encode_batch
 from polywire.protocols.kafka.client_codec import decode_response, encode_request
 from polywire.protocols.kafka.context import KafkaSettings, node_of
 from polywire.protocols.kafka.factory import KafkaFactory
 from polywire.protocols.kafka.messages import Api, WireError
+from polywire.protocols.kafka.routed import AGAIN_S
 from polywire.protocols.kafka.sasl import PLAIN
 from polywire.protocols.runtime.shards import LinkPeer
 from polywire.records.columns import Record
@@ -86,7 +86,7 @@ class Processes:
         routed: Any = ResolvedBroker(RoutedBroker(broker, seen))
         made = KafkaFactory(broker, settings, router=routed)
         ports = {listener: seen.port_of(listener) for listener in ("kafka", "kafka-tls")}
-        process = Process(broker.epoch, made.linked.settings.host, ports, made.linked.cluster_id if own == 0 else "")
+        process = Process(broker.epoch, made.own.settings.host, ports, made.own.cluster_id if own == 0 else "")
         routed.executors["kafka"] = made.executor
         self.inside[own].factories[:] = [RouterFactory(broker, self.shards.key, lambda: process, routed.executors)]
         self.outside[own : own + 1] = [made]

@@ -1,10 +1,10 @@
 """Groups of a broker with several processes (decision 0128).
 
-The hash of a group's name selects its coordinator shard, called its home in code. The home stores members and
-generations. The shards that own the topics store the committed offsets, where every protocol finds them. The home
-checks the member that commits, and forwards the commit.
+The hash of a group's name selects its coordinator shard, which stores members and generations. The shards that own the
+topics store the committed offsets, where every protocol finds them. The coordinator checks the member that commits, and
+forwards the commit.
 
-* If this shard is not the home, the request gets the error that makes clients look up the coordinator.
+* If this shard is not the coordinator, the request gets the error that makes clients look up the coordinator.
 * A late commit never overwrites a newer commit of the group.
 """
 
@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import group_lists, groups, positions, schema
-from polywire.protocols.kafka.carrying import Bodies, CarryingKafkaSession, ask_shards, carrying, changed
 from polywire.protocols.kafka.consumer_groups import consumer_group_heartbeat
 from polywire.protocols.kafka.groups import NULL_PROTOCOL_SINCE, group_error
 from polywire.protocols.kafka.messages import NO_ID, SERVED, Api, Request, WireError
 from polywire.protocols.kafka.positions import MANY_GROUPS_SINCE
 from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.routed import Bodies, RoutedKafkaSession, ask_shards, changed, routed
 from polywire.protocols.kafka.session import Handler, KafkaSession
 
 DEAD: Final = "Dead"
@@ -29,15 +29,15 @@ EMPTY: Final = "Empty"
 _NO_GROUP: Final = frozenset({WireError.NONE, WireError.GROUP_ID_NOT_FOUND})
 
 
-def is_home(session: CarryingKafkaSession, group: str) -> bool:
-    return session.shared.is_home(group)
+def coordinates(session: RoutedKafkaSession, group: str) -> bool:
+    return session.shared.coordinates(group)
 
 
-def at_home(handler: Handler, refused: Callable[[Any, Request], Any]) -> Handler:
+def at_coordinator(handler: Handler, refused: Callable[[Any, Request], Any]) -> Handler:
     """Return a handler for groups that this shard coordinates. ``refused`` builds the response for other groups."""
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-        if is_home(carrying(session), request.group_id):
+        if coordinates(routed(session), request.group_id):
             return handler(session, answer, request)
         return refused(request, answer.request)
 
@@ -79,7 +79,7 @@ def _failed(made: Any, topic: Any, error: WireError) -> Any:
     return made(**names, partitions=[made.Partitions(index=one.index, error=error) for one in topic.partitions])
 
 
-def divided(session: CarryingKafkaSession, topics: Iterable[Any]) -> dict[int, list[Any]]:
+def divided(session: RoutedKafkaSession, topics: Iterable[Any]) -> dict[int, list[Any]]:
     """Split entries that name topics by the shards that have the topics.
 
     Entries of unknown topics are for this shard, which then reports that the topic does not exist.
@@ -90,7 +90,7 @@ def divided(session: CarryingKafkaSession, topics: Iterable[Any]) -> dict[int, l
     return by_shard
 
 
-def _shard_of(session: CarryingKafkaSession, topic: Any) -> int:
+def _shard_of(session: RoutedKafkaSession, topic: Any) -> int:
     topic_id = getattr(topic, "topic_id", NO_ID)
     if topic_id != NO_ID:
         found = session.router.topic_of_id(topic_id)
@@ -101,7 +101,7 @@ def _shard_of(session: CarryingKafkaSession, topic: Any) -> int:
 
 def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     """This shard checks the member once, and each shard stores the offsets for its topics."""
-    session = carrying(session)
+    session = routed(session)
     by_shard = divided(session, request.topics)
     own = session.shards.own
     if by_shard.keys() <= {own}:
@@ -140,13 +140,13 @@ def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any
     return None
 
 
-def turn_of(session: CarryingKafkaSession, group: str) -> int:
+def turn_of(session: RoutedKafkaSession, group: str) -> int:
     """Return the number that orders a group's commits in other shards. It increases when partitions change owners."""
     broker = session.broker
     return session.shared.turns.number(group, (broker.classic.generation(group), broker.consumers.turn(group)))
 
 
-def _read_by(session: CarryingKafkaSession, request: Any, topics: Iterable[Any], failed: list[Any]) -> list[Any]:
+def _read_by(session: RoutedKafkaSession, request: Any, topics: Iterable[Any], failed: list[Any]) -> list[Any]:
     """Return those of ``topics`` whose offsets the member may commit.
 
     The topics belong to other shards. The others of them get an error in ``failed``.
@@ -162,13 +162,13 @@ def _read_by(session: CarryingKafkaSession, request: Any, topics: Iterable[Any],
     return free
 
 
-def _name_of(session: CarryingKafkaSession, topic: Any) -> str:
+def _name_of(session: RoutedKafkaSession, topic: Any) -> str:
     known = session.router.topic_of_id(getattr(topic, "topic_id", NO_ID))
     name: str = topic.name if known is None else known.name.full
     return name
 
 
-def _not_late(session: CarryingKafkaSession, request: Any, topics: Iterable[Any]) -> Iterator[Any]:
+def _not_late(session: RoutedKafkaSession, request: Any, topics: Iterable[Any]) -> Iterator[Any]:
     """Yield a shard's response entries.
 
     If a commit came too late, set an error after which the member commits again.
@@ -186,9 +186,9 @@ def _not_late(session: CarryingKafkaSession, request: Any, topics: Iterable[Any]
 
 def offset_fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     """Return offsets of one or several groups from the topics of all shards."""
-    session = carrying(session)
+    session = routed(session)
     if answer.request.version < MANY_GROUPS_SINCE:
-        if not is_home(session, request.group_id):
+        if not coordinates(session, request.group_id):
             return _fetch_refused(request, answer.request)
         bodies = _fetches(session, request)
         return ask_shards(session, answer, bodies, partial(_joined_fetch, schema.response(Api.OFFSET_FETCH), request))
@@ -215,8 +215,8 @@ def offset_fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     )
 
 
-def _fetch_error(session: CarryingKafkaSession, asked: Any) -> WireError:
-    if not is_home(session, asked.group_id):
+def _fetch_error(session: RoutedKafkaSession, asked: Any) -> WireError:
+    if not coordinates(session, asked.group_id):
         return WireError.NOT_COORDINATOR
     try:
         positions.check_reader(session, asked)
@@ -229,7 +229,7 @@ def _group_of(body: Any, group: str) -> Any:
     return None if body is None else next((one for one in body.groups if one.group_id == group), None)
 
 
-def _fetches(session: CarryingKafkaSession, asked: Any) -> dict[int, Any]:
+def _fetches(session: RoutedKafkaSession, asked: Any) -> dict[int, Any]:
     if asked.topics is None:
         return dict.fromkeys(range(session.shards.count), asked)
     by_shard = divided(session, asked.topics) or {session.shards.own: []}
@@ -258,7 +258,7 @@ def _fetch_refused(request: Any, head: Request) -> Any:
 
 def offset_delete(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     """Each shard deletes the offsets for its topics, except for topics that members of the group read."""
-    session = carrying(session)
+    session = routed(session)
     response = schema.response(Api.OFFSET_DELETE)
     group, classic = request.group_id, session.broker.classic
     read = {topic.name for topic in request.topics if classic.has_readers(group, topic.name)}
@@ -290,7 +290,7 @@ def offset_delete(session: KafkaSession, answer: Answer, request: Any, /) -> Any
 
 def list_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     """List the groups that this shard coordinates. Tools send the request to every broker."""
-    session = carrying(session)
+    session = routed(session)
     own = session.shards.own
     states = {state.casefold() for state in request.states_filter or ()}
     types = {type_.casefold() for type_ in request.types_filter or ()}
@@ -306,7 +306,7 @@ def list_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
             for one in found[shard].groups:
                 known = by_id.get(one.group_id)
                 has_more = known is None or (known.group_state == EMPTY and one.group_state != EMPTY)
-                if has_more and is_home(session, one.group_id):
+                if has_more and coordinates(session, one.group_id):
                     by_id[one.group_id] = one
         entries = [
             one
@@ -325,7 +325,7 @@ def describe_groups(session: KafkaSession, answer: Answer, request: Any, /) -> N
 
     If a group has no members there, but has some in another shard, return that shard's view.
     """
-    session = carrying(session)
+    session = routed(session)
     response = schema.response(Api.DESCRIBE_GROUPS)
 
     def failed(group: str, error: WireError) -> Any:
@@ -344,29 +344,29 @@ def describe_groups(session: KafkaSession, answer: Answer, request: Any, /) -> N
         return response(
             groups=[
                 known.get(group, failed(group, lost))
-                if is_home(session, group)
+                if coordinates(session, group)
                 else failed(group, WireError.NOT_COORDINATOR)
                 for group in request.groups
             ]
         )
 
-    names = [group for group in request.groups if is_home(session, group)]
+    names = [group for group in request.groups if coordinates(session, group)]
     bodies = dict.fromkeys(range(session.shards.count), changed(request, groups=names)) if names else {}
     ask_shards(session, answer, bodies, joined)
 
 
 def consumer_group_describe(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     """Describe the groups that this shard coordinates."""
-    session = carrying(session)
+    session = routed(session)
     response = schema.response(Api.CONSUMER_GROUP_DESCRIBE)
-    elsewhere = [group for group in request.group_ids if not is_home(session, group)]
+    elsewhere = [group for group in request.group_ids if not coordinates(session, group)]
     made = response.Groups
     entries = [made(error=WireError.NOT_COORDINATOR, group_id=group, members=[]) for group in elsewhere]
 
     def joined(body: Any) -> None:
         answer.ok(response(groups=[*body.groups, *entries]))
 
-    here = [group for group in request.group_ids if is_home(session, group)]
+    here = [group for group in request.group_ids if coordinates(session, group)]
     part = Part(answer.request, joined)
     group_lists.consumer_group_describe(session, part, changed(request, group_ids=here))
     answer.cancel = part.cancel
@@ -374,15 +374,15 @@ def consumer_group_describe(session: KafkaSession, answer: Answer, request: Any,
 
 def delete_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     """Delete the offsets of a group in all shards, unless the group has members."""
-    session = carrying(session)
+    session = routed(session)
     response, own = schema.response(Api.DELETE_GROUPS), session.shards.own
     errors: dict[str, int] = dict.fromkeys(request.groups_names, WireError.NOT_COORDINATOR)
-    names = [group for group in errors if is_home(session, group)]
+    names = [group for group in errors if coordinates(session, group)]
 
     def made() -> Any:
         return response(results=[response.Results(group_id=group, error=error) for group, error in errors.items()])
 
-    def home_answered(found: Bodies) -> Any:
+    def coordinator_answered(found: Bodies) -> Any:
         _note(found, names, errors)
         free = [group for group in names if errors[group] in _NO_GROUP]
         if not free:
@@ -404,7 +404,7 @@ def delete_groups(session: KafkaSession, answer: Answer, request: Any, /) -> Non
         )
 
     bodies = {own: changed(request, groups_names=names)} if names else {}
-    ask_shards(session, answer, bodies, home_answered, again=False)
+    ask_shards(session, answer, bodies, coordinator_answered, again=False)
 
 
 def _note(found: Bodies, names: Iterable[str], errors: dict[str, int]) -> None:
@@ -427,15 +427,15 @@ def _worse(one: int, other: int) -> int:
 
 
 GROUP_HANDLERS: Final[Mapping[Api, Handler]] = {
-    Api.JOIN_GROUP: at_home(groups.join_group, _join_refused),
-    Api.SYNC_GROUP: at_home(groups.sync_group, _refused),
-    Api.HEARTBEAT: at_home(groups.heartbeat, _refused),
-    Api.LEAVE_GROUP: at_home(groups.leave_group, _refused),
-    Api.CONSUMER_GROUP_HEARTBEAT: at_home(consumer_group_heartbeat, _refused),
+    Api.JOIN_GROUP: at_coordinator(groups.join_group, _join_refused),
+    Api.SYNC_GROUP: at_coordinator(groups.sync_group, _refused),
+    Api.HEARTBEAT: at_coordinator(groups.heartbeat, _refused),
+    Api.LEAVE_GROUP: at_coordinator(groups.leave_group, _refused),
+    Api.CONSUMER_GROUP_HEARTBEAT: at_coordinator(consumer_group_heartbeat, _refused),
     Api.CONSUMER_GROUP_DESCRIBE: consumer_group_describe,
-    Api.OFFSET_COMMIT: at_home(offset_commit, _commit_refused),
+    Api.OFFSET_COMMIT: at_coordinator(offset_commit, _commit_refused),
     Api.OFFSET_FETCH: offset_fetch,
-    Api.OFFSET_DELETE: at_home(offset_delete, _refused),
+    Api.OFFSET_DELETE: at_coordinator(offset_delete, _refused),
     Api.LIST_GROUPS: list_groups,
     Api.DESCRIBE_GROUPS: describe_groups,
     Api.DELETE_GROUPS: delete_groups,

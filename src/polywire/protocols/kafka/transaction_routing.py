@@ -1,12 +1,11 @@
 """Transactions of a broker with several processes (decision 0129).
 
-The hash of a transactional id selects its coordinator shard, called its home in code. The home assigns producer ids and
-decides how transactions end. The shards that own the topics stage records and offsets, each in its *participant* of the
-transaction. The home must first have added the shard to the transaction. If all topics are in the home, no other shard
-participates.
+The hash of a transactional id selects its coordinator shard, which assigns producer ids and decides the outcome of each
+transaction. A shard that owns a topic of the transaction participates: it stages the records and offsets, once the
+coordinator has added it. If all topics are in the coordinator's shard, no other shard takes part.
 
-* If this shard is not the home, the request gets the error that makes clients look up the coordinator.
-* No shard stages anything for a transaction before the home has recorded that the shard participates.
+* If this shard is not the coordinator, the request gets the error that makes clients look up the coordinator.
+* No shard stages anything for a transaction before the coordinator has recorded that the shard participates.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from polywire.broker.permissions import Action
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import produce as producing
 from polywire.protocols.kafka import producers, schema, transaction_lists, transactions
-from polywire.protocols.kafka.between_shards import Enter, Fence, Join, Permission, Result, answered, asked, let_in
-from polywire.protocols.kafka.carrying import (
-    Bodies,
-    CarryingKafkaSession,
-    Question,
-    ask_each,
-    ask_shards,
-    carrying,
-    changed,
-)
+from polywire.protocols.kafka.group_routing import divided, turn_of
 from polywire.protocols.kafka.groups import authorize_group, group_error
-from polywire.protocols.kafka.homes import divided, turn_of
 from polywire.protocols.kafka.messages import NO_ID, Api, Refused, Request, WireError
+from polywire.protocols.kafka.participants import Enter, Fence, Join, Permission, Result, answered, asked, permit
 from polywire.protocols.kafka.produce import Producing
 from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.routed import (
+    Bodies,
+    RoutedKafkaSession,
+    ShardRequest,
+    ask_each,
+    ask_shards,
+    changed,
+    routed,
+)
 from polywire.protocols.kafka.session import Handler, KafkaSession
 from polywire.protocols.kafka.transactions import transaction_error
 
@@ -44,20 +43,20 @@ _HEAD: Final = Struct(
 )  # header of a batch: magic, attributes, producer's id and epoch (spec: kafka#record-batches)
 _TRANSACTIONAL: Final = 16  # bit in the attributes
 # versions used on links: the last in which a request does not begin a transaction
-_LINK_VERSIONS: Final = {Api.ADD_PARTITIONS_TO_TXN: 3, Api.TXN_OFFSET_COMMIT: 4}
+_FORWARDED_VERSIONS: Final = {Api.ADD_PARTITIONS_TO_TXN: 3, Api.TXN_OFFSET_COMMIT: 4}
 
 Parts = Mapping[int, Any]
 """Request bodies by the shard that they are for."""
 
 
-def _at_home(handler: Handler, refused: Callable[[Request, WireError], Any]) -> Handler:
+def _at_coordinator(handler: Handler, refused: Callable[[Request, WireError], Any]) -> Handler:
     """Return a handler for transactional ids that this shard coordinates.
 
     ``refused`` builds the response for other ids.
     """
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-        if session.shared.is_home(request.transactional_id):
+        if session.shared.coordinates(request.transactional_id):
             return handler(session, answer, request)
         return refused(answer.request, WireError.NOT_COORDINATOR)
 
@@ -90,10 +89,10 @@ def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> 
 
     If the id was registered over Cursus, all shards have it. Then its current producer is fenced in all shards first.
     """
-    session = carrying(session)
+    session = routed(session)
     if request.transactional_id is None:
         return producers.init_producer_id(session, answer, request)
-    if not session.shared.is_home(request.transactional_id):
+    if not session.shared.coordinates(request.transactional_id):
         return _refused(answer.request, WireError.NOT_COORDINATOR)
     try:
         session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
@@ -123,7 +122,7 @@ def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> 
 
 def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     """Add the shards of the topics to the transaction, then add the partitions there."""
-    session = carrying(session)
+    session = routed(session)
     by_shard = divided(session, request.topics)
     if by_shard.keys() <= {session.shards.own}:
         return transactions.add_partitions(session, answer, request)
@@ -150,11 +149,11 @@ def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) ->
 
     The shards of the topics stage the offsets.
     """
-    session = carrying(session)
-    if not session.shared.is_home(request.group_id):
+    session = routed(session)
+    if not session.shared.coordinates(request.group_id):
         return _refused_each(answer.request, WireError.NOT_COORDINATOR)
     by_shard = divided(session, request.topics)
-    if by_shard.keys() <= {session.shards.own} and session.shared.is_home(request.transactional_id):
+    if by_shard.keys() <= {session.shards.own} and session.shared.coordinates(request.transactional_id):
         return transactions.txn_offset_commit(session, answer, request)
     try:
         authorize_group(session, Action.OFFSET_COMMIT, ())
@@ -175,7 +174,7 @@ def _same(body: Any) -> Any:
 
 
 def _stage_at(
-    session: CarryingKafkaSession,
+    session: RoutedKafkaSession,
     answer: Answer,
     request: Any,
     parts: Parts,
@@ -186,7 +185,7 @@ def _stage_at(
 ) -> None:
     """Execute a request in the shards of its parts, and join their responses.
 
-    First, the home adds the shards to the transaction, and each shard opens its participant.
+    First, the coordinator adds the shards to the transaction, and each shard opens its participant.
     """
     api = answer.request.api
     response = schema.response(api)
@@ -203,7 +202,7 @@ def _stage_at(
             result = answered(Result, body)
             if result is None or result.error:
                 return refuse(WireError.COORDINATOR_NOT_AVAILABLE if result is None else WireError(result.error))
-        made = answer.request._replace(version=_LINK_VERSIONS[api])
+        made = answer.request._replace(version=_FORWARDED_VERSIONS[api])
         return ask_each(
             session, answer, {shard: made._replace(body=part) for shard, part in parts.items()}, carried_out
         )
@@ -218,16 +217,21 @@ def _stage_at(
     def made_of(part: Any) -> Any:
         return _refused_each(answer.request._replace(body=part), WireError.COORDINATOR_NOT_AVAILABLE)
 
-    home = session.shards.home(request.transactional_id)
+    coordinator = session.shards.home(request.transactional_id)
     join = Join(request.transactional_id, request.producer_id, request.producer_epoch, tuple(parts), begins)
-    if home == session.shards.own:
-        _let_in_here(session, answer, join, permitted)
+    if coordinator == session.shards.own:
+        _permit_here(session, answer, join, permitted)
     else:
-        ask_each(session, answer, {home: asked(join)}, lambda found: permitted(answered(Permission, found[home])))
+        ask_each(
+            session,
+            answer,
+            {coordinator: asked(join)},
+            lambda found: permitted(answered(Permission, found[coordinator])),
+        )
 
 
-def _let_in_here(
-    session: CarryingKafkaSession, answer: Answer, join: Join, then: Callable[[Permission | None], Any]
+def _permit_here(
+    session: RoutedKafkaSession, answer: Answer, join: Join, then: Callable[[Permission | None], Any]
 ) -> None:
     """Add the shards of ``join`` to a transaction that this shard coordinates, and respond with the result of ``then``.
 
@@ -247,7 +251,7 @@ def _let_in_here(
                 answer.ok(made)
 
     answer.cancel = cancel
-    let_in(session, join, permitted)
+    permit(session, join, permitted)
 
 
 def _fenced_as(api: Api, version: int, error: WireError) -> WireError:
@@ -260,7 +264,7 @@ def _fenced_as(api: Api, version: int, error: WireError) -> WireError:
 
 
 class _Joining:
-    """A produce request that waits for the home. ``release`` frees the request's bytes."""
+    """A produce request that waits for the coordinator. ``release`` frees the request's bytes."""
 
     __slots__ = ("_cancel", "_release")
 
@@ -275,9 +279,9 @@ class _Joining:
 
 def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     """Before the first records of a transaction that another shard coordinates, request permission from that shard."""
-    session = carrying(session)
+    session = routed(session)
     id_ = request.transactional_id
-    holder = None if id_ is None or session.shared.is_home(id_) else _holder(session, request.topics)
+    holder = None if id_ is None or session.shared.coordinates(id_) else _holder(session, request.topics)
     if holder is None or _is_in(session, id_, *holder):
         producing.produce(session, answer, request)
         return
@@ -295,11 +299,11 @@ def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
 
     release = session.output.pin()
     join = asked(Join(id_, *holder, shards, begins))
-    question = Question(session, session.shards.home(id_), join, came, again=True)
-    session.work = _Joining(question.cancel, release)
+    call = ShardRequest(session, session.shards.home(id_), join, came, again=True)
+    session.work = _Joining(call.cancel, release)
 
 
-def _holder(session: CarryingKafkaSession, topics: Iterable[Any]) -> tuple[int, int] | None:
+def _holder(session: RoutedKafkaSession, topics: Iterable[Any]) -> tuple[int, int] | None:
     """Return the id and the epoch of the producer, from the first transactional batch for a topic of this shard.
 
     Returns None if there is no such batch.
@@ -312,7 +316,7 @@ def _holder(session: CarryingKafkaSession, topics: Iterable[Any]) -> tuple[int, 
     return None
 
 
-def _is_here(session: CarryingKafkaSession, topic: Any) -> bool:
+def _is_here(session: RoutedKafkaSession, topic: Any) -> bool:
     broker = session.broker
     found = broker.find_topic(topic.name) if topic.topic_id == NO_ID else broker.topic_of_id(topic.topic_id)
     return found is not None and session.leads(found)
@@ -325,7 +329,7 @@ def _transactional(records: Any) -> tuple[int, int] | None:
     return (producer_id, epoch) if magic == _MAGIC and attributes & _TRANSACTIONAL else None
 
 
-def _is_in(session: CarryingKafkaSession, id_: str, producer_id: int, epoch: int) -> bool:
+def _is_in(session: RoutedKafkaSession, id_: str, producer_id: int, epoch: int) -> bool:
     try:
         participant = session.broker.participants.find(id_, by=session.caller)
     except BrokerError:
@@ -335,8 +339,8 @@ def _is_in(session: CarryingKafkaSession, id_: str, producer_id: int, epoch: int
     return (participant.producer.id, participant.producer_epoch) == (producer_id, epoch)
 
 
-def _let_in(session: CarryingKafkaSession, permission: Permission | None, version: int, *, begins: bool) -> None:
-    """Open this shard's participant with the home's permission. Raises Refused if the home has not given it.
+def _let_in(session: RoutedKafkaSession, permission: Permission | None, version: int, *, begins: bool) -> None:
+    """Open this shard's participant with the coordinator's permission. Raises Refused if the coordinator has not given it.
 
     ``version`` is the version of the Produce request.
     """
@@ -357,7 +361,7 @@ def _let_in(session: CarryingKafkaSession, permission: Permission | None, versio
 _AGAIN: Final = frozenset(
     {WireError.CONCURRENT_TRANSACTIONS, WireError.COORDINATOR_NOT_AVAILABLE, WireError.NOT_COORDINATOR}
 )
-"""Errors of the home that are replaced by an error after which producers send the records again."""
+"""Errors of the coordinator that are replaced by an error after which producers send the records again."""
 
 
 # Descriptions for tools
@@ -365,9 +369,9 @@ _AGAIN: Final = frozenset(
 
 def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     """Describe ids that this shard coordinates, with the topics of all participating shards."""
-    session = carrying(session)
+    session = routed(session)
     response, own = schema.response(Api.DESCRIBE_TRANSACTIONS), session.shards.own
-    names = [id_ for id_ in request.transactional_ids if session.shared.is_home(id_)]
+    names = [id_ for id_ in request.transactional_ids if session.shared.coordinates(id_)]
     by_shard: dict[int, list[str]] = {own: names}
     for id_ in names:
         for shard in session.broker.transactions.shards_of(id_):
@@ -400,10 +404,10 @@ def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /
 TRANSACTION_HANDLERS: Final[Mapping[Api, Handler]] = {
     Api.PRODUCE: produce,
     Api.INIT_PRODUCER_ID: init_producer_id,
-    Api.ADD_PARTITIONS_TO_TXN: _at_home(add_partitions, _refused_each),
-    Api.ADD_OFFSETS_TO_TXN: _at_home(transactions.add_offsets, _refused),
+    Api.ADD_PARTITIONS_TO_TXN: _at_coordinator(add_partitions, _refused_each),
+    Api.ADD_OFFSETS_TO_TXN: _at_coordinator(transactions.add_offsets, _refused),
     Api.TXN_OFFSET_COMMIT: txn_offset_commit,
-    Api.END_TXN: _at_home(transactions.end, _refused),
+    Api.END_TXN: _at_coordinator(transactions.end, _refused),
     Api.DESCRIBE_TRANSACTIONS: describe_transactions,
     Api.LIST_TRANSACTIONS: transaction_lists.list_transactions,
 }

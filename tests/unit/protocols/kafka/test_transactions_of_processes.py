@@ -12,7 +12,7 @@ from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import decode_batches
 from polywire.protocols.kafka.messages import Api, WireError
 from polywire.protocols.kafka.transactions import SETTLED_S
-from tests.unit.protocols.kafka.test_carrying import COUNT, TOPICS, Client, Processes, join
+from tests.unit.protocols.kafka.test_processes import COUNT, TOPICS, Client, Processes, join
 from tests.unit.protocols.kafka.transaction_dialogue import TIMEOUT_MS, Producer
 
 # an id coordinated by the shard that owns topic ccc, and topics of the other two shards
