@@ -6,7 +6,7 @@ are returned by the rules in ``log.base``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from polywire.broker.owners import NO_CALLER, Caller
@@ -94,11 +94,17 @@ class Records(Protocol):
         raised, or passed to ``then``.
         """
 
+    def owns(self, partition: Partition) -> bool:
+        """Return whether a partition is in this process."""
+
     def when_current(self, partition: Partition, then: Completion[None]) -> Handle | None:
         """Return None if the offsets of ``partition.log`` are current, as they always are in the partition's process.
 
         Otherwise request them, and call ``then`` when they are known.
         """
+
+    def require_current(self, partitions: Iterable[Partition]) -> None:
+        """Make sure that the offsets and sizes of ``partition.log`` are current. Raises Pending if they are not."""
 
 
 class Settling(Protocol):

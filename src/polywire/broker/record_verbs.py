@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -342,8 +342,16 @@ class RecordVerbs(Protocol):
         del then
         return partition.log.epoch_end(epoch)
 
+    def owns(self, partition: Partition) -> bool:
+        """Return True. See ``api.Records``."""
+        del partition
+        return True
+
     def when_current(self, partition: Partition, then: Completion[None]) -> Handle | None:
         """Return None, because the offsets of a partition in its own process are always current."""
+
+    def require_current(self, partitions: Iterable[Partition]) -> None:
+        """Do nothing, because the offsets of partitions of this process are always current. See ``api.Records``."""
 
     def locate(
         self,

@@ -11,10 +11,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from polywire.broker import changes
 from polywire.broker.aggregates import Aggregates
@@ -105,6 +106,7 @@ class State:
         "touched",
         "transactions",
         "usage",
+        "wire_watchers",
         "writers",
     )
 
@@ -125,6 +127,7 @@ class State:
         self.transactions = TransactionTable(settings, self.usage)
         self._wire_state: dict[str, dict[str, bytes]] = {}
         self._wire_owners: dict[tuple[str, str], int] = {}
+        self.wire_watchers: Final[list[Callable[[WireStateSet], None]]] = []
         self.touched: set[str] | None = None
 
     def touch(self, group: str) -> None:
@@ -319,12 +322,13 @@ class State:
         owner = self._wire_owners.pop((change.wire, change.key), UNOWNED)
         if was is not None:
             self.usage.charge(Kind.KEYS, owner, -1, -key_size(change.key, was))
-        if change.value is None:
-            return
-        values[change.key] = change.value
-        self.usage.charge(Kind.KEYS, change.owner, 1, key_size(change.key, change.value))
-        if change.owner != UNOWNED:
-            self._wire_owners[change.wire, change.key] = change.owner
+        if change.value is not None:
+            values[change.key] = change.value
+            self.usage.charge(Kind.KEYS, change.owner, 1, key_size(change.key, change.value))
+            if change.owner != UNOWNED:
+                self._wire_owners[change.wire, change.key] = change.owner
+        for watcher in self.wire_watchers:
+            watcher(change)
 
     def snapshot(self) -> bytes:
         """Return the encoded state. The log calls this only when no write batch is open."""
@@ -503,6 +507,11 @@ class WireStateVerbs(WriteBatchVerbs, Protocol):
         """
         change = wire_change(self._state, self.settings, by, wire=wire, key=key, value=value)
         self.change_all([change], level=level, done=done)
+
+    def watch_wire_state(self, changed: Callable[[WireStateSet], None]) -> Callable[[], None]:
+        """Call ``changed`` with each value that a protocol stores or removes. Returns a function that ends this."""
+        self._state.wire_watchers.append(changed)
+        return partial(self._state.wire_watchers.remove, changed)
 
     def wire_owner(self, wire: str, key: str) -> int:
         """Return the owner of a protocol's value."""

@@ -6,7 +6,7 @@ which repeats neither decoding nor permission checks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -15,31 +15,34 @@ from typing import Any, Final
 from polywire.broker.access import Access
 from polywire.broker.api import Pending
 from polywire.broker.broker import Broker
+from polywire.broker.changes import WireStateSet
 from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.owners import NO_CALLER, Caller
 from polywire.broker.record_verbs import ProducerVerbs, RecordVerbs, check_alive
 from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.broker.sliced import SlicedWork
 from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
-from polywire.broker.topics import Partition, Topic, missing
+from polywire.broker.topics import Partition, Streams, Topic, missing
 from polywire.clock import Clock
-from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
+from polywire.errors import BrokerError, Busy, ErrorCode, Missing, Unavailable
 from polywire.log.base import Completion, Handle, Loop
 from polywire.protocols.runtime.forwarded import Executor, Sender
 from polywire.protocols.runtime.shards import Shards
 from polywire.routing import messages
-from polywire.routing.calls import Method, by_of, methods_of, routed
+from polywire.routing.calls import Method, by_of, method_of, methods_of, routed
 from polywire.routing.groups import RoutedGroups
 from polywire.routing.link import CLOGGED_BYTES, ShardLink
 from polywire.routing.messages import Verb
 from polywire.routing.requests import execute
-from polywire.routing.topics import RemoteLog, RemoteTopics
-from polywire.types import Buffer, Level, TopicName
+from polywire.routing.topics import Refresh, RemoteLog, RemoteTopics
+from polywire.types import Buffer, KeyHash, Level, TopicName
 
 FOUND_S: Final = 0.05  # how long the answer to FIND is remembered for the requests that waited for it
 PLACED_S: Final = 0.1  # how long the number of topics of a process may be out of date
 CALL_S: Final = 30.0  # how long a call may take whose result a request needs
 ANSWER_S: Final = 1.0  # how long a request for a topic that this process does not know may take
+VALUES_SHARD: Final = 0  # the shard that stores the values of protocols
+CURRENT: Final = (-1, "bounds", b"")  # key of the partitions whose bounds a request has refreshed, or of the error
 _Answers = dict[tuple[int, str, bytes], Any]
 """Results or errors of calls by shard, method and arguments."""
 
@@ -77,6 +80,8 @@ class RoutedBroker:
         "_links",
         "_listed",
         "_placed",
+        "_value_watchers",
+        "_values",
         "access",
         "answers",
         "classic",
@@ -97,6 +102,7 @@ class RoutedBroker:
         "settle",
         "shards",
         "sliced",
+        "streams",
         "transactions",
     )
 
@@ -117,6 +123,9 @@ class RoutedBroker:
         self.sliced: Final[SlicedWork] = local.sliced
         self.participants: Final = local.participants
         self.classic: Final = local.classic
+        self.streams: Final[Streams] = local.streams
+        self._values: Final[dict[str, dict[str, bytes]]] = {}
+        self._value_watchers: Final[list[Callable[[messages.Value], None]]] = []
         self.commit: Final = local.commit
         self.consumers: Final = local.consumers
         self.elapsed: Final = local.elapsed
@@ -132,6 +141,8 @@ class RoutedBroker:
 
     def topics_came(self, link: ShardLink, topics: messages.Topics) -> None:
         """See ``TopicsOwner``."""
+        if link.shard == VALUES_SHARD:
+            self._apply_values(topics)
         self.remote_topics.apply(link, topics)
 
     def process_came(self, link: ShardLink, process: messages.Process) -> None:
@@ -154,6 +165,37 @@ class RoutedBroker:
                 then()
 
         return Calls(self._links[shard].ask_process(partial(came, shard)) for shard in shards)
+
+    def _apply_values(self, topics: messages.Topics) -> None:
+        changed = list(topics.values)
+        if topics.begins:
+            known = {(value.wire, value.key) for value in changed}
+            held = [(wire, key) for wire, values in self._values.items() for key in values]
+            changed += [messages.Value(wire, key, None) for wire, key in held if (wire, key) not in known]
+        for value in changed:
+            values = self._values.setdefault(value.wire, {})
+            if value.value is None:
+                values.pop(value.key, None)
+            else:
+                values[value.key] = value.value
+            for watcher in self._value_watchers:
+                watcher(value)
+
+    def wire_state(self, wire: str) -> Mapping[str, bytes]:
+        """Return the values that a protocol has stored in the first shard, as far as they are known here."""
+        return self.local.wire_state(wire) if self.shards.own == VALUES_SHARD else self._values.get(wire, {})
+
+    def watch_values(self, changed: Callable[[messages.Value | WireStateSet], None]) -> None:
+        """Call ``changed`` with each value of ``wire_state`` that is stored or removed."""
+        if self.shards.own == VALUES_SHARD:
+            self.local.watch_wire_state(changed)
+        else:
+            self._value_watchers.append(changed)
+
+    def watch_topics(self, changed: Callable[[bytes], None]) -> None:
+        """Call ``changed`` with the id of each topic that changes. A topic of this process has not changed yet."""
+        self.local.watch_topics(changed)
+        self.remote_topics.watchers.append(changed)
 
     # Topics
 
@@ -250,7 +292,7 @@ class RoutedBroker:
     ) -> bool:
         """See ``TopicVerbs``. A process that already owns the name creates the topic, or else one with few topics."""
         named = self.shards.shard_of(name.full)
-        shard = self._next_shard() if named is None else named
+        shard = self.next_shard() if named is None else named
         options: dict[str, Any] = {"partition_count_min": partition_count_min, "by": by, "level": level}
         if shard == self.shards.own:
             return self.local.make_topic(name, partition_count, settings, then=then, done=done, **options)
@@ -258,7 +300,7 @@ class RoutedBroker:
         self.call(shard, CREATE, (name, partition_count, settings), {**options, "done": known})
         return False
 
-    def _next_shard(self) -> int:
+    def next_shard(self) -> int:
         """Return the shard for a new topic: the one with the fewest topics, then the others for further new topics.
 
         The numbers of topics are known some time after the topics are created.
@@ -315,6 +357,8 @@ class RoutedBroker:
 
         def delete(topic: Topic, deleted: Completion[int]) -> None:
             def completed(result: int | BrokerError) -> None:
+                if isinstance(result, Missing):
+                    result = 0  # another request has deleted it
                 if not isinstance(result, BrokerError):
                     ended(topic)
                 deleted(result)
@@ -322,6 +366,7 @@ class RoutedBroker:
             self.delete_topic(topic, level=level, done=completed)
 
         own = [topic for topic in topics if self.shard_of_topic(topic) == self.shards.own]
+        others = [topic for topic in topics if self.shard_of_topic(topic) != self.shards.own]
         if len(own) == len(topics):
             self.local.delete_topics(topics, ended=ended, then=then, level=level, done=done)
             return
@@ -334,7 +379,7 @@ class RoutedBroker:
         def delete_own(deleted: Completion[int]) -> None:
             self.local.delete_topics(own, ended=ended, then=_nothing, level=level, done=deleted)
 
-        _when_all([*[partial(delete, topic) for topic in topics if topic not in own], delete_own], last)
+        _when_all([*[partial(delete, topic) for topic in others], delete_own], last)
 
     def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Completion[int]) -> None:
         """See ``RemovalVerbs``. Topics of other processes are purged at the same time."""
@@ -378,10 +423,33 @@ class RoutedBroker:
             return log.find_epoch_end(epoch, then)
         return self.local.epoch_end(partition, epoch, then)
 
+    def owns(self, partition: Partition) -> bool:
+        """See ``api.Records``."""
+        return not isinstance(partition.log, RemoteLog)
+
     def when_current(self, partition: Partition, then: Completion[None]) -> Handle | None:
         """See ``api.Records``."""
         log = partition.log
         return log.refresh(then) if isinstance(log, RemoteLog) else None
+
+    def require_current(self, partitions: Iterable[Partition]) -> None:
+        """See ``api.Records``."""
+        logs = {partition.log for partition in partitions if isinstance(partition.log, RemoteLog)}
+        if not logs:
+            return
+        answers = {} if self.answers is None else self.answers
+        current = answers.get(CURRENT, frozenset())
+        if isinstance(current, BrokerError):
+            raise current
+        if not logs <= current:
+            raise Unanswered(self, "bounds", partial(self._refresh, logs, answers), answers)
+
+    def _refresh(self, logs: Set[RemoteLog], answers: _Answers, then: Callable[[], None]) -> Handle:
+        def came(error: BrokerError | None) -> None:
+            answers[CURRENT] = answers.get(CURRENT, frozenset()) | logs if error is None else error
+            then()
+
+        return Refresh(logs, came)
 
     # Requests of the `polywire` protocol
 
@@ -429,6 +497,14 @@ class RoutedBroker:
 
     # Methods executed in the process of a topic
 
+    def call_part(self, shard: int, part: str, function: Callable[..., Any], *values: Any, **options: Any) -> Any:
+        """See ``shards.Parts``."""
+        return self.call(shard, method_of(part, function), values, options)
+
+    def partition_of_key(self, topic: Topic, key: Buffer, wire_hash: KeyHash) -> Partition:
+        """See ``TopicLookup``."""
+        return self.local.partition_of_key(topic, key, wire_hash)
+
     @property
     def router(self) -> RoutedBroker:
         """See ``calls.routed``."""
@@ -437,6 +513,7 @@ class RoutedBroker:
     commit_position = routed("commit_position", PositionVerbs.commit_position, "full_name")
     commit_positions = routed("commit_positions", PositionVerbs.commit_positions, "full_name")
     configure_topic = routed("configure_topic", TopicVerbs.configure_topic, "topic")
+    delete_positions = routed("delete_positions", PositionVerbs.delete_positions, "full_name")
     delete_topic = routed("delete_topic", TopicVerbs.delete_topic, "topic")
     position = routed("position", PositionVerbs.position, "full_name")
     positions_in = routed("positions_in", PositionVerbs.positions_in, "full_name")

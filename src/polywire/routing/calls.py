@@ -7,10 +7,9 @@ travel as MessagePack, by the annotations of the method.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, wraps
+from functools import cache, cached_property, wraps
 from inspect import Parameter, signature
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast, get_args, get_type_hints
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast, get_args, get_type_hints
 
 import msgspec
 
@@ -20,9 +19,6 @@ from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Completion
 from polywire.protocols.runtime.shards import Shards
 from polywire.routing.messages import BROKER, NO_USER, By, Place
-
-if TYPE_CHECKING:
-    from polywire.broker.broker import Broker
 
 _Result = TypeVar("_Result")
 _Parameters = ParamSpec("_Parameters")
@@ -60,10 +56,11 @@ class Receiver(Protocol):
 
 
 class Method:
-    """A method of a broker, or of a part of it.
+    """A method of a broker, of a part of it, or of an object of a protocol.
 
     Attributes:
-        name: path from the broker, such as ``groups.join``.
+        name: path from the broker, such as ``groups.join``, or from the object of a protocol.
+        part: the path without the method.
         completion: the parameter that gets the result later (``then``), or that is called once the result is stored
             (``done``); empty if there is neither.
     """
@@ -72,8 +69,7 @@ class Method:
         """Create the description. ``name`` is a path from the broker, such as ``groups.join``."""
         self.name: Final = name
         self._function: Final = function
-        part = name.rpartition(".")[0]
-        self._part: Final = attrgetter(part) if part else None
+        self.part: Final = name.rpartition(".")[0]
         self._parameters: Final = list(signature(function).parameters.values())[1:]
         names = self.parameters
         self.completion: Final = next((name for name in ("then", "done") if name in names), "")
@@ -146,7 +142,7 @@ class Method:
         """Decode a result."""
         return msgspec.msgpack.decode(encoded, type=self.result)
 
-    def execute(self, broker: Broker, encoded: memoryview, receiver: Receiver, then: Completion[Any]) -> dict[str, Any]:
+    def execute(self, target: object, encoded: memoryview, receiver: Receiver, then: Completion[Any]) -> dict[str, Any]:
         """Execute a call in the process of the topic. ``then`` gets the result, now or later.
 
         Returns the arguments by name. Raises BrokerError.
@@ -164,7 +160,6 @@ class Method:
             elif kind is Partition:
                 value = receiver.partition(value)
             arguments[name] = value
-        target = broker if self._part is None else self._part(broker)
         if not self.completion:
             then(self._function(target, **arguments))
         elif self.completion == "then":
@@ -235,6 +230,12 @@ def gathered(
 
     call.method = method  # type: ignore[attr-defined]
     return cast(Callable[Concatenate[Any, _Parameters], _Result], call)
+
+
+@cache
+def method_of(part: str, function: Callable[..., Any]) -> Method:
+    """Return a function whose first argument is the part of a protocol with this name (``session.Part``)."""
+    return Method(f"{part}.{function.__name__}", function)
 
 
 def methods_of(*parts: type) -> dict[str, Method]:

@@ -48,28 +48,39 @@ class Verb(IntEnum):
     """Execute a request of the `polywire` protocol. The payload is its frame, and that of the answer its response."""
     CALL = 11
     """Execute a method of the broker. The payload is its arguments, and that of the answer its result (``calls``)."""
-
     PROCESS = 12
     """Report where clients reach the process, and its epoch."""
 
     EXECUTE = 13
     """Execute requests of a client in a session of their protocol. The payload is the requests or their responses."""
+    ALL_BOUNDS = 14
+    """BOUNDS of several partitions."""
 
 
 class Empty(msgspec.Struct, frozen=True, array_like=True):
     """A head without content."""
 
 
-class Topics(msgspec.Struct, frozen=True, array_like=True):
-    """States of topics, and ids of deleted topics.
+class Value(msgspec.Struct, frozen=True, array_like=True):
+    """A value that a protocol has stored; None if it was removed."""
 
-    begins: the first report over a link. ends: all topics were reported since then; others do not exist any more.
+    wire: str
+    key: str
+    value: bytes | None
+
+
+class Topics(msgspec.Struct, frozen=True, array_like=True):
+    """States of topics, ids of deleted topics, and values of protocols.
+
+    begins: the first report over a link, which has all values. ends: all topics were reported since then; others do not
+    exist any more.
     """
 
     topics: tuple[TopicState, ...]
     deleted: tuple[bytes, ...] = ()
     begins: bool = False
     ends: bool = False
+    values: tuple[Value, ...] = ()
 
 
 class By(msgspec.Struct, frozen=True, array_like=True):
@@ -175,6 +186,19 @@ class Bounds(msgspec.Struct, frozen=True, array_like=True):
     next_offset: int
     readable_offset: int
     next_address: int
+    stored_bytes: int
+
+
+class Places(msgspec.Struct, frozen=True, array_like=True):
+    """Several partitions."""
+
+    places: tuple[Place, ...]
+
+
+class AllBounds(msgspec.Struct, frozen=True, array_like=True):
+    """The present states of several partitions. It is None for a deleted one."""
+
+    bounds: tuple[Bounds | None, ...]
 
 
 class Fetched(msgspec.Struct, frozen=True, array_like=True):
@@ -224,6 +248,7 @@ REQUESTS: Final[dict[int, type[msgspec.Struct]]] = {
     Verb.CALL: Call,
     Verb.PROCESS: Empty,
     Verb.EXECUTE: Execute,
+    Verb.ALL_BOUNDS: Places,
 }
 
 

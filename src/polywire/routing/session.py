@@ -7,15 +7,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from polywire.broker.changes import TopicState
+from polywire.broker.changes import TopicState, WireStateSet
 from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller
 from polywire.broker.topics import is_internal
 from polywire.errors import BrokerError, Busy, ErrorCode, Missing, PeerError, Unavailable
@@ -32,7 +33,7 @@ from polywire.protocols.runtime.session import Output, begins_with
 from polywire.protocols.runtime.shards import KEY_BYTES
 from polywire.routing import messages
 from polywire.routing.broker import METHODS
-from polywire.routing.calls import Method
+from polywire.routing.calls import Method, method_of
 from polywire.routing.messages import MAGIC, Key, Verb, encode
 from polywire.routing.requests import execute
 from polywire.types import Buffer, Level
@@ -45,6 +46,7 @@ WIRE: Final = "link"
 BUSY_WAIT_S: Final = 30.0  # how long batches wait for space in the log, as in the protocols
 TOPICS_AT_ONCE: Final = 100  # topics of one frame of the first report, which takes less than a millisecond
 COPIED_BYTES_MIN: Final = 1024 * 1024  # requests that are copied, so that a long one does not pause the link
+REPORTED_WIRES: Final = ("iggy",)  # protocols whose values all processes know
 VERB_AT: Final = 4  # position of the verb in a frame of the `polywire` protocol
 _PRODUCE: Final = int(polywire_messages.Verb.PRODUCE)
 JOIN: Final = "groups.join"
@@ -55,23 +57,25 @@ OPENING_BYTES: Final = len(MAGIC) + KEY_BYTES
 class LinkSession(FramedSession["Broker"]):
     """One link. Invariant: each call except SUBSCRIBE gets one response.
 
-    ``_waiting`` has the batches that wait for space in the log, by partition. ``_changed`` are topics whose state the
-    subscriber does not know. ``_members`` are the members of groups that are connected to the other process, with their
-    protocols.
+    ``_waiting`` has the batches that wait for space in the log, by partition. ``_changed`` are topics, and ``_values``
+    values of protocols, whose state the subscriber does not know. ``_members`` are the members of groups that are
+    connected to the other process, with their protocols.
     """
 
     __slots__ = (
         "_answers",
         "_calls",
         "_changed",
-        "_end_watch",
+        "_end_watches",
         "_executors",
         "_key",
         "_members",
         "_owed",
+        "_parts",
         "_prefix",
         "_process",
         "_subscription",
+        "_values",
         "_waiting",
     )
 
@@ -81,6 +85,7 @@ class LinkSession(FramedSession["Broker"]):
         key: bytes,
         process: Callable[[], messages.Process],
         executors: Mapping[str, Executor],
+        parts: Mapping[str, Part],
         output: Output,
         resume: Callable[[], None],
     ) -> None:
@@ -88,6 +93,7 @@ class LinkSession(FramedSession["Broker"]):
         self._key = key
         self._process: Final = process
         self._executors: Final = executors
+        self._parts: Final = parts
         self._members: dict[tuple[str, str, str], str] = {}
         self._answers: list[Buffer] = []
         self._calls: dict[int, Handle] = {}
@@ -95,8 +101,9 @@ class LinkSession(FramedSession["Broker"]):
         self._owed = 0
         self._prefix = NO_PREFIX
         self._subscription = 0
+        self._values: dict[tuple[str, str], messages.Value] = {}
         self._waiting: dict[Partition, AppendQueue] = {}
-        self._end_watch: Callable[[], None] | None = None
+        self._end_watches: tuple[Callable[[], None], ...] = ()
 
     @property
     def frame_bytes_max(self) -> int:
@@ -174,7 +181,13 @@ class LinkSession(FramedSession["Broker"]):
     def _subscribe(self, correlation: int, _: messages.Empty, __: memoryview) -> None:
         self._owed -= 1  # it is answered as long as the link lasts
         self._subscription = correlation
-        self._end_watch = self.broker.watch_topics(self._topic_changed)
+        broker = self.broker
+        self._end_watches = broker.watch_topics(self._topic_changed), broker.watch_wire_state(self._value_changed)
+        self._values = {
+            (wire, key): messages.Value(wire, key, value)
+            for wire in REPORTED_WIRES
+            for key, value in broker.wire_state(wire).items()
+        }
         self._report((), (), begins=True)
         topics = [topic.id for topic in self.broker.topics()][::-1]
         self.broker.sliced.put(partial(self._report_some, topics))
@@ -197,9 +210,15 @@ class LinkSession(FramedSession["Broker"]):
         if len(self._changed) == 1:
             self.broker.loop.call_soon(self._report_changes)
 
+    def _value_changed(self, change: WireStateSet) -> None:
+        """Report a value at the end of this pass."""
+        if change.wire in REPORTED_WIRES:
+            self._values[change.wire, change.key] = messages.Value(change.wire, change.key, change.value)
+            self.broker.loop.call_soon(self._report_changes)
+
     def _report_changes(self) -> None:
         changed, self._changed = list(self._changed), set()
-        if changed and self._phase is not CLOSED:
+        if (changed or self._values) and self._phase is not CLOSED:
             topics = {topic_id: self.broker.topic_of_id(topic_id) for topic_id in changed}
             states = [topic.state() for topic in topics.values() if topic is not None and not is_internal(topic.name)]
             self._report(states, [topic_id for topic_id, topic in topics.items() if topic is None])
@@ -207,7 +226,8 @@ class LinkSession(FramedSession["Broker"]):
     def _report(
         self, states: Sequence[TopicState], deleted: Sequence[bytes], *, begins: bool = False, ends: bool = False
     ) -> None:
-        head = messages.Topics(tuple(states), tuple(deleted), begins, ends)
+        values, self._values = tuple(self._values.values()), {}
+        head = messages.Topics(tuple(states), tuple(deleted), begins, ends, values)
         self._send(encode(0, self._subscription, head, flags=MORE))
 
     def _find(self, correlation: int, named: messages.Named, _: memoryview) -> None:
@@ -273,14 +293,23 @@ class LinkSession(FramedSession["Broker"]):
         self._answer(correlation, self._process())
 
     def _call(self, correlation: int, head: messages.Call, arguments: memoryview) -> None:
-        method = METHODS.get(head.method)
-        if method is None:
-            raise PeerError(f"unknown method name={head.method!r}", fatal=True)
-        sent = method.execute(self.broker, arguments, self, partial(self._called, correlation, method))
+        target, method = self._method(head.method)
+        sent = method.execute(target, arguments, self, partial(self._called, correlation, method))
         if head.method == JOIN and sent.get("connected"):
             self._members[sent["group"], sent["topic"], sent["member"]] = sent["wire"]
         elif head.method == LEAVE:
             self._members.pop((sent["group"], sent["topic"], sent["member"]), None)
+
+    def _method(self, name: str) -> tuple[object, Method]:
+        """Return a method, and the broker or the part that has it."""
+        method = METHODS.get(name)
+        if method is not None:
+            return (attrgetter(method.part)(self.broker) if method.part else self.broker), method
+        part = self._parts.get(name.partition(".")[0])
+        method = None if part is None else part.methods.get(name)
+        if part is None or method is None:
+            raise PeerError(f"unknown method name={name!r}", fatal=True)
+        return part.target, method
 
     def _called(self, correlation: int, method: Method, result: Any) -> None:
         if self._phase is CLOSED:
@@ -370,6 +399,15 @@ class LinkSession(FramedSession["Broker"]):
     def _report_bounds(self, correlation: int, head: messages.Place, _: memoryview) -> None:
         self._answer(correlation, _bounds(self.partition(head)))
 
+    def _report_all_bounds(self, correlation: int, head: messages.Places, _: memoryview) -> None:
+        bounds: list[messages.Bounds | None] = []
+        for place in head.places:
+            with suppress(Missing):
+                bounds.append(_bounds(self.partition(place)))
+                continue
+            bounds.append(None)
+        self._answer(correlation, messages.AllBounds(tuple(bounds)))
+
     def _search(self, correlation: int, head: messages.LookUp, _: memoryview) -> None:
         log = self.partition(head).log
         then: Completion[int] = partial(self._ended, correlation, kind=messages.Appended)
@@ -393,8 +431,8 @@ class LinkSession(FramedSession["Broker"]):
         next request joins again.
         """
         self._enter(CLOSED)
-        if self._end_watch is not None:
-            self._end_watch()
+        for end_watch in self._end_watches:
+            end_watch()
         for call in self._calls.values():
             call.cancel()
         self._calls.clear()
@@ -410,7 +448,7 @@ def _empty(_: int) -> messages.Empty:
 
 def _bounds(partition: Partition) -> messages.Bounds:
     log = partition.log
-    return messages.Bounds(log.first_offset, log.next_offset, log.readable_offset, log.next_address)
+    return messages.Bounds(log.first_offset, log.next_offset, log.readable_offset, log.next_address, log.stored_bytes)
 
 
 COMMANDS: Final[dict[int, Callable[[LinkSession, int, Any, memoryview], None]]] = {
@@ -427,13 +465,22 @@ COMMANDS: Final[dict[int, Callable[[LinkSession, int, Any, memoryview], None]]] 
     Verb.CALL: LinkSession._call,
     Verb.PROCESS: LinkSession._report_process,
     Verb.EXECUTE: LinkSession._execute,
+    Verb.ALL_BOUNDS: LinkSession._report_all_bounds,
 }
+
+
+class Part:
+    """An object of a protocol, and the functions that other processes may execute with it."""
+
+    def __init__(self, name: str, target: object, functions: Iterable[Callable[..., Any]]) -> None:
+        self.target: Final = target
+        self.methods: Final = {method.name: method for method in map(partial(method_of, name), functions)}
 
 
 class RouterFactory:
     """Opens the receiving ends of links. Implements ``SessionFactory``."""
 
-    __slots__ = ("_broker", "_executors", "_key", "_process")
+    __slots__ = ("_broker", "_executors", "_key", "_parts", "_process")
 
     wire: Final = WIRE
 
@@ -443,6 +490,7 @@ class RouterFactory:
         key: bytes,
         process: Callable[[], messages.Process] | None = None,
         executors: Mapping[str, Executor] = MappingProxyType({}),
+        parts: Mapping[str, Part] = MappingProxyType({}),
     ) -> None:
         """Create the factory.
 
@@ -450,11 +498,13 @@ class RouterFactory:
             key: known to the processes of this broker only.
             process: describes this process.
             executors: execute requests of other protocols, by name.
+            parts: objects of protocols, by name.
         """
         self._executors: Final = executors
         self._broker: Final = broker
         self._key: Final = key
         self._process: Final = process or partial(messages.Process, broker.epoch)
+        self._parts: Final = parts
 
     def recognise(self, prefix: bytes) -> bool | None:
         """Return whether the prefix is the beginning of a link."""
@@ -462,4 +512,4 @@ class RouterFactory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkSession:
         """Return a session for a link."""
-        return LinkSession(self._broker, self._key, self._process, self._executors, output, resume)
+        return LinkSession(self._broker, self._key, self._process, self._executors, self._parts, output, resume)

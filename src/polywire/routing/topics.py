@@ -5,7 +5,7 @@ A partition's bounds are as old as the last response about it; see ``RoutedBroke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, cast
 
@@ -18,6 +18,7 @@ from polywire.protocols.runtime.shards import Shards
 from polywire.records.compression import Compression
 from polywire.routing.link import ShardLink
 from polywire.routing.messages import (
+    AllBounds,
     Appended,
     Bounds,
     By,
@@ -27,6 +28,7 @@ from polywire.routing.messages import (
     Key,
     LookUp,
     Place,
+    Places,
     Produce,
     Topics,
     Verb,
@@ -35,62 +37,68 @@ from polywire.routing.messages import (
 )
 from polywire.types import Buffer, Level, TopicName
 
-UNKNOWN: Final = Bounds(0, 0, 0, 0)
+UNKNOWN: Final = Bounds(0, 0, 0, 0, 0)
+REFRESHED_MAX: Final = 500  # partitions whose bounds are requested with one call, which takes about a millisecond
 
 
 class RemoteLog:
     """A partition of another shard. Implements ``PartitionView``."""
 
-    __slots__ = ("_bounds", "_link", "_number", "_topic_id", "compression", "incarnation")
+    __slots__ = ("bounds", "compression", "incarnation", "link", "number", "topic_id")
 
     def __init__(self, link: ShardLink, topic_id: bytes, number: int, incarnation: int) -> None:
-        self._link: Final = link
-        self._topic_id: Final = topic_id
-        self._number: Final = number
-        self._bounds = UNKNOWN
+        self.link: Final = link
+        self.topic_id: Final = topic_id
+        self.number: Final = number
+        self.bounds = UNKNOWN
         self.incarnation: Final = incarnation
         self.compression: Compression | None = None
 
     @property
     def first_offset(self) -> int:
         """See ``PartitionView``."""
-        return self._bounds.first_offset
+        return self.bounds.first_offset
 
     @property
     def next_offset(self) -> int:
         """See ``PartitionView``."""
-        return self._bounds.next_offset
+        return self.bounds.next_offset
 
     @property
     def readable_offset(self) -> int:
         """See ``PartitionView``."""
-        return self._bounds.readable_offset
+        return self.bounds.readable_offset
 
     @property
     def next_address(self) -> int:
         """See ``PartitionView``."""
-        return self._bounds.next_address
+        return self.bounds.next_address
+
+    @property
+    def stored_bytes(self) -> int:
+        """See ``PartitionLog``."""
+        return self.bounds.stored_bytes
 
     def epoch_at(self, offset: int) -> int:
         """Return the current epoch of the shard, for the end of the partition."""
         del offset
-        return self._link.epoch
+        return self.link.epoch
 
     def append(self, batch: Buffer, by: By, level: Level, done: Completion[int] | None) -> None:
         """Append a batch. ``done`` gets the offset of its first record. Raises Busy(BUSY)."""
-        head = Produce(self._topic_id, self._number, level, by)
-        self._link.call(Verb.PRODUCE, head, Appended, partial(_offset, done), batch)
+        head = Produce(self.topic_id, self.number, level, by)
+        self.link.call(Verb.PRODUCE, head, Appended, partial(_offset, done), batch)
 
     def read(self, offset: int, *, bytes_max: int, then: Completion[Read], offset_end: int | None = None) -> Handle:
         """See ``PartitionView``. An invalid offset is reported to ``then``."""
 
         def answered(received: bytes, payload: memoryview) -> None:
             head = decode(received, Fetched)
-            self._bounds = head.bounds
+            self.bounds = head.bounds
             then(Read([payload] if len(payload) else [], head.next_offset, head.readable_offset, NO_PIN))
 
-        head = Fetch(self._topic_id, self._number, offset, bytes_max, offset_end)
-        return self._link.send(Verb.FETCH, head, answered, then)
+        head = Fetch(self.topic_id, self.number, offset, bytes_max, offset_end)
+        return self.link.send(Verb.FETCH, head, answered, then)
 
     def wait(self, offset: int, wake: Callable[[], None]) -> Handle:
         """Call ``wake`` when the record at an offset may be readable. After a lost link, it is called, too."""
@@ -98,7 +106,7 @@ class RemoteLog:
         def woken(_: object) -> None:
             wake()
 
-        return self._link.call(Verb.WAIT, Wait(self._topic_id, self._number, offset), Empty, woken)
+        return self.link.call(Verb.WAIT, Wait(self.topic_id, self.number, offset), Empty, woken)
 
     def find_epoch_end(self, epoch: int, then: Completion[int]) -> Handle:
         """Look up where an epoch ends."""
@@ -111,10 +119,10 @@ class RemoteLog:
             if isinstance(bounds, BrokerError):
                 then(bounds)
             else:
-                self._bounds = bounds
+                self.bounds = bounds
                 then(None)
 
-        return self._link.call(Verb.BOUNDS, Place(self._topic_id, self._number), Bounds, came)
+        return self.link.call(Verb.BOUNDS, Place(self.topic_id, self.number), Bounds, came)
 
     def offset_at(self, time_us: int, then: Completion[int]) -> Handle:
         """See ``PartitionView``."""
@@ -129,13 +137,58 @@ class RemoteLog:
         return self._look_up(Key.OFFSET, offset, then)
 
     def _look_up(self, key: Key, value: int, then: Completion[int]) -> Handle:
-        head = LookUp(self._topic_id, self._number, key, value)
-        return self._link.call(Verb.LOOK_UP, head, Appended, partial(_offset, then))
+        head = LookUp(self.topic_id, self.number, key, value)
+        return self.link.call(Verb.LOOK_UP, head, Appended, partial(_offset, then))
 
 
 def _offset(done: Completion[int] | None, result: Appended | BrokerError) -> None:
     if done is not None:
         done(result if isinstance(result, BrokerError) else result.offset)
+
+
+class Refresh:
+    """Requests the present bounds of partitions, from all shards at the same time. Implements ``Handle``.
+
+    ``then`` is called when all have answered, with the first error if there is one.
+    """
+
+    __slots__ = ("_calls", "_error", "_left", "_then")
+
+    def __init__(self, logs: Iterable[RemoteLog], then: Completion[None]) -> None:
+        self._then: Final = then
+        self._calls: Final[dict[ShardLink, Handle]] = {}
+        self._error: BrokerError | None = None
+        self._left: Final[dict[ShardLink, list[RemoteLog]]] = {}
+        for log in logs:
+            self._left.setdefault(log.link, []).append(log)
+        for link in list(self._left):
+            self._ask(link)
+
+    def _ask(self, link: ShardLink) -> None:
+        logs = self._left[link]
+        asked = logs[-REFRESHED_MAX:]
+        del logs[-REFRESHED_MAX:]
+        places = Places(tuple([Place(log.topic_id, log.number) for log in asked]))
+        self._calls[link] = link.call(Verb.ALL_BOUNDS, places, AllBounds, partial(self._came, link, asked))
+
+    def _came(self, link: ShardLink, asked: Sequence[RemoteLog], result: AllBounds | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            self._error = self._error or result
+            self._left[link].clear()
+        else:
+            for log, bounds in zip(asked, result.bounds, strict=True):
+                log.bounds = bounds or log.bounds
+        if self._left[link]:
+            self._ask(link)
+            return
+        del self._left[link]
+        if not self._left:
+            self._then(self._error)
+
+    def cancel(self) -> None:
+        """Cancel the calls."""
+        for call in self._calls.values():
+            call.cancel()
 
 
 class RemoteTopics:
@@ -144,12 +197,13 @@ class RemoteTopics:
     ``_reported`` has the topics that a shard has reported since its link was opened, until all were reported.
     """
 
-    __slots__ = ("_by_id", "_by_name", "_names", "_reported", "_shards", "version")
+    __slots__ = ("_by_id", "_by_name", "_names", "_reported", "_shards", "version", "watchers")
 
     def __init__(self, names: Shards) -> None:
         """Create the table without topics. ``names`` has the owners of names."""
         self._names: Final = names
         self.version = 0  # increases whenever a topic is created or deleted
+        self.watchers: Final[list[Callable[[bytes], None]]] = []  # called with the id of each topic that has changed
         self._by_id: Final[dict[bytes, Topic]] = {}
         self._by_name: Final[dict[str, Topic]] = {}
         self._shards: Final[dict[bytes, int]] = {}
@@ -211,6 +265,8 @@ class RemoteTopics:
             self._shards[topic.id] = link.shard
             self.version += 1
         topic.settings = state.settings
+        for watcher in self.watchers:
+            watcher(topic.id)
         for partition in topic.partitions[len(state.incarnations) :]:
             partition.ended = True
         del topic.partitions[len(state.incarnations) :]

@@ -11,8 +11,8 @@ from polywire.protocols.cursus.factory import CarryingCursusFactory, CursusFacto
 from polywire.protocols.cursus.messages import Dialect as CursusDialect
 from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.factory import CarryingFluxFactory, FluxFactory, FluxLinkFactory
-from polywire.protocols.iggy.context import IggySettings
-from polywire.protocols.iggy.factory import CarryingIggyFactory, IggyFactory, IggyLinkFactory
+from polywire.protocols.iggy.context import IggyBroker, IggySettings
+from polywire.protocols.iggy.factory import IggyFactory
 from polywire.protocols.kafka.context import KafkaRouter, KafkaSettings
 from polywire.protocols.kafka.factory import KafkaFactory
 from polywire.protocols.kafka07.factory import Kafka07Factory
@@ -21,7 +21,7 @@ from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import SessionFactory
 from polywire.routing.broker import ResolvedBroker, RoutedBroker
 from polywire.routing.messages import Process
-from polywire.routing.session import RouterFactory
+from polywire.routing.session import Part, RouterFactory
 from polywire.server.config import AUTO, ServeConfig, parse_address
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ def shard_factories(
     """
     flux = FluxFactory(broker, flux_settings(config))
     cursus = CursusFactory(broker, cursus_settings(config), places=shard)
-    iggy = IggyFactory(broker, iggy_settings(config), shard=shard.own)
     off_loop, has_users = cursus.state.off_loop, not broker.access.is_open
     routed, settings = RoutedBroker(broker, shard), _led_settings(config)
     kafka = KafkaFactory(broker, settings, off_loop=off_loop, router=cast(KafkaRouter, ResolvedBroker(routed)))
@@ -99,21 +98,22 @@ def shard_factories(
     def process() -> Process:
         return Process(broker.epoch, settings.host, dict(shard.ports), kafka.own.cluster_id if shard.own == 0 else "")
 
+    iggy = IggyFactory(cast(IggyBroker, routed), iggy_settings(config), parts=routed)
+    parts = {name: Part(name, target, functions) for name, target, functions in iggy.shared.called}
     inside: list[SessionFactory] = [
         FluxLinkFactory(flux),
         CursusLinkFactory(cursus, shard.key),
-        IggyLinkFactory(iggy, shard.key),
     ]
     outside: list[SessionFactory] = [
         CarryingFluxFactory(flux, shard),
         CarryingCursusFactory(cursus, shard),
-        CarryingIggyFactory(iggy, shard),
+        iggy,
         kafka,
         Kafka07Factory(routed, off_loop=off_loop),
         RoutedPolywireFactory(routed),
     ]
     spoken = [factory for factory in inside if config.speaks(factory.wire, has_users=has_users)]
-    return outside, [RouterFactory(broker, shard.key, process, routed.executors), *spoken], routed
+    return outside, [RouterFactory(broker, shard.key, process, routed.executors, parts), *spoken], routed
 
 
 def _led_settings(config: ServeConfig) -> KafkaSettings:

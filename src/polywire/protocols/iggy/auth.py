@@ -136,10 +136,10 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
         answer.evict(vsr.EVICT_LOGIN)
         return
     try:
-        if not session.takes_tokens:
+        if session.shared.parts is not None:
             raise Refused(errors.BAD_TOKEN)
         principal = session.broker.access.log_in_with_token(token[0], peer=session.peer)
-    except (BrokerError, Refused):
+    except BrokerError:
         answer.evict(vsr.EVICT_TOKEN)
         return
     _logged_in(session, answer, principal)
@@ -283,6 +283,12 @@ def _renewing(session: IggySession, answer: Answer, user: User) -> Completion[Us
 
 
 # Users
+
+
+def refuse(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    """Refuse a command on users or tokens, because it would only affect this process of several."""
+    del session, answer, reader
+    raise Refused(errors.UNAVAILABLE)
 
 
 def get_user(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:

@@ -5,21 +5,29 @@ Client numbers are unique among open connections. Group memberships end with the
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from zlib import crc32
+
+import msgspec
 
 from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.record_verbs import ProducerVerbs, RecordVerbs
 from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
+from polywire.errors import BrokerError, Denied, ErrorCode
+from polywire.log.base import Completion
 from polywire.protocols.iggy.dialect import DIALECTS, Dialect
 from polywire.protocols.iggy.directory import Directory, DirectoryBroker
 from polywire.protocols.iggy.messages import WIRE
+from polywire.protocols.iggy.routed import FUNCTIONS, Answers, RoutedDirectory
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.reply_buffers import ReplyBuffers
+from polywire.protocols.runtime.shards import Parts
+from polywire.protocols.runtime.slices import Slices
 from polywire.types import Assignor
 
 if TYPE_CHECKING:
@@ -27,7 +35,6 @@ if TYPE_CHECKING:
     from polywire.broker.groups.group import Membership
     from polywire.broker.owners import Caller
     from polywire.broker.topics import Topic
-    from polywire.errors import BrokerError
 
 
 class IggyBroker(
@@ -63,8 +70,21 @@ class GroupNumbers(NamedTuple):
     group: int
 
 
-class Member(Protocol):
-    """A connection that can be a member of groups."""
+class ClientState(msgspec.Struct, frozen=True, array_like=True):
+    """A connection of this or another process. A user has another number there."""
+
+    number: int
+    user_id: int | None
+    user: str
+    peer: str
+    groups: list[GroupNumbers]
+
+
+class Client(Protocol):
+    """A connection as other connections of the listener see it."""
+
+    @property
+    def client_id(self) -> int: ...
 
     @property
     def member_id(self) -> str: ...
@@ -76,24 +96,8 @@ class Member(Protocol):
     @property
     def members(self) -> MutableMapping[tuple[bytes, str], tuple[Topic, int]]: ...
 
-
-class Client(Member, Protocol):
-    """A connection as other connections of the listener see it."""
-
-    @property
-    def client_id(self) -> int: ...
-
-    @property
-    def peer(self) -> str: ...
-
-    @property
-    def principal(self) -> Principal | None: ...
-
-    @property
-    def member_count(self) -> int: ...
-
-    def describe_memberships(self, done: Callable[[list[GroupNumbers] | BrokerError], None]) -> None:
-        """Call ``done`` with the numbers of the groups that the client is a member of."""
+    def describe(self) -> ClientState:
+        """Describe the client to other clients."""
 
 
 class Shared:
@@ -101,38 +105,33 @@ class Shared:
 
     Attributes:
         clients: open sessions by client number.
-        links: sessions of other processes of this broker.
-        choosing: the sessions that are creating a topic with a number chosen by their client. The key is the stream's
-            name in the broker and this number.
-        streams_version: incremented when a stream is deleted or renamed.
+        own: the directory of this process.
+        directory: the directory of all processes.
+        parts: the other processes; None if there are none.
     """
 
     __slots__ = (
         "broker",
-        "choosing",
         "clients",
         "directory",
         "epochs",
         "forced",
-        "links",
+        "own",
+        "parts",
         "reply_buffers",
         "settings",
-        "shard",
         "started_at",
-        "streams_version",
     )
 
-    def __init__(self, broker: IggyBroker, settings: IggySettings, shard: int | None = None) -> None:
+    def __init__(self, broker: IggyBroker, settings: IggySettings, parts: Parts | None = None) -> None:
         self.broker: Final = broker
         self.settings: Final = settings
-        self.directory: Final = Directory(broker, shard)
+        self.parts: Final = parts
+        self.own: Final = Directory(broker) if parts is None else Directory(parts.local, parts.shards.own)
+        self.directory: Final = self.own if parts is None else RoutedDirectory(broker, parts, self.own)
         named = [dialect for dialect in DIALECTS if dialect.name == settings.dialect]
         self.forced: Final[Dialect | None] = named[0] if named else None
-        self.shard: Final = shard
         self.clients: Final[dict[int, Client]] = {}
-        self.links: Final[set[Member]] = set()
-        self.choosing: Final[dict[tuple[str, int], Member]] = {}
-        self.streams_version = 0
         # the number of the last login in D3; it begins with the time, so that it increases across restarts
         self.epochs = int(time())
         self.started_at: Final = time()
@@ -150,12 +149,14 @@ class Shared:
     @property
     def _client_numbers(self) -> tuple[int, int]:
         """Return the first client number of this shard, and a mask of the bits that vary within the shard."""
-        return (0, 0xFFFFFFFF) if self.shard is None else (self.shard << CLIENT_BITS, (1 << CLIENT_BITS) - 1)
+        if self.parts is None:
+            return 0, 0xFFFFFFFF
+        return self.parts.shards.own << CLIENT_BITS, (1 << CLIENT_BITS) - 1
 
     def forget_members(self, topic_id: bytes, group: str) -> None:
         """Remove a deleted group from the memberships of every connection."""
-        for member in (*self.clients.values(), *self.links):
-            member.members.pop((topic_id, group), None)
+        for client in self.clients.values():
+            client.members.pop((topic_id, group), None)
 
     def leave(self, session: Client) -> None:
         self.clients.pop(session.client_id, None)
@@ -164,7 +165,7 @@ class Shared:
         self.epochs += 1
         return self.epochs
 
-    def membership(self, session: Member, topic: Topic, group: str) -> Membership:
+    def membership(self, session: Client, topic: Topic, group: str) -> Membership:
         """Return the membership of a connection in a group. The connection joins the group if necessary.
 
         Raises BrokerError if it cannot join.
@@ -178,3 +179,55 @@ class Shared:
             connected=True,
             by=session.caller,
         )
+
+    # All processes
+
+    @property
+    def called(self) -> Sequence[tuple[str, object, Sequence[Callable[..., Any]]]]:
+        """Names of this process's objects for other processes, the objects, and the functions that may be called."""
+        return (WIRE, self.own, FUNCTIONS), (CLIENTS_PART, self, (Shared.list_clients, Shared.count))
+
+    def check_user(self, principal: Principal) -> None:
+        """Raise Denied for a user that is not known to all processes."""
+        user = None if self.parts is None else self.broker.access.find_user(principal.user_id)
+        if self.parts is not None and (user is None or not user.configured):
+            raise Denied(
+                ErrorCode.LOGIN_FAILED,
+                f"with several processes, users must be in the users file user={principal.name!r}",
+            )
+
+    def list_clients(self, then: Completion[list[ClientState]]) -> None:
+        """Describe the clients of this process, sorted by number, in slices."""
+        clients = sorted(self.clients.items())
+        Slices(self.broker, (client.describe() for number, client in clients if number in self.clients), then)
+
+    def count(self, then: Completion[tuple[int, int]]) -> None:
+        """Count the clients of this process, and the groups of its topics, in slices."""
+        own = self.own
+        topics = [topic for stream in own.streams() for topic in own.topics(stream)]
+
+        def counted(groups: list[int] | BrokerError) -> None:
+            then(groups if isinstance(groups, BrokerError) else (len(self.clients), sum(groups)))
+
+        Slices(self.broker, (len(own.groups(topic)) for topic in topics if own.is_alive(topic)), counted)
+
+    def gather(self, function: Callable[[Shared, Completion[Any]], None], then: Completion[list[Any]]) -> None:
+        """Call a function in all processes. ``then`` gets the results, or an error if there is one."""
+        parts = self.parts
+        if parts is None:
+            function(self, lambda result: then(result if isinstance(result, BrokerError) else [result]))
+            return
+
+        def ask(shard: int, done: Completion[Any]) -> None:
+            if shard == parts.shards.own:
+                function(self, done)
+            else:
+                parts.call_part(shard, CLIENTS_PART, function, then=done)
+
+        def answered(results: list[Any]) -> None:
+            then(next((result for result in results if isinstance(result, BrokerError)), results))
+
+        Answers(self.broker, [partial(ask, shard) for shard in range(parts.shards.count)], answered)
+
+
+CLIENTS_PART: Final = "iggy_clients"  # name of ``Shared`` for other processes

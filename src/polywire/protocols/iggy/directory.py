@@ -8,9 +8,9 @@
 A stream is stored in the protocol's own state under ``stream.<number>``. A topic's ``wire_options`` contain its number,
 name and settings, and the numbers of its groups.
 
-With several shards (decision 0127) the first shard stores the streams. The directories of other shards contain the
-streams they have seen, under negative numbers that are never sent to clients. The number of a topic identifies its
-shard. Exceptions are numbers chosen by clients or assigned when there was only one shard.
+With several shards the first one stores the streams. The directories of other shards contain the streams of their
+topics, under negative numbers that are never sent to clients. The number that a directory assigns to a topic identifies
+the shard. See ``RoutedDirectory`` for the streams and topics that clients see.
 
 (spec: iggy#between-dialects)
 """
@@ -18,10 +18,10 @@ shard. Exceptions are numbers chosen by clients or assigned when there was only 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -51,7 +51,8 @@ SCANNED_MAX: Final = 1_000  # limit for topics that are scanned while a request 
 UNSEEN_MAX: Final = 64
 STREAMS_SHARD: Final = 0  # the shard that stores the streams
 CHOSEN_MAX: Final = 2**25  # topic numbers below this were chosen by clients, or assigned when there was only one shard
-_STREAM: Final = "stream."
+STREAM_KEY: Final = "stream."
+_Value = TypeVar("_Value")
 # prefix of the name that a group without a name gets; a number of at most ten digits without a leading 0 follows
 _NAMELESS: Final = "group-"
 _NAMELESS_DIGITS_MAX: Final = 10
@@ -151,20 +152,20 @@ class Directory:
         self._given_up_version = -1
         self._waiting: list[Callable[[], None]] = []
         for key, value in broker.wire_state(WIRE).items():
-            if key.startswith(_STREAM):
-                self._enter(Stream(_STREAMS.decode(value)))
+            if key.startswith(STREAM_KEY):
+                self._enter(Stream(STREAMS.decode(value)))
         # not stored, because it always exists; it is listed once it has topics
         if DEFAULT_STREAM not in self._by_space:
             self._enter(
                 Stream(StreamKept(DEFAULT_STREAM_NUMBER, DEFAULT_STREAM, DEFAULT_STREAM, broker.clock.now_us()))
             )
-        self._refresh()
+        self.refresh()
 
     # Streams
 
     def streams(self) -> list[Stream]:
         """Return all streams, sorted by number; the default stream only if it has topics."""
-        self._refresh()
+        self.refresh()
         return [
             stream for _, stream in sorted(self._by_number.items()) if stream.by_number or stream.number < NUMBER_MAX
         ]
@@ -173,7 +174,7 @@ class Directory:
         """Find a stream by its number (counting from 0), its name, or the name of its stream in the broker."""
         found = self._look_up(who)
         if found is None:
-            self._refresh()
+            self.refresh()
             found = self._look_up(who)
         return found
 
@@ -181,38 +182,46 @@ class Directory:
     def keeps_streams(self) -> bool:
         return self._shard in (None, STREAMS_SHARD)
 
-    def in_space(self, space: str) -> Stream | None:
+    def in_space(self, space: str) -> Stream:
         """Return the Iggy stream whose topics are in this stream of the broker.
 
-        A shard that does not store the streams assumes that the stream exists.
+        A shard that does not store the streams assumes that the stream exists. Raises Refused 1010 if it does not.
         """
-        found = self._by_space.get(space) or self.find_space(space)
-        return (
-            found if found is not None or self.keeps_streams else self._enter_space(space, self._broker.clock.now_us())
-        )
+        found = self.find_space(space)
+        if found is None and self.keeps_streams:
+            raise Refused(errors.NO_STREAM_NAME)
+        return found or self._enter_space(space, self._broker.clock.now_us())
 
-    def kept_streams(self) -> list[StreamKept]:
-        return [stream.kept for _, stream in sorted(self._by_number.items())]
+    def has_topics(self, space: str) -> bool:
+        """Return whether a stream of the broker has topics here."""
+        stream = self.find_space(space)
+        return stream is not None and bool(self.topics(stream))
 
-    def adopt(self, spaces: Iterable[str]) -> None:
+    def adopt(self, spaces: Collection[str]) -> None:
         """Store streams that other protocols have created in any shard. Raises Busy if there are too many."""
         for space in spaces:
             if self._by_space.get(space) is None:
                 self._enter_space(space, self._broker.clock.now_us())
+
+    def forget_space(self, space: str) -> None:
+        """Forget a stream that was deleted in the shard that stores it, unless it has topics here."""
+        stream = None if self.keeps_streams else self._by_space.get(space)
+        if stream is not None and stream.number < 0 and not self.topics(stream):
+            self._leave(stream)
 
     def _look_up(self, who: int | str) -> Stream | None:
         if isinstance(who, int):
             return self._by_number.get(who)
         return self._by_name.get(who) or self._by_space.get(who)
 
-    def create_stream(self, name: str, number: int | None, by: Caller, done: Completion[int] | None) -> Stream:
-        """Create an empty stream.
+    def create_stream(self, name: str, number: int | None, by: Caller, then: Completion[StreamKept]) -> None:
+        """Create an empty stream. ``then`` gets it when it is stored.
 
         Raises Refused 1011, 1012 or 1013, and Busy if there are too many streams.
         """
         if number is not None and self.find_stream(number) is not None:
             raise Refused(errors.STREAM_ID_TAKEN)
-        self._refresh()
+        self.refresh()
         space = space_of(name)
         if name in self._by_name or space in self._by_space:  # a renamed stream may still have this name in the broker
             raise Refused(errors.STREAM_NAME_TAKEN)
@@ -221,12 +230,11 @@ class Directory:
         self._admit_stream(by)
         number = self._free_stream() if number is None else number
         stream = Stream(StreamKept(number, name, space, self._broker.clock.now_us()))
-        self._keep(stream, done, by=by)
-        return stream
+        self._keep(stream, partial(_stored, stream.kept, then), by=by)
 
     def _admit_stream(self, by: Caller) -> None:
         """Raise Busy(BUSY) if the caller already owns ``bulk_share`` of the maximum number of streams."""
-        owned = [self._broker.wire_owner(WIRE, f"{_STREAM}{number}") for number in self._by_number]
+        owned = [self._broker.wire_owner(WIRE, f"{STREAM_KEY}{number}") for number in self._by_number]
         if by.owner != UNOWNED and owned.count(by.owner) >= STREAMS_MAX * self._broker.settings.bulk_share:
             raise Busy(ErrorCode.BUSY, "too many streams for one user or address")
 
@@ -256,7 +264,7 @@ class Directory:
                 return  # another request has deleted the stream
             self._end_few(stream)
             if stream.number >= 0:
-                self._broker.set_wire_state(WIRE, f"{_STREAM}{stream.number}", None)
+                self._broker.set_wire_state(WIRE, f"{STREAM_KEY}{stream.number}", None)
             self._leave(stream)
 
         self._broker.delete_topics(self.topics(stream), ended=partial(self._forget, stream), then=emptied, done=done)
@@ -266,7 +274,7 @@ class Directory:
 
         Raises Busy(BUSY) if there are too many to delete at once.
         """
-        left = [topic for topic in stream.by_number.values() if self._lives(topic)]
+        left = [topic for topic in stream.by_number.values() if self.is_alive(topic)]
         if sum([1 + len(topic.partitions) for topic in left]) > AT_ONCE_MAX:
             raise Busy(ErrorCode.BUSY, "another request created topics in the stream (retry)")
         for topic in left:
@@ -290,7 +298,7 @@ class Directory:
         self, stream: Stream, done: Completion[int] | None, level: Level = Level.SYNCED, *, by: Caller = ITSELF
     ) -> None:
         value = _ENCODER.encode(stream.kept)
-        self._broker.set_wire_state(WIRE, f"{_STREAM}{stream.number}", value, by=by, level=level, done=done)
+        self._broker.set_wire_state(WIRE, f"{STREAM_KEY}{stream.number}", value, by=by, level=level, done=done)
         self._enter(stream)
 
     def _enter(self, stream: Stream) -> None:
@@ -318,26 +326,26 @@ class Directory:
     # Topics
 
     def topics(self, stream: Stream) -> list[Topic]:
-        self._refresh()
+        self.refresh()
         return [topic for _, topic in sorted(stream.by_number.items())]
 
     def find_topic(self, stream: Stream, who: int | str) -> Topic | None:
         found = stream.by_number.get(who) if isinstance(who, int) else stream.by_name.get(who)
-        if found is None or not self._lives(found):
-            self._refresh()
+        if found is None or not self.is_alive(found):
+            self.refresh()
             found = stream.by_number.get(who) if isinstance(who, int) else stream.by_name.get(who)
         return found
 
     def stream_of(self, topic: Topic) -> Stream:
         found = self._by_space.get(topic.name.stream)
         if found is None:
-            self._refresh()
+            self.refresh()
             found = self._by_space[topic.name.stream]
         return found
 
     def find_space(self, space: str) -> Stream | None:
         """Return the Iggy stream whose topics are in this stream of the broker, None if there is none."""
-        self._refresh()
+        self.refresh()
         return self._by_space.get(space)
 
     def find_full(self, name: TopicName) -> Topic | None:
@@ -417,12 +425,12 @@ class Directory:
         if value is None:  # the topic was created over another protocol, or changed by a protocol that drops this state
             self._number(self.stream_of(topic), topic)
             value = topic.settings.wire_options[WIRE]
-        kept = _TOPICS.decode(value)
+        kept = TOPICS.decode(value)
         self._kept[topic.id] = (topic.settings, kept)
         return kept
 
-    def _lives(self, topic: Topic) -> bool:
-        return self._broker.find_topic(topic.name.full) is topic
+    def is_alive(self, topic: Topic) -> bool:
+        return self._broker.topic_of_id(topic.id) is topic
 
     def _enter_topic(self, stream: Stream, topic: Topic, kept: TopicKept) -> None:
         stream.by_number[kept.number] = topic
@@ -437,13 +445,14 @@ class Directory:
         number = self._free_topic(stream)
         name = topic.name.topic if topic.name.topic not in stream.by_name else numbered(topic.name.topic, number)
         value = topic.settings.wire_options.get(WIRE)
-        was = TopicKept(number, name) if value is None else _TOPICS.decode(value)
+        was = TopicKept(number, name) if value is None else TOPICS.decode(value)
         kept = msgspec.structs.replace(was, number=number, name=name)
         options = {**topic.settings.wire_options, WIRE: _ENCODER.encode(kept)}
         self._broker.configure_topic(topic, replace(topic.settings, wire_options=options), level=Level.WRITTEN)
         self._enter_topic(stream, topic, kept)
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Find the topics that were created or deleted since the last scan."""
         if self._seen_version != self._broker.topics_version:
             deque(self._scan(), maxlen=0)
 
@@ -459,7 +468,21 @@ class Directory:
         """Scan all topics in slices and call ``then`` at the end."""
         self._waiting.append(then)
         if len(self._waiting) == 1:
-            Slices(self._broker, self._scan(), self._caught_up)
+            Slices(self._broker, self._steps(), self._caught_up)
+
+    def _steps(self) -> Iterator[None]:
+        return self._scan()
+
+    def number_topics(self, then: Callable[[], None]) -> None:
+        """Assign numbers to all topics that have none, in slices if they are many. Raises Busy."""
+        if self.is_far_behind:
+            self.catch_up(then)
+            return
+        self.refresh()
+        for topic in self._broker.topics():
+            if WIRE not in topic.settings.wire_options:  # a protocol has dropped it
+                self.kept(topic)
+        then()
 
     def _caught_up(self, seen: object) -> None:
         if isinstance(seen, BrokerError):  # the waiting requests scan the topics themselves
@@ -479,32 +502,41 @@ class Directory:
         fresh: list[Topic] = []
         for topic in self._broker.topics():
             yield
-            if topic.id in self._kept or not self._lives(topic):
+            if topic.id in self._kept or not self.is_alive(topic):
                 continue
-            stream = self._by_space.get(topic.name.stream) or self._adopt(topic)
+            known = self._stream_in(topic)
             value = topic.settings.wire_options.get(WIRE)
-            kept = None if value is None else _TOPICS.decode(value)
-            if kept is None or self._is_elsewhere(stream, topic, kept):
+            kept = None if value is None else TOPICS.decode(value)
+            if known is None or kept is None or self._is_elsewhere(known, topic, kept):
                 fresh.append(topic)
             else:
-                self._enter_topic(stream, topic, kept)
+                self._enter_topic(known, topic, kept)
+        if (yield from self._number_all(fresh)):
+            self._seen_version = max(self._seen_version, version)
+
+    def _stream_in(self, topic: Topic) -> Stream | None:
+        """Return the stream of a topic; None if another process must first assign a number to it."""
+        return self._by_space.get(topic.name.stream) or self._adopt(topic)
+
+    def _number_all(self, fresh: Sequence[Topic]) -> Generator[None, None, bool]:
+        """Assign numbers to topics. Return whether all of them have one."""
         for topic in fresh:
             yield
-            if topic.id not in self._kept and self._lives(topic):
+            if topic.id not in self._kept and self.is_alive(topic):
                 self._number(self._by_space.get(topic.name.stream) or self._adopt(topic), topic)
-        self._seen_version = max(self._seen_version, version)
+        return True
 
     def _forget_ended(self, stream: Stream) -> Iterator[None]:
         for number, topic in list(stream.by_number.items()):
             yield
-            if stream.by_number.get(number) is topic and not self._lives(topic):
+            if stream.by_number.get(number) is topic and not self.is_alive(topic):
                 del stream.by_number[number]
                 stream.free_from = min(stream.free_from, number)
                 self._kept.pop(topic.id, None)
                 self._balanced.pop(topic.id, None)
         for name, topic in list(stream.by_name.items()):
             yield
-            if stream.by_name.get(name) is topic and not self._lives(topic):
+            if stream.by_name.get(name) is topic and not self.is_alive(topic):
                 del stream.by_name[name]
 
     def _is_elsewhere(self, stream: Stream, topic: Topic, kept: TopicKept) -> bool:
@@ -586,8 +618,15 @@ class Directory:
             raise Refused(errors.NO_GROUP_ID if isinstance(who, int) else errors.NO_GROUP_NAME)
         return found
 
-    def create_group(self, topic: Topic, name: str, number: int | None, by: Caller, done: Completion[int]) -> int:
-        """Create a group without members. Raises Refused 5001, 5004 or 5005."""
+    def group_number(self, topic: Topic, name: str) -> int | None:
+        """Return the number of a group that has been found before; None if it was deleted."""
+        return next((number for number, known in self.kept(topic).groups.items() if known == name), None)
+
+    def create_group(self, topic: Topic, name: str, number: int | None, by: Caller, then: Completion[int]) -> None:
+        """Create a group without members. ``then`` gets its number when it is stored.
+
+        Raises Refused 5001, 5004 or 5005.
+        """
         groups = self.groups(topic)
         if number is not None and number in groups:
             raise Refused(errors.GROUP_ID_TAKEN)
@@ -598,8 +637,7 @@ class Directory:
         self._broker.groups.create(name, topic.name.full, by=by)
         number = self._group_number(name, groups) if number is None else number
         kept = msgspec.structs.replace(self.kept(topic), groups={**groups, number: name})
-        self.update_topic(topic, kept, topic.settings, done)
-        return number
+        self.update_topic(topic, kept, topic.settings, partial(_stored, number, then))
 
     def delete_group(self, topic: Topic, number: int, by: Caller, done: Completion[int]) -> None:
         """Delete a group with its members and offsets. Raises Missing(GROUP_MISSING), Denied(DENIED)."""
@@ -613,9 +651,9 @@ def numbers_from(shard: int) -> int:
     return (shard + 1) * CHOSEN_MAX
 
 
-def shard_of_number(number: int) -> int | None:
-    """Return the shard that assigned a topic number; None if the number does not identify a shard."""
-    return number // CHOSEN_MAX - 1 if number >= CHOSEN_MAX else None
+def _stored(value: _Value, then: Completion[_Value], result: object) -> None:
+    """Report a value once it is stored, or the error if it was not stored."""
+    then(result if isinstance(result, BrokerError) else value)
 
 
 def _first_free(taken: Mapping[int, object], number: int) -> int:
@@ -625,5 +663,5 @@ def _first_free(taken: Mapping[int, object], number: int) -> int:
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_STREAMS: Final = msgspec.msgpack.Decoder(StreamKept)
-_TOPICS: Final = msgspec.msgpack.Decoder(TopicKept)
+STREAMS: Final = msgspec.msgpack.Decoder(StreamKept)
+TOPICS: Final = msgspec.msgpack.Decoder(TopicKept)

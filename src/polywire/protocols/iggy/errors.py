@@ -9,7 +9,7 @@ from typing import Final
 
 from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.iggy.dialect import D0, Dialect
-from polywire.protocols.iggy.messages import Refused
+from polywire.protocols.iggy.messages import REFUSED, Refused
 
 ERROR: Final = 1
 UNKNOWN_COMMAND: Final = 3
@@ -127,7 +127,12 @@ _D0: Final = {
 }
 
 
-def number_of(error: BrokerError | Refused, dialect: Dialect) -> int:
-    """Return a dialect's number for an error."""
-    number = error.number if isinstance(error, Refused) else NUMBERS.get(error.code, ERROR)
+def number_of(error: BrokerError, dialect: Dialect) -> int:
+    """Return a dialect's number for an error of this or another process."""
+    if isinstance(error, Refused):
+        number = error.number
+    elif error.message.startswith(REFUSED):
+        number = int(error.message.removeprefix(REFUSED))
+    else:
+        number = NUMBERS.get(error.code, ERROR)
     return _D0.get(number, number) if dialect is D0 else number

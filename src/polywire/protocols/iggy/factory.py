@@ -1,21 +1,19 @@
-"""The Iggy protocol's session factories: recognise its connections and open sessions for them."""
+"""The Iggy protocol's session factory: recognises its connections and opens sessions for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from polywire.broker.permissions import Action
 from polywire.protocols.iggy import auth, fetch, groups, held_polls, histories, offsets, produce, server, topics, vsr
-from polywire.protocols.iggy.carrying import CarryingIggySession
 from polywire.protocols.iggy.context import IggyBroker, IggySettings, Shared
-from polywire.protocols.iggy.linked import LinkedSession
 from polywire.protocols.iggy.messages import HEAD, WIRE, Code
 from polywire.protocols.iggy.session import FRAME_BYTES_MAX, Command, IggySession
-from polywire.protocols.iggy.shard_link import MAGIC
 from polywire.protocols.runtime.commands import table
-from polywire.protocols.runtime.links import CarryingFactory, LinkFactory
 from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.shards import Parts
 
 POLLING: Final = (Action.FETCH, Action.GROUP_JOIN, Action.OFFSET_COMMIT, Action.POSITION_COMMIT)
 COMMANDS: Final[Mapping[int, Command]] = table(
@@ -75,15 +73,26 @@ COMMANDS: Final[Mapping[int, Command]] = table(
 )
 CLASSIC: Final = frozenset(code for code, command in COMMANDS.items() if not command.today)
 """Commands of the classic framing, by number."""
+USER_COMMANDS: Final = (
+    *(Code.CREATE_USER, Code.DELETE_USER, Code.UPDATE_USER, Code.UPDATE_PERMISSIONS, Code.CHANGE_PASSWORD),
+    *(Code.GET_TOKENS, Code.CREATE_TOKEN, Code.DELETE_TOKEN, Code.LOGIN_TOKEN),
+)
+ROUTED_COMMANDS: Final[Mapping[int, Command]] = {
+    **COMMANDS,
+    **{code: replace(COMMANDS[code], handler=auth.refuse, empty=False) for code in USER_COMMANDS},
+}
+"""Commands of a broker of several processes, whose users are those of the users file."""
 
 
 class IggyFactory:
     """Implements ``protocols.runtime.session.SessionFactory``."""
 
-    __slots__ = ("shared",)
+    __slots__ = ("_commands", "shared")
 
-    def __init__(self, broker: IggyBroker, settings: IggySettings | None = None, *, shard: int | None = None) -> None:
-        self.shared: Final = Shared(broker, settings or IggySettings(), shard)
+    def __init__(self, broker: IggyBroker, settings: IggySettings | None = None, *, parts: Parts | None = None) -> None:
+        """``parts`` are the other processes, if there are several. Then ``broker`` is that of all processes."""
+        self.shared: Final = Shared(broker, settings or IggySettings(), parts)
+        self._commands: Final = COMMANDS if parts is None else ROUTED_COMMANDS
 
     @property
     def wire(self) -> str:
@@ -108,24 +117,4 @@ class IggyFactory:
         return prefix[60] == vsr.REQUEST
 
     def open(self, output: Output, resume: Callable[[], None]) -> IggySession:
-        return IggySession(self.shared, COMMANDS, output, resume)
-
-
-class CarryingIggyFactory(CarryingFactory[IggyFactory]):
-    """Opens sessions that forward requests to the shards that own the named streams and topics."""
-
-    __slots__ = ()
-
-    def open(self, output: Output, resume: Callable[[], None]) -> CarryingIggySession:
-        return CarryingIggySession(self._shards, self._inside.shared, COMMANDS, output, resume)
-
-
-class IggyLinkFactory(LinkFactory[IggyFactory]):
-    """Opens sessions for connections from other processes of this broker."""
-
-    __slots__ = ()
-
-    magic = MAGIC
-
-    def open(self, output: Output, resume: Callable[[], None]) -> LinkedSession:
-        return LinkedSession(self._key, self._inside.shared, COMMANDS, output, resume)
+        return IggySession(self.shared, self._commands, output, resume)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, ErrorCode
 from polywire.log.base import Read
 from polywire.protocols.iggy import encoder, errors
 from polywire.protocols.iggy.dialect import Dialect
@@ -99,7 +99,7 @@ def read_poll(session: IggySession, answer: Answer, reader: Reader) -> Asked:
     else:
         partition = partition_at(topic, consumers_partition(reader, number))
     if partition is not None and reader.dialect.contexts:
-        check_history(session, answer, partition)
+        check_history(answer, partition)
     return Asked(topic, partition, (kind, value), min(count, COUNT_MAX), owner, commits)
 
 
@@ -158,6 +158,7 @@ def start_of(
         case 3:
             start = 0
         case 4:
+            session.broker.require_current([partition])
             start = log.readable_offset - count
         case _:
             start = session.broker.position(partition.topic.name.full, partition.number, *owner) or 0
@@ -194,7 +195,7 @@ class PollReply:
         self._commit = commit
         self._state = encoder.new_state()
 
-    def refuse(self, error: BrokerError | Refused) -> None:
+    def refuse(self, error: BrokerError) -> None:
         self._answer.refuse(error)
 
     def found(self, start: int | BrokerError) -> None:
@@ -213,12 +214,32 @@ class PollReply:
     def begin(self, start: int) -> bytes | None:
         """Return the reply if there is nothing to read.
 
-        Otherwise, return None and fill the reply slot now, or after a read from disk. Raises BrokerError.
+        Otherwise, return None and fill the reply slot now, or after a read. Raises BrokerError.
         """
-        log = self._partition.log
-        if start >= log.readable_offset:
+        if start < self._partition.log.readable_offset:
+            self._fetch(start)
+        elif self._session.broker.when_current(self._partition, partial(self._refreshed, start)) is None:
             return self._front(0)
-        end = min(start + self._count, log.readable_offset)
+        return None
+
+    def _refreshed(self, start: int, error: BrokerError | None) -> None:
+        """Continue with current offsets."""
+        log = self._partition.log
+        start = max(start, log.first_offset)
+        try:
+            if error is not None:
+                raise error
+            if start < log.readable_offset:
+                self._fetch(start)
+            else:
+                self._nothing_found()
+        except BrokerError as failure:
+            self.refuse(failure)
+
+    def _nothing_found(self) -> None:
+        self._answer.ok(self._front(0))
+
+    def _fetch(self, start: int) -> None:
         state = self._state
         state[encoder.NEXT] = start
         state[encoder.LEFT] = self._count
@@ -226,11 +247,10 @@ class PollReply:
         state[encoder.PARTITION] = self._partition.number
         state[encoder.SEED_LOW], state[encoder.SEED_HIGH] = _seeds(self._partition.topic.id, self._partition.number)
         read = self._session.broker.fetch(
-            self._partition, start, bytes_max=self._bytes_max, then=self._read, offset_end=end
+            self._partition, start, bytes_max=self._bytes_max, then=self._read, offset_end=start + self._count
         )
         if isinstance(read, Read):
             self._read(read)
-        return None
 
     def _front(self, count: int) -> bytes:
         number = self._partition.number + self._answer.dialect.base
@@ -239,7 +259,10 @@ class PollReply:
 
     def _read(self, read: Read | BrokerError) -> None:
         if isinstance(read, BrokerError):
-            self.refuse(read)
+            again = partial(self._refreshed, self._state[encoder.NEXT])
+            is_outside = read.code is ErrorCode.OFFSET_OUT_OF_RANGE
+            if not is_outside or self._session.broker.when_current(self._partition, again) is None:
+                self.refuse(read)
             return
         shared = self._session.shared
         room = min(self._room(read), self._bytes_max)
@@ -305,8 +328,28 @@ class PollReply:
         return ended
 
     def _finish(self, buffer: bytearray) -> None:
-        if not self._has_stored(buffer):
+        """Commit the offset if requested, then reply. If the commit fails, reply with the error instead."""
+        last, session, partition = self._state[encoder.LAST], self._session, self._partition
+        if self._commit is None or last < 0:
+            self._deliver(buffer)
             return
+        done = None if session.broker.owns(partition) else partial(self._committed, buffer)
+        try:
+            store(session, partition, self._commit, last, done)
+        except BrokerError as error:
+            self._committed(buffer, error)
+        else:
+            if done is None:
+                self._deliver(buffer)
+
+    def _committed(self, buffer: bytearray, result: int | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            self._session.shared.reply_buffers.give(buffer)
+            self.refuse(result)
+        else:
+            self._deliver(buffer)
+
+    def _deliver(self, buffer: bytearray) -> None:
         state, shared = self._state, self._session.shared
         size = state[encoder.AT]
         front = self._front(self._count - state[encoder.LEFT])
@@ -315,21 +358,6 @@ class PollReply:
             shared.reply_buffers.give(buffer)
         else:
             self._answer.fill([front, memoryview(buffer)[:size]], partial(shared.reply_buffers.give, buffer))
-
-    def _has_stored(self, buffer: bytearray) -> bool:
-        """Commit the offset if requested, and return True.
-
-        If the commit fails, reply with the error instead of the messages and return False.
-        """
-        if self._commit is None or self._state[encoder.LAST] < 0:
-            return True
-        try:
-            store(self._session, self._partition, self._commit, self._state[encoder.LAST], None)
-        except BrokerError as error:
-            self._session.shared.reply_buffers.give(buffer)
-            self.refuse(error)
-            return False
-        return True
 
 
 @lru_cache(maxsize=4096)

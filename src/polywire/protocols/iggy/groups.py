@@ -11,6 +11,7 @@ from typing import Final
 from polywire.broker.groups.group import GroupView
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
+from polywire.errors import BrokerError
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.directory import NUMBERS_END
@@ -77,16 +78,25 @@ def create_group(session: IggySession, answer: Answer, reader: Reader, /) -> Non
         name = reader.name() if dialect.named_groups else f"group-{wanted}"
     else:
         name = reader.name()
-    number = session.shared.directory.create_group(topic, name, number, session.caller, answer.done)
-    if dialect.returns_created:
-        answer.payload = group_details(session, topic, number, name, dialect)
+
+    def created(number: int | BrokerError) -> None:
+        if dialect.returns_created and not isinstance(number, BrokerError):
+            answer.payload = _group_bytes(topic, number, name, None, dialect)
+        answer.done(number)
+
+    session.shared.directory.create_group(topic, name, number, session.caller, created)
 
 
 def delete_group(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     topic = topic_of(session, reader, Action.GROUP_DELETE)
     number, name = _group(session, reader, topic)
-    session.shared.directory.delete_group(topic, number, session.caller, answer.done)
-    session.shared.forget_members(topic.id, name)
+
+    def deleted(result: int | BrokerError) -> None:
+        if not isinstance(result, BrokerError):
+            session.shared.forget_members(topic.id, name)
+        answer.done(result)
+
+    session.shared.directory.delete_group(topic, number, session.caller, deleted)
 
 
 def join_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:

@@ -10,8 +10,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
+from polywire.broker.api import Pending
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.log.base import Handle
@@ -52,11 +54,11 @@ class HeldRequests:
     ``waits`` is the number of partitions for which the requests wait.
     """
 
-    __slots__ = ("_answers", "_output", "_session", "waits")
+    __slots__ = ("_answers", "_session", "output", "waits")
 
     def __init__(self, session: ReplyOwner, output: Output) -> None:
         self._session: Final = session
-        self._output: Final = output
+        self.output: Final = output
         self._answers: Final[dict[int, Answer]] = {}
         self.waits = 0
 
@@ -75,13 +77,13 @@ class HeldRequests:
     def is_clogged(self) -> bool:
         """Return whether no read may begin, because the client reads too slowly or too many reads are in progress."""
         reading = sum(answer.cancel is None for answer in self._answers.values())
-        return reading > READING_MAX or self._output.backlog > self._output.backlog_max
+        return reading > READING_MAX or self.output.backlog > self.output.backlog_max
 
     def answered(self) -> None:
         for number in [number for number, answer in self._answers.items() if answer.parts is not None]:
             answer = self._answers.pop(number)
             assert answer.parts is not None, "an answered request has parts"
-            self._output.write_many(answer.parts, answer.released)
+            self.output.write_many(answer.parts, answer.released)
 
     def end(self) -> None:
         self._session.end()
@@ -91,14 +93,14 @@ class HeldRequests:
 
     # Holding
 
-    def open(self, answer_type: type[Answer], dialect: Dialect, head: vsr.Head, number: int) -> Answer | None:
+    def open(self, dialect: Dialect, head: vsr.Head, number: int) -> Answer | None:
         """Return the reply slot for a new request.
 
         Returns None if too many requests are held, or one has the same number.
         """
         if len(self._answers) >= HELD_MAX or head.number in self._answers:
             return None
-        answer = answer_type(self, dialect, head, number=number)
+        answer = Answer(self, dialect, head, number=number)
         self._answers[head.number] = answer
         return answer
 
@@ -128,10 +130,7 @@ class Holding:
 
     __slots__ = ("_answer", "_attempt", "_broker", "_owner", "_payload", "_stops", "_ticket", "_until", "_waits")
 
-    def __init__(
-        self, answer: Answer, owner: HeldRequests | None, payload: bytes, wait_us: int, attempt: Attempt
-    ) -> None:
-        """``owner`` is None for a request that must be answered at once."""
+    def __init__(self, answer: Answer, owner: HeldRequests, payload: bytes, wait_us: int, attempt: Attempt) -> None:
         self._answer: Final = answer
         self._owner: Final = owner
         self._payload: Final = payload
@@ -147,23 +146,35 @@ class Holding:
         if ticket != self._ticket:
             return
         self._stop_waiting()
-        if self._owner is not None and self._owner.is_clogged:
+        if self._owner.is_clogged:
             self._answer.cancel = self._stop_waiting
             self._stops.append(self._broker.loop.call_later(CLOGGED_S, self.run, self._ticket))
             return
+        self._run(ticket)
+
+    def _run(self, ticket: int) -> None:
         now = self._broker.clock.monotonic()
-        is_last = self._owner is None or now >= self._until
+        is_last = now >= self._until
         try:
             offsets = self._attempt(self._answer, Reader(memoryview(self._payload), self._answer.dialect), is_last)
-        except (Refused, BrokerError) as error:
+        except BrokerError as error:
             self._answer.refuse(error)
+            return
+        except Pending as pending:
+            self._answer.cancel = self._stop_waiting
+            self._stops.append(pending.then(partial(self._repeat, ticket, pending)))
             return
         if offsets is not None:
             took = self._broker.clock.monotonic() - now
             self._wait(list(offsets), PAUSE_RATIO * took if ticket else 0.0)
 
+    def _repeat(self, ticket: int, pending: Pending) -> None:
+        """Repeat an attempt for which another process had to answer."""
+        self._stop_waiting()
+        with pending:
+            self._run(ticket)
+
     def _wait(self, offsets: list[Offset], pause_s: float) -> None:
-        assert self._owner is not None, "a request without an owner is answered at once"
         if self._owner.waits + len(offsets) > WAITS_MAX:
             self._answer.status(errors.HELD_TOO_MANY)
             return
@@ -194,8 +205,7 @@ class Holding:
     def _stop_waiting(self) -> None:
         self._ticket += 1
         self._answer.cancel = None
-        if self._owner is not None:
-            self._owner.waits -= self._waits
+        self._owner.waits -= self._waits
         self._waits = 0
         stops, self._stops = self._stops, []
         for stop in stops:

@@ -6,7 +6,7 @@ client accepts (spec: iggy#d4-held-polls).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from struct import Struct
 from typing import Final, NamedTuple
@@ -28,7 +28,7 @@ from polywire.protocols.iggy.fetch import (
 from polywire.protocols.iggy.held import Attempt, HeldRequests, Holding, Offset, check_wait
 from polywire.protocols.iggy.histories import NO_CONTEXT, context_bytes, incarnation_of
 from polywire.protocols.iggy.lookup import partition_at, topic_of
-from polywire.protocols.iggy.messages import NO_PARTITION, U32, Code, Consumer, Reader, Refused
+from polywire.protocols.iggy.messages import U32, Code, Consumer, Reader, Refused
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.protocols.runtime.session import QUANTUM_S
@@ -37,8 +37,6 @@ from polywire.types import Buffer, PositionKind
 POLL_FRONT_BYTES: Final = 40  # bytes of a poll's reply before its records
 REPLY_BYTES_MIN: Final = POLL_FRONT_BYTES + 256 + 48  # enough for the heads of one batch and one message
 TARGETS_MAX: Final = 1000  # partitions of one request; the protocol's limit
-NOTHING: Final = bytes(4)
-NOT_ONE: Final = U32.pack(NO_PARTITION)
 _BY_OFFSET: Final = 1
 _NEXT: Final = 5
 _WAIT: Final = Struct("<QQ")
@@ -49,13 +47,11 @@ _TARGET: Final = Struct("<IBQIQQ")
 _SECTION: Final = Struct("<IIQI24sQI")
 
 
-def _hold(session: IggySession, answer: Answer, payload: bytes, wait_us: int, attempt: Attempt) -> None:
-    """Attempt a request until its reply is sent.
-
-    A request from another process is attempted only once, because that process waits and sends it again.
-    """
+def _hold(answer: Answer, payload: bytes, wait_us: int, attempt: Attempt) -> None:
+    """Attempt a request until its reply is sent."""
     owner = answer.session
-    Holding(answer, owner if isinstance(owner, HeldRequests) else None, payload, wait_us, session.bound(attempt)).run()
+    assert isinstance(owner, HeldRequests), "the reply of a held request is out of order"
+    Holding(answer, owner, payload, wait_us, attempt).run()
 
 
 def wait_us_of(code: int, reader: Reader) -> int:
@@ -72,21 +68,11 @@ def wait_us_of(code: int, reader: Reader) -> int:
     return int(wait_us)
 
 
-def is_nothing(code: int, payload: bytes) -> bool:
-    """Return whether a reply has neither messages nor errors, so that the request may be attempted again."""
-    if code == Code.POLL_HELD:
-        return payload[12:16] == NOTHING and payload[:4] != NOT_ONE
-    if code == Code.AWAIT:
-        return payload == NOTHING
-    sections = _SECTION.iter_unpack(payload[4:]) if len(payload) % _SECTION.size == 4 else ()
-    return bool(sections) and all(row[1] == 0 and row[3] == 0 for row in sections)
-
-
 # POLL_MESSAGES_DEFERRED
 
 
 def poll_held(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    _hold(session, answer, bytes(reader.data), wait_us_of(Code.POLL_HELD, reader), partial(_attempt_poll, session))
+    _hold(answer, bytes(reader.data), wait_us_of(Code.POLL_HELD, reader), partial(_attempt_poll, session))
 
 
 def _attempt_poll(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
@@ -102,6 +88,7 @@ def _attempt_poll(session: IggySession, answer: Answer, reader: Reader, last: bo
     if partition is None:
         answer.ok(nothing_owned(reader.dialect))
         return None
+    session.broker.require_current([partition])
     if not last and asked.starts[0] != BY_TIME:
         start = start_of(session, partition, asked.starts, asked.count_max, asked.owner)
         if partition.log.readable_offset - start < count_min:
@@ -166,7 +153,16 @@ class Finder(NamedTuple):
     owner: tuple[PositionKind, str]
     owned: frozenset[int] | None
 
-    def find(self, target: Target) -> Found:
+    def find_all(self, targets: Sequence[Target]) -> list[Found]:
+        broker, partitions = self.session.broker, self.topic.partitions
+        numbers = [target.number for target in targets if target.number < len(partitions)]
+        broker.require_current(partitions[number] for number in numbers)
+        stored: Mapping[int, int] = {}
+        if any(target.starts[0] == _NEXT for target in targets):
+            stored = broker.positions_in(self.topic.name.full, *self.owner, frozenset(numbers))
+        return [self._find(target, stored) for target in targets]
+
+    def _find(self, target: Target, stored: Mapping[int, int]) -> Found:
         try:
             partition = partition_at(self.topic, target.number)
             if self.owned is not None and target.number not in self.owned:
@@ -175,7 +171,9 @@ class Finder(NamedTuple):
                 raise Refused(errors.HISTORY_GONE)
         except Refused as error:
             return Found(target, None, 0, error.number)
-        return Found(target, partition, start_of(self.session, partition, target.starts, 0, self.owner))
+        kind, value = target.starts
+        start = value if kind == _BY_OFFSET else stored.get(target.number, 0)
+        return Found(target, partition, max(start, partition.log.first_offset))
 
 
 def _finder(session: IggySession, topic: Topic, consumer: Consumer, reader: Reader, *, commits: bool) -> Finder:
@@ -197,7 +195,7 @@ def _finder(session: IggySession, topic: Topic, consumer: Consumer, reader: Read
 
 def await_messages(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     """Handle WAIT_FOR_MESSAGES: return which of several partitions have messages."""
-    _hold(session, answer, bytes(reader.data), wait_us_of(Code.AWAIT, reader), partial(_attempt_wait, session))
+    _hold(answer, bytes(reader.data), wait_us_of(Code.AWAIT, reader), partial(_attempt_wait, session))
 
 
 def _attempt_wait(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
@@ -210,7 +208,7 @@ def _attempt_wait(session: IggySession, answer: Answer, reader: Reader, last: bo
     reader.take(_WAIT.size)
     finder = _finder(session, topic, consumer, reader, commits=False)
     rows = _AWAITED.iter_unpack(reader.take(_count(reader, _AWAITED.size) * _AWAITED.size))
-    places = [finder.find(target) for target in _targets([Target(row[0], (row[1], row[2])) for row in rows])]
+    places = finder.find_all(_targets([Target(row[0], (row[1], row[2])) for row in rows]))
     for found in places:
         if found.error:
             raise Refused(found.error)
@@ -225,7 +223,7 @@ def _attempt_wait(session: IggySession, answer: Answer, reader: Reader, last: bo
 
 
 def fetch_messages(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    _hold(session, answer, bytes(reader.data), wait_us_of(Code.FETCH, reader), partial(_attempt_fetch, session))
+    _hold(answer, bytes(reader.data), wait_us_of(Code.FETCH, reader), partial(_attempt_fetch, session))
 
 
 def _attempt_fetch(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
@@ -244,7 +242,7 @@ def _attempt_fetch(session: IggySession, answer: Answer, reader: Reader, last: b
         raise Refused(errors.UNKNOWN_COMMAND)
     if any(not REPLY_BYTES_MIN <= target.bytes_max <= bytes_max for target in targets):
         raise Refused(errors.UNKNOWN_COMMAND)
-    places = [finder.find(target) for target in targets]
+    places = finder.find_all(targets)
     waits = not last and not any(found.error for found in places)
     if waits and sum(found.available for found in places) < count_min:
         partitions = [found.partition for found in places if found.partition is not None]
@@ -365,13 +363,14 @@ class Section(PollReply):
         self._reply: Final = reply
         self._found: Final = found
 
-    def refuse(self, error: BrokerError | Refused) -> None:
+    def refuse(self, error: BrokerError) -> None:
         """Report the error for this partition only."""
         self._reply.ended(self._found, errors.number_of(error, self._answer.dialect))
 
-    def _finish(self, buffer: bytearray) -> None:
-        if not self._has_stored(buffer):
-            return
+    def _nothing_found(self) -> None:
+        self._reply.ended(self._found)
+
+    def _deliver(self, buffer: bytearray) -> None:
         state = self._state
         records = bytes(memoryview(buffer)[: state[encoder.AT]])
         self._session.shared.reply_buffers.give(buffer)

@@ -43,9 +43,9 @@ def context_bytes(partition: Partition, generation: int = 0, position: int = 0) 
     return _CONTEXT.pack(incarnation_of(partition), generation, position)
 
 
-def check_history(session: IggySession, answer: Answer, partition: Partition) -> None:
+def check_history(answer: Answer, partition: Partition) -> None:
     """Raise Refused if the request names the history of an earlier partition with the same number."""
-    named = session.named_incarnation(answer)
+    named = 0 if answer.head is None else answer.head.incarnation
     if named and named != incarnation_of(partition):
         raise Refused(errors.HISTORY_GONE)
 

@@ -30,7 +30,7 @@ def stream_of(session: IggySession, reader: Reader, action: Action) -> Stream:
     permission, the error does not show whether the stream exists.
     """
     named = who(reader)
-    found = session.stream_named(named, reader.dialect)
+    found = find_named(session.shared.directory.find_stream, named, reader.dialect)
     session.authorize(action, found.kept.space if found is not None else _space(named))
     if found is None:
         raise Refused(errors.NO_STREAM_ID if isinstance(named, int) else errors.NO_STREAM_NAME)
@@ -45,7 +45,7 @@ def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
     """
     directory = session.shared.directory
     stream_named, named = who(reader), who(reader)
-    stream = session.stream_named(stream_named, reader.dialect)
+    stream = find_named(directory.find_stream, stream_named, reader.dialect)
     topic = None if stream is None else find_named(partial(directory.find_topic, stream), named, reader.dialect)
     if topic is not None:
         session.authorize(action, topic)

@@ -12,9 +12,11 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final
 
+from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.iggy.dialect import Dialect
 
 WIRE: Final = "iggy"
+REFUSED: Final = "refused number="  # begins the message of ``Refused``
 MALFORMED: Final = 3  # the error "invalid command", for bytes that cannot be decoded
 NO_PARTITION: Final = 2**32 - 1
 
@@ -88,11 +90,11 @@ class Code(IntEnum):
     SYNC_GROUP = 606
 
 
-class Refused(Exception):
-    """A request that is rejected with an error number of the protocol."""
+class Refused(BrokerError):
+    """A request that is rejected with an error number of the protocol. Other processes send its message only."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"refused number={number}")
+        super().__init__(ErrorCode.INVALID_REQUEST, f"{REFUSED}{number}")
         self.number: Final = number
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
+from polywire.log.base import Completion
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.histories import check_history
 from polywire.protocols.iggy.lookup import consumer_name, consumers_partition, partition_at, topic_of
@@ -22,10 +23,13 @@ _OFFSET: Final = Struct("<IQQ")
 
 
 def store(
-    session: IggySession, partition: Partition, owner: tuple[PositionKind, str], offset: int, answer: Answer | None
+    session: IggySession,
+    partition: Partition,
+    owner: tuple[PositionKind, str],
+    offset: int,
+    done: Completion[int] | None,
 ) -> None:
     kind, name = owner
-    done = None if answer is None else answer.done
     full_name, by = partition.topic.name.full, session.caller
     session.broker.commit_position(full_name, partition.number, kind, name, offset + 1, by=by, done=done)
 
@@ -59,6 +63,7 @@ def get_offset(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
     position = session.broker.position(partition.topic.name.full, partition.number, *owner)
     if position is None and reader.dialect.empty_when_missing:
         return b""
+    session.broker.require_current([partition])
     newest = max(partition.log.readable_offset - 1, 0)
     return _OFFSET.pack(partition.number + reader.dialect.base, newest, max((position or 0) - 1, 0))
 
@@ -69,15 +74,17 @@ def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     offset = reader.u64()
     if reader.dialect.framed:
         reader.u8()
-    check_history(session, answer, partition)
+    check_history(answer, partition)
+    if offset >= partition.log.readable_offset:
+        session.broker.require_current([partition])
     if offset >= max(partition.log.readable_offset, 1):
         raise Refused(errors.BAD_OFFSET)
-    store(session, partition, owner, offset, answer)
+    store(session, partition, owner, offset, answer.done)
 
 
 def delete_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     partition, (kind, name) = _owner(session, reader, group=Action.OFFSET_COMMIT, consumer=Action.POSITION_COMMIT)
-    check_history(session, answer, partition)
+    check_history(answer, partition)
     full_name = partition.topic.name.full
     if session.broker.position(full_name, partition.number, kind, name) is None:
         raise Refused(errors.NO_STORED_OFFSET)

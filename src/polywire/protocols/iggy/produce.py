@@ -43,7 +43,7 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     destination_at = reader.at
     partition, key = _destination(session, topic, reader)
     if reader.dialect.contexts:
-        check_history(session, answer, partition)
+        check_history(answer, partition)
     if not dialect.batched:
         batch = decoder.from_flat(reader.data, reader.at, reader.stop, key)
         if dialect is D0 and isinstance(batch, int) and batch in _UNREADABLE:
@@ -68,10 +68,10 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
         if reader.data[reader.at + _PRODUCER_AT]:
             is_named = reader.data[destination_at] == _TO_PARTITION
             batch, by = _name_producer(session, partition, batch, reader, is_named=is_named), session.caller
-        done = partial(_sent, session, answer, topic, partition, session.stream_number(topic))
+        done = partial(_sent, session, answer, topic, partition, session.shared.directory.stream_of(topic).number)
         session.append_queue.produce(partition, batch, Level.WRITTEN, done, by=by)
     else:
-        session.append_queue.produce(partition, batch, Level.WRITTEN, answer.done)
+        session.append_queue.produce(partition, batch, Level.WRITTEN, answer.sent)
 
 
 def _name_producer(
@@ -92,20 +92,6 @@ def _name_producer(
     producer = f"iggy-{producer_id}".encode()
     sequence = session.broker.producer_sequence(partition, producer, epoch=epoch, sequence=sequence)
     return with_producer(batch, producer, epoch=epoch, base_sequence=sequence)
-
-
-def see_message_head(session: IggySession, reader: Reader) -> None:
-    """Detect the size of message heads from messages that another shard will store.
-
-    Raises Refused for a malformed request.
-    """
-    kind, size = reader.u8(), reader.u8()
-    del kind
-    reader.take(size)
-    count = reader.u32()
-    head = decoder.message_head(reader.data, reader.at, reader.stop, count)
-    if head:
-        session.recognition.see_message_head(head)
 
 
 def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Partition, bytes | None]:
@@ -133,7 +119,7 @@ def _sent(
 ) -> None:
     """Reply to a request whose batch was stored. In D3 the reply contains the partition and the offset."""
     if isinstance(offset, BrokerError):
-        answer.refuse(offset)
+        answer.sent(offset)
         return
     try:
         number = session.shared.directory.kept(topic).number
@@ -149,4 +135,4 @@ def flush(session: IggySession, answer: Answer, reader: Reader, /) -> None:
         raise Refused(errors.UNAVAILABLE)  # always unavailable in the framed dialects (spec: iggy#d3-operations)
     topic = topic_of(session, reader, Action.PRODUCE)
     partition_at(topic, reader.number())
-    session.broker.bounds(topic.partitions[0], then=lambda _: answer.ok())
+    session.broker.bounds(topic.partitions[0], then=answer.done)

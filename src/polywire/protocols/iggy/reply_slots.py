@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, ErrorCode, PeerError, Unavailable
 from polywire.protocols.iggy import errors, vsr
 from polywire.protocols.iggy.dialect import Dialect
-from polywire.protocols.iggy.messages import HEAD, Refused
+from polywire.protocols.iggy.messages import HEAD
 from polywire.protocols.runtime.pipelined import ReplySlot
+from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import Buffer
 
@@ -31,6 +32,9 @@ class ReplyOwner(Protocol):
     @property
     def broker(self) -> IggyBroker:
         """The broker. Its event loop and clock are used for replies that take long to build."""
+
+    @property
+    def output(self) -> Output: ...
 
     @property
     def closed(self) -> bool: ...
@@ -94,7 +98,7 @@ class Answer(ReplySlot[ReplyOwner]):
         """Reply with success, and a payload in parts. Their buffers may be reused after ``released`` was called."""
         super().fill(self._framed(0, parts), released)
 
-    def refuse(self, error: BrokerError | Refused) -> None:
+    def refuse(self, error: BrokerError) -> None:
         self.status(errors.number_of(error, self.dialect))
 
     def status(self, number: int) -> None:
@@ -114,6 +118,17 @@ class Answer(ReplySlot[ReplyOwner]):
             self.make(self.later)
         else:
             self.ok(self.payload)
+
+    def sent(self, result: int | BrokerError) -> None:
+        """Reply to a request that sends messages.
+
+        If another process has ended, it is unknown whether they are stored. Then close the connection; clients send the
+        messages again.
+        """
+        if isinstance(result, Unavailable) and result.code is ErrorCode.STOPPING:
+            self.session.output.fail(PeerError(result.message, fatal=True))
+        else:
+            self.done(result)
 
     def _framed(self, status: int, parts: Sequence[Buffer]) -> Sequence[Buffer]:
         """Return the parts with the reply's head before them. ``status`` is 0 or an error number."""

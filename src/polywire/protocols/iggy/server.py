@@ -14,21 +14,23 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
+from polywire.broker.access import Access
 from polywire.broker.permissions import Action
 from polywire.build_info import VERSION
 from polywire.errors import BrokerError
 from polywire.protocols.iggy import errors
-from polywire.protocols.iggy.context import Client, GroupNumbers, Shared
+from polywire.protocols.iggy.context import ClientState, Shared
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.histories import REPLICA
 from polywire.protocols.iggy.messages import U32, Reader, Refused, str32_bytes
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
-from polywire.protocols.iggy.topics import bytes_of, messages_of
+from polywire.protocols.iggy.topics import bytes_of, messages_of, require_current
 
 NO_USER: Final = 2**32 - 1
 TCP: Final = 1
@@ -52,50 +54,62 @@ def ping(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
 # Clients
 
 
-def client_bytes(client: Client, dialect: Dialect, groups: int) -> bytes:
-    """Encode a client as an element of a list. ``groups`` is the number of groups that it is a member of."""
+def client_bytes(access: Access, client: ClientState, dialect: Dialect) -> bytes:
+    """Encode a client as an element of a list."""
     user = b""
     if dialect.has_login:
-        known = client.principal is not None
         none = 0 if dialect.one_based else NO_USER
-        user = U32.pack(client.principal.user_id + dialect.base if client.principal is not None and known else none)
-    head = U32.pack(client.client_id) + user + bytes((TCP,)) + str32_bytes(client.peer)
-    return head + U32.pack(groups)
+        known = access.find_user(client.user) if client.user else None
+        user_id = client.user_id if known is None else known.id
+        user = U32.pack(none if user_id is None else user_id + dialect.base)
+    head = U32.pack(client.number) + user + bytes((TCP,)) + str32_bytes(client.peer)
+    return head + U32.pack(len(client.groups))
 
 
-def _describe(answer: Answer, client: Client, dialect: Dialect) -> None:
-    def described(groups: list[GroupNumbers] | BrokerError) -> None:
-        if isinstance(groups, BrokerError):
-            answer.refuse(groups)
-            return
-        numbers = b"".join(U32.pack(number + dialect.base) for group in groups for number in group)
-        answer.ok(client_bytes(client, dialect, len(groups)) + numbers)
-
-    client.describe_memberships(described)
+def _details(session: IggySession, client: ClientState, dialect: Dialect) -> bytes:
+    numbers = b"".join(U32.pack(number + dialect.base) for group in client.groups for number in group)
+    return client_bytes(session.broker.access, client, dialect) + numbers
 
 
-def get_me(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    _describe(answer, session, reader.dialect)
+def get_me(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
+    del answer
+    return _details(session, session.describe(), reader.dialect)
 
 
-def get_client(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
+def get_client(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     number = reader.u32()
     if number == 0 or reader.left:
         raise Refused(errors.BAD_CLIENT_ID if number == 0 else errors.UNKNOWN_COMMAND)
     session.authorize(Action.SERVER_DESCRIBE)
-    client = session.shared.clients.get(number)
-    if client is None:
-        if reader.dialect.empty_when_missing:
-            return b""
-        raise Refused(errors.NO_SUCH_CLIENT)
-    _describe(answer, client, reader.dialect)
-    return None
+    dialect = reader.dialect
+
+    def found(lists: list[list[ClientState]] | BrokerError) -> None:
+        if isinstance(lists, BrokerError):
+            answer.refuse(lists)
+            return
+        client = next((client for clients in lists for client in clients if client.number == number), None)
+        if client is not None:
+            answer.ok(_details(session, client, dialect))
+        elif dialect.empty_when_missing:
+            answer.ok()
+        else:
+            answer.status(errors.NO_SUCH_CLIENT)
+
+    session.shared.gather(Shared.list_clients, found)
 
 
 def get_clients(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     session.authorize(Action.SERVER_DESCRIBE)
-    clients = sorted(session.shared.clients.items())
-    answer.make(client_bytes(client, reader.dialect, client.member_count) for _, client in clients)
+    dialect = reader.dialect
+
+    def listed(lists: list[list[ClientState]] | BrokerError) -> None:
+        if isinstance(lists, BrokerError):
+            answer.refuse(lists)
+        else:
+            clients = chain.from_iterable(lists)
+            answer.make(client_bytes(session.broker.access, client, dialect) for client in clients)
+
+    session.shared.gather(Shared.list_clients, listed)
 
 
 # The process
@@ -114,22 +128,23 @@ def get_cluster(session: IggySession, answer: Answer, reader: Reader, /) -> byte
 
 def get_stats(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     session.authorize(Action.SERVER_DESCRIBE)
-    answer.make(_stats(session, reader.dialect))
+    shared, dialect = session.shared, reader.dialect
+    require_current(session, shared.directory.streams())
 
+    def counted(counts: list[tuple[int, int]] | BrokerError) -> None:
+        if isinstance(counts, BrokerError):
+            answer.refuse(counts)
+        else:
+            clients, groups = map(sum, zip(*counts, strict=True))
+            answer.make(_stats(shared, dialect, clients, groups))
 
-def _stats(session: IggySession, dialect: Dialect) -> Iterator[bytes]:
-    """Yield the encoded totals.
-
-    Empty bytes are yielded after each topic, so that other connections are served in between.
-    """
-    for totals in count_all(session.shared):
-        yield b"" if totals is None else stats_bytes(session.shared, dialect, totals)
+    shared.gather(Shared.count, counted)
 
 
 class Totals(NamedTuple):
-    """Totals of the broker. Streams are counted by their names in the broker, ``spaces``."""
+    """Totals of the broker."""
 
-    spaces: frozenset[str]
+    streams: int
     topics: int
     partitions: int
     size: int
@@ -138,23 +153,20 @@ class Totals(NamedTuple):
     groups: int
 
 
-def count_all(shared: Shared) -> Iterator[Totals | None]:
-    """Count everything, and yield the totals at the end.
+def _stats(shared: Shared, dialect: Dialect, clients: int, groups: int) -> Iterator[bytes]:
+    """Yield the encoded totals.
 
-    None is yielded after each topic, so that other connections are served in between.
+    Empty bytes are yielded after each topic, so that other connections are served in between.
     """
-    directory = shared.directory
-    streams = directory.streams()
-    topics, partitions, size, messages, groups = 0, 0, 0, 0, 0
-    for topic in [topic for stream in streams for topic in directory.topics(stream)]:
+    streams = shared.directory.streams()
+    topics, partitions, size, messages = 0, 0, 0, 0
+    for topic in [topic for stream in streams for topic in shared.directory.topics(stream)]:
         topics += 1
         partitions += len(topic.partitions)
         size += bytes_of(topic)
         messages += messages_of(topic)
-        groups += len(directory.groups(topic))
-        yield None
-    spaces = frozenset(stream.kept.space for stream in streams if stream.by_number or directory.keeps_streams)
-    yield Totals(spaces, topics, partitions, size, messages, len(shared.clients), groups)
+        yield b""
+    yield stats_bytes(shared, dialect, Totals(len(streams), topics, partitions, size, messages, clients, groups))
 
 
 def stats_bytes(shared: Shared, dialect: Dialect, totals: Totals) -> bytes:
@@ -173,7 +185,7 @@ def stats_bytes(shared: Shared, dialect: Dialect, totals: Totals) -> bytes:
         int(shared.started_at * micros),
         *_bytes_moved(),
         totals.size,
-        len(totals.spaces),
+        totals.streams,
         totals.topics,
         totals.partitions,
         totals.partitions,  # reported as the number of segments, because partitions share segments in this broker

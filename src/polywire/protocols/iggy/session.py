@@ -14,21 +14,20 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Protocol
+from typing import Final, Protocol
 
 from polywire.broker.access import Principal, Where
+from polywire.broker.api import Pending
 from polywire.broker.owners import ITSELF, Caller, caller_of
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Denied, ErrorCode, PeerError
 from polywire.log.base import Completion
 from polywire.protocols.iggy import documented, errors, vsr
-from polywire.protocols.iggy.context import GroupNumbers, IggyBroker, Shared
+from polywire.protocols.iggy.context import ClientState, GroupNumbers, IggyBroker, Shared
 from polywire.protocols.iggy.dialect import D0, D3, Dialect
-from polywire.protocols.iggy.directory import Stream
-from polywire.protocols.iggy.held import Attempt, HeldRequests
+from polywire.protocols.iggy.held import HeldRequests
 from polywire.protocols.iggy.messages import HEAD, Code, Reader, Refused
-from polywire.protocols.iggy.names import find_named
 from polywire.protocols.iggy.patches import translate
 from polywire.protocols.iggy.recognition import Recognition
 from polywire.protocols.iggy.reply_slots import Answer
@@ -75,9 +74,6 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
     A pipelined command starts before earlier ones are answered; any other command delays later requests.
     """
 
-    answer_type: ClassVar[type[Answer]] = Answer
-    takes_tokens: ClassVar[bool] = True
-
     __slots__ = (
         "_caller",
         "_commands",
@@ -105,7 +101,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self.principal: Principal | None = None
         self._caller: Caller | None = None
         self.epoch = 0
-        self.client_id = self._enter_shared()
+        self.client_id = shared.enter(self, self.peer)
         self.members: Final[dict[tuple[bytes, str], tuple[Topic, int]]] = {}
         """The groups joined over this connection, by topic id and group name: the topic, and the partition polled last.
         """
@@ -209,21 +205,15 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             return False
         if self._is_overlooked(code):
             return False
-        return self._begin(command, code, payload, head, self._dialect_of(code, payload))
-
-    def _dialect_of(self, code: int, payload: memoryview) -> Dialect:
-        return self.recognition.dialect_for(code, payload, logged_in=self.principal is not None)
-
-    def named_incarnation(self, answer: Answer) -> int:
-        """Return the partition history that the current request names, 0 if it names none."""
-        return 0 if answer.head is None else answer.head.incarnation
+        dialect = self.recognition.dialect_for(code, payload, logged_in=self.principal is not None)
+        return self._begin(command, code, payload, head, dialect)
 
     def _begin(
         self, command: Command | None, code: int, payload: memoryview, head: vsr.Head | None, dialect: Dialect
     ) -> bool:
-        """Start to handle a request; return False if it must wait and be handled again."""
-        if command is not None and command.held:
-            held = self._slot_for(command, head, dialect)
+        """Start to handle a request; return False if it must wait and be handled again. Raises Pending."""
+        if command is not None and command.held and head is not None and dialect.contexts:
+            held = self._held_slot(head, dialect)
             if held is None:
                 return True
             answer = held
@@ -240,8 +230,12 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
                 raise Refused(errors.UNKNOWN_COMMAND)
             reader = documented.reader_of(code, payload) if dialect is D0 else Reader(payload, dialect)
             result = command.handler(self, answer, reader)
-        except (Refused, BrokerError) as error:
+        except BrokerError as error:
             answer.refuse(error)
+        except Pending:
+            self._take_back(answer)
+            self._number -= 1
+            raise
         else:
             if result is not None:
                 answer.ok(result)
@@ -270,31 +264,22 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
                 raise Denied(ErrorCode.LOGIN_REQUIRED, "log in first")
             self.principal = self.broker.access.anonymous()
 
-    def bound(self, attempt: Attempt) -> Attempt:
-        """Return ``attempt`` bound to the current request.
+    def _held_slot(self, head: vsr.Head, dialect: Dialect) -> Answer | None:
+        """Return the reply slot for a request that may be held, and is answered out of order.
 
-        It can then be repeated while another request is current.
+        Returns None if too many requests are held.
         """
-        return attempt
-
-    def _slot_for(self, command: Command, head: vsr.Head | None, dialect: Dialect) -> Answer | None:
-        """Return the reply slot for a request; None if too many requests are held.
-
-        A request that may be held is answered out of order; all others are answered in order.
-        """
-        if not command.held or head is None or not dialect.contexts:
-            return self._slot(head, dialect, blocking=not command.pipelined)
         if self._held_requests is None:
             self._held_requests = HeldRequests(self, self.output)
         self._number += 1
-        held = self._held_requests.open(self.answer_type, dialect, head, self._number)
+        held = self._held_requests.open(dialect, head, self._number)
         if held is None:
             self._slot(head, dialect).status(errors.HELD_TOO_MANY)
         return held
 
     def _slot(self, head: vsr.Head | None, dialect: Dialect, *, blocking: bool = True) -> Answer:
         self._number += 1
-        return self.append(self.answer_type(self, dialect, head, number=self._number, blocking=blocking))
+        return self.append(Answer(self, dialect, head, number=self._number, blocking=blocking))
 
     def keep(self, head: vsr.Head, reply: bytes) -> None:
         self._replays[head.number] = (head.operation, reply)
@@ -313,7 +298,11 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return True
 
     def logged_in(self, principal: Principal) -> None:
-        """Set the authenticated user. Raises Busy if there are too many connections."""
+        """Set the authenticated user.
+
+        Raises Busy if there are too many connections, and Denied for a user that other processes do not know.
+        """
+        self.shared.check_user(principal)
         self.output.identified(principal)
         if self.principal is not None and self.principal != principal:
             self.leave_groups()
@@ -329,14 +318,6 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self.leave_groups()
         self.output.identified(None)
         self.principal = None
-
-    # Names in requests
-
-    def stream_named(self, named: int | str, dialect: Dialect) -> Stream | None:
-        return find_named(self.shared.directory.find_stream, named, dialect)
-
-    def stream_number(self, topic: Topic) -> int:
-        return self.shared.directory.stream_of(topic).number
 
     # Permissions
 
@@ -382,34 +363,26 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self._drop_held()
         self._abandon()
         self.leave_groups()
-        self._leave_shared()
-
-    def _enter_shared(self) -> int:
-        return self.shared.enter(self, self.peer)
-
-    def _leave_shared(self) -> None:
         self.shared.leave(self)
 
     def joined(self) -> list[tuple[Topic, str]]:
         for key, (topic, _) in list(self.members.items()):
-            if self.broker.find_topic(topic.name.full) is not topic:
+            if self.broker.topic_of_id(topic.id) is not topic:
                 del self.members[key]
                 self.poll_counts.pop(key, None)
         return [(topic, group) for (_, group), (topic, _) in self.members.items()]
 
-    @property
-    def member_count(self) -> int:
-        return len(self.joined())
-
-    def describe_memberships(self, done: Callable[[list[GroupNumbers] | BrokerError], None]) -> None:
-        directory = self.shared.directory
-        found = [
-            GroupNumbers(
-                directory.stream_of(topic).number, directory.kept(topic).number, directory.group(topic, group)[0]
-            )
-            for topic, group in self.joined()
-        ]
-        done(found)
+    def describe(self) -> ClientState:
+        """Describe the client to other clients."""
+        directory, groups = self.shared.directory, []
+        for topic, group in self.joined():
+            number = directory.group_number(topic, group)
+            if number is not None:
+                groups.append(GroupNumbers(directory.stream_of(topic).number, directory.kept(topic).number, number))
+        user = self.principal
+        return ClientState(
+            self.client_id, None if user is None else user.user_id, "" if user is None else user.name, self.peer, groups
+        )
 
     def leave_groups(self) -> None:
         for topic_id, group in list(self.members):

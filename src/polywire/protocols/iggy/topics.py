@@ -7,7 +7,7 @@ Lists are sorted by number. A change is synced to disk before the reply.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from struct import Struct
@@ -18,6 +18,7 @@ import msgspec
 from polywire.broker.permissions import Action
 from polywire.broker.settings import TOPIC_RANGES, TopicSettings
 from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.directory import NUMBER_MAX, NUMBERS_END, Stream, StreamKept, TopicKept
@@ -166,11 +167,20 @@ def _missing(reader: Reader, error: Refused) -> bytes:
         del error  # breaks the reference cycle between the error and this frame
 
 
+def require_current(session: IggySession, streams: Sequence[Stream]) -> None:
+    """Make sure that all topics of streams are known, and their sizes. Raises Pending."""
+    directory = session.shared.directory
+    directory.refresh()
+    topics = (topic for stream in streams for topic in directory.topics(stream))
+    session.broker.require_current(partition for topic in topics for partition in topic.partitions)
+
+
 def get_stream(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
     try:
         stream = stream_of(session, reader, Action.STREAM_DESCRIBE)
     except Refused as error:
         return _missing(reader, error)
+    require_current(session, [stream])
     answer.make(stream_details(session, stream, reader.dialect))
     return None
 
@@ -179,6 +189,7 @@ def get_streams(session: IggySession, answer: Answer, reader: Reader, /) -> None
     session.broker.access.authorize_somewhere(session.principal, Action.STREAM_LIST)
     listed = session.shared.directory.streams()
     streams = [stream for stream in listed if session.permits(Action.STREAM_DESCRIBE, stream.kept.space)]
+    require_current(session, streams)
     answer.make(part for stream in streams for part in stream_parts(session, stream, reader.dialect))
 
 
@@ -192,9 +203,13 @@ def create_stream(session: IggySession, answer: Answer, reader: Reader, /) -> No
     session.authorize(Action.STREAM_CREATE, space_of(name))
     if written != name and session.shared.directory.find_stream(written) is not None:
         raise Refused(errors.STREAM_NAME_TAKEN)  # otherwise a lookup of the name as written would find that stream
-    stream = session.shared.directory.create_stream(name, number, session.caller, answer.done)
-    if dialect.returns_created:
-        answer.payload = b"".join(stream_details(session, stream, dialect))
+
+    def created(stream: StreamKept | BrokerError) -> None:
+        if dialect.returns_created and not isinstance(stream, BrokerError):
+            answer.payload = stream_bytes(stream, dialect, 0, 0, 0)
+        answer.done(stream)
+
+    session.shared.directory.create_stream(name, number, session.caller, created)
 
 
 def update_stream(session: IggySession, answer: Answer, reader: Reader, /) -> None:
@@ -212,6 +227,7 @@ def delete_stream(session: IggySession, answer: Answer, reader: Reader, /) -> No
 
 def purge_stream(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     stream = stream_of(session, reader, Action.STREAM_ALTER)
+    session.shared.directory.refresh()
     session.broker.purge_topics(session.shared.directory.topics(stream), done=answer.done)
 
 
@@ -223,12 +239,14 @@ def get_topic(session: IggySession, answer: Answer, reader: Reader, /) -> bytes 
         topic = topic_of(session, reader, Action.TOPIC_DESCRIBE)
     except Refused as error:
         return _missing(reader, error)
+    session.broker.require_current(topic.partitions)
     answer.make(topic_details(session, topic, reader.dialect))
     return None
 
 
 def get_topics(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     stream = stream_of(session, reader, Action.TOPIC_DESCRIBE)
+    require_current(session, [stream])
     topics = session.shared.directory.topics(stream)
     count = U32.pack(len(topics)) if reader.dialect.framed else b""
     answer.make(chain([count], (topic_bytes(session, topic, reader.dialect) for topic in topics)))

@@ -97,8 +97,9 @@ RETRIES: Final[dict[Retry, int]] = {Retry.NEVER: 0, Retry.NOW: 1, Retry.LATER: 2
 
 
 def failure_of(error: BrokerError) -> Failure:
-    """Return the head of an error frame for ``error``."""
-    return Failure(CODES[error.code], KINDS[type(error)], error.message, RETRIES[error.retry], error.retry_after_ms)
+    """Return the head of an error frame for ``error``. Errors of other protocols are Invalid."""
+    kind = KINDS.get(type(error), KINDS[Invalid])
+    return Failure(CODES[error.code], kind, error.message, RETRIES[error.retry], error.retry_after_ms)
 
 
 def error_of(failure: Failure) -> BrokerError:

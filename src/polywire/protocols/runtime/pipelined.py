@@ -120,6 +120,12 @@ class BarePipelined(BareSequential):
         self._blocking += answer.blocking
         return answer
 
+    def _take_back(self, answer: BareSlot) -> None:
+        """Remove the newest slot, because its request is offered again later (see ``Pending``)."""
+        assert self._answers[-1] is answer, "only the newest request can be repeated"
+        self._answers.pop()
+        self._blocking -= answer.blocking
+
     def _settled(self) -> bool:
         """Return whether all earlier requests are answered. If not, the next request waits until they are."""
         if self._answers:

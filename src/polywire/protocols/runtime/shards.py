@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from polywire.broker.owners import Caller
 from polywire.broker.topics import Topic
@@ -81,6 +81,40 @@ class Shards(Protocol):
 
     def connect(self, shard: int, peer: LinkPeer) -> Link:
         """Return a link to a shard, possibly this process's own."""
+
+
+class Parts(Protocol):
+    """The processes of a broker, as a protocol sees them that has an object of its own in each of them."""
+
+    @property
+    def local(self) -> Any:
+        """The broker of this process."""
+
+    @property
+    def shards(self) -> Shards:
+        """The shards, and which of them has a topic."""
+
+    def shard_of_topic(self, topic: Topic) -> int:
+        """Return the shard of a topic."""
+
+    def next_shard(self) -> int:
+        """Return the shard for a topic that is created by a request."""
+
+    def call_part(self, shard: int, part: str, function: Callable[..., Any], *values: Any, **options: Any) -> Any:
+        """Call a function in another process with the object ``part`` of that process as its first argument.
+
+        A function with a completion reports there. The result of another one is returned. Raises Pending until it is
+        known.
+        """
+
+    def watch_values(self, changed: Callable[[Any], None]) -> None:
+        """Call ``changed`` with each value that a protocol has stored in the first shard, or removed.
+
+        It has the fields ``wire``, ``key`` and ``value``.
+        """
+
+    def watch_topics(self, changed: Callable[[bytes], None]) -> None:
+        """Call ``changed`` with the id of each topic that changes."""
 
 
 class Router(Protocol):

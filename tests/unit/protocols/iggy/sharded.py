@@ -1,21 +1,48 @@
-"""Iggy connections to several shards in memory, and to one."""
+"""Iggy connections to several processes in memory, and to one."""
 
 from __future__ import annotations
 
 import time
-from itertools import count
 from struct import pack, unpack_from
+from typing import Any, cast
 
 from polywire.errors import PeerError
-from polywire.protocols.iggy.context import IggySettings
-from polywire.protocols.iggy.factory import CarryingIggyFactory, IggyFactory, IggyLinkFactory
-from polywire.protocols.runtime.shards import KEY_BYTES
+from polywire.protocols.iggy.context import IggyBroker, IggySettings
+from polywire.protocols.iggy.factory import IggyFactory
+from polywire.routing.broker import RoutedBroker
+from polywire.routing.session import Part, RouterFactory
+from tests.unit.protocols import shards_in_memory
 from tests.unit.protocols.iggy.dialogue import classic, headered
 from tests.unit.protocols.polywire.peer import CapturedOutput
-from tests.unit.protocols.shards_in_memory import MemoryShards, ShardedConversation
+from tests.unit.protocols.shards_in_memory import KEY, ShardedConversation
 
-KEY = bytes(range(KEY_BYTES))
 WAIT_S = 10.0
+
+
+class MemoryShards(shards_in_memory.MemoryShards):
+    """Processes that serve the Iggy protocol. ``iggy`` are their factories."""
+
+    def __init__(self, count: int, *, dialect: str = "auto") -> None:
+        parts: dict[Any, dict[str, Part]] = {}
+        super().__init__(lambda broker: RouterFactory(broker, KEY, parts=parts.setdefault(broker, {})), count)
+        settings = IggySettings(dialect=dialect)
+        self.iggy: list[IggyFactory] = []
+        for own, broker in enumerate(self.brokers):
+            if count == 1:
+                self.iggy.append(IggyFactory(broker, settings))
+                continue
+            routed = RoutedBroker(broker, self.seen_by(own))
+            factory = IggyFactory(cast(IggyBroker, routed), settings, parts=routed)
+            self.iggy.append(factory)
+            parts[broker] |= {name: Part(name, target, called) for name, target, called in factory.shared.called}
+        for _ in range(20):
+            self.loop.run_due()
+
+    def seen_by(self, own: int) -> MemoryShards:
+        """Return these shards as one of the processes sees them."""
+        seen = type(self).__new__(type(self))
+        seen.__dict__.update(self.__dict__, own=own)
+        return seen
 
 
 class Output(CapturedOutput):
@@ -31,17 +58,12 @@ class Conversation(ShardedConversation):
     """One connection to the process of shard ``own``."""
 
     output: Output
+    shards: MemoryShards
 
-    def __init__(self, shards: MemoryShards, own: int = 0, *, dialect: str = "auto") -> None:
+    def __init__(self, shards: MemoryShards, own: int = 0) -> None:
         output = Output()
         output.peer = f"10.0.0.{own}:{id(self) % 60_000}"
-        seen = MemoryShards.__new__(MemoryShards)  # the same shards, as this process sees them
-        seen.__dict__.update(shards.__dict__, own=own)
-        link = shards.factories[own]
-        assert isinstance(link, IggyLinkFactory)
-        self.factory = link._inside
-        factory = self.factory if shards.count == 1 else CarryingIggyFactory(self.factory, seen)
-        super().__init__(shards, factory, output)
+        super().__init__(shards, shards.iggy[own], output)
 
     def say(self, *frames: bytes) -> None:
         self.feed(b"".join(frames))
@@ -78,13 +100,7 @@ class Conversation(ShardedConversation):
 
 def make_shards(shard_count: int, *, dialect: str = "auto") -> MemoryShards:
     """Create shards that serve the Iggy protocol."""
-    numbers, settings = count(), IggySettings(dialect=dialect)
-    return MemoryShards(
-        lambda broker: IggyLinkFactory(
-            IggyFactory(broker, settings, shard=None if shard_count == 1 else next(numbers)), KEY
-        ),
-        shard_count,
-    )
+    return MemoryShards(shard_count, dialect=dialect)
 
 
 def log_in(conversation: Conversation) -> None:
