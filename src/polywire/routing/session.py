@@ -295,7 +295,7 @@ class LinkSession(FramedSession["Broker"]):
     def _call(self, correlation: int, head: messages.Call, arguments: memoryview) -> None:
         target, method = self._method(head.method)
         sent = method.execute(target, arguments, self, partial(self._called, correlation, method))
-        if head.method == JOIN and sent.get("connected"):
+        if sent.get("connected"):
             self._members[sent["group"], sent["topic"], sent["member"]] = sent["wire"]
         elif head.method == LEAVE:
             self._members.pop((sent["group"], sent["topic"], sent["member"]), None)

@@ -99,7 +99,7 @@ def shard_factories(
         return Process(broker.epoch, settings.host, dict(shard.ports), kafka.own.cluster_id if shard.own == 0 else "")
 
     iggy = IggyFactory(cast(IggyBroker, routed), iggy_settings(config), parts=routed)
-    parts = {name: Part(name, target, functions) for name, target, functions in iggy.shared.called}
+    parts = {name: Part(name, target, functions) for name, target, functions in iggy.called}
     inside: list[SessionFactory] = [
         FluxLinkFactory(flux),
         CursusLinkFactory(cursus, shard.key),

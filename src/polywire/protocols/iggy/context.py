@@ -5,7 +5,7 @@ Client numbers are unique among open connections. Group memberships end with the
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from polywire.log.base import Completion
 from polywire.protocols.iggy.dialect import DIALECTS, Dialect
 from polywire.protocols.iggy.directory import Directory, DirectoryBroker
 from polywire.protocols.iggy.messages import WIRE
-from polywire.protocols.iggy.routed import FUNCTIONS, Answers, RoutedDirectory
+from polywire.protocols.iggy.routed import Answers, RoutedDirectory
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.protocols.runtime.shards import Parts
@@ -31,9 +31,10 @@ from polywire.protocols.runtime.slices import Slices
 from polywire.types import Assignor
 
 if TYPE_CHECKING:
-    from polywire.broker.access import Principal
+    from polywire.broker.access import Principal, Where
     from polywire.broker.groups.group import Membership
     from polywire.broker.owners import Caller
+    from polywire.broker.permissions import Action
     from polywire.broker.topics import Topic
 
 
@@ -80,11 +81,14 @@ class ClientState(msgspec.Struct, frozen=True, array_like=True):
     groups: list[GroupNumbers]
 
 
-class Client(Protocol):
-    """A connection as other connections of the listener see it."""
+class Poller(Protocol):
+    """A connection that polls: of this process, or of another one that has asked for it."""
 
     @property
-    def client_id(self) -> int: ...
+    def shared(self) -> Shared: ...
+
+    @property
+    def broker(self) -> IggyBroker: ...
 
     @property
     def member_id(self) -> str: ...
@@ -96,6 +100,21 @@ class Client(Protocol):
     @property
     def members(self) -> MutableMapping[tuple[bytes, str], tuple[Topic, int]]: ...
 
+    @property
+    def poll_counts(self) -> MutableMapping[tuple[bytes, str], int]: ...
+
+    def authorize(self, action: Action, where: Where = None) -> None: ...
+
+    def named_incarnation(self, answer: Any) -> int:
+        """Return the partition history that the current request names, 0 if it names none."""
+
+
+class Client(Poller, Protocol):
+    """A connection as other connections of the listener see it."""
+
+    @property
+    def client_id(self) -> int: ...
+
     def describe(self) -> ClientState:
         """Describe the client to other clients."""
 
@@ -105,8 +124,8 @@ class Shared:
 
     Attributes:
         clients: open sessions by client number.
-        own: the directory of this process.
         directory: the directory of all processes.
+        inside: the broker of this process, its directory and settings.
         parts: the other processes; None if there are none.
     """
 
@@ -116,19 +135,27 @@ class Shared:
         "directory",
         "epochs",
         "forced",
-        "own",
+        "inside",
         "parts",
         "reply_buffers",
         "settings",
         "started_at",
     )
 
-    def __init__(self, broker: IggyBroker, settings: IggySettings, parts: Parts | None = None) -> None:
+    def __init__(
+        self, broker: IggyBroker, settings: IggySettings, parts: Parts | None = None, *, shard: int | None = None
+    ) -> None:
+        """``shard`` is that of a broker that is only this process's."""
         self.broker: Final = broker
         self.settings: Final = settings
         self.parts: Final = parts
-        self.own: Final = Directory(broker) if parts is None else Directory(parts.local, parts.shards.own)
-        self.directory: Final = self.own if parts is None else RoutedDirectory(broker, parts, self.own)
+        self.inside: Shared = self
+        self.directory: Directory
+        if parts is None:
+            self.directory = Directory(broker, shard)
+        else:
+            self.inside = Shared(parts.local, settings, shard=parts.shards.own)
+            self.directory = RoutedDirectory(broker, parts, self.inside.directory)
         named = [dialect for dialect in DIALECTS if dialect.name == settings.dialect]
         self.forced: Final[Dialect | None] = named[0] if named else None
         self.clients: Final[dict[int, Client]] = {}
@@ -165,7 +192,7 @@ class Shared:
         self.epochs += 1
         return self.epochs
 
-    def membership(self, session: Client, topic: Topic, group: str) -> Membership:
+    def membership(self, session: Poller, topic: Topic, group: str) -> Membership:
         """Return the membership of a connection in a group. The connection joins the group if necessary.
 
         Raises BrokerError if it cannot join.
@@ -182,10 +209,9 @@ class Shared:
 
     # All processes
 
-    @property
-    def called(self) -> Sequence[tuple[str, object, Sequence[Callable[..., Any]]]]:
-        """Names of this process's objects for other processes, the objects, and the functions that may be called."""
-        return (WIRE, self.own, FUNCTIONS), (CLIENTS_PART, self, (Shared.list_clients, Shared.count))
+    def owns(self, topic: Topic) -> bool:
+        """Return whether a topic is in this process."""
+        return self.parts is None or self.parts.shard_of_topic(topic) == self.parts.shards.own
 
     def check_user(self, principal: Principal) -> None:
         """Raise Denied for a user that is not known to all processes."""
@@ -203,13 +229,18 @@ class Shared:
 
     def count(self, then: Completion[tuple[int, int]]) -> None:
         """Count the clients of this process, and the groups of its topics, in slices."""
-        own = self.own
+        own = self.inside.directory
         topics = [topic for stream in own.streams() for topic in own.topics(stream)]
 
         def counted(groups: list[int] | BrokerError) -> None:
             then(groups if isinstance(groups, BrokerError) else (len(self.clients), sum(groups)))
 
         Slices(self.broker, (len(own.groups(topic)) for topic in topics if own.is_alive(topic)), counted)
+
+    def call_for(self, topic: Topic, function: Callable[..., Any], /, *values: Any, **options: Any) -> None:
+        """Call a function with the ``Shared`` of the process that has a topic."""
+        assert self.parts is not None, "the topic is in another process"
+        self.parts.call_part(self.parts.shard_of_topic(topic), CLIENTS_PART, function, *values, **options)
 
     def gather(self, function: Callable[[Shared, Completion[Any]], None], then: Completion[list[Any]]) -> None:
         """Call a function in all processes. ``then`` gets the results, or an error if there is one."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from polywire.broker.permissions import Action
 from polywire.protocols.iggy import auth, fetch, groups, held_polls, histories, offsets, produce, server, topics, vsr
-from polywire.protocols.iggy.context import IggyBroker, IggySettings, Shared
+from polywire.protocols.iggy.context import CLIENTS_PART, IggyBroker, IggySettings, Shared
 from polywire.protocols.iggy.messages import HEAD, WIRE, Code
+from polywire.protocols.iggy.routed import FUNCTIONS
 from polywire.protocols.iggy.session import FRAME_BYTES_MAX, Command, IggySession
 from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.session import Output
@@ -97,6 +98,12 @@ class IggyFactory:
     @property
     def wire(self) -> str:
         return WIRE
+
+    @property
+    def called(self) -> Sequence[tuple[str, object, Sequence[Callable[..., Any]]]]:
+        """Names of this process's objects for other processes, the objects, and the functions that may be called."""
+        functions = Shared.list_clients, Shared.count, fetch.poll_for_another
+        return (WIRE, self.shared.inside.directory, FUNCTIONS), (CLIENTS_PART, self.shared, functions)
 
     def recognise(self, prefix: bytes) -> bool | None:
         """Return whether the bytes begin a classic request with a known command, or a headered frame.

@@ -6,20 +6,24 @@ message in the reply.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 from hashlib import blake2b
 from struct import Struct
 from typing import Final, NamedTuple
 
+from polywire.broker.access import Where
+from polywire.broker.owners import Caller
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
-from polywire.errors import BrokerError, ErrorCode
-from polywire.log.base import Read
-from polywire.protocols.iggy import encoder, errors
-from polywire.protocols.iggy.dialect import Dialect
+from polywire.errors import BrokerError, ErrorCode, PeerError
+from polywire.log.base import Completion, Read
+from polywire.protocols.iggy import encoder, errors, vsr
+from polywire.protocols.iggy.context import Poller, Shared
+from polywire.protocols.iggy.dialect import DIALECTS, Dialect
 from polywire.protocols.iggy.histories import NO_CONTEXT, check_history, context_bytes
 from polywire.protocols.iggy.lookup import consumer_name, consumers_partition, partition_at, topic_of
-from polywire.protocols.iggy.messages import NO_PARTITION, Consumer, Reader, Refused
+from polywire.protocols.iggy.messages import HEAD, NO_PARTITION, WIRE, Consumer, Reader, Refused
 from polywire.protocols.iggy.offsets import store
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
@@ -27,6 +31,7 @@ from polywire.records.compression import expand_body
 from polywire.records.fields import header_fields
 from polywire.types import PositionKind
 
+NEXT: Final = 5  # the polling strategy that begins at the stored offset
 BY_TIME: Final = 2  # the polling strategy that may have to read a batch to find its start
 COUNT_MAX: Final = 1_000_000  # messages of one poll; the limit in bytes usually allows fewer
 # a reply below this size is copied, so that its large buffer can be reused at once
@@ -55,14 +60,22 @@ class Asked(NamedTuple):
 
 
 def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None:
-    asked = read_poll(session, answer, reader)
+    consumer = reader.consumer()
+    topic = topic_of(session, reader, Action.FETCH)
+    if session.shared.parts is None or session.shared.owns(topic):
+        return _poll(session, answer, reader, consumer, topic)
+    return _poll_elsewhere(session, answer, reader, consumer, topic)
+
+
+def _poll(session: Poller, answer: Answer, reader: Reader, consumer: Consumer, topic: Topic) -> bytes | None:
+    asked = read_poll(session, answer, reader, consumer, topic)
     if asked.partition is None:
         return nothing_owned(reader.dialect)
     polling = PollReply(session, answer, asked.partition, asked.count_max, asked.owner if asked.commits else None)
     return begin_poll(session, polling, asked.partition, asked)
 
 
-def begin_poll(session: IggySession, polling: PollReply, partition: Partition, asked: Asked) -> bytes | None:
+def begin_poll(session: Poller, polling: PollReply, partition: Partition, asked: Asked) -> bytes | None:
     """Begin to read at the offset that the polling strategy selects.
 
     Raises BrokerError if the offset cannot be read.
@@ -79,13 +92,11 @@ def nothing_owned(dialect: Dialect) -> bytes:
     return front + (NO_CONTEXT if dialect.contexts else b"")
 
 
-def read_poll(session: IggySession, answer: Answer, reader: Reader) -> Asked:
-    """Decode the part that all kinds of polls share, and check the caller's permission.
+def read_poll(session: Poller, answer: Answer, reader: Reader, consumer: Consumer, topic: Topic) -> Asked:
+    """Decode the rest of the part that all kinds of polls share, and check the caller's permission.
 
     Raises Refused for an invalid poll, Denied without permission.
     """
-    consumer = reader.consumer()
-    topic = topic_of(session, reader, Action.FETCH)
     number = reader.partition()
     kind, value, count = reader.u8(), reader.u64(), reader.u32()
     commits = reader.u8() == 1
@@ -99,27 +110,31 @@ def read_poll(session: IggySession, answer: Answer, reader: Reader) -> Asked:
     else:
         partition = partition_at(topic, consumers_partition(reader, number))
     if partition is not None and reader.dialect.contexts:
-        check_history(answer, partition)
+        check_history(session, answer, partition)
     return Asked(topic, partition, (kind, value), min(count, COUNT_MAX), owner, commits)
 
 
 def authorize_poll(
-    session: IggySession, topic: Topic, consumer: Consumer, reader: Reader, *, commits: bool
+    session: Poller, topic: Topic, consumer: Consumer, reader: Reader, *, commits: bool
 ) -> tuple[PositionKind, str]:
     """Return the consumer or group whose offset a poll uses.
 
     Raises Denied if the caller may not use it, and Refused if it does not exist.
     """
-    if consumer.group:
-        session.authorize(Action.GROUP_JOIN, topic)
-    if commits:
-        session.authorize(Action.OFFSET_COMMIT if consumer.group else Action.POSITION_COMMIT, topic)
+    _authorize(session, topic, is_group=consumer.group, commits=commits)
     kind = PositionKind.GROUP if consumer.group else PositionKind.CONSUMER
     return kind, consumer_name(session, topic, consumer, reader)
 
 
+def _authorize(session: Poller, topic: Topic, *, is_group: bool, commits: bool) -> None:
+    if is_group:
+        session.authorize(Action.GROUP_JOIN, topic)
+    if commits:
+        session.authorize(Action.OFFSET_COMMIT if is_group else Action.POSITION_COMMIT, topic)
+
+
 def _members_partition(
-    session: IggySession, topic: Topic, group: str, number: int | None, reader: Reader
+    session: Poller, topic: Topic, group: str, number: int | None, reader: Reader
 ) -> Partition | None:
     """Return the partition that a group member reads next, or None if it has none.
 
@@ -144,7 +159,7 @@ def _members_partition(
 
 
 def start_of(
-    session: IggySession, partition: Partition, starts: tuple[int, int], count: int, owner: tuple[PositionKind, str]
+    session: Poller, partition: Partition, starts: tuple[int, int], count: int, owner: tuple[PositionKind, str]
 ) -> int:
     """Return the start offset of a polling strategy other than BY_TIME.
 
@@ -177,7 +192,7 @@ class PollReply:
 
     def __init__(
         self,
-        session: IggySession,
+        session: Poller,
         answer: Answer,
         partition: Partition,
         count: int,
@@ -358,6 +373,148 @@ class PollReply:
             shared.reply_buffers.give(buffer)
         else:
             self._answer.fill([front, memoryview(buffer)[:size]], partial(shared.reply_buffers.give, buffer))
+
+
+# Polls of topics of other processes
+
+
+class Visitor:
+    """A client of another process, which has authorized its poll. Implements ``Poller`` and ``ReplyOwner``."""
+
+    closed: Final = False
+
+    def __init__(
+        self, shared: Shared, by: Caller, member_id: str, incarnation: int, answered: Callable[[], None]
+    ) -> None:
+        self.shared: Final = shared
+        self.broker: Final = shared.broker
+        self.caller: Final = by
+        self.member_id: Final = member_id
+        self.members: Final[dict[tuple[bytes, str], tuple[Topic, int]]] = {}
+        self.poll_counts: Final[dict[tuple[bytes, str], int]] = {}
+        self.answered: Final = answered
+        self._incarnation: Final = incarnation
+
+    def authorize(self, action: Action, where: Where = None) -> None:
+        """Do nothing, because the other process has done it."""
+
+    def named_incarnation(self, _: Answer) -> int:
+        return self._incarnation
+
+    def end(self) -> None:
+        """Do nothing, because the connection is in the other process."""
+
+    def fail(self, _: PeerError) -> None:
+        """Do nothing, as in ``end``."""
+
+    def keep(self, head: vsr.Head, reply: bytes) -> None:
+        """Do nothing, because replies without header are not stored."""
+
+
+def _poll_elsewhere(
+    session: IggySession, answer: Answer, reader: Reader, consumer: Consumer, topic: Topic
+) -> bytes | None:
+    """Poll a topic of another process.
+
+    If the poll needs more than records, it is executed there with one call, which has the membership, the stored offset,
+    the records, and the new offset.
+    """
+    begin, dialect = reader.at, reader.dialect
+    reader.partition()
+    kind, _, _, commits = reader.u8(), reader.u64(), reader.u32(), reader.u8() == 1
+    payload, reader.at = bytes(reader.data[begin:]), begin
+    if not (consumer.group or commits or kind == NEXT):
+        return _poll(session, answer, reader, consumer, topic)
+    _authorize(session, topic, is_group=consumer.group, commits=commits)
+    who = consumer.who
+    if isinstance(who, int):
+        who = session.shared.directory.kept(topic).groups.get(who - dialect.base, "")
+    key = topic.id, who
+    is_member = consumer.group and key in session.members
+
+    def polled(result: tuple[bytes, int] | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            answer.refuse(result)
+            return
+        reply, chosen = result
+        if chosen >= 0 and key in session.members:
+            session.members[key] = topic, chosen
+            session.poll_counts[key] = session.poll_counts.get(key, 0) + 1
+        status, _ = HEAD.unpack_from(reply)
+        if status:
+            answer.status(status)
+        else:
+            answer.fill([memoryview(reply)[HEAD.size :]])
+
+    session.shared.call_for(
+        topic,
+        poll_for_another,
+        session.caller,
+        DIALECTS.index(dialect),
+        payload,
+        consumer,
+        incarnation=session.named_incarnation(answer),
+        group=who,
+        topic=topic.name.full,
+        member=session.member_id,
+        wire=WIRE,
+        connected=is_member,
+        polls=session.poll_counts.get(key, 0),
+        then=polled,
+    )
+    return None
+
+
+def poll_for_another(
+    shared: Shared,
+    by: Caller,
+    dialect: int,
+    payload: bytes,
+    consumer: Consumer,
+    *,
+    incarnation: int,
+    group: str,
+    topic: str,
+    member: str,
+    wire: str,
+    connected: bool,
+    polls: int,
+    then: Completion[tuple[bytes, int]],
+) -> None:
+    """Execute a poll for a client of another process.
+
+    ``then`` gets the reply in the classic framing, and the partition of the group that was polled, or -1.
+
+    Args:
+        payload: the request after the name of the topic.
+        incarnation: the partition history that the request names, or 0.
+        connected: whether the client is a member of the group. It then leaves when the link ends.
+        polls: how often the client has polled the group.
+    """
+    del wire
+    inside = shared.inside
+    found = inside.broker.topic(topic)
+    key = found.id, group
+
+    def answered() -> None:
+        assert answer.parts is not None, "the slot was filled"
+        reply, released = b"".join(answer.parts), answer.released
+        if released is not None:
+            released()
+        then((reply, visitor.members.get(key, (found, -1))[1]))
+
+    visitor = Visitor(inside, by, member, incarnation, answered)
+    answer = Answer(visitor, DIALECTS[dialect])
+    if connected:
+        visitor.members[key] = found, -1
+        visitor.poll_counts[key] = polls
+    try:
+        reply = _poll(visitor, answer, Reader(memoryview(payload), answer.dialect), consumer, found)
+    except BrokerError as error:
+        answer.refuse(error)
+    else:
+        if reply is not None:
+            answer.ok(reply)
 
 
 @lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ from typing import Final
 
 from polywire.broker.api import Pending
 from polywire.broker.topics import Partition
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, PeerError
 from polywire.log.base import Handle
 from polywire.protocols.iggy import errors, vsr
 from polywire.protocols.iggy.context import IggyBroker
@@ -54,11 +54,11 @@ class HeldRequests:
     ``waits`` is the number of partitions for which the requests wait.
     """
 
-    __slots__ = ("_answers", "_session", "output", "waits")
+    __slots__ = ("_answers", "_output", "_session", "waits")
 
     def __init__(self, session: ReplyOwner, output: Output) -> None:
         self._session: Final = session
-        self.output: Final = output
+        self._output: Final = output
         self._answers: Final[dict[int, Answer]] = {}
         self.waits = 0
 
@@ -77,16 +77,19 @@ class HeldRequests:
     def is_clogged(self) -> bool:
         """Return whether no read may begin, because the client reads too slowly or too many reads are in progress."""
         reading = sum(answer.cancel is None for answer in self._answers.values())
-        return reading > READING_MAX or self.output.backlog > self.output.backlog_max
+        return reading > READING_MAX or self._output.backlog > self._output.backlog_max
 
     def answered(self) -> None:
         for number in [number for number, answer in self._answers.items() if answer.parts is not None]:
             answer = self._answers.pop(number)
             assert answer.parts is not None, "an answered request has parts"
-            self.output.write_many(answer.parts, answer.released)
+            self._output.write_many(answer.parts, answer.released)
 
     def end(self) -> None:
         self._session.end()
+
+    def fail(self, error: PeerError) -> None:
+        self._session.fail(error)
 
     def keep(self, head: vsr.Head, reply: bytes) -> None:
         """A held request changes no state, so its reply is not stored for repeated requests."""

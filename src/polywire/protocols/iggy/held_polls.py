@@ -18,6 +18,7 @@ from polywire.protocols.iggy import encoder, errors
 from polywire.protocols.iggy.fetch import (
     BY_TIME,
     COUNT_MAX,
+    NEXT,
     PollReply,
     authorize_poll,
     begin_poll,
@@ -38,7 +39,6 @@ POLL_FRONT_BYTES: Final = 40  # bytes of a poll's reply before its records
 REPLY_BYTES_MIN: Final = POLL_FRONT_BYTES + 256 + 48  # enough for the heads of one batch and one message
 TARGETS_MAX: Final = 1000  # partitions of one request; the protocol's limit
 _BY_OFFSET: Final = 1
-_NEXT: Final = 5
 _WAIT: Final = Struct("<QQ")
 _HELD: Final = Struct("<QIIQ")
 _LIMITS: Final = Struct("<IIIB")
@@ -80,7 +80,9 @@ def _attempt_poll(session: IggySession, answer: Answer, reader: Reader, last: bo
 
     Otherwise return the offsets to wait for. At the last attempt, reply even if there are too few.
     """
-    asked = read_poll(session, answer, reader)
+    consumer = reader.consumer()
+    topic = topic_of(session, reader, Action.FETCH)
+    asked = read_poll(session, answer, reader, consumer, topic)
     _, count_min, bytes_max, _ = _HELD.unpack(reader.take(_HELD.size))
     if reader.left or not 1 <= count_min <= asked.count_max or bytes_max < REPLY_BYTES_MIN:
         raise Refused(errors.UNKNOWN_COMMAND)
@@ -129,7 +131,7 @@ class Found(NamedTuple):
 def _targets(targets: list[Target]) -> list[Target]:
     """Return the targets of a request. Raises Refused if there are none, duplicates, or unsupported strategies."""
     numbers = {target.number for target in targets}
-    if not targets or len(numbers) < len(targets) or any(of.starts[0] not in (_BY_OFFSET, _NEXT) for of in targets):
+    if not targets or len(numbers) < len(targets) or any(of.starts[0] not in (_BY_OFFSET, NEXT) for of in targets):
         raise Refused(errors.UNKNOWN_COMMAND)
     return targets
 
@@ -158,7 +160,7 @@ class Finder(NamedTuple):
         numbers = [target.number for target in targets if target.number < len(partitions)]
         broker.require_current(partitions[number] for number in numbers)
         stored: Mapping[int, int] = {}
-        if any(target.starts[0] == _NEXT for target in targets):
+        if any(target.starts[0] == NEXT for target in targets):
             stored = broker.positions_in(self.topic.name.full, *self.owner, frozenset(numbers))
         return [self._find(target, stored) for target in targets]
 

@@ -14,6 +14,7 @@ from typing import Final
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
 from polywire.protocols.iggy import errors
+from polywire.protocols.iggy.context import Poller
 from polywire.protocols.iggy.lookup import partition_at, topic_of
 from polywire.protocols.iggy.messages import Reader, Refused
 from polywire.protocols.iggy.reply_slots import Answer
@@ -43,9 +44,9 @@ def context_bytes(partition: Partition, generation: int = 0, position: int = 0) 
     return _CONTEXT.pack(incarnation_of(partition), generation, position)
 
 
-def check_history(answer: Answer, partition: Partition) -> None:
+def check_history(session: Poller, answer: Answer, partition: Partition) -> None:
     """Raise Refused if the request names the history of an earlier partition with the same number."""
-    named = 0 if answer.head is None else answer.head.incarnation
+    named = session.named_incarnation(answer)
     if named and named != incarnation_of(partition):
         raise Refused(errors.HISTORY_GONE)
 

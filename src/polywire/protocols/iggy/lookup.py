@@ -10,6 +10,7 @@ from functools import partial
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.protocols.iggy import errors
+from polywire.protocols.iggy.context import Poller
 from polywire.protocols.iggy.directory import Stream
 from polywire.protocols.iggy.messages import Consumer, Reader, Refused
 from polywire.protocols.iggy.names import find_named, space_of
@@ -81,7 +82,7 @@ def consumers_partition(reader: Reader, number: int | None) -> int:
     return 0
 
 
-def consumer_name(session: IggySession, topic: Topic, consumer: Consumer, reader: Reader) -> str:
+def consumer_name(session: Poller, topic: Topic, consumer: Consumer, reader: Reader) -> str:
     """Return the name under which the broker stores the offsets of a consumer or group.
 
     Raises Refused 5000 or 5003 if the group does not exist.

@@ -12,6 +12,7 @@ from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
 from polywire.log.base import Completion
 from polywire.protocols.iggy import errors
+from polywire.protocols.iggy.context import Poller
 from polywire.protocols.iggy.histories import check_history
 from polywire.protocols.iggy.lookup import consumer_name, consumers_partition, partition_at, topic_of
 from polywire.protocols.iggy.messages import Reader, Refused
@@ -23,7 +24,7 @@ _OFFSET: Final = Struct("<IQQ")
 
 
 def store(
-    session: IggySession,
+    session: Poller,
     partition: Partition,
     owner: tuple[PositionKind, str],
     offset: int,
@@ -74,7 +75,7 @@ def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     offset = reader.u64()
     if reader.dialect.framed:
         reader.u8()
-    check_history(answer, partition)
+    check_history(session, answer, partition)
     if offset >= partition.log.readable_offset:
         session.broker.require_current([partition])
     if offset >= max(partition.log.readable_offset, 1):
@@ -84,7 +85,7 @@ def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 
 def delete_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     partition, (kind, name) = _owner(session, reader, group=Action.OFFSET_COMMIT, consumer=Action.POSITION_COMMIT)
-    check_history(answer, partition)
+    check_history(session, answer, partition)
     full_name = partition.topic.name.full
     if session.broker.position(full_name, partition.number, kind, name) is None:
         raise Refused(errors.NO_STORED_OFFSET)

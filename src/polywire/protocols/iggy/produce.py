@@ -43,7 +43,7 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     destination_at = reader.at
     partition, key = _destination(session, topic, reader)
     if reader.dialect.contexts:
-        check_history(answer, partition)
+        check_history(session, answer, partition)
     if not dialect.batched:
         batch = decoder.from_flat(reader.data, reader.at, reader.stop, key)
         if dialect is D0 and isinstance(batch, int) and batch in _UNREADABLE:

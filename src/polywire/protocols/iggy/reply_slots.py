@@ -15,7 +15,6 @@ from polywire.protocols.iggy import errors, vsr
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.messages import HEAD
 from polywire.protocols.runtime.pipelined import ReplySlot
-from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import Buffer
 
@@ -34,9 +33,6 @@ class ReplyOwner(Protocol):
         """The broker. Its event loop and clock are used for replies that take long to build."""
 
     @property
-    def output(self) -> Output: ...
-
-    @property
     def closed(self) -> bool: ...
 
     def answered(self) -> None:
@@ -44,6 +40,9 @@ class ReplyOwner(Protocol):
 
     def end(self) -> None:
         """Accept no requests after the current one."""
+
+    def fail(self, error: PeerError) -> None:
+        """Close the connection."""
 
     def keep(self, head: vsr.Head, reply: bytes) -> None:
         """Store the reply, so that it can be sent again if the client repeats the request."""
@@ -126,7 +125,7 @@ class Answer(ReplySlot[ReplyOwner]):
         messages again.
         """
         if isinstance(result, Unavailable) and result.code is ErrorCode.STOPPING:
-            self.session.output.fail(PeerError(result.message, fatal=True))
+            self.session.fail(PeerError(result.message, fatal=True))
         else:
             self.done(result)
 

@@ -208,6 +208,10 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         dialect = self.recognition.dialect_for(code, payload, logged_in=self.principal is not None)
         return self._begin(command, code, payload, head, dialect)
 
+    def named_incarnation(self, answer: Answer) -> int:
+        """Return the partition history that the current request names, 0 if it names none."""
+        return 0 if answer.head is None else answer.head.incarnation
+
     def _begin(
         self, command: Command | None, code: int, payload: memoryview, head: vsr.Head | None, dialect: Dialect
     ) -> bool:
@@ -338,6 +342,9 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
 
     def end(self) -> None:
         self._stop_taking()
+
+    def fail(self, error: PeerError) -> None:
+        self.output.fail(error)
 
     def _stop_taking(self) -> None:
         self._drop_held()

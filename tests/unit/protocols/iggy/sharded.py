@@ -34,7 +34,7 @@ class MemoryShards(shards_in_memory.MemoryShards):
             routed = RoutedBroker(broker, self.seen_by(own))
             factory = IggyFactory(cast(IggyBroker, routed), settings, parts=routed)
             self.iggy.append(factory)
-            parts[broker] |= {name: Part(name, target, called) for name, target, called in factory.shared.called}
+            parts[broker] |= {name: Part(name, target, called) for name, target, called in factory.called}
         for _ in range(20):
             self.loop.run_due()
 
