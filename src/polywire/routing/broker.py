@@ -42,6 +42,7 @@ PLACED_S: Final = 0.1  # how long the number of topics of a process may be out o
 CALL_S: Final = 30.0  # how long a call may take whose result a request needs
 ANSWER_S: Final = 1.0  # how long a request for a topic that this process does not know may take
 VALUES_SHARD: Final = 0  # the shard that stores the values of protocols
+REPORTED: Final = (-1, "topics", b"")  # key of the error of a request that has waited for topics in vain
 CURRENT: Final = (-1, "bounds", b"")  # key of the partitions whose bounds a request has refreshed, or of the error
 _Answers = dict[tuple[int, str, bytes], Any]
 """Results or errors of calls by shard, method and arguments."""
@@ -191,6 +192,37 @@ class RoutedBroker:
             self.local.watch_wire_state(changed)
         else:
             self._value_watchers.append(changed)
+
+    def require_reported(self) -> None:
+        """Make sure that all processes have reported their topics, and the first one its values.
+
+        Raises Pending until they have, and Unavailable if one does not for ``ANSWER_S``.
+        """
+        if self._links.keys() <= self.elsewhere.known:
+            return
+        answers = {} if self.answers is None else self.answers
+        if REPORTED in answers:
+            raise answers[REPORTED]
+        raise Unanswered(self, "topics", partial(self._await_reports, answers), answers)
+
+    def _await_reports(self, answers: _Answers, then: Callable[[], None]) -> Handle:
+        def late() -> None:
+            answers[REPORTED] = Unavailable(ErrorCode.STOPPING, "another process has not reported its topics (retry)")
+            timer.cancel()
+            then()
+
+        def came() -> None:
+            if REPORTED in answers:
+                return
+            if self._links.keys() <= self.elsewhere.known:
+                timer.cancel()
+                then()
+            else:
+                self.elsewhere.when_known.append(came)
+
+        timer = self.loop.call_later(ANSWER_S, late)
+        self.elsewhere.when_known.append(came)
+        return timer
 
     def watch_topics(self, changed: Callable[[bytes], None]) -> None:
         """Call ``changed`` with the id of each topic that changes. A topic of this process has not changed yet."""
@@ -446,10 +478,13 @@ class RoutedBroker:
 
     def _refresh(self, logs: Set[RemoteLog], answers: _Answers, then: Callable[[], None]) -> Handle:
         def came(error: BrokerError | None) -> None:
+            calls.cancel()
             answers[CURRENT] = answers.get(CURRENT, frozenset()) | logs if error is None else error
             then()
 
-        return Refresh(logs, came)
+        late = Unavailable(ErrorCode.STOPPING, "another process does not respond method=bounds")
+        calls = Calls((Refresh(logs, came), self.loop.call_later(CALL_S, came, late)))
+        return calls
 
     # Requests of the `polywire` protocol
 

@@ -194,16 +194,19 @@ class Refresh:
 class RemoteTopics:
     """The topics of other shards. A topic remains when the link to its shard is lost. Implements ``RemoteTopicLookup``.
 
-    ``_reported`` has the topics that a shard has reported since its link was opened, until all were reported.
+    ``_reported`` has the topics that a shard has reported since its link was opened, until all were reported. ``known``
+    are the shards that have reported all of their topics at least once, and ``when_known`` is called for each.
     """
 
-    __slots__ = ("_by_id", "_by_name", "_names", "_reported", "_shards", "version", "watchers")
+    __slots__ = ("_by_id", "_by_name", "_names", "_reported", "_shards", "known", "version", "watchers", "when_known")
 
     def __init__(self, names: Shards) -> None:
         """Create the table without topics. ``names`` has the owners of names."""
         self._names: Final = names
         self.version = 0  # increases whenever a topic is created or deleted
         self.watchers: Final[list[Callable[[bytes], None]]] = []  # called with the id of each topic that has changed
+        self.known: Final[set[int]] = set()
+        self.when_known: list[Callable[[], None]] = []
         self._by_id: Final[dict[bytes, Topic]] = {}
         self._by_name: Final[dict[str, Topic]] = {}
         self._shards: Final[dict[bytes, int]] = {}
@@ -244,6 +247,11 @@ class RemoteTopics:
             self._delete(topic_id)
         for state in update.topics:
             self._put(link, state)
+        if update.ends:
+            self.known.add(shard)
+            waiting, self.when_known = self.when_known, []
+            for callback in waiting:
+                callback()
 
     def _delete(self, topic_id: bytes) -> None:
         topic = self._by_id.pop(topic_id, None)

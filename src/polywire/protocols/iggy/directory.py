@@ -206,7 +206,7 @@ class Directory:
     def forget_space(self, space: str) -> None:
         """Forget a stream that was deleted in the shard that stores it, unless it has topics here."""
         stream = None if self.keeps_streams else self._by_space.get(space)
-        if stream is not None and stream.number < 0 and not self.topics(stream):
+        if stream is not None and stream.number < 0 and not any(map(self.is_alive, stream.by_number.values())):
             self._leave(stream)
 
     def _look_up(self, who: int | str) -> Stream | None:

@@ -165,14 +165,16 @@ class Holding:
             return
         except Pending as pending:
             self._answer.cancel = self._stop_waiting
-            self._stops.append(pending.then(partial(self._repeat, ticket, pending)))
+            self._stops.append(pending.then(partial(self._repeat, ticket, self._ticket, pending)))
             return
         if offsets is not None:
             took = self._broker.clock.monotonic() - now
             self._wait(list(offsets), PAUSE_RATIO * took if ticket else 0.0)
 
-    def _repeat(self, ticket: int, pending: Pending) -> None:
+    def _repeat(self, ticket: int, expected: int, pending: Pending) -> None:
         """Repeat an attempt for which another process had to answer."""
+        if expected != self._ticket:
+            return
         self._stop_waiting()
         with pending:
             self._run(ticket)

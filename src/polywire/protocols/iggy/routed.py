@@ -184,15 +184,22 @@ class RoutedDirectory(Directory):
             self._enter_topic(stream, topic, TOPICS.decode(topic.settings.wire_options[WIRE]))
 
     def refresh(self) -> None:
-        """See ``Directory.refresh``. Raises Pending if another process must assign a number first."""
+        """See ``Directory.refresh``. Raises Pending if another process must assign a number first, or Unavailable."""
+        self._parts.require_reported()
         self._see_changes()
         super().refresh()
 
     def topics(self, stream: Stream) -> list[Topic]:
         """See ``Directory.topics``. Topics without a number are skipped."""
-        with suppress(Pending):
+        with suppress(Pending, BrokerError):
             return super().topics(stream)
         return [topic for _, topic in sorted(stream.by_number.items())]
+
+    def stream_of(self, topic: Topic) -> Stream:
+        found = self._by_space.get(topic.name.stream)
+        if found is None:
+            raise Unavailable(ErrorCode.STOPPING, "the stream of a topic was deleted")
+        return found
 
     def find_topic(self, stream: Stream, who: int | str) -> Topic | None:
         self._see_changes()

@@ -26,6 +26,7 @@ from polywire.errors import BrokerError
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.context import ClientState, Shared
 from polywire.protocols.iggy.dialect import Dialect
+from polywire.protocols.iggy.directory import Stream
 from polywire.protocols.iggy.histories import REPLICA
 from polywire.protocols.iggy.messages import U32, Reader, Refused, str32_bytes
 from polywire.protocols.iggy.reply_slots import Answer
@@ -129,14 +130,15 @@ def get_cluster(session: IggySession, answer: Answer, reader: Reader, /) -> byte
 def get_stats(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     session.authorize(Action.SERVER_DESCRIBE)
     shared, dialect = session.shared, reader.dialect
-    require_current(session, shared.directory.streams())
+    streams = shared.directory.streams()
+    require_current(session, streams)
 
     def counted(counts: list[tuple[int, int]] | BrokerError) -> None:
         if isinstance(counts, BrokerError):
             answer.refuse(counts)
         else:
             clients, groups = map(sum, zip(*counts, strict=True))
-            answer.make(_stats(shared, dialect, clients, groups))
+            answer.make(_stats(shared, streams, dialect, clients, groups))
 
     shared.gather(Shared.count, counted)
 
@@ -153,12 +155,11 @@ class Totals(NamedTuple):
     groups: int
 
 
-def _stats(shared: Shared, dialect: Dialect, clients: int, groups: int) -> Iterator[bytes]:
+def _stats(shared: Shared, streams: list[Stream], dialect: Dialect, clients: int, groups: int) -> Iterator[bytes]:
     """Yield the encoded totals.
 
     Empty bytes are yielded after each topic, so that other connections are served in between.
     """
-    streams = shared.directory.streams()
     topics, partitions, size, messages = 0, 0, 0, 0
     for topic in [topic for stream in streams for topic in shared.directory.topics(stream)]:
         topics += 1

@@ -100,6 +100,9 @@ class Parts(Protocol):
     def next_shard(self) -> int:
         """Return the shard for a topic that is created by a request."""
 
+    def require_reported(self) -> None:
+        """Raise Pending until all processes have reported their topics and values, or Unavailable if one does not."""
+
     def call_part(self, shard: int, part: str, function: Callable[..., Any], *values: Any, **options: Any) -> Any:
         """Call a function in another process with the object ``part`` of that process as its first argument.
 
