@@ -159,13 +159,13 @@ class Directory:
             self._enter(
                 Stream(StreamKept(DEFAULT_STREAM_NUMBER, DEFAULT_STREAM, DEFAULT_STREAM, broker.clock.now_us()))
             )
-        self.refresh()
+        self._refresh()
 
     # Streams
 
     def streams(self) -> list[Stream]:
         """Return all streams, sorted by number; the default stream only if it has topics."""
-        self.refresh()
+        self._refresh()
         return [
             stream for _, stream in sorted(self._by_number.items()) if stream.by_number or stream.number < NUMBER_MAX
         ]
@@ -174,7 +174,7 @@ class Directory:
         """Find a stream by its number (counting from 0), its name, or the name of its stream in the broker."""
         found = self._look_up(who)
         if found is None:
-            self.refresh()
+            self._refresh()
             found = self._look_up(who)
         return found
 
@@ -221,7 +221,7 @@ class Directory:
         """
         if number is not None and self.find_stream(number) is not None:
             raise Refused(errors.STREAM_ID_TAKEN)
-        self.refresh()
+        self._refresh()
         space = space_of(name)
         if name in self._by_name or space in self._by_space:  # a renamed stream may still have this name in the broker
             raise Refused(errors.STREAM_NAME_TAKEN)
@@ -326,26 +326,26 @@ class Directory:
     # Topics
 
     def topics(self, stream: Stream) -> list[Topic]:
-        self.refresh()
+        self._refresh()
         return [topic for _, topic in sorted(stream.by_number.items())]
 
     def find_topic(self, stream: Stream, who: int | str) -> Topic | None:
         found = stream.by_number.get(who) if isinstance(who, int) else stream.by_name.get(who)
         if found is None or not self.is_alive(found):
-            self.refresh()
+            self._refresh()
             found = stream.by_number.get(who) if isinstance(who, int) else stream.by_name.get(who)
         return found
 
     def stream_of(self, topic: Topic) -> Stream:
         found = self._by_space.get(topic.name.stream)
         if found is None:
-            self.refresh()
+            self._refresh()
             found = self._by_space[topic.name.stream]
         return found
 
     def find_space(self, space: str) -> Stream | None:
         """Return the Iggy stream whose topics are in this stream of the broker, None if there is none."""
-        self.refresh()
+        self._refresh()
         return self._by_space.get(space)
 
     def find_full(self, name: TopicName) -> Topic | None:
@@ -442,17 +442,24 @@ class Directory:
 
         The name is the topic's own, unless another topic of the stream has it.
         """
-        number = self._free_topic(stream)
-        name = topic.name.topic if topic.name.topic not in stream.by_name else numbered(topic.name.topic, number)
-        value = topic.settings.wire_options.get(WIRE)
-        was = TopicKept(number, name) if value is None else TOPICS.decode(value)
-        kept = msgspec.structs.replace(was, number=number, name=name)
+        known = self._kept.get(topic.id)
+        if known is not None:
+            kept = known[1]  # another protocol has dropped it
+        else:
+            number = self._free_topic(stream)
+            name = topic.name.topic if topic.name.topic not in stream.by_name else numbered(topic.name.topic, number)
+            value = topic.settings.wire_options.get(WIRE)
+            was = TopicKept(number, name) if value is None else TOPICS.decode(value)
+            kept = msgspec.structs.replace(was, number=number, name=name)
         options = {**topic.settings.wire_options, WIRE: _ENCODER.encode(kept)}
         self._broker.configure_topic(topic, replace(topic.settings, wire_options=options), level=Level.WRITTEN)
         self._enter_topic(stream, topic, kept)
 
     def refresh(self) -> None:
-        """Find the topics that were created or deleted since the last scan."""
+        """Make sure that all topics are known."""
+        self._refresh()
+
+    def _refresh(self) -> None:
         if self._seen_version != self._broker.topics_version:
             deque(self._scan(), maxlen=0)
 
@@ -478,7 +485,7 @@ class Directory:
         if self.is_far_behind:
             self.catch_up(then)
             return
-        self.refresh()
+        self._refresh()
         for topic in self._broker.topics():
             if WIRE not in topic.settings.wire_options:  # a protocol has dropped it
                 self.kept(topic)

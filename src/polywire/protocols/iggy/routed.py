@@ -140,6 +140,16 @@ class RoutedDirectory(Directory):
             self._seen_version = min(self._seen_version, self._broker.topics_version - 1)
         self._own.forget_space(stream.kept.space)
 
+    def streams(self) -> list[Stream]:
+        self.refresh()
+        return super().streams()
+
+    def find_stream(self, who: int | str) -> Stream | None:
+        found = super().find_stream(who)
+        if found is None:
+            self._parts.require_reported()
+        return found
+
     def create_stream(self, name: str, number: int | None, by: Caller, then: Completion[StreamKept]) -> None:
         self.refresh()
         self._call(STREAMS_SHARD, Directory.create_stream, name, number, by, then=then)
@@ -184,10 +194,13 @@ class RoutedDirectory(Directory):
             self._enter_topic(stream, topic, TOPICS.decode(topic.settings.wire_options[WIRE]))
 
     def refresh(self) -> None:
-        """See ``Directory.refresh``. Raises Pending if another process must assign a number first, or Unavailable."""
-        self._parts.require_reported()
-        self._see_changes()
+        """See ``Directory.refresh``. Raises Pending if another process must respond first, or Unavailable."""
         super().refresh()
+        self._parts.require_reported()
+
+    def _refresh(self) -> None:
+        self._see_changes()
+        super()._refresh()
 
     def topics(self, stream: Stream) -> list[Topic]:
         """See ``Directory.topics``. Topics without a number are skipped."""
@@ -203,7 +216,10 @@ class RoutedDirectory(Directory):
 
     def find_topic(self, stream: Stream, who: int | str) -> Topic | None:
         self._see_changes()
-        return super().find_topic(stream, who)
+        found = super().find_topic(stream, who)
+        if found is None:
+            self._parts.require_reported()
+        return found
 
     def kept(self, topic: Topic) -> TopicKept:
         known, value = self._kept.get(topic.id), topic.settings.wire_options.get(WIRE)

@@ -9,34 +9,47 @@ from typing import Any, cast
 from polywire.errors import PeerError
 from polywire.protocols.iggy.context import IggyBroker, IggySettings
 from polywire.protocols.iggy.factory import IggyFactory
+from polywire.protocols.runtime.shards import LinkPeer
 from polywire.routing.broker import RoutedBroker
 from polywire.routing.session import Part, RouterFactory
 from tests.unit.protocols import shards_in_memory
 from tests.unit.protocols.iggy.dialogue import classic, headered
 from tests.unit.protocols.polywire.peer import CapturedOutput
-from tests.unit.protocols.shards_in_memory import KEY, ShardedConversation
+from tests.unit.protocols.shards_in_memory import KEY, MemoryLink, ShardedConversation
 
 WAIT_S = 10.0
 
 
 class MemoryShards(shards_in_memory.MemoryShards):
-    """Processes that serve the Iggy protocol. ``iggy`` are their factories."""
+    """Processes that serve the Iggy protocol. ``iggy`` are their factories. Links to ``silent`` shards have no answers."""
 
     def __init__(self, count: int, *, dialect: str = "auto") -> None:
-        parts: dict[Any, dict[str, Part]] = {}
-        super().__init__(lambda broker: RouterFactory(broker, KEY, parts=parts.setdefault(broker, {})), count)
-        settings = IggySettings(dialect=dialect)
+        self._parts: dict[Any, dict[str, Part]] = {}
+        self.silent: set[int] = set()
+        super().__init__(lambda broker: RouterFactory(broker, KEY, parts=self._parts.setdefault(broker, {})), count)
+        self._settings = IggySettings(dialect=dialect)
         self.iggy: list[IggyFactory] = []
         for own, broker in enumerate(self.brokers):
-            if count == 1:
-                self.iggy.append(IggyFactory(broker, settings))
-                continue
-            routed = RoutedBroker(broker, self.seen_by(own))
-            factory = IggyFactory(cast(IggyBroker, routed), settings, parts=routed)
-            self.iggy.append(factory)
-            parts[broker] |= {name: Part(name, target, called) for name, target, called in factory.called}
+            self.iggy.append(IggyFactory(broker, self._settings) if count == 1 else self._routed(own))
         for _ in range(20):
             self.loop.run_due()
+
+    def _routed(self, own: int) -> IggyFactory:
+        broker = self.brokers[own]
+        routed = RoutedBroker(broker, self.seen_by(own))
+        factory = IggyFactory(cast(IggyBroker, routed), self._settings, parts=routed)
+        self._parts[broker] |= {name: Part(name, target, called) for name, target, called in factory.called}
+        return factory
+
+    def restart(self, own: int) -> None:
+        """Let a process forget everything that is not stored. Its links are opened again."""
+        self.iggy[own] = self._routed(own)
+
+    def connect(self, shard: int, peer: LinkPeer) -> MemoryLink:
+        link = super().connect(shard, peer)
+        if shard in self.silent:
+            link.pause()
+        return link
 
     def seen_by(self, own: int) -> MemoryShards:
         """Return these shards as one of the processes sees them."""

@@ -10,13 +10,17 @@ from struct import pack, unpack_from
 import pytest
 
 from polywire.broker.access import ConfiguredUser
+from polywire.broker.broker import Broker
 from polywire.broker.passwords import hash_password
 from polywire.broker.permissions import EVERYTHING, parse_grants
-from polywire.protocols.iggy import errors
+from polywire.broker.settings import TopicSettings
+from polywire.protocols.iggy import directory, errors
 from polywire.protocols.iggy.client_codec import name
 from polywire.protocols.iggy.directory import CHOSEN_MAX, numbers_from
 from polywire.protocols.iggy.messages import Code
+from polywire.protocols.iggy.routed import SKIPPED_S
 from polywire.protocols.runtime.shards import LinkPeer
+from polywire.routing import broker as routed_broker
 from polywire.types import TopicName
 from tests.unit.protocols.iggy.dialogue import classic, headered
 from tests.unit.protocols.iggy.sharded import WAIT_S, Conversation, MemoryShards, ident, log_in, make_shards
@@ -451,7 +455,7 @@ def test_the_newest_dialect_returns_the_topic_of_sent_messages() -> None:
 
 
 def test_held_polls_of_topics_in_every_shard() -> None:
-    """A poll waits in the shard of this process; other shards are polled repeatedly."""
+    """A poll waits for records of every process."""
     shards = make_shards(3)
     peers = [Conversation(shards, own) for own in range(3)]
     for peer in peers:
@@ -471,9 +475,268 @@ def test_held_polls_of_topics_in_every_shard() -> None:
         assert not peers[1].output.written
         assert peers[1].headered(2, code=Code.PING, number=1)[0] == 0, "later requests are executed"
         assert peers[2].headered(160, SEND.replace(b"paid", topic), number=50)[0] == 0
-        answers = b""
-        for _ in range(100):
-            peers[1].pass_by(0.05)
-            answers += peers[1].take()
+        peers[1].pass_by()
+        answers = peers[1].take()
         assert answers.count(b"hello") == 2
         assert len(answers) == 3 * 256 + (40 + 309) + 8 + (4 + 56 + 309)
+
+
+# Members
+
+
+def member(shards: MemoryShards, own: int, topic: str, *values: bytes) -> tuple[Conversation, bytes]:
+    """Return a connection that has joined the group ``g`` of a topic with two partitions, and the polled consumer."""
+    peer = connect(shards, own)
+    assert create_stream(peer, "s")[0] in (0, errors.STREAM_NAME_TAKEN)
+    assert create_topic(peer, "s", topic, 2)[0] == 0
+    for number, value in enumerate(values):
+        assert peer.ask(Code.SEND, sent("s", topic, value, partition=number % 2))[0] == 0
+    named = ident("s") + ident(topic)
+    assert peer.ask(Code.CREATE_GROUP, named + name("g"))[0] == 0
+    assert peer.ask(Code.JOIN_GROUP, named + ident("g"))[0] == 0
+    return peer, b"\2" + ident("g")
+
+
+@pytest.fixture(params=(0, 1), ids=("own topic", "topic of another process"))
+def own(request: pytest.FixtureRequest, shards: MemoryShards) -> int:
+    """Return the number of a process; the next topic is created in the first shard."""
+    del shards
+    number: int = request.param
+    return number
+
+
+def test_a_member_polls_its_partitions_in_turn_and_commits(shards: MemoryShards, own: int) -> None:
+    peer, group = member(shards, own, "a", b"0", b"1", b"2", b"3")
+    assert shard_with(shards, "s.a") == 0
+    polled = [values_of(peer.ask(Code.POLL, polling(group, "s", "a", 5, 1))[1]) for _ in range(4)]
+    assert polled == [[b"0", b"2"], [b"1", b"3"], [], []]
+    named = ident("s") + ident("a")
+    for partition in range(2):
+        stored = group + named + pack("<BI", 1, partition)
+        assert peer.ask(Code.GET_OFFSET, stored) == (0, pack("<IQQ", partition, 1, 1))
+    assert peer.ask(Code.STORE_OFFSET, group + named + pack("<BIQ", 1, 0, 2))[0] == errors.BAD_OFFSET
+    assert peer.ask(Code.STORE_OFFSET, group + named + pack("<BIQ", 1, 0, 0))[0] == 0
+    assert peer.ask(Code.DELETE_OFFSET, group + named + pack("<BI", 1, 1))[0] == 0
+    polled = [values_of(peer.ask(Code.POLL, polling(group, "s", "a", 5, 1))[1]) for _ in range(2)]
+    assert polled == [[b"2"], [b"1", b"3"]]
+
+
+def test_a_group_is_polled_by_its_number(shards: MemoryShards, own: int) -> None:
+    peer, group = member(shards, own, "a", b"0")
+    assert values_of(peer.ask(Code.POLL, polling(b"\2" + ident(0), "s", "a", 5, 1))[1]) == [b"0"]
+    assert peer.ask(Code.POLL, polling(b"\2" + ident(7), "s", "a", 5, 1))[0] == errors.NO_GROUP_ID
+    assert peer.ask(Code.POLL, polling(b"\2" + ident("h"), "s", "a", 5, 1))[0] == errors.NO_GROUP_NAME
+    assert peer.ask(Code.POLL, polling(group, "s", "a", 9, 1))[0] == errors.UNKNOWN_COMMAND
+
+
+def test_members_leave_with_the_link_of_their_process_and_return(shards: MemoryShards) -> None:
+    peer, group = member(shards, 1, "a", b"0")
+    assert peer.ask(Code.POLL, polling(group, "s", "a", 5))[0] == 0
+    members = partial(members_of, shards.brokers[0], "s.a")
+    for _ in range(2):
+        assert len(members()) == 1
+        break_links(shards, peer, 0)
+        shards.loop.run_due()
+        assert members() == []
+        assert peer.ask(Code.POLL, polling(group, "s", "a", 5))[0] == 0
+    peer.close()
+    assert members() == []
+
+
+def members_of(broker: Broker, topic: str) -> list[str]:
+    view = broker.groups.view("g", topic)
+    assert view is not None
+    return [found.id for found in view.members]
+
+
+def test_a_group_that_another_protocol_deletes_is_gone_for_its_members(shards: MemoryShards, own: int) -> None:
+    peer, group = member(shards, own, "a", b"0")
+    shards.brokers[0].groups.delete("g", "s.a")
+    assert peer.ask(Code.POLL, polling(group, "s", "a", 5))[0] == errors.NO_GROUP_NAME
+    shards.brokers[0].groups.create("k", "s.a")
+    assert peer.ask(Code.GET_GROUP, ident("s") + ident("a") + ident("k"))[0] == 0
+    assert members_of_list(peer) == ["k"]
+
+
+def members_of_list(peer: Conversation) -> list[str]:
+    return names_of(peer.ask(Code.GET_GROUPS, ident("s") + ident("a"))[1], 12)
+
+
+def test_a_deleted_group_is_gone_in_every_process(shards: MemoryShards, own: int) -> None:
+    peer, group = member(shards, own, "a", b"0")
+    other = connect(shards, 2)
+    assert other.ask(Code.DELETE_GROUP, ident("s") + ident("a") + ident("g"))[0] == 0
+    assert peer.ask(Code.POLL, polling(group, "s", "a", 5))[0] == errors.NO_GROUP_NAME
+    assert joined(peer) == 0
+    assert other.ask(Code.CREATE_GROUP, ident("s") + ident("a") + name("g"))[0] == 0
+    assert other.ask(Code.CREATE_GROUP, ident("s") + ident("a") + name("g"))[0] == errors.GROUP_NAME_TAKEN
+
+
+def test_an_error_of_a_commit_replaces_the_messages(shards: MemoryShards, own: int) -> None:
+    hashed = hash_password("wonderland")
+    for broker in shards.brokers:
+        broker.access.configure([ConfiguredUser(user, hashed, EVERYTHING) for user in ("alice", "bob")])
+    peers = []
+    for user in ("alice", "bob"):
+        peer = Conversation(shards, own)
+        assert peer.ask(Code.LOGIN, name(user) + name("wonderland"))[0] == 0
+        peers.append(peer)
+    assert create_stream(peers[0], "s")[0] == 0
+    assert create_topic(peers[0], "s", "a")[0] == 0
+    assert send(peers[0], "s", "a", b"0") == 0
+    shards.brokers[0].access.configure(
+        [ConfiguredUser("alice", hashed, EVERYTHING), ConfiguredUser("bob", hashed, parse_grants(["consume@s"]))]
+    )
+    assert peers[0].ask(Code.POLL, polling(SINGLE, "s", "a", 1, 1))[0] == 0
+    status, _ = peers[1].ask(Code.POLL, polling(SINGLE, "s", "a", 1, 1))
+    assert status == peers[1].ask(Code.STORE_OFFSET, SINGLE + ident("s") + ident("a") + pack("<BIQ", 1, 0, 0))[0]
+
+
+# Topics and streams of other protocols
+
+
+def test_a_topic_keeps_its_number_when_another_protocol_drops_it(shards: MemoryShards, own: int) -> None:
+    peers = [connect(shards, own), connect(shards, 2)]
+    assert create_stream(peers[0], "s")[0] == 0
+    assert create_topic(peers[0], "s", "a")[0] == 0
+    number = peers[1].ask(Code.GET_TOPIC, ident("s") + ident("a"))[1][:4]
+    topic = shards.brokers[0].topic("s.a")
+    shards.brokers[0].configure_topic(topic, TopicSettings(retention_bytes=1 << 30))
+    shards.loop.run_due()
+    for peer in peers:
+        assert send(peer, "s", "a", b"x") == 0
+    assert peers[1].ask(Code.GET_TOPIC, ident("s") + ident("a"))[1][:4] == number
+
+
+def test_a_changed_topic_keeps_groups_that_were_created_meanwhile(shards: MemoryShards) -> None:
+    peer, other = connect(shards, 1), connect(shards, 0)
+    assert create_stream(peer, "s")[0] == 0
+    assert create_topic(peer, "s", "a")[0] == 0
+    named = ident("s") + ident("a")
+    other.feed(classic(Code.CREATE_GROUP, named + name("g")))
+    peer.feed(classic(Code.UPDATE_TOPIC, named + pack("<BQQB", 1, 0, 0, 1) + name("b")))
+    peer.pass_by()
+    other.pass_by()
+    assert (peer.take(), other.take()[:4]) == (bytes(8), bytes(4))
+    for found in (peer, other):
+        assert found.ask(Code.GET_GROUP, ident("s") + ident("b") + ident(0))[1] != b""
+
+
+def test_many_topics_of_other_protocols_are_numbered_in_their_processes(
+    shards: MemoryShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "UNSEEN_MAX", 4)
+    peers = [connect(shards, own) for own in range(3)]
+    for number in range(60):
+        shards.brokers[number % 3].create_topic(TopicName.parse(f"x{number % 2}.t{number}"))
+    shards.loop.run_due()
+    numbers = set()
+    for peer in peers:
+        listed = peer.ask(Code.GET_STREAMS)[1]
+        assert sorted(names_of(listed, 32)) == ["x0", "x1"]
+        assert [unpack_from("<I", listed, at + 12)[0] for at in (0, 35)] == [30, 30]
+        numbers |= {peer.ask(Code.GET_TOPIC, ident("x1") + ident(f"t{number}"))[1][:4] for number in range(1, 60, 2)}
+    assert len(numbers) == 30
+
+
+def test_a_process_that_is_gone_hides_only_its_own_new_topics(shards: MemoryShards) -> None:
+    peers = shown(shards, *TOPICS)
+    shards.brokers[2].create_topic(TopicName.parse("s.new"))
+    shards.brokers[1].create_topic(TopicName.parse("s.old"))
+    shards.loop.run_due()
+    gone = Gone(shards, 2, peers[:2])
+    for peer in peers[:2]:
+        assert send(peer, "s", "old", b"x") == 0
+        assert send(peer, "s", "new", b"x") == errors.NO_TOPIC_NAME
+    gone.gone = None
+    peers[0].pass_by(SKIPPED_S)
+    for peer in peers[:2]:
+        assert send(peer, "s", "new", b"x") == 0
+
+
+def test_a_deleted_stream_is_not_created_again_by_a_process_that_knows_its_topics(shards: MemoryShards) -> None:
+    peers = shown(shards, *TOPICS)
+    break_links(shards, peers[1], 2)
+    assert peers[0].ask(Code.DELETE_STREAM, ident("s"))[0] == 0
+    assert [peer.ask(Code.GET_STREAMS) for peer in peers] == [(0, b"")] * 3
+
+
+def test_a_topic_is_deleted_and_created_elsewhere_while_requests_wait(shards: MemoryShards) -> None:
+    peer, other = connect(shards, 1), connect(shards, 0)
+    assert create_stream(peer, "s")[0] == 0
+    assert create_topic(peer, "s", "a")[0] == 0
+    peer.feed(classic(Code.SEND, sent("s", "a", b"1")) + classic(Code.GET_TOPIC, ident("s") + ident("a")))
+    topic = shards.brokers[0].topic("s.a")
+    shards.brokers[0].delete_topic(topic)
+    shards.brokers[2].create_topic(TopicName.parse("s.a"))
+    peer.pass_by()
+    answers = peer.take()
+    assert unpack_from("<I", answers)[0] in (0, errors.NO_PARTITION)
+    for found in (peer, other):
+        assert send(found, "s", "a", b"2") == 0
+    assert poll(peer, "s", "a") == [b"2", b"2"]
+
+
+# Processes that start
+
+
+def test_requests_wait_until_other_processes_have_reported_their_topics() -> None:
+    shards = make_shards(3, dialect=D2)
+    peers = shown(shards, *TOPICS)
+    shards.restart(1)
+    late = Conversation(shards, 1)
+    late.feed(classic(Code.LOGIN, b"\4iggy\4iggy") + classic(Code.SEND, sent("s", "a", b"x")))
+    late.pass_by()
+    assert late.take()[:4] == bytes(4)
+    late.pass_by()
+    assert send(late, 0, "a", b"y") == 0
+    assert poll(peers[0], "s", "a") == [b"x", b"y"]
+
+
+def test_requests_fail_while_another_process_does_not_report_its_topics() -> None:
+    shards = make_shards(3, dialect=D2)
+    shown(shards, *TOPICS)
+    shards.silent.add(2)
+    shards.restart(1)
+    late = connect(shards, 1)
+    late.feed(classic(Code.GET_STREAM, ident("t")))
+    late.pass_by()
+    assert late.take() == b""
+    late.pass_by(routed_broker.ANSWER_S)
+    assert late.take() == pack("<II", errors.ERROR, 0)
+    late.feed(classic(Code.SEND, sent("s", "a", b"x")))
+    late.pass_by()
+    assert late.take() == bytes(8), "the topic is known"
+
+
+def test_a_link_that_is_lost_between_a_call_and_its_repeat(shards: MemoryShards) -> None:
+    peers = shown(shards, *TOPICS)
+    topic = next(topic for topic in TOPICS if shard_with(shards, f"s.{topic}") == 2)
+    peers[0].feed(classic(Code.GET_GROUPS, ident("s") + ident(topic)))
+    assert peers[0].session.paused()
+    break_links(shards, peers[0], 2)
+    peers[0].pass_by()
+    assert peers[0].take() == pack("<II", errors.ERROR, 0)
+    assert peers[0].ask(Code.GET_GROUPS, ident("s") + ident(topic)) == (0, b"")
+
+
+def test_users_have_the_numbers_of_the_process_that_lists_its_clients(shards: MemoryShards) -> None:
+    hashed = hash_password("wonderland")
+    shards.brokers[0].access.configure([ConfiguredUser("first", hashed, EVERYTHING)])
+    for broker in shards.brokers:
+        broker.access.configure([ConfiguredUser(user, hashed, EVERYTHING) for user in ("first", "alice")][-2:])
+    ids = []
+    peers = []
+    for own in range(3):
+        peer = Conversation(shards, own)
+        status, body = peer.ask(Code.LOGIN, name("alice") + name("wonderland"))
+        assert status == 0
+        ids.append(body)
+        peers.append(peer)
+    for peer, number in zip(peers, ids, strict=True):
+        listed = peer.ask(Code.GET_CLIENTS)[1]
+        users, at = [], 0
+        while at < len(listed):
+            users.append(listed[at + 4 : at + 8])
+            at += 17 + unpack_from("<I", listed, at + 9)[0]
+        assert users == [number] * 3
