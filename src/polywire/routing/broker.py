@@ -198,7 +198,7 @@ class RoutedBroker:
 
         Raises Pending until they have, and Unavailable if one does not for ``ANSWER_S``.
         """
-        if self._links.keys() <= self.elsewhere.known:
+        if self._links.keys() <= self.remote_topics.known:
             return
         answers = {} if self.answers is None else self.answers
         if REPORTED in answers:
@@ -214,14 +214,14 @@ class RoutedBroker:
         def came() -> None:
             if REPORTED in answers:
                 return
-            if self._links.keys() <= self.elsewhere.known:
+            if self._links.keys() <= self.remote_topics.known:
                 timer.cancel()
                 then()
             else:
-                self.elsewhere.when_known.append(came)
+                self.remote_topics.when_known.append(came)
 
         timer = self.loop.call_later(ANSWER_S, late)
-        self.elsewhere.when_known.append(came)
+        self.remote_topics.when_known.append(came)
         return timer
 
     def watch_topics(self, changed: Callable[[bytes], None]) -> None:
