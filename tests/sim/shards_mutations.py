@@ -13,22 +13,31 @@ from polywire.broker import transactions as broker_transactions
 from polywire.broker.changes import TransactionDecided
 from polywire.broker.owners import Caller
 from polywire.broker.participants import AGAIN_S, Joined, Participants
+from polywire.broker.settings import TopicSettings
+from polywire.broker.topics import Topic
 from polywire.broker.transaction_state import Transaction, TransactionTable
 from polywire.broker.transactions import Transactions
+from polywire.log.base import Completion
 from polywire.protocols.flux.linked import LinkedFluxSession
 from polywire.protocols.flux.session import FluxSession
+from polywire.protocols.iggy import factory as iggy_factory
+from polywire.protocols.iggy.directory import TopicKept
+from polywire.protocols.iggy.routed import FUNCTIONS, RoutedDirectory
 from polywire.protocols.kafka import transactions as kafka_transactions
 from polywire.protocols.kafka.fences import Fences
 from polywire.protocols.runtime.links import Links
+from polywire.routing.broker import RoutedBroker
 from polywire.routing.link import ShardLink
 from polywire.routing.messages import Appended, By, Empty, Verb
 from polywire.routing.session import COMMANDS, LinkSession
 from polywire.types import Level
 from tests.sim.mutation import Mutation, nothing, prepared, replaced, wrapped
 from tests.unit.protocols.flux import test_carrying as flux_carrying
+from tests.unit.protocols.iggy import test_processes as iggy_processes
+from tests.unit.protocols.iggy.sharded import MemoryShards, make_shards
 from tests.unit.protocols.kafka import test_participants, test_processes, test_transactions_of_processes
 from tests.unit.protocols.kafka.test_processes import TOPICS, Processes
-from tests.unit.routing import test_router
+from tests.unit.routing import test_parts, test_router
 from tests.unit.routing.test_router import Together
 
 ShardsMutation: Final = partial(Mutation, world="shards")
@@ -136,6 +145,18 @@ def _processes() -> Processes:
     made = Processes()
     made.make(*TOPICS)
     return made
+
+
+def _iggy() -> MemoryShards:
+    return make_shards(3, dialect=iggy_processes.D2)
+
+
+def _changed_as_known(own: Any, topic: Topic, kept: TopicKept, settings: TopicSettings, done: Completion[int]) -> None:
+    """Store a topic of the Iggy protocol as the other process knows it."""
+    own.update_topic(topic, kept, settings, done)
+
+
+_changed_as_known.__name__ = "change_topic"  # by which other processes call it
 
 
 def commanded(verb: Verb, instead: Callable[..., None]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -257,5 +278,35 @@ SHARDS_MUTATIONS: Final = (
         "the state of a topic is sent before the answer that finds it",
         commanded(Verb.FIND, _unreported),
         test=prepared(test_router.test_a_topic_is_found_before_all_are_reported, together=Together),
+    ),
+    ShardsMutation(
+        "link-values",
+        "values of the first shard are sent before the answer to the call that changes them",
+        replaced(LinkSession, "_value_changed", nothing),
+        test=prepared(iggy_processes.test_streams_and_topics_have_the_same_ids_everywhere, shards=_iggy),
+    ),
+    ShardsMutation(
+        "link-reports",
+        "requests wait for topics that processes have yet to report",
+        replaced(RoutedBroker, "require_reported", nothing),
+        test=test_parts.test_topics_are_awaited_until_every_process_has_reported_them,
+    ),
+    ShardsMutation(
+        "link-bounds",
+        "offsets of another process are requested before they are used",
+        replaced(RoutedBroker, "require_current", nothing),
+        test=prepared(test_parts.test_the_state_of_many_partitions, together=test_parts.Parted, chunk=lambda: 3),
+    ),
+    ShardsMutation(
+        "link-numbers",
+        "the process of a topic assigns a number to it",
+        replaced(RoutedDirectory, "_require", nothing),
+        test=prepared(iggy_processes.test_topics_of_other_protocols_are_in_their_streams, shards=_iggy),
+    ),
+    ShardsMutation(
+        "link-groups",
+        "a change of a topic keeps what its process has changed meanwhile",
+        replaced(iggy_factory, "FUNCTIONS", (*FUNCTIONS, _changed_as_known)),
+        test=prepared(iggy_processes.test_a_changed_topic_keeps_groups_that_were_created_meanwhile, shards=_iggy),
     ),
 )
