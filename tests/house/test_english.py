@@ -12,7 +12,6 @@ import pytest
 from tools.english import ROOT, SUBJECT_CHARACTERS, findings, readable_files
 
 NOT_REWRITTEN: Final = (
-    "src/polywire/protocols/cursus/shard_link.py",
     "tests/sim/shards_mutations.py",
     "benchmarks/results",
 )

@@ -41,13 +41,13 @@ def wire_of(port: type) -> str:
 
 
 def called_in(tree: ast.AST) -> Iterator[str]:
-    """Return names that a module uses of something called ``broker``."""
+    """Return names that a module uses of something called ``broker``, or ``local`` for the broker of this process."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute):
             continue
         owner = node.value
         name = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
-        if name.removeprefix("_") == "broker":
+        if name.removeprefix("_") in ("broker", "local"):
             yield node.attr
 
 

@@ -18,6 +18,8 @@ from polywire.broker.topics import Topic
 from polywire.broker.transaction_state import Transaction, TransactionTable
 from polywire.broker.transactions import Transactions
 from polywire.log.base import Completion
+from polywire.protocols.cursus import forwarding
+from polywire.protocols.cursus import produce as producing
 from polywire.protocols.flux.linked import LinkedFluxSession
 from polywire.protocols.flux.session import FluxSession
 from polywire.protocols.iggy import factory as iggy_factory
@@ -32,6 +34,7 @@ from polywire.routing.messages import Appended, By, Empty, Verb
 from polywire.routing.session import COMMANDS, LinkSession
 from polywire.types import Level
 from tests.sim.mutation import Mutation, nothing, prepared, replaced, wrapped
+from tests.unit.protocols.cursus import test_processes as cursus_processes
 from tests.unit.protocols.flux import test_carrying as flux_carrying
 from tests.unit.protocols.iggy import test_processes as iggy_processes
 from tests.unit.protocols.iggy.sharded import MemoryShards, make_shards
@@ -284,6 +287,18 @@ SHARDS_MUTATIONS: Final = (
         "values of the first shard are sent before the answer to the call that changes them",
         replaced(LinkSession, "_value_changed", nothing),
         test=prepared(iggy_processes.test_streams_and_topics_have_the_same_ids_everywhere, shards=_iggy),
+    ),
+    ShardsMutation(
+        "same-epochs",
+        "a transactional id has the same epoch in all shards",
+        replaced(forwarding, "_same_epochs", forwarding._most_staged),
+        test=cursus_processes.test_a_new_epoch_is_above_those_of_every_shard,
+    ),
+    ShardsMutation(
+        "lost-writes",
+        "a connection is closed if a process has ended before it confirmed a write",
+        replaced(producing, "close_if_lost", nothing),
+        test=cursus_processes.test_a_lost_process_closes_connections_with_pending_writes,
     ),
     ShardsMutation(
         "link-reports",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from polywire.broker.broker import Broker
 from polywire.protocols.cursus.context import CursusSettings
-from polywire.protocols.cursus.factory import CarryingCursusFactory, CursusFactory, CursusLinkFactory
+from polywire.protocols.cursus.factory import CursusFactory
 from polywire.protocols.cursus.messages import Dialect as CursusDialect
 from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.factory import CarryingFluxFactory, FluxFactory, FluxLinkFactory
@@ -88,9 +88,10 @@ def shard_factories(
     Also return the broker of all processes.
     """
     flux = FluxFactory(broker, flux_settings(config))
-    cursus = CursusFactory(broker, cursus_settings(config), places=shard)
-    off_loop, has_users = cursus.state.off_loop, not broker.access.is_open
+    off_loop, has_users = OffLoopQueue(broker.loop), not broker.access.is_open
     routed, settings = RoutedBroker(broker, shard), _led_settings(config)
+    cursus = CursusFactory(broker, cursus_settings(config), off_loop=off_loop, places=shard, router=routed)
+    routed.executors[cursus.wire] = cursus.executor
     kafka = KafkaFactory(broker, settings, off_loop=off_loop, router=cast(KafkaRouter, ResolvedBroker(routed)))
     # Kafka executes requests even if it has been turned off, because decided transactions must be completed.
     routed.executors[kafka.wire] = kafka.executor
@@ -99,14 +100,13 @@ def shard_factories(
         return Process(broker.epoch, settings.host, dict(shard.ports), kafka.own.cluster_id if shard.own == 0 else "")
 
     iggy = IggyFactory(cast(IggyBroker, routed), iggy_settings(config), parts=routed)
-    parts = {name: Part(name, target, functions) for name, target, functions in iggy.called}
+    parts = {name: Part(name, target, functions) for name, target, functions in (*iggy.called, *cursus.called)}
     inside: list[SessionFactory] = [
         FluxLinkFactory(flux),
-        CursusLinkFactory(cursus, shard.key),
     ]
     outside: list[SessionFactory] = [
         CarryingFluxFactory(flux, shard),
-        CarryingCursusFactory(cursus, shard),
+        cursus,
         iggy,
         kafka,
         Kafka07Factory(routed, off_loop=off_loop),

@@ -6,17 +6,17 @@ broker without users.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from polywire.broker.access import Access, Principal
+from polywire.broker.api import Pending
 from polywire.broker.permissions import ADMINISTRATION, ANYBODY, Action, Permission, Resource
 from polywire.broker.settings import Listed
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Busy, Denied
 from polywire.protocols.cursus.context import CursusBroker, Peer
 from polywire.protocols.cursus.errors import refused
-from polywire.protocols.cursus.long_frame import NotYet
 from polywire.protocols.cursus.messages import Refused, Request, decoded, encoded, topic_word
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.types import TopicName
@@ -111,7 +111,7 @@ class AccessGuard:
     def _principal(self, peer: Peer, request: Request) -> Principal | None:
         """Return the principal for a request.
 
-        Raises Refused if credentials are missing or wrong, and NotYet while they are verified.
+        Raises Refused if credentials are missing or wrong, and Pending while they are verified.
         """
         words = request.options.get("principal", ""), request.options.get("auth_token", "")
         if any(words):
@@ -155,7 +155,7 @@ class AccessGuard:
     def verified(self, peer: Peer, words: Words) -> Principal | None:
         """Return the principal of these credentials; None if they are wrong, or the broker has no users.
 
-        Raises NotYet while they are being verified, and Refused if too many logins wait.
+        Raises Pending while they are being verified, and Refused if too many logins wait.
         """
         if self._access.is_open:
             return None
@@ -174,13 +174,14 @@ class AccessGuard:
             if len(self._verdicts) >= VERDICTS_MAX:
                 self._verdicts = {other: kept for other, kept in self._verdicts.items() if not other.closed}
             self._verdicts[peer] = words, result if isinstance(result, Principal) else None
-            peer.wake()
+            verification.again()
 
+        verification = _Verification()
         try:
             self._access.log_in(name, token, done, peer=address)
         except Busy as error:
             raise refused(error) from None
-        raise NotYet
+        raise Pending(name, verification.then)
 
     def _holder(self, name: str, token: str, peer: str) -> Principal | None:
         try:
@@ -205,6 +206,27 @@ class AccessGuard:
         if action.resource is Resource.BROKER:
             return self._access.permits(acting, action)
         return self._access.permits_somewhere(acting, action)
+
+
+class _Verification:
+    """Credentials that are being verified. Implements ``Handle``."""
+
+    __slots__ = ("again",)
+
+    def __init__(self) -> None:
+        self.again: Callable[[], None] = _nothing
+
+    def then(self, again: Callable[[], None]) -> _Verification:
+        """Call ``again`` when they are verified."""
+        self.again = again
+        return self
+
+    def cancel(self) -> None:
+        self.again = _nothing
+
+
+def _nothing() -> None:
+    pass
 
 
 def _value(word: bytes, key: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from polywire.broker.access import Principal
 from polywire.broker.events import Events
@@ -13,10 +13,12 @@ from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.permissions import Action
 from polywire.broker.record_verbs import ProducerVerbs, RecordVerbs
 from polywire.broker.topic_verbs import TopicVerbs
-from polywire.broker.topics import Topic
+from polywire.broker.topics import Partition, Topic
 from polywire.broker.transactions import Transactions
 from polywire.errors import ErrorCode, Invalid
+from polywire.log.base import Completion
 from polywire.protocols.cursus.compression import algorithm
+from polywire.protocols.cursus.idempotence import CheckedAppends
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, Dialect, Request
 from polywire.protocols.cursus.repeats import Repeats
 from polywire.protocols.cursus.scratch import ScratchArrays
@@ -24,12 +26,18 @@ from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.shards import Parts
 from polywire.types import TopicName
 
 GroupKey = tuple[str, str]
 """A group's topic and name."""
+StreamKey = tuple[str, int, str]
+"""A topic's name, a partition's number and a group's name."""
+ReadPlace = tuple[bytes, int, int]
+"""A topic's id, a partition's number and its incarnation."""
 
 WIRE: Final = "cursus"
+STREAMS: Final = "cursus_streams"
 COORDINATOR: Final = "standalone"
 PIECE_ROOM_BYTES: Final = 64 * 1024  # bytes of a stored batch besides its messages: header, producer, alignment
 PIECE_ROOM_SHARE: Final = 8  # divisor: with small journal files, this overhead is at most an eighth of a batch
@@ -118,9 +126,6 @@ class Peer(Protocol):
     def identify(self, principal: Principal | None, /) -> None:
         """Set the principal. Raises Busy if there are too many connections."""
 
-    def wake(self) -> None:
-        """Handle the waiting request again."""
-
 
 class Guard(Protocol):
     """Authorization of requests (spec: cursus#credentials)."""
@@ -129,15 +134,14 @@ class Guard(Protocol):
         """Check whether a command that needs permission for ``actions`` may begin.
 
         Raises Refused ``authentication_required``, ``authentication_failed`` or ``NOT_AUTHORIZED_FOR_OPERATION``.
-        Raises NotYet if the check takes time. The guard then calls ``peer.wake()`` later, and the session calls
-        ``admit`` again with the same request.
+        Raises Pending if the check takes time. The session then calls ``admit`` again with the same request.
         """
 
     def prove(self, peer: Peer, request: Request, /) -> None:
         """Authenticate the sender of a request that another process will authorize and execute. Raises as ``admit``."""
 
     def admit_batch(self, peer: Peer, /) -> None:
-        """Raise Refused if the connection may not write batches. May raise NotYet, as ``admit``."""
+        """Raise Refused if the connection may not write batches. May raise Pending, as ``admit``."""
 
     def admits_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> bool: ...
 
@@ -147,7 +151,7 @@ class Guard(Protocol):
     def verified(self, peer: Peer, words: tuple[str, str], /) -> Principal | None:
         """Return the principal with this name and token, None if they are wrong.
 
-        Raises NotYet while they are verified, and Refused if too many logins wait.
+        Raises Pending while they are verified, and Refused if too many logins wait.
         """
 
     @property
@@ -172,10 +176,60 @@ class Places(Protocol):
         """Return the address at which clients reach only this process, if they may use one; otherwise ``at``."""
 
 
+class Forwards(Protocol):
+    """Lets other processes execute requests. See ``Forwarding``."""
+
+    def __call__(self, session: Any, command: Any, request: Request, body: memoryview, /) -> bool: ...
+
+    def store(self, session: Any, answer: Any, partition: Partition, body: bytes, /) -> None: ...
+
+
 class Replaceable(Protocol):
     """A stream that ends when the same group opens a newer one (spec: cursus#stream)."""
 
     def replace(self) -> None: ...
+
+
+class OpenStreams:
+    """The streams of groups in this process. A group has one stream of a partition in all processes, the newest."""
+
+    __slots__ = ("_broker", "_opened_us", "_parts", "_streams")
+
+    def __init__(self, broker: WireBroker, parts: Parts | None) -> None:
+        self._broker: Final = broker
+        self._parts: Final = parts
+        self._streams: Final[dict[StreamKey, Replaceable]] = {}
+        self._opened_us: Final[dict[StreamKey, int]] = {}
+
+    def open(self, key: StreamKey, stream: Replaceable) -> None:
+        """Add a stream, and end the group's earlier ones."""
+        now_us = self._broker.clock.now_us()
+        if self._parts is not None:
+            shards = self._parts.shards
+            for shard in range(shards.count):
+                if shard != shards.own:
+                    self._parts.call_part(shard, STREAMS, OpenStreams.replace, *key, now_us, shards.own, done=None)
+        earlier = self._streams.get(key)
+        if earlier is not None:
+            earlier.replace()
+        self._streams[key], self._opened_us[key] = stream, now_us
+
+    def replace(
+        self, topic: str, partition: int, group: str, opened_us: int, shard: int, done: Completion[int] | None
+    ) -> None:
+        """End the stream of a group, because another process has opened one. A newer stream remains."""
+        key = topic, partition, group
+        stream, parts = self._streams.get(key), self._parts
+        assert parts is not None, "this broker has other processes"
+        if stream is not None and (self._opened_us[key], parts.shards.own) < (opened_us, shard):
+            stream.replace()
+        if done is not None:
+            done(0)
+
+    def close(self, key: StreamKey, stream: Replaceable) -> None:
+        """Remove a stream that has ended."""
+        if self._streams.get(key) is stream:
+            del self._streams[key], self._opened_us[key]
 
 
 class GenerationsUsed:
@@ -218,32 +272,47 @@ class CursusState:
         reply_buffers: reusable buffers for large replies.
         generations_used: generations that the members of groups have used.
         repeats: remembered payloads of the legacy dialect, None if repeated payloads are not dropped.
-        streams: open streams by topic, partition and group; a new stream may replace an old one with the same key.
+        streams: the streams of groups.
         stream_count: number of open streams.
         off_loop: queue of long frames.
         large_scratch: arrays for the messages of the current long frame.
-        byte_positions: byte offset and record offset where the last legacy read ended, by partition incarnation.
+        byte_positions: byte offset and record offset where the last legacy read ended, by partition.
         piece_bytes_max: largest size of messages that are stored as one batch.
         places: addresses of the brokers of a cluster; None for a single process.
+        local: the broker of this process. ``broker`` has the topics of all processes.
+        forward: lets other processes execute a request of a session, or returns False; None for a single process.
+        parts: the other processes; None for a single process.
+        checked: batches of idempotent producers that other processes have forwarded.
     """
 
     broker: CursusBroker
+    local: CursusBroker
     settings: CursusSettings
     guard: Guard
     off_loop: OffLoopQueue
     places: Places | None = None
+    forward: Forwards | None = None
+    parts: Parts | None = None
+    checked: CheckedAppends = field(init=False)
     round_robin: dict[bytes, int] = field(default_factory=dict)
     scratch: ScratchArrays = field(default_factory=ScratchArrays)
-    streams: dict[tuple[str, int, str], Replaceable] = field(default_factory=dict)
+    streams: OpenStreams = field(init=False)
     stream_count: int = 0
     generations_used: GenerationsUsed = field(default_factory=GenerationsUsed)
     reply_buffers: ReplyBuffers = field(default_factory=ReplyBuffers)
     large_scratch: ScratchArrays = field(default_factory=ScratchArrays)
-    byte_positions: dict[int, tuple[int, int]] = field(default_factory=dict)
+    byte_positions: dict[ReadPlace, tuple[int, int]] = field(default_factory=dict)
     piece_bytes_max: int = field(init=False)
     repeats: Repeats | None = field(init=False)
 
+    def require_reported(self) -> None:
+        """Raise Pending until all processes have reported their topics, and Unavailable if one does not."""
+        if self.parts is not None:
+            self.parts.require_reported()
+
     def __post_init__(self) -> None:
+        self.checked = CheckedAppends(self.local)
+        self.streams = OpenStreams(self.local, self.parts)
         batch_bytes_max = self.broker.settings.batch_bytes_max
         self.piece_bytes_max = batch_bytes_max - min(PIECE_ROOM_BYTES, batch_bytes_max // PIECE_ROOM_SHARE)
         lasting_s = self.settings.repeats_s

@@ -43,7 +43,7 @@ _SCHEMA_MAX: Final = 2**32 - 1
 def _topic(session: CursusSession, request: Request, action: Action) -> Topic:
     """Return the topic of a stream. Raises Refused if it does not exist or is not event-sourced."""
     name = request.need("topic")
-    topic = session.state.broker.find_topic(name)
+    topic = session.state.local.find_topic(name)
     if topic is None:
         raise Refused("topic_not_found", f"topic={topic_word(name)}")
     session.state.guard.admit_topic(session, topic, action)
@@ -53,7 +53,7 @@ def _topic(session: CursusSession, request: Request, action: Action) -> Topic:
 
 
 def _partition_of(session: CursusSession, topic: Topic, key: bytes) -> Partition:
-    return session.state.broker.partition_of_key(topic, key, KeyHash.FNV64)
+    return session.state.local.partition_of_key(topic, key, KeyHash.FNV64)
 
 
 def _number(request: Request, key: str, *, low: int, high: int = 2**63 - 1, usual: str = "") -> int:
@@ -99,11 +99,11 @@ def append(session: CursusSession, request: Request, /) -> Reply | None:
     answer = session.later(request.dialect, blocking=True)
     try:
         batch = from_records([Record(value=value, key=key, event=event)])
-        offset = session.state.broker.events.append(
+        offset = session.state.local.events.append(
             partition, key, version, batch, by=session.caller, level=Level.WRITTEN, done=answer.done
         )
     except Conflict:
-        current = session.state.broker.events.version(partition, key)
+        current = session.state.local.events.version(partition, key)
         raise Refused("version_conflict", f"current={current} expected={version}") from None
     except (Invalid, Busy) as error:
         raise Refused("append_stream_failed", f"reason={quote(error.message)}") from None
@@ -122,7 +122,7 @@ def save_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
     partition = _partition_of(session, topic, key)
     answer = session.later(request.dialect, blocking=True)
     answer.body = encoded(f"OK version={version} partition={partition.number}")
-    events = session.state.broker.events
+    events = session.state.local.events
     try:
         events.save_snapshot(partition, key, version, payload, by=session.caller, level=Level.WRITTEN, done=answer.done)
     except Conflict:
@@ -140,13 +140,13 @@ def version_of(session: CursusSession, request: Request, /) -> Reply:
     """Return the version of a key. It is 0 for a key without events."""
     topic = _topic(session, request, Action.FETCH)
     key = encoded(request.need("key"))
-    return encoded(f"OK version={session.state.broker.events.version(_partition_of(session, topic, key), key)}")
+    return encoded(f"OK version={session.state.local.events.version(_partition_of(session, topic, key), key)}")
 
 
 def read_snapshot(session: CursusSession, request: Request, /) -> Reply:
     topic = _topic(session, request, Action.FETCH)
     key = encoded(request.need("key"))
-    found = session.state.broker.events.snapshot(_partition_of(session, topic, key), key)
+    found = session.state.local.events.snapshot(_partition_of(session, topic, key), key)
     return encoded("OK snapshot=") + _json(None if found is None else _shown(found))
 
 
@@ -171,7 +171,7 @@ def read_stream(session: CursusSession, request: Request, /) -> Reply | None:
     partition = _partition_of(session, topic, key)
     answer = session.later(request.dialect, blocking=True)
     reading = StreamRead(session, answer, partition, key, first_version)
-    session.state.broker.settle(Level.WRITTEN, reading.begin)
+    session.state.local.settle(Level.WRITTEN, reading.begin)
     return None
 
 
@@ -214,7 +214,7 @@ class StreamRead:
         if isinstance(result, BrokerError):
             self._fail(result.message)
             return
-        events = self._session.state.broker.events
+        events = self._session.state.local.events
         snapshot = events.snapshot(self._partition, self._key)
         if snapshot is not None and snapshot.version >= self._first_version:
             self._snapshot = snapshot
@@ -238,7 +238,7 @@ class StreamRead:
             if now() >= end:
                 return True
             try:
-                read = self._session.state.broker.fetch(
+                read = self._session.state.local.fetch(
                     self._partition, self._offsets[self._next], bytes_max=READ_BYTES_MAX, then=self._read_later
                 )
             except BrokerError as error:

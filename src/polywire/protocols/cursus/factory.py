@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, cast
 
 from polywire.protocols.cursus import (
     auth,
@@ -19,15 +20,22 @@ from polywire.protocols.cursus import (
     transactions,
 )
 from polywire.protocols.cursus.auth import AccessGuard
-from polywire.protocols.cursus.carrying import CarryingCursusSession
 from polywire.protocols.cursus.compression import begins_compressed
-from polywire.protocols.cursus.context import WIRE, CursusBroker, CursusSettings, CursusState, Places
-from polywire.protocols.cursus.linked import LinkedSession
+from polywire.protocols.cursus.context import (
+    STREAMS,
+    WIRE,
+    CursusBroker,
+    CursusSettings,
+    CursusState,
+    OpenStreams,
+    Places,
+)
+from polywire.protocols.cursus.forwarding import Forwarding, Router, execute
+from polywire.protocols.cursus.idempotence import CheckedAppends
 from polywire.protocols.cursus.messages import FRAME_BYTES_MAX, KNOWN_NAMES, TOPIC_BYTES_MAX
 from polywire.protocols.cursus.session import Command, CursusSession
-from polywire.protocols.cursus.shard_link import MAGIC
 from polywire.protocols.runtime.commands import table
-from polywire.protocols.runtime.links import CarryingFactory, LinkFactory
+from polywire.protocols.runtime.forwarded import Executor
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import Output
 
@@ -53,6 +61,7 @@ class CursusFactory:
     Args:
         off_loop: the process's queue for large requests.
         places: the addresses of the brokers of a cluster; None for a single process.
+        router: the topics of all processes; None for a single process.
     """
 
     __slots__ = ("state",)
@@ -64,14 +73,34 @@ class CursusFactory:
         *,
         off_loop: OffLoopQueue | None = None,
         places: Places | None = None,
+        router: Router | None = None,
     ) -> None:
+        everything = broker if router is None else cast(CursusBroker, router)
         self.state: Final = CursusState(
-            broker, settings or CursusSettings(), AccessGuard(broker), off_loop or OffLoopQueue(broker.loop), places
+            everything,
+            broker,
+            settings or CursusSettings(),
+            AccessGuard(everything),
+            off_loop or OffLoopQueue(broker.loop),
+            places,
+            None if router is None else Forwarding(broker, router),
+            router,
         )
 
     @property
     def wire(self) -> str:
         return WIRE
+
+    @property
+    def executor(self) -> Executor:
+        """Executes requests that other processes of the broker forward."""
+        return partial(execute, self.state, COMMANDS, produce.take_batch)
+
+    @property
+    def called(self) -> Sequence[tuple[str, object, Sequence[Callable[..., Any]]]]:
+        """Names of this process's objects for other processes, the objects, and the functions that may be called."""
+        state = self.state
+        return (WIRE, state.checked, (CheckedAppends.append,)), (STREAMS, state.streams, (OpenStreams.replace,))
 
     def recognise(self, prefix: bytes) -> bool | None:
         """Return whether the bytes begin a frame with a batch, a known command, or an envelope with a known command.
@@ -102,26 +131,6 @@ class CursusFactory:
 
     def open(self, output: Output, resume: Callable[[], None]) -> CursusSession:
         return CursusSession(self.state, COMMANDS, produce.take_batch, output, resume)
-
-
-class CarryingCursusFactory(CarryingFactory[CursusFactory]):
-    """Opens sessions that forward requests to other shards."""
-
-    __slots__ = ()
-
-    def open(self, output: Output, resume: Callable[[], None]) -> CarryingCursusSession:
-        return CarryingCursusSession(self._shards, self._inside.state, COMMANDS, output, resume)
-
-
-class CursusLinkFactory(LinkFactory[CursusFactory]):
-    """Opens sessions for connections from other processes of this broker."""
-
-    __slots__ = ()
-
-    magic = MAGIC
-
-    def open(self, output: Output, resume: Callable[[], None]) -> LinkedSession:
-        return LinkedSession(self._key, self._inside.state, COMMANDS, produce.take_batch, output, resume)
 
 
 def _names_command(text: bytes, *, whole: bool) -> bool | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from polywire.broker.access import Principal
+from polywire.broker.api import Pending
 from polywire.broker.permissions import Action
-from polywire.broker.topics import Partition, Topic
+from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, Corrupt
 from polywire.log.base import Handle, Read
 from polywire.matching import matches
@@ -64,27 +67,29 @@ def consume(session: CursusSession, request: Request, /) -> Reply | None:
     name = options["topic"]
     topic = None if request.pattern else readable_topic(session, name)
     number = partition_number(options["partition"])
-    cursor = None if topic is None else _cursor(session, request, topic, number, offset)
+    cursor = None if topic is None else _cursor(session, request, readable_partition(topic, number), offset)
     wait_ms = integer(options.get("wait_ms", "0"))
     if wait_ms is None:
         raise failed(f"invalid wait_ms value: {options['wait_ms']}")
     if topic is None and len(name) > TOPIC_BYTES_MAX:
         raise failed(f"a pattern has at most {TOPIC_BYTES_MAX} characters")
+    if topic is None:
+        session.state.require_reported()
     reply = ConsumeReply(session, request, number, min(max(wait_ms, 0), WAIT_MS_MAX))
     if cursor is None:
         acting = session.state.guard.acting
-        reply.choose(_matching(session, request, acting, name=name, number=number, offset=offset))
+        reply.choose(_matching(session, request, acting, name=name, number=number, offset=offset), offset)
     else:
         reply.begin([cursor])
     return None
 
 
-def _cursor(session: CursusSession, request: Request, topic: Topic, number: int, offset: int | None) -> ReadCursor:
+def _cursor(session: CursusSession, request: Request, partition: Partition, offset: int | None) -> ReadCursor:
     """Return the partition of a request and the offset at which reading begins.
 
-    Raises Refused if the partition does not exist, or the offset is before the first retained record.
+    Raises Refused if the offset is before the first retained record.
     """
-    partition = readable_partition(topic, number)
+    session.broker.require_current([partition])
     cursor = ReadCursor(partition, start_offset(session, request, partition, offset))
     if cursor.offset < partition.log.first_offset:
         raise Refused("OFFSET_OUT_OF_RANGE", out_of_range(partition, cursor.offset))
@@ -99,8 +104,10 @@ def _matching(
     name: str,
     number: int,
     offset: int | None,
-) -> Iterator[ReadCursor | Refused | None]:
+) -> Iterator[ReadCursor | Partition | Refused | None]:
     """Yield, in slices, the partition of every topic that matches a pattern. A refusal ends the iteration.
+
+    Partitions of other processes are yielded without the offset at which reading begins.
 
     ``acting`` is the principal of the request. By the time this runs, the guard may have admitted other requests.
     """
@@ -115,7 +122,8 @@ def _matching(
             yield failed(f"more than {TOPICS_MAX} topics match pattern '{name}'")
             return
         try:
-            yield _cursor(session, request, topic, number, offset)
+            partition = readable_partition(topic, number)
+            yield _cursor(session, request, partition, offset) if session.broker.owns(partition) else partition
         except Refused as error:
             yield error
             return
@@ -156,19 +164,54 @@ class ConsumeReply:
         self._waits: list[Handle] = []
         self._timer: Handle | None = None
 
-    def choose(self, cursors: Iterator[ReadCursor | Refused | None]) -> None:
-        choosing: Slices[ReadCursor | Refused] = Slices(self._session.broker, cursors, self._chosen)
+    def choose(self, cursors: Iterator[ReadCursor | Partition | Refused | None], offset: int | None) -> None:
+        chosen = partial(self._chosen, offset)
+        choosing: Slices[ReadCursor | Partition | Refused] = Slices(self._session.broker, cursors, chosen)
         self._answer.cancel = choosing.cancel
 
-    def _chosen(self, found: list[ReadCursor | Refused] | BrokerError) -> None:
+    def _chosen(self, offset: int | None, found: list[ReadCursor | Partition | Refused] | BrokerError) -> None:
         if isinstance(found, BrokerError):
             self._fail(found)
             return
         refusals = [item for item in found if isinstance(item, Refused)]
         if refusals:
             self._answer.refuse(refusals[0])
+            return
+        self._answer.cancel = self._stop
+        located = {at: item for at, item in enumerate(found) if isinstance(item, ReadCursor)}
+        if len(located) == len(found):
+            self.begin(list(located.values()))
+        for at, item in enumerate(found):
+            if isinstance(item, Partition):
+                self._locate(item, offset, partial(self._located, located, len(found), at))
+
+    def _locate(
+        self,
+        partition: Partition,
+        offset: int | None,
+        then: Callable[[ReadCursor], None],
+        pending: Pending | None = None,
+    ) -> None:
+        """Ask the process of a partition for the offset at which reading begins."""
+        if self._answer.parts is not None:  # another partition was refused
+            return
+        try:
+            with pending or nullcontext():
+                cursor = _cursor(self._session, self._request, partition, offset)
+        except Pending as again:
+            self._waits.append(again.then(partial(self._locate, partition, offset, then, again)))
+        except Refused as error:
+            self._stop()
+            self._answer.refuse(error)
+        except BrokerError as error:
+            self._fail(error)
         else:
-            self.begin([item for item in found if isinstance(item, ReadCursor)])
+            then(cursor)
+
+    def _located(self, located: dict[int, ReadCursor], count: int, at: int, cursor: ReadCursor) -> None:
+        located[at] = cursor
+        if len(located) == count:
+            self.begin([cursor for _, cursor in sorted(located.items())])
 
     def begin(self, cursors: Sequence[ReadCursor]) -> None:
         self._cursors = cursors
@@ -188,7 +231,21 @@ class ConsumeReply:
 
     def _woken(self) -> None:
         self._stop()
-        self._session.state.broker.loop.call_soon(self._read)
+        self._session.state.broker.loop.call_soon(self._refresh)
+
+    def _refresh(self, pending: Pending | None = None) -> None:
+        """Read as soon as it is known which records are readable."""
+        if self._session.closed:
+            return
+        try:
+            with pending or nullcontext():
+                self._session.broker.require_current([cursor.partition for cursor in self._cursors])
+        except Pending as again:
+            self._waits = [again.then(partial(self._refresh, again))]
+        except BrokerError as error:
+            self._fail(error)
+        else:
+            self._read()
 
     def _give_up(self) -> None:
         self._timer = None

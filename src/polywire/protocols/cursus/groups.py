@@ -56,7 +56,7 @@ class GroupRequest:
         return self.topic, self.group
 
     def view(self) -> GroupView | None:
-        return self.session.state.broker.groups.view(self.group, self.topic)
+        return self.session.state.local.groups.view(self.group, self.topic)
 
     def refused(self, error: BrokerError, partition: int | None = None) -> Refused:
         """Return the protocol's error for an error of the coordinator.
@@ -113,13 +113,13 @@ def number(request: Request, key: str) -> int:
 
 def admit(session: CursusSession, topic: str, action: Action) -> None:
     """Raise Refused if the client may not read the topic, because then it may not change the topic's groups either."""
-    found = session.state.broker.find_topic(topic)
+    found = session.state.local.find_topic(topic)
     if found is not None:
         session.state.guard.admit_topic(session, found, action)
 
 
 def _may_see(session: CursusSession, topic: str) -> bool:
-    resource = session.state.broker.resource(topic)
+    resource = session.state.local.resource(topic)
     return session.state.guard.admits_topic(session, resource, Action.GROUP_DESCRIBE)
 
 
@@ -130,7 +130,7 @@ def check_topic(session: CursusSession, request: Request, topic: str, group: str
     """
     if request.dialect is not Dialect.MODERN:
         return
-    expected = session.state.broker.groups.topic_of(WIRE, group)
+    expected = session.state.local.groups.topic_of(WIRE, group)
     if expected is not None and expected != topic:
         expected_word = topic_word(expected) if _may_see(session, expected) else ""
         raise Refused("topic_not_assigned_to_group", f"expected={expected_word} actual={topic_word(topic)}")
@@ -150,7 +150,7 @@ def _known(session: CursusSession, request: Request, topic: str, group: str, mem
     In the positional dialect, a request may instead contain the name with which the member joined (spec:
     cursus#answers-by-dialect).
     """
-    view = session.state.broker.groups.view(group, topic)
+    view = session.state.local.groups.view(group, topic)
     if view is None or request.dialect is Dialect.MODERN:
         return member
     ids = [known.id for known in view.members]
@@ -174,7 +174,7 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
     """Handle JOIN_GROUP from a new member, one that resumes, or a fenced one that returns."""
     topic, group, given = (request.need(key) for key in ("topic", "group", "member"))
     wanted = number(request, "generation") if request.options.get("generation") else None
-    broker = session.state.broker
+    broker = session.state.local
     if broker.find_topic(topic) is None:
         raise Refused("topic_not_found", f"topic={topic_word(topic)}")
     admit(session, topic, Action.GROUP_JOIN)
@@ -221,7 +221,7 @@ def _returning(asked: GroupRequest) -> str | None:
     view = asked.view()
     if view is None:
         return None
-    if asked.session.state.broker.groups.has_member(asked.group, asked.topic, asked.member):
+    if asked.session.state.local.groups.has_member(asked.group, asked.topic, asked.member):
         return asked.member  # also a member that has expired but was not removed yet
     used = asked.session.state.generations_used
     for member in view.members:
@@ -233,7 +233,7 @@ def _returning(asked: GroupRequest) -> str | None:
 
 def _new_id(asked: GroupRequest) -> str:
     """Return an unused id for a new member, or the id that the member has in the group's first topic."""
-    view, groups = asked.view(), asked.session.state.broker.groups
+    view, groups = asked.view(), asked.session.state.local.groups
     taken = frozenset(member.id for member in view.members) if view is not None else frozenset()
     bound = groups.topic_of(WIRE, asked.group)
     first = groups.view(asked.group, bound) if bound is not None and _may_see(asked.session, bound) else None
@@ -262,7 +262,7 @@ def _heard(asked: GroupRequest) -> bytes:
     Raises Refused if the member is unknown or fenced.
     """
     assert asked.generation is not None, "a heartbeat has a generation"
-    groups = asked.session.state.broker.groups
+    groups = asked.session.state.local.groups
     try:
         membership = groups.heartbeat(
             asked.group, asked.topic, asked.member, asked.generation, wire=WIRE, by=asked.session.caller
@@ -297,7 +297,7 @@ def leave(session: CursusSession, request: Request, /) -> Reply | None:
     answer = session.later(request.dialect, blocking=True)
     answer.body = encoded(f"OK group={asked.group} member={asked.member} left=true")
     try:
-        session.state.broker.groups.leave(
+        session.state.local.groups.leave(
             asked.group,
             asked.topic,
             asked.member,
@@ -316,7 +316,7 @@ def leave(session: CursusSession, request: Request, /) -> Reply | None:
 
 def register(session: CursusSession, request: Request, /) -> Reply | None:
     topic, group = request.need("topic"), request.need("group")
-    if session.state.broker.find_topic(topic) is None:
+    if session.state.local.find_topic(topic) is None:
         raise Refused("topic_not_found", f"topic={topic_word(topic)}")
     return _register(
         session, request, topic, group, encoded(f"OK group={group} topic={topic_word(topic)} registered=true")
@@ -325,7 +325,7 @@ def register(session: CursusSession, request: Request, /) -> Reply | None:
 
 def _register(session: CursusSession, request: Request, topic: str, group: str, reply: bytes) -> Reply | None:
     admit(session, topic, Action.GROUP_CREATE)
-    groups = session.state.broker.groups
+    groups = session.state.local.groups
     expected = groups.topic_of(WIRE, group)
     if expected is not None and expected != topic:
         if request.dialect is not Dialect.MODERN:  # the group then reads one more topic
@@ -350,7 +350,7 @@ def subscribe(session: CursusSession, request: Request, /) -> Reply | None:
     topic, group = request.options.get("topic", ""), request.options.get("group", "")
     if not topic:
         raise Refused("missing_topic", "command=SUBSCRIBE", legacy="missing topic name")
-    if session.state.broker.find_topic(topic) is None:
+    if session.state.local.find_topic(topic) is None:
         raise Refused(
             "topic_not_found", f"topic={topic_word(topic)}", legacy=f"topic '{topic_word(topic)}' does not exist"
         )
@@ -381,7 +381,7 @@ def list_groups(session: CursusSession, request: Request, /) -> Reply | None:
     """List the names of groups of all protocols whose topics the client may read."""
     if request.arguments:
         raise Refused("unknown_command", f"command={quote(request.text)}")
-    session.later(request.dialect, blocking=True).make(_list(session.broker, session.state.guard.acting))
+    session.later(request.dialect, blocking=True).make(_list(session.state.local, session.state.guard.acting))
     return None
 
 
@@ -402,13 +402,13 @@ def _list(broker: CursusBroker, acting: Principal | None) -> Iterator[bytes]:
 
 def status(session: CursusSession, request: Request, /) -> Reply:
     name = request.need("group")
-    groups = session.state.broker.groups
+    groups = session.state.local.groups
     topic = groups.topic_of(WIRE, name) or min((of for of, other in groups.pairs() if other == name), default=None)
     if topic is None or not _may_see(session, topic):  # a group that must not be disclosed is reported as missing
         reason = f"group '{name}' not found"
         raise Refused("group_status_failed", f"reason={quote(reason)}")
     view = groups.view(name, topic) or GroupView(topic, name, 0, Assignor.RANGE, ())
-    now_us = session.state.broker.clock.now_us()
+    now_us = session.state.local.clock.now_us()
     shown = {
         "status": "OK",
         "group_name": name,
@@ -416,7 +416,7 @@ def status(session: CursusSession, request: Request, /) -> Reply:
         "state": "Stable" if view.members else "Dead",
         "generation": view.generation,
         "member_count": len(view.members),
-        "partition_count": view.partition_count or session.state.broker.partition_count(topic),
+        "partition_count": view.partition_count or session.state.local.partition_count(topic),
         "members": [
             {
                 "member_id": member.id,

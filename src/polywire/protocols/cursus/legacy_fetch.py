@@ -12,7 +12,8 @@ from typing import Final
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.log.base import NO_OFFSET, Read
-from polywire.protocols.cursus.messages import PREFIX_BYTES, Dialect, Refused, Request
+from polywire.protocols.cursus.context import ReadPlace
+from polywire.protocols.cursus.messages import Dialect, Refused, Request, bodies_of
 from polywire.protocols.cursus.read_arguments import (
     failed,
     given_offset,
@@ -22,7 +23,6 @@ from polywire.protocols.cursus.read_arguments import (
 )
 from polywire.protocols.cursus.reply_batch import ReplyBatch
 from polywire.protocols.cursus.session import CursusSession, Reply
-from polywire.types import Buffer
 
 READ_BYTES_MAX: Final = 64 * 1024  # bytes read from the log at a time
 HEAD_BYTES: Final = 6  # for each record, the address grows by this many bytes more than the byte offset
@@ -45,7 +45,9 @@ def consume_values(session: CursusSession, request: Request) -> Reply | None:
     start = given_offset(request)
     assert start is not None, "a positional CONSUME has three words"
     topic = readable_topic(session, request.options["topic"])
-    ValueRead(session, readable_partition(topic, number), start).begin()
+    partition = readable_partition(topic, number)
+    session.broker.require_current([partition])
+    ValueRead(session, partition, start).begin()
     return None
 
 
@@ -67,12 +69,16 @@ class ValueRead:
         self._reply_batch: ReplyBatch | None = None
         self._answer = session.later(Dialect.LEGACY, blocking=True)
 
+    @property
+    def _place(self) -> ReadPlace:
+        return self._partition.topic.id, self._partition.number, self._partition.incarnation
+
     def begin(self) -> None:
         log = self._partition.log
         if self._start >= log.next_address - HEAD_BYTES * log.next_offset:
             self._offset = log.next_offset
         elif self._start:
-            byte, offset = self._session.state.byte_positions.get(self._partition.incarnation, (0, 0))
+            byte, offset = self._session.state.byte_positions.get(self._place, (0, 0))
             if byte <= self._start:
                 self._offset = max(self._offset, offset)
             self._look_up()
@@ -188,7 +194,7 @@ class ValueRead:
         if self._answer.packing is None:
             self._answer.fill(parts, released)
             return
-        self._answer.ok(*_bodies(b"".join(parts)))
+        self._answer.ok(*bodies_of(b"".join(parts)))
         if released is not None:
             released()
 
@@ -204,11 +210,11 @@ class ValueRead:
     def _remembered(self, address: int | BrokerError) -> None:
         if isinstance(address, BrokerError):
             return
-        places, incarnation = self._session.state.byte_positions, self._partition.incarnation
-        places.pop(incarnation, None)
+        places, place = self._session.state.byte_positions, self._place
+        places.pop(place, None)
         if len(places) >= BYTE_POSITIONS_MAX:
             del places[next(iter(places))]
-        places[incarnation] = address - HEAD_BYTES * self._offset, self._offset
+        places[place] = address - HEAD_BYTES * self._offset, self._offset
 
     def _refuse(self) -> None:
         self._answer.refuse(failed("no message begins there", legacy="invalid offset: no message begins there"))
@@ -222,12 +228,3 @@ class ValueRead:
             self._reply_batch.drop()
             self._reply_batch = None
         self._answer.refuse(failed(error.message, legacy=f"failed to read messages from disk: {error.message}"))
-
-
-def _bodies(frames: Buffer) -> list[bytes]:
-    view, at, found = memoryview(frames), 0, []
-    while at < len(view):
-        end = at + PREFIX_BYTES + int.from_bytes(view[at : at + PREFIX_BYTES], "big")
-        found.append(bytes(view[at + PREFIX_BYTES : end]))
-        at = end
-    return found

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
+from polywire.broker.api import Pending
 from polywire.errors import PeerError
 from polywire.protocols.cursus.compression import Algorithm
 from polywire.protocols.cursus.context import CursusState
@@ -18,10 +19,6 @@ from polywire.protocols.runtime.off_loop import OffLoopWork
 from polywire.protocols.runtime.session import Output
 
 STEP_S: Final = 0.002  # seconds of work on one frame before other connections are served
-
-
-class NotYet(Exception):
-    """The request cannot begin now. The session handles it again as soon as it can begin."""
 
 
 class Stored(Protocol):
@@ -48,8 +45,11 @@ class Host(Protocol):
     def take_long(self, body: memoryview, packed: Algorithm | None, /) -> Stored | None:
         """Begin the request in the frame. The caller must store the returned batch, if any.
 
-        Raises NotYet if the request must wait and be handled again.
+        Raises Pending if the request must wait and be handled again.
         """
+
+    def hold(self, pending: Pending, /) -> None:
+        """Call ``begin`` of the frame once its request can be handled again."""
 
     def carried(self) -> None: ...
 
@@ -91,8 +91,9 @@ class LongFrame:
         self._body = self._received if body is None else memoryview(body)
         try:
             self._storing = self._session.take_long(self._body, self._packed)
-        except NotYet:
+        except Pending as pending:
             self._park()
+            self._session.hold(pending)
             return
         self._step()
 

@@ -16,6 +16,7 @@ from typing import Final
 from polywire import names
 from polywire.errors import Invalid
 from polywire.matching import ANY, LOWER, ONE, UPPER, is_pattern, signed_64
+from polywire.types import Buffer
 
 # limit of received frames, the same as in older brokers and all clients (spec: cursus#frames)
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -310,6 +311,16 @@ def _topic_and_message(after: bytes) -> tuple[bytes, bytes | None]:
 def frame(body: bytes) -> bytes:
     """Return a body with its length before it."""
     return _LENGTH.pack(len(body)) + body
+
+
+def bodies_of(frames: Buffer) -> list[bytes]:
+    """Return the bodies of complete frames."""
+    view, at, found = memoryview(frames), 0, []
+    while at < len(view):
+        end = at + PREFIX_BYTES + int.from_bytes(view[at : at + PREFIX_BYTES], "big")
+        found.append(bytes(view[at + PREFIX_BYTES : end]))
+        at = end
+    return found
 
 
 def enveloped(topic: str, payload: bytes) -> bytes:

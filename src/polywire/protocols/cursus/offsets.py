@@ -89,7 +89,7 @@ def _batch_regression(asked: GroupRequest, partition: int, current: int, got: in
 def check_offsets(asked: GroupRequest, pairs: Pairs, regression: Regression) -> None:
     """Raise Refused if the member may not commit these offsets. The check counts as a heartbeat."""
     assert asked.generation is not None, "a fenced commit has a generation"
-    groups, by = asked.session.state.broker.groups, asked.session.caller
+    groups, by = asked.session.state.local.groups, asked.session.caller
     who = asked.group, asked.topic, asked.member, asked.generation
     try:
         owned = groups.heartbeat(*who, wire=WIRE, by=by).partitions
@@ -103,7 +103,7 @@ def check_offsets(asked: GroupRequest, pairs: Pairs, regression: Regression) -> 
 
 
 def _check_forward(asked: GroupRequest, pairs: Pairs, regression: Regression) -> None:
-    positions = asked.session.state.broker.positions_in(asked.topic, PositionKind.GROUP, asked.group, pairs)
+    positions = asked.session.state.local.positions_in(asked.topic, PositionKind.GROUP, asked.group, pairs)
     for partition, offset in pairs.items():
         current = positions.get(partition)
         if current is not None and offset < current:
@@ -121,7 +121,7 @@ def _commit(request: Request, asked: GroupRequest, pairs: Pairs, regression: Reg
 
 def _store(asked: GroupRequest, pairs: Pairs, answer: Answer) -> None:
     generation = -1 if asked.generation is None else asked.generation
-    asked.session.state.broker.commit_positions(
+    asked.session.state.local.commit_positions(
         asked.topic,
         pairs,
         PositionKind.GROUP,
@@ -150,7 +150,7 @@ def commit_unfenced(session: CursusSession, request: Request, /) -> Reply | None
 
 
 def _check_partitions(session: CursusSession, name: str, pairs: Pairs) -> None:
-    topic = session.state.broker.find_topic(name)
+    topic = session.state.local.find_topic(name)
     if topic is None:
         raise Refused("topic_not_found", f"topic={topic_word(name)}")
     missing = pairs.keys() - range(len(topic.partitions))
@@ -164,7 +164,7 @@ def fetch_offset(session: CursusSession, request: Request, /) -> Reply:
     partition = number(request, "partition")
     group = request.need("group")
     admit(session, topic, Action.OFFSET_FETCH)
-    broker = session.state.broker
+    broker = session.state.local
     offset = broker.position(topic, partition, PositionKind.GROUP, group)
     if offset is None and broker.groups.view(group, topic) is None:
         check_topic(session, request, topic, group)

@@ -14,29 +14,36 @@ from itertools import chain
 from math import inf
 from typing import Final
 
+from polywire.broker.owners import Caller
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
-from polywire.errors import BrokerError, Busy, ErrorCode
+from polywire.errors import BrokerError, Busy, ErrorCode, PeerError, Unavailable
+from polywire.log.base import Completion
 from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.batches import LEVELS, Batch, Status, acknowledged, read_batch
-from polywire.protocols.cursus.idempotence import Rejected, already_stored, stored_id
-from polywire.protocols.cursus.messages import (
-    Dialect,
-    Refused,
-    decoded,
-    topic_word,
+from polywire.protocols.cursus.context import WIRE
+from polywire.protocols.cursus.idempotence import (
+    BUSY_LOOK_S,
+    BUSY_WAIT_S,
+    Checked,
+    CheckedAppends,
+    Rejected,
+    already_stored,
+    append_failure,
+    stored_id,
 )
+from polywire.protocols.cursus.long_frame import Stored
+from polywire.protocols.cursus.messages import Dialect, Refused, decoded, topic_word
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.scratch import ScratchArrays
 from polywire.protocols.cursus.session import CursusSession
 from polywire.records.batch import from_spans
 from polywire.records.columns import Column, RecordFlags
 from polywire.records.memory import Lendable
+from polywire.types import Level
 
 # size of the pieces in which a large batch is stored; other connections wait for one piece at a time
 LONG_PIECE_BYTES: Final = 4 * 1024 * 1024
-BUSY_LOOK_S: Final = 0.05  # between two attempts while the log is full; a journal slot is sealed in about this time
-BUSY_WAIT_S: Final = 10.0  # how long a long batch waits if the log accepts nothing
 PIECES_MAX: Final = 256  # stored batches that one request may need: one per producer, or parts of a very large batch
 
 
@@ -63,7 +70,7 @@ class ProducerSpan:
 def writable_topic(session: CursusSession, name: str) -> Topic:
     """Return the topic of a write. If it does not exist, wait a while, because it may be about to be created.
 
-    Raises Refused, or NotYet if the request must be handled again (spec: cursus#publish).
+    Raises Refused, or Pending if the request must be handled again (spec: cursus#publish).
     """
     if name.startswith("__"):
         raise Refused(
@@ -90,10 +97,10 @@ def find_partition(topic: Topic, number: int) -> Partition:
 # Batches
 
 
-def take_batch(session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> BatchAppend | None:
+def take_batch(session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> Stored | None:
     """Return a batch to be stored. If the batch is invalid, respond with the error and return None.
 
-    Raises NotYet if the batch must wait and be handled again.
+    Raises Pending if the batch must wait and be handled again.
     """
     try:
         session.state.guard.admit_batch(session)
@@ -108,6 +115,8 @@ def take_batch(session: CursusSession, body: memoryview, scratch: ScratchArrays,
     except Refused as error:
         session.later(Dialect.MODERN).refuse(error)
         return None
+    if len(runs) > 1 and not session.broker.owns(partition):
+        return ForwardedBatch(session, body, partition)
     return BatchAppend(session, body, scratch, batch, partition, runs)
 
 
@@ -174,6 +183,59 @@ def _run(
     return ProducerSpan(start, stop, producer, epoch, sequence, checked=checked, gaps=gaps)
 
 
+def append_checked(
+    session: CursusSession,
+    partition: Partition,
+    batch: bytearray,
+    by: Caller,
+    level: Level,
+    then: Completion[Checked],
+) -> None:
+    """Append a batch of an idempotent producer to a partition of another process, which checks the sequences."""
+    parts = session.state.parts
+    assert parts is not None, "this broker has other processes"
+    shard = parts.shard_of_topic(partition.topic)
+    parts.call_part(shard, WIRE, CheckedAppends.append, partition, bytes(batch), level=level, by=by, then=then)
+
+
+def close_if_lost(session: CursusSession, partition: Partition, error: BrokerError) -> None:
+    """Close the connection if the process of a partition has ended, so that it is unknown whether a write was stored.
+
+    A producer then sends its unanswered batches again, in order. After an error response, it would continue with the
+    next batch.
+    """
+    if isinstance(error, Unavailable) and not session.broker.owns(partition) and not session.closed:
+        session.output.fail(PeerError("the process that owns a topic has exited", fatal=True))
+
+
+class ForwardedBatch:
+    """A batch of several runs for another process, which stores it like a batch of its own clients.
+
+    Implements ``Stored``. It waits for earlier batches, because it does not arrive in order with them.
+    """
+
+    __slots__ = ("_body", "_partition", "_session")
+
+    def __init__(self, session: CursusSession, body: memoryview, partition: Partition) -> None:
+        self._session = session
+        self._body = body
+        self._partition = partition
+
+    def store_at_once(self) -> bool:
+        return False
+
+    def store(self, end: float | None = None) -> float | None:
+        session, state = self._session, self._session.state
+        assert state.forward is not None, "this broker has other processes"
+        answer = session.later(Dialect.MODERN, blocking=True)
+        try:
+            state.forward.store(session, answer, self._partition, bytes(self._body))
+        except Busy:  # too many bytes are on the way to the other process
+            session.withdraw(answer)
+            return BUSY_LOOK_S
+        return None
+
+
 class BatchAppend:
     """A batch that is being stored, and its acknowledgement.
 
@@ -188,6 +250,7 @@ class BatchAppend:
         "_body",
         "_busy_until",
         "_by",
+        "_epoch",
         "_error",
         "_last_offset",
         "_level",
@@ -220,6 +283,7 @@ class BatchAppend:
         self._answer: Answer = session.later(Dialect.MODERN)
         self._last_offset = -1
         self._error = ""
+        self._epoch = batch.last_epoch
         self._refused_at = batch.count
         self._stored_to = batch.last_sequence
         self._busy_until: float | None = None
@@ -282,7 +346,8 @@ class BatchAppend:
     def _store(self, run: ProducerSpan, before: int) -> None:
         broker, scratch = self._session.state.broker, self._scratch
         start, sequence, stored = run.start, run.sequence, 0
-        if run.checked:
+        is_own = broker.owns(self._partition)
+        if run.checked and is_own:
             stored = already_stored(
                 broker.producer_last(self._partition, run.stored_as),
                 producer=decoded(run.stored_as),
@@ -305,15 +370,30 @@ class BatchAppend:
             producer_epoch=run.epoch if kept else -1,
             base_sequence=sequence + stored if run.producer else 0,
         )
+        if run.checked and not is_own:
+            append_checked(self._session, self._partition, batch, self._by, self._level, partial(self._checked, run))
+            return
         done = partial(self._stored, run, before, run.stop - start)
         broker.produce(self._partition, batch, by=self._by, level=self._level, done=done)
 
     def _stored(self, run: ProducerSpan, before: int, count: int, offset: int | BrokerError) -> None:
         if isinstance(offset, BrokerError):
+            close_if_lost(self._session, self._partition, offset)
             self._failed(run, before, append_failure(offset))
             return
         self._last_offset = max(self._last_offset, offset + count - 1)
         self._finish()
+
+    def _checked(self, run: ProducerSpan, result: Checked | BrokerError) -> None:
+        """Complete the only run of a batch, which another process has checked."""
+        if isinstance(result, BrokerError):
+            self._stored(run, 0, 0, result)
+        elif result.error:
+            self._epoch = result.epoch if result.epoch >= 0 else self._epoch
+            self._failed(run, 0, result.error)
+        else:
+            self._last_offset = result.offset if result.offset >= 0 else result.latest
+            self._finish()
 
     def _repeated(self, run: ProducerSpan, before: int, result: int | BrokerError) -> None:
         """Report success for a run that was stored before (spec: cursus#idempotent-producers).
@@ -338,10 +418,12 @@ class BatchAppend:
         if self._waiting:
             return
         batch = self._batch
-        status, last_sequence, epoch = Status.OK, batch.last_sequence, batch.last_epoch
+        status, last_sequence, epoch = Status.OK, batch.last_sequence, self._epoch
         if self._error:
             status, last_sequence = Status.ERROR, batch.last_sequence
-            known = self._session.state.broker.producer_last(self._partition, stored_id(batch.last_producer))
+            broker, known = self._session.state.broker, None
+            if broker.owns(self._partition):
+                known = broker.producer_last(self._partition, stored_id(batch.last_producer))
             epoch = known[0] if known is not None else epoch  # a producer with an old epoch needs the current one
             if self._refused_at:
                 status, last_sequence = Status.PARTIAL, self._stored_to
@@ -412,15 +494,3 @@ def _event_columns(body: memoryview, details: memoryview, start: int, stop: int)
         columns[Column.EVENT_METADATA_OFFSETS] = metadata_offsets
         columns[Column.EVENT_METADATA_BYTES] = metadata
     return columns
-
-
-def append_failure(error: BrokerError) -> str:
-    """Return the error text for a failed append.
-
-    It contains the words by which clients detect that the producer must end.
-    """
-    if error.code is ErrorCode.PRODUCER_FENCED:
-        return f"stale_producer_epoch {error.message}"
-    if error.code is ErrorCode.SEQUENCE_GAP:
-        return f"idempotency gap {error.message}"
-    return error.message

@@ -9,14 +9,21 @@ from array import array
 from functools import partial
 from typing import Final
 
+from polywire.broker.api import Pending
 from polywire.broker.owners import NO_CALLER, Caller
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Completion
 from polywire.protocols.cursus.batches import LEVELS, Status, acknowledged
-from polywire.protocols.cursus.idempotence import Rejected, already_stored
-from polywire.protocols.cursus.long_frame import NotYet
+from polywire.protocols.cursus.idempotence import (
+    BUSY_LOOK_S,
+    BUSY_WAIT_S,
+    Checked,
+    Rejected,
+    already_stored,
+    append_failure,
+)
 from polywire.protocols.cursus.messages import (
     PADDING,
     Dialect,
@@ -30,10 +37,9 @@ from polywire.protocols.cursus.messages import (
 )
 from polywire.protocols.cursus.policies import policy_of
 from polywire.protocols.cursus.produce import (
-    BUSY_LOOK_S,
-    BUSY_WAIT_S,
     ProducerSpan,
-    append_failure,
+    append_checked,
+    close_if_lost,
     find_partition,
     writable_topic,
 )
@@ -124,9 +130,13 @@ class PublishAppend:
 
     def begin(self, key: bytes, value: bytes) -> None:
         """Pass the record to the broker, unless it is stored already."""
-        run, level = self._run, LEVELS[self._acks]
+        run, level, by = self._run, LEVELS[self._acks], self._session.caller
         try:
             stored = 0
+            if run.checked and not self._session.broker.owns(self._partition):
+                batch = one_record(key, value, run)
+                append_checked(self._session, self._partition, batch, by, level, self._checked)
+                return
             if run.checked:
                 stored = already_stored(
                     self._session.state.broker.producer_last(self._partition, run.stored_as),
@@ -139,15 +149,24 @@ class PublishAppend:
                 self._session.state.broker.settle(level, self._repeated)
                 return
             batch = one_record(key, value, run)
-            by = self._session.caller
-            append(self._session, self._answer, self._partition, batch, by=by, level=level, done=self._stored)
+            append(self._session, self._partition, batch, by=by, level=level, done=self._stored)
         except Rejected as error:
             self._failed(str(error))
         except BrokerError as error:
             self._failed(append_failure(error))
 
+    def _checked(self, result: Checked | BrokerError) -> None:
+        """Complete a record that another process has checked."""
+        if isinstance(result, BrokerError):
+            self._stored(result)
+        elif result.error:
+            self._failed(result.error)
+        else:
+            self._stored(result.offset if result.latest < 0 else result.latest)
+
     def _stored(self, offset: int | BrokerError) -> None:
         if isinstance(offset, BrokerError):
+            close_if_lost(self._session, self._partition, offset)
             self._failed(append_failure(offset))
         else:
             self._tell(offset)
@@ -182,7 +201,6 @@ class PublishAppend:
 
 def append(
     session: CursusSession,
-    answer: Answer,
     partition: Partition,
     batch: bytearray,
     *,
@@ -192,7 +210,7 @@ def append(
 ) -> None:
     """Pass a record to the broker.
 
-    While the log is full, NotYet is raised and the request is handled again, for as long as a batch would wait. Raises
+    While the log is full, Pending is raised and the request is handled again, for as long as a batch would wait. Raises
     the broker's errors, too.
     """
     broker = session.state.broker
@@ -206,9 +224,7 @@ def append(
         if now >= until:
             session.busy_until = None
             raise
-        session.withdraw(answer)
-        broker.loop.call_later(BUSY_LOOK_S, session.wake)
-        raise NotYet from None
+        raise Pending("space in the log", partial(broker.loop.call_later, BUSY_LOOK_S)) from None
     session.busy_until = None
 
 
@@ -259,15 +275,21 @@ def _publish_plain(session: CursusSession, name: str, value: bytes, reply: bytes
     answer.body = reply
     if repeats is None:
         partition = choose_partition(session, topic, b"")
-        append(session, answer, partition, one_record(b"", value), level=Level.WRITTEN, done=answer.done)
+
+        def done(result: int | BrokerError) -> None:
+            if isinstance(result, BrokerError):
+                close_if_lost(session, partition, result)
+            answer.done(result)
+
+        append(session, partition, one_record(b"", value), level=Level.WRITTEN, done=done)
         return None
     digest = repeats.digest(topic.id, value)
     if repeats.has(digest):
         broker.settle(Level.WRITTEN, answer.done)
         return None
     partition = choose_partition(session, topic, b"")
-    done = partial(repeats.stored, digest, answer.done)
-    append(session, answer, partition, one_record(b"", value), level=Level.WRITTEN, done=done)
+    stored = partial(repeats.stored, digest, answer.done)
+    append(session, partition, one_record(b"", value), level=Level.WRITTEN, done=stored)
     repeats.add(digest)
     return None
 

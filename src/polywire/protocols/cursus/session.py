@@ -7,17 +7,20 @@ answered. A request needs no asyncio task and no future.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Protocol
+from functools import partial
+from typing import Any, Final, Protocol
 
 from polywire.broker.access import Principal
+from polywire.broker.api import Pending
 from polywire.broker.owners import Caller, caller_of
 from polywire.broker.permissions import Action
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.cursus.compression import Algorithm, TooLarge, algorithm, sniffed
 from polywire.protocols.cursus.context import CursusBroker, CursusState
 from polywire.protocols.cursus.errors import refused
-from polywire.protocols.cursus.long_frame import LongFrame, NotYet, Stored
+from polywire.protocols.cursus.long_frame import LongFrame, Stored
 from polywire.protocols.cursus.messages import (
     PREFIX_BYTES,
     TEXT_FRAME_BYTES_MAX,
@@ -36,7 +39,7 @@ from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, OffLoopQueue
 from polywire.protocols.runtime.pipelined import PipelinedSession
-from polywire.protocols.runtime.sequential import CLOSED, Wait
+from polywire.protocols.runtime.sequential import CLOSED
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
 from polywire.types import spell_address
 
@@ -77,7 +80,7 @@ class Pushing(Protocol):
 class TakeBatch(Protocol):
     """Function that handles a batch frame. It returns the batch to store, which is acknowledged once it is stored.
 
-    Raises NotYet if the batch must wait and be handled again.
+    Raises Pending if the batch must wait and be handled again.
     """
 
     def __call__(self, session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> Stored | None: ...
@@ -92,10 +95,8 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         group: set by SETGROUP.
         structured: whether errors contain their class.
         features: enabled by NEGOTIATE.
+        staged_in: shards in which this connection has staged records or offsets, by transactional id.
     """
-
-    answer_type: ClassVar[type[Answer]] = Answer
-    """Class of the reply slots."""
 
     __slots__ = (
         "_acting",
@@ -118,6 +119,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         "group",
         "principal",
         "spoken",
+        "staged_in",
         "state",
     )
 
@@ -136,6 +138,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self._acting: Principal | None = None
         self.group = ""
         self.features: frozenset[str] = frozenset()
+        self.staged_in: dict[str, int] = {}
         self._commands = commands
         self._anybody_bytes_max: Final = min(LOGIN_FRAME_BYTES_MAX, state.settings.frame_bytes_max)
         self._take_batch = take_batch
@@ -249,21 +252,17 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._take_plain(body, data[at + PREFIX_BYTES : end], packed)
 
     def _take_plain(self, body: memoryview, received: memoryview, packed: Algorithm | None) -> bool:
-        """Execute a frame; return False if it must wait and be handled again.
+        """Execute a frame; return False if it must wait for earlier responses. Raises Pending as ``_take``.
 
         ``received`` is the frame as it arrived.
         """
         self._packed = packed
-        try:
-            if self._is_batch(body):
-                storing = self._take_batch(self, body, self.state.scratch)
-                if storing is not None and not storing.store_at_once():
-                    return self._begin_long(received, packed)  # it must wait for earlier answers like other long frames
-                return True
+        if not self._is_batch(body):
             return self._take_text(body)
-        except NotYet:
-            self._reasons |= Wait.ASLEEP
-            return False
+        storing = self._take_batch(self, body, self.state.scratch)
+        if storing is not None and not storing.store_at_once():
+            return self._begin_long(received, packed)  # it must wait for earlier answers like other long frames
+        return True
 
     def _expanded(self, packed: Algorithm, body: memoryview) -> memoryview | None:
         """Return the bytes of a compressed frame; None if they are too many to decompress on the event loop."""
@@ -286,13 +285,24 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     def take_long(self, body: memoryview, packed: Algorithm | None) -> Stored | None:
         """Begin the request in a long frame. The caller must store the returned batch, if any.
 
-        Raises NotYet if the request must wait and be handled again.
+        Raises Pending if the request must wait and be handled again.
         """
         self._packed = packed
-        if self._is_batch(body):
-            return self._take_batch(self, body, self.state.large_scratch)
-        self._take_text(body)
+        pending, self._awaited = self._awaited, None
+        with pending or nullcontext():
+            if self._is_batch(body):
+                return self._take_batch(self, body, self.state.large_scratch)
+            self._take_text(body)
         return None
+
+    def hold(self, pending: Pending) -> None:
+        """Let the long frame wait."""
+        self._look_up(pending)
+
+    def _looked_up(self) -> None:
+        if self._long is not None:
+            self._long.begin()
+        super()._looked_up()
 
     def carried(self) -> None:
         self._long = None
@@ -307,7 +317,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     def _take_text(self, body: memoryview) -> bool:
         """Execute one text frame.
 
-        Returns False if earlier requests must be answered first, or a stream has begun. Raises NotYet if the command
+        Returns False if earlier requests must be answered first, or a stream has begun. Raises Pending if the command
         itself must wait.
         """
         try:
@@ -322,7 +332,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             return False
         if read.telling:
             self.spoken = read.dialect
-        self._handle(command, read)
+        self._handle(command, read, body)
         return self._pushing is None
 
     def _is_batch(self, body: memoryview) -> bool:
@@ -331,14 +341,18 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     def _bare(self, bare: BarePublish) -> Request:
         return Request(BARE, Dialect.LEGACY, "", "", (), {"topic": bare.topic}, bare.payload, telling=True)
 
-    def _handle(self, command: Command, request: Request) -> None:
-        """Execute one command and respond to it. Raises NotYet if it must wait and be handled again."""
+    def _handle(self, command: Command, request: Request, body: memoryview) -> None:
+        """Execute one command and respond to it. Raises Pending if it must wait and be handled again."""
         self._slot = None
         refusal: Refused | None = None
         try:
             if request.dialect is Dialect.MODERN and not (request.arguments or command.alone):
                 raise Refused("unknown_command", f"command={quote(request.text)}")
-            reply = self._begin(command, request)
+            reply = self._begin(command, request, body)
+        except Pending:
+            if self._slot is not None:
+                self.withdraw(self._slot)
+            raise
         except Refused as error:
             refusal = error
         except BrokerError as error:
@@ -351,10 +365,17 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             self._slot_for(request).refuse(refusal)
         del refusal  # breaks the reference cycle between the exception's traceback and this frame
 
-    def _begin(self, command: Command, request: Request) -> Reply | None:
-        """Authorize one command and begin it. Raises Refused, BrokerError or NotYet."""
+    def _begin(self, command: Command, request: Request, body: memoryview) -> Reply | None:
+        """Authorize one command and begin it. Raises Refused, BrokerError or Pending."""
+        if self._forwards(command, request, body):
+            return None
         self.state.guard.admit(self, request, command.actions)
         return command.handler(self, request)
+
+    def _forwards(self, command: Command, request: Request, body: memoryview) -> bool:
+        """Let other processes execute a request. Return False if this process executes it."""
+        forward = self.state.forward
+        return forward is not None and forward(self, command, request, body)
 
     def _slot_for(self, request: Request) -> Answer:
         """If a failed command had taken a slot, the error is sent in this slot."""
@@ -409,28 +430,18 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         sent in this slot. Only in the legacy dialect are responses compressed, with the algorithm of the request.
         """
         packing = self._packed if dialect is Dialect.LEGACY else None
-        answer = self.answer_type(self, dialect, packing, blocking=blocking)
-        self._answers.append(answer)
-        self._slot = answer
-        self._blocking += blocking
-        return answer
+        self._slot = self.append(Answer(self, dialect, packing, blocking=blocking))
+        return self._slot
 
     def withdraw(self, answer: Answer) -> None:
-        withdrawn = self._answers.pop()
-        assert withdrawn is answer, "only the last slot can be withdrawn"
+        """Remove the newest slot, because its request is handled again later."""
+        self._take_back(answer)
         self._slot = None
-
-    def wake(self) -> None:
-        """Handle the waiting request again."""
-        self._reasons &= ~Wait.ASLEEP
-        if self._long is not None:
-            self._long.begin()
-        self._go_on()
 
     def wait_for_topic(self, name: str) -> None:
         """Wait for a topic, which may be about to be created (spec: cursus#publish).
 
-        Raises NotYet until the topic exists or the waiting time is over; the request is then handled again.
+        Raises Pending until the topic exists or the waiting time is over; the request is then handled again.
         """
         now = self.state.broker.clock.monotonic()
         waited, until = self._topic_wait
@@ -440,8 +451,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         if now >= until:
             self._topic_wait = "", 0.0
             return
-        self.state.broker.loop.call_later(min(TOPIC_LOOK_S, max(until - now, 0.001)), self.wake)
-        raise NotYet
+        raise Pending(name, partial(self.broker.loop.call_later, min(TOPIC_LOOK_S, max(until - now, 0.001))))
 
     def end(self) -> None:
         """Accept no more requests. Close the connection after all outstanding responses."""
@@ -462,6 +472,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     def push(self, pushing: Pushing) -> None:
         """Give the connection to a stream; received bytes are ignored from now on."""
         self._pushing = pushing
+        self._awaited = None
 
     def pull(self) -> None:
         """Accept requests again for a while, because the stream has ended (spec: cursus#stream)."""

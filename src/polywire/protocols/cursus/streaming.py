@@ -15,6 +15,7 @@ from polywire.log.base import Handle, Read
 from polywire.protocols.cursus.batches import opening
 from polywire.protocols.cursus.errors import encode_error, refused
 from polywire.protocols.cursus.messages import KEEPALIVE, Dialect, Refused, Request, encoded, frame, topic_word
+from polywire.protocols.cursus.produce import close_if_lost
 from polywire.protocols.cursus.read_arguments import (
     batch_size,
     check_isolation,
@@ -80,10 +81,7 @@ class Stream:
     def begin(self) -> None:
         state = self._session.state
         if self._key is not None:
-            earlier = state.streams.get(self._key)
-            if earlier is not None:
-                earlier.replace()
-            state.streams[self._key] = self
+            state.streams.open(self._key, self)
         state.stream_count += 1
         self._session.push(self)
         if self._dialect is not Dialect.POSITIONAL:
@@ -113,8 +111,8 @@ class Stream:
         state.stream_count -= 1
         if self._keepalive is not None:
             self._keepalive.cancel()
-        if self._key is not None and state.streams.get(self._key) is self:
-            del state.streams[self._key]
+        if self._key is not None:
+            state.streams.close(self._key, self)
 
     def replace(self) -> None:
         self._leave("replaced", Refused("command_failed", 'reason="replaced"'))
@@ -147,9 +145,8 @@ class Stream:
 
         Raises BrokerError if the records cannot be read.
         """
-        broker = self._session.state.broker
-        topic = broker.find_topic(self._topic)
-        if topic is not None and not broker.access.permits(self._reader, Action.FETCH, topic):
+        broker, topic = self._session.state.broker, self._partition.topic
+        if not broker.access.permits(self._reader, Action.FETCH, topic):
             refusal = Refused("NOT_AUTHORIZED_FOR_TOPIC", f"operation=read topic={topic_word(self._topic)}")
             self._leave("not_authorized", refusal)
             return False
@@ -198,17 +195,34 @@ class Stream:
             self._session.output.write_many(parts, released)
 
     def _woken(self) -> None:
+        self._waits_for = self._session.state.broker.when_current(self._partition, self._refreshed)
+        if self._waits_for is None:
+            self._schedule()
+
+    def _refreshed(self, error: BrokerError | None) -> None:
         self._waits_for = None
-        self._schedule()
+        if error is None:
+            self._schedule()
+        else:
+            self._failed(error)
 
     def _failed(self, error: BrokerError) -> None:
+        close_if_lost(self._session, self._partition, error)
+        if self._dropped:
+            return
         if self._partition.ended:
             self._leave("removed", Refused("topic_not_found", f"topic={topic_word(self._topic)}"))
         elif error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
-            bounds = out_of_range(self._partition, self._offset)
-            self._leave("offset_out_of_range", Refused("OFFSET_OUT_OF_RANGE", bounds), " " + bounds)
+            self._waits_for = self._session.broker.when_current(self._partition, self._out_of_range)
+            if self._waits_for is None:
+                self._out_of_range()
         else:
             self._leave("error", refused(error))
+
+    def _out_of_range(self, _: BrokerError | None = None) -> None:
+        self._waits_for = None
+        bounds = out_of_range(self._partition, self._offset)
+        self._leave("offset_out_of_range", Refused("OFFSET_OUT_OF_RANGE", bounds), " " + bounds)
 
     def _leave(self, reason: str, error: Refused, facts: str = "") -> None:
         """End the stream and report why. The client may open another one (spec: cursus#stream).
@@ -241,6 +255,7 @@ def stream(session: CursusSession, request: Request, /) -> Reply | None:
     topic = readable_topic(session, options["topic"])
     number = partition_number(options["partition"])
     partition = readable_partition(topic, number)
+    session.broker.require_current([partition])
     offset = start_offset(session, request, partition, given_offset(request))
     if session.state.stream_count >= STREAMS_MAX:
         raise failed(f"maximum connections ({STREAMS_MAX}) reached")

@@ -43,7 +43,7 @@ REMOVED: Final = "\U0001f5d1\ufe0f"
 
 def find_topic(session: CursusSession, name: str) -> Topic:
     """Return the topic with this name. Raises Refused ``topic_not_found``."""
-    topic = session.state.broker.find_topic(name)
+    topic = session.state.local.find_topic(name)
     if topic is None:
         raise Refused("topic_not_found", f"topic={topic_word(name)}", legacy=f"topic '{topic_word(name)}' not found")
     return topic
@@ -52,12 +52,12 @@ def find_topic(session: CursusSession, name: str) -> Topic:
 def create(session: CursusSession, request: Request, /) -> Reply | None:
     name = _name(request, "CREATE topic=<name> [partitions=<N>]")
     # only names of new topics are checked: topics of other protocols may have other names, and can still grow
-    if session.state.broker.find_topic(name) is None:
+    if session.state.local.find_topic(name) is None:
         _check_name(name)
     count = _positive(request, "partitions", CREATE_PARTITIONS)
     factor = _positive(request, "replication_factor", REPLICATION_FACTOR)
     policy = read_policy(request)
-    broker = session.state.broker
+    broker = session.state.local
     answer = session.later(request.dialect, blocking=True)
     topic = broker.find_topic(name)
 
@@ -99,7 +99,7 @@ def _change(
     A topic from another protocol keeps its settings until a CREATE contains a policy, because clients send a CREATE
     without a policy whenever they start.
     """
-    broker, name, partitions = session.state.broker, topic.name.full, len(topic.partitions)
+    broker, name, partitions = session.state.local, topic.name.full, len(topic.partitions)
     if count < partitions:
         if request.dialect is not Dialect.LEGACY:
             reason = f"cannot decrease partition count for topic '{topic_word(name)}': {partitions} -> {count}"
@@ -159,7 +159,7 @@ def _positive(request: Request, key: str, usual: int) -> int:
 
 def delete(session: CursusSession, request: Request, /) -> Reply | None:
     name = _name(request, "DELETE topic=<name>")
-    if session.state.broker.find_topic(name) is None:
+    if session.state.local.find_topic(name) is None:
         _check_name(name)
     topic = find_topic(session, name)
     answer = session.later(request.dialect, blocking=True)
@@ -168,7 +168,7 @@ def delete(session: CursusSession, request: Request, /) -> Reply | None:
     else:
         answer.body = encoded(f"OK topic={topic_word(name)} deleted=true")
     try:
-        session.state.broker.delete_topic(topic, done=answer.done)
+        session.state.local.delete_topic(topic, done=answer.done)
     except Busy as error:
         raise Refused(
             "delete_topic_failed", f"topic={topic_word(name)} reason={quote(error.message)}", legacy=error.message
@@ -184,10 +184,11 @@ def list_topics(session: CursusSession, request: Request, /) -> Reply | None:
     """
     name = request.options.get("topic")
     if name:
-        session.state.guard.admit_topic(session, session.broker.resource(name), Action.TOPIC_DESCRIBE)
+        session.state.guard.admit_topic(session, session.state.local.resource(name), Action.TOPIC_DESCRIBE)
         return metadata(session, request)
     if request.dialect is Dialect.MODERN and request.arguments:
         raise Refused("unknown_command", f"command={quote(request.text)}")
+    session.state.require_reported()
     answer = session.later(request.dialect, blocking=True)
     answer.make(_list(session.broker, session.state.guard.acting, legacy=request.dialect is Dialect.LEGACY))
     return None

@@ -90,7 +90,7 @@ class TransactionRequest:
 
 
 def _find(session: CursusSession, name: str) -> Transaction:
-    found = session.state.broker.transactions.find(name, by=session.caller)
+    found = session.state.local.transactions.find(name, by=session.caller)
     if found is None:
         raise Refused("transaction_not_found", f"reason={quote(f'transaction {name} not found')}")
     return found
@@ -104,7 +104,7 @@ def begin_epoch(session: CursusSession, request: Request, /) -> Reply | None:
     name = _name(request)
     answer = session.later(request.dialect, blocking=True)
     try:
-        transaction = session.state.broker.transactions.begin_epoch(
+        transaction = session.state.local.transactions.begin_epoch(
             name, epoch_min=session.epoch_min, by=session.caller, done=answer.done
         )
     except (Invalid, Busy) as error:
@@ -127,9 +127,9 @@ def begin(session: CursusSession, request: Request, /) -> Reply | None:
         f"OK transactional_id={asked.name} state=open producerId={producer_of(asked.name)} epoch={asked.epoch}"
     )
     if transaction.is_open:
-        session.state.broker.settle(Level.SYNCED, answer.done)
+        session.state.local.settle(Level.SYNCED, answer.done)
     else:
-        session.state.broker.transactions.begin(transaction, done=answer.done)
+        session.state.local.transactions.begin(transaction, done=answer.done)
     return None
 
 
@@ -155,7 +155,7 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
     )
     try:
         batch = one_record(key, message, run)
-        session.state.broker.transactions.stage(
+        session.state.local.transactions.stage(
             transaction, partition, batch, first=sequence, last=sequence, done=answer.done
         )
     except (Invalid, Missing, Conflict, Busy) as error:
@@ -166,7 +166,7 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
 def _writable(session: CursusSession, name: str) -> Topic:
     if name.startswith("__"):
         raise Refused("internal_topic_write_forbidden", f"topic={topic_word(name)}")
-    topic = session.state.broker.find_topic(name)
+    topic = session.state.local.find_topic(name)
     if topic is None:
         raise Refused("topic_not_found", f"topic={topic_word(name)}")
     session.state.guard.admit_topic(session, topic, Action.PRODUCE)
@@ -185,7 +185,7 @@ def _partition(session: CursusSession, request: Request, topic: Topic, key: byte
     if number >= 0:
         return find_partition(topic, number)
     if key and policy_of(topic).partitioner == "hash_key":
-        return session.state.broker.partition_of_key(topic, key, KeyHash.FNV64)
+        return session.state.local.partition_of_key(topic, key, KeyHash.FNV64)
     return topic.partitions[(sequence - 1) % len(topic.partitions)]
 
 
@@ -211,7 +211,7 @@ def send_offsets(session: CursusSession, request: Request, /) -> Reply | None:
             raise _failed_offsets(_regression(within, partition, staged, offset))
     answer = session.later(request.dialect, blocking=True)
     answer.body = encoded(f"OK transactional_id={asked.name} staged_offsets={len(pairs)}")
-    session.state.broker.transactions.put_offsets(transaction, scope, pairs, done=answer.done)
+    session.state.local.transactions.put_offsets(transaction, scope, pairs, done=answer.done)
     return None
 
 
@@ -220,7 +220,7 @@ def _group_request(session: CursusSession, request: Request) -> GroupRequest:
     generation = integer(request.need("generation"))
     if generation is None or generation < 0:
         raise Refused("invalid_generation", f"command={request.name}")
-    found = session.state.broker.find_topic(topic)
+    found = session.state.local.find_topic(topic)
     if found is None:
         raise Refused("topic_not_found", f"topic={topic_word(topic)}")
     session.state.guard.admit_topic(session, found, Action.OFFSET_COMMIT)
@@ -277,7 +277,7 @@ def _abort(asked: TransactionRequest, transaction: Transaction) -> Reply | None:
         raise Refused("transaction_already_committed", f"transactional_id={asked.name}")
     answer = asked.session.later(asked.request.dialect, blocking=True)
     answer.body = encoded(f"OK transactional_id={asked.name} state=aborted")
-    broker = asked.session.state.broker
+    broker = asked.session.state.local
     if transaction.is_open:
         broker.transactions.abort(transaction, done=answer.done)
     else:
@@ -286,7 +286,7 @@ def _abort(asked: TransactionRequest, transaction: Transaction) -> Reply | None:
 
 
 def _commit(asked: TransactionRequest, transaction: Transaction) -> Reply | None:
-    broker = asked.session.state.broker
+    broker = asked.session.state.local
     counts = f"messages={transaction.messages} offsets={transaction.position_count}"
     refusals: list[Refused] = []
     if transaction.is_open:
@@ -321,10 +321,10 @@ def _commit(asked: TransactionRequest, transaction: Transaction) -> Reply | None
 
 def _check_rights(asked: TransactionRequest, transaction: Transaction) -> None:
     state = asked.session.state
-    for topic in state.broker.transactions.topics(transaction):
+    for topic in state.local.transactions.topics(transaction):
         state.guard.admit_topic(asked.session, topic, Action.PRODUCE)
     for scope in transaction.positions:
-        state.guard.admit_topic(asked.session, state.broker.resource(scope.topic), Action.OFFSET_COMMIT)
+        state.guard.admit_topic(asked.session, state.local.resource(scope.topic), Action.OFFSET_COMMIT)
 
 
 def _check_member(asked: TransactionRequest, transaction: Transaction) -> None:

@@ -87,6 +87,7 @@ class ForwardedRequests:
             while self._at < len(self._data) and not session.paused():
                 taken = session.receive(self._data[self._at :])
                 if not taken:
+                    session.paused()  # so that a session that waits calls ``_offer``
                     break
                 self._at += taken
         except PeerError as error:

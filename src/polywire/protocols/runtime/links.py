@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator
 from hmac import compare_digest
-from typing import ClassVar, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from polywire.errors import PeerError
-from polywire.protocols.runtime.session import Output, Session, SessionFactory, begins_with
+from polywire.protocols.runtime.session import Output, Session, SessionFactory
 from polywire.protocols.runtime.shards import Link, Shards
 
 _Factory = TypeVar("_Factory", bound=SessionFactory)
@@ -31,35 +30,6 @@ class CarryingFactory(ABC, Generic[_Factory]):
 
     def recognise(self, prefix: bytes) -> bool | None:
         return self._inside.recognise(prefix)
-
-    @abstractmethod
-    def open(self, output: Output, resume: Callable[[], None]) -> Session: ...
-
-
-class LinkFactory(ABC, Generic[_Factory]):
-    """A session factory for links from other processes of this broker. Implements ``SessionFactory``.
-
-    ``magic`` is the first bytes of a link of this protocol.
-    """
-
-    __slots__ = ("_inside", "_key")
-
-    magic: ClassVar[bytes]
-
-    def __init__(self, inside: _Factory, key: bytes) -> None:
-        """``inside`` creates the sessions of this shard, which share their state with the sessions of links.
-
-        For ``key``, see ``Shards``.
-        """
-        self._inside: Final = inside
-        self._key: Final = key
-
-    @property
-    def wire(self) -> str:
-        return self._inside.wire
-
-    def recognise(self, prefix: bytes) -> bool | None:
-        return begins_with(prefix, self.magic)
 
     @abstractmethod
     def open(self, output: Output, resume: Callable[[], None]) -> Session: ...
@@ -126,51 +96,6 @@ class WireLink(ABC):
         self._owner.link_lost(self.shard)
 
 
-_Asked = TypeVar("_Asked")
-
-
-class AnsweredLink(WireLink, Generic[_Asked]):
-    """A link whose responses arrive in the order of its requests.
-
-    ``_asked`` has the callers that wait for a response, in the same order.
-    """
-
-    def __init__(self, shards: Shards, shard: int, owner: LinksOwner) -> None:
-        super().__init__(shards, shard, owner)
-        self._asked: deque[_Asked] = deque()
-        self._received = bytearray()
-
-    @abstractmethod
-    def _take_answer(self, received: bytearray, at: int) -> int:
-        """Pass the response at ``at`` to the first caller in ``_asked``.
-
-        Returns the end of the response, or 0 if it is incomplete.
-        """
-
-    @abstractmethod
-    def _not_answered(self, asked: _Asked) -> None:
-        """Report to a caller that no response will arrive."""
-
-    def _handed_on(self) -> None:
-        """Called after all complete responses were passed to their callers."""
-
-    def received(self, data: bytes) -> None:
-        received = self._received
-        received += data
-        at = 0
-        while self._asked and (end := self._take_answer(received, at)):
-            at = end
-        del received[:at]
-        if at:
-            self._handed_on()
-
-    def lost(self) -> None:
-        super().lost()
-        asked, self._asked = self._asked, deque()
-        for waiting in asked:
-            self._not_answered(waiting)
-
-
 _Link = TypeVar("_Link", bound=WireLink)
 
 
@@ -204,14 +129,6 @@ class Links(Generic[_Link]):
     def are_clogged(self) -> bool:
         """Whether a shard accepts fewer bytes than are sent."""
         return any(link.is_clogged for link in self._by_shard.values())
-
-    def pause(self) -> None:
-        for link in self._by_shard.values():
-            link.pause()
-
-    def resume(self) -> None:
-        for link in self._by_shard.values():
-            link.resume()
 
     def close(self) -> None:
         by_shard, self._by_shard = self._by_shard, {}

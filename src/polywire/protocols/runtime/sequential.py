@@ -63,12 +63,10 @@ class Wait:
     """Other connections are being served."""
     SETTLING: Final = 2
     """All earlier requests must be answered."""
-    ASLEEP: Final = 4
-    """The requested data may become available soon."""
-    HOLDING: Final = 8
+    HOLDING: Final = 4
     """How the next request is handled depends on an outstanding response."""
-    LOOKING_UP: Final = 16
-    """Another process has yet to answer a call of the next request."""
+    LOOKING_UP: Final = 8
+    """The next request waits for something, such as the answer of another process."""
 
 
 # A request that claims up to this length gets all its memory at once, a longer one at most four times the bytes

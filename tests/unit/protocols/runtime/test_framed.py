@@ -30,7 +30,7 @@ class Words(FramedSession[WireBroker]):
         if word == "later":
             self.offered += 1
             if self.offered == 1:
-                self._reasons |= Wait.ASLEEP
+                self._reasons |= Wait.HOLDING
                 return False
         self.handled.append(word)
         if word == "slow":
@@ -43,7 +43,7 @@ class Words(FramedSession[WireBroker]):
         return False
 
     def wake(self) -> None:
-        self._reasons &= ~Wait.ASLEEP
+        self._reasons &= ~Wait.HOLDING
 
     @property
     def phase(self) -> Phase:

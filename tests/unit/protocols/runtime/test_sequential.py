@@ -55,10 +55,10 @@ class Letters(SequentialSession[WireBroker]):
         self._go_on()
 
     def sleep(self) -> None:
-        self._reasons |= Wait.ASLEEP
+        self._reasons |= Wait.HOLDING
 
     def wake(self) -> None:
-        self._reasons &= ~Wait.ASLEEP
+        self._reasons &= ~Wait.HOLDING
         self._go_on()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,21 +13,20 @@ from polywire.broker.access import ConfiguredUser
 from polywire.broker.broker import Broker
 from polywire.broker.passwords import hash_password
 from polywire.broker.permissions import EVERYTHING
-from polywire.errors import PeerError
+from polywire.broker.topics import Partition
+from polywire.errors import Busy, ErrorCode, PeerError
 from polywire.protocols.cursus.context import CursusSettings
-from polywire.protocols.cursus.factory import CarryingCursusFactory, CursusFactory, CursusLinkFactory
+from polywire.protocols.cursus.idempotence import BUSY_LOOK_S, BUSY_WAIT_S
 from polywire.protocols.cursus.messages import enveloped, frame
 from polywire.protocols.cursus.transactions import producer_of
 from polywire.protocols.runtime.off_loop import LONG_BYTES
-from polywire.protocols.runtime.shards import KEY_BYTES
+from polywire.routing import link
+from polywire.types import TopicName
+from tests.unit.protocols.cursus.sharded import WAIT_S, Conversation, MemoryShards, three
 from tests.unit.protocols.cursus.test_produce import batch, messages
-from tests.unit.protocols.polywire.peer import CapturedOutput
-from tests.unit.protocols.shards_in_memory import MemoryShards, ShardedConversation
 
-KEY = bytes(range(KEY_BYTES))
 TOPICS = ("a", "bb", "ccc", "dddd")
 TRANSACTION = f"transactional_id=T producerId={producer_of('T')}"
-WAIT_S = 60.0
 HASH = hash_password("wonderland")
 LINES = (
     *(f"CREATE topic={topic} partitions=2" for topic in TOPICS),
@@ -61,74 +61,36 @@ LINES = (
 )
 
 
-class Conversation(ShardedConversation):
-    """One connection in front of ``count`` shards."""
-
-    def __init__(self, count: int, shards: MemoryShards | None = None) -> None:
-        shards = shards or make_shards(count)
-        link = shards.factories[0]
-        assert isinstance(link, CursusLinkFactory)
-        own = link._inside
-        output = CapturedOutput()
-        output.local = ("10.0.0.7", 9000)
-        super().__init__(shards, own if count == 1 else CarryingCursusFactory(own, shards), output)
-
-    def say(self, *bodies: bytes) -> None:
-        self.feed(b"".join(map(frame, bodies)))
-        self.pass_by()
-        if self._unread:
-            self.pass_by(1.0)  # a write waits for its topic
-
-    def heard(self) -> list[bytes]:
-        """Return the bodies of the frames that arrived."""
-        data, found = self.take(), []
-        while data:
-            size = int.from_bytes(data[:4], "big")
-            found.append(data[4 : 4 + size])
-            data = data[4 + size :]
-        return found
-
-    def ask(self, text: str) -> str:
-        self.say(text.encode())
-        (answer,) = self.heard()
-        return answer.decode()
-
-    def finally_asked(self, text: str) -> str:
-        """The same for requests whose password is verified by a thread."""
-        self.say(text.encode())
-        end = time.monotonic() + WAIT_S
-        while not (found := self.heard()):
-            assert time.monotonic() < end
-            self.pass_by()
-            time.sleep(0.001)
-        return found[0].decode()
-
-
-def make_shards(count: int, cursus: CursusSettings | None = None) -> MemoryShards:
-    return MemoryShards(lambda broker: CursusLinkFactory(CursusFactory(broker, cursus), KEY), count)
-
-
-def three(*topics: str) -> Conversation:
-    """Return three shards that own consecutive topics."""
-    conversation = Conversation(3)
-    for topic in topics:
-        assert conversation.ask(f"CREATE topic={topic} partitions=1").startswith("OK")
-    return conversation
-
-
 def shard_with(conversation: Conversation, topic: str) -> int:
     found = conversation.shards.shard_of(topic)
     assert found is not None
     return found
 
 
+BATCHES = (
+    *(batch("bb", 0, messages(*numbers), idempotent=1) for numbers in ((1, 2, 3), (2, 3, 4), (4, 5), (1, 2), (7,))),
+    *(batch("a", 0, messages(*numbers, epoch=2), idempotent=1) for numbers in ((1, 2), (3, 4))),
+    batch("a", 0, messages(1, epoch=1), idempotent=1),
+    batch("a", 0, [*messages(1, 2, pid="x"), *messages(1, pid="y"), *messages(3, pid="x")], idempotent=1),
+    batch("dddd", 0, [*messages(1, pid="x"), *messages(5, pid="y")], idempotent=1),
+    batch("ccc", 0, messages(1, 3, 9)),
+    batch("ccc", 0, messages(1, 3, 9), idempotent=1),
+    *(
+        f"PUBLISH topic={topic} producerId=i isIdempotent=true seqNum={number} acks={acks} message=m".encode()
+        for topic in ("a", "bb")
+        for number, acks in ((1, "1"), (2, "0"), (2, "all"), (4, "1"))
+    ),
+)
+BODIES = (*(line.encode() for line in LINES), *(line.encode() for line in LINES[:4]), *BATCHES)
+
+
 @settings(max_examples=60, deadline=None)
-@given(chosen=st.lists(st.sampled_from(LINES), min_size=1, max_size=30), size=st.integers(20, 400))
-def test_responses_match_a_single_process(chosen: list[str], size: int) -> None:
-    data = b"".join(frame(line.encode()) for line in chosen)
+@given(chosen=st.lists(st.sampled_from(BODIES), min_size=1, max_size=30), size=st.integers(20, 400))
+def test_responses_match_a_single_process(chosen: list[bytes], size: int) -> None:
+    data = b"".join(map(frame, chosen))
     heard = []
     for count in (1, 3):
-        conversation = Conversation(count)
+        conversation = Conversation(MemoryShards(count))
         for at in range(0, len(data), size):
             conversation.feed(data[at : at + size])
             conversation.pass_by()
@@ -142,10 +104,23 @@ def test_topics_of_several_shards_are_listed_together() -> None:
     conversation = three(*TOPICS)
     assert sorted(len(broker.topics()) for broker in conversation.shards.brokers) == [1, 1, 2]
     assert conversation.ask("LIST") == "OK count=4 topics=a,bb,ccc,dddd"
-    other = Conversation(3, conversation.shards)
+    other = Conversation(conversation.shards)
     other.say(enveloped("x", b"HELP"))
     other.heard()
     assert other.ask("LIST") == "a, bb, ccc, dddd"
+
+
+@pytest.mark.parametrize("text", ["LIST", "CONSUME topic=* partition=0 offset=0 member=m"])
+def test_topics_are_listed_once_all_processes_have_reported_theirs(text: str) -> None:
+    shards = MemoryShards(3, settled=False)
+    broker = shards.brokers[1]
+    broker.make_topic(TopicName.parse("b"), 1, then=lambda _: None, done=lambda _: None)
+    conversation = Conversation(shards)
+    conversation.feed(frame(text.encode()))
+    assert conversation.heard() == []
+    conversation.pass_by()
+    assert len(conversation.heard()) == 1
+    assert conversation.ask("LIST").endswith("b")
 
 
 def test_clients_are_directed_to_the_address_they_used() -> None:
@@ -174,12 +149,11 @@ class _Places:
 @pytest.mark.parametrize("came_to", [("10.0.0.7", 9000), ("10.0.0.7", 4711)])
 def test_clients_are_directed_to_stable_addresses(is_reported: bool, came_to: tuple[str, int]) -> None:
     """If leaders have their own address it is named for each topic; everything else uses the shared address."""
-    ports = iter((9100, 9200, 9300))
 
-    def factory(broker: Broker) -> CursusLinkFactory:
-        return CursusLinkFactory(CursusFactory(broker, places=_Places(next(ports), is_reported=is_reported)), KEY)
+    def places(shard: int) -> _Places:
+        return _Places(9100 + 100 * shard, is_reported=is_reported)
 
-    conversation = Conversation(3, MemoryShards(factory, 3))
+    conversation = Conversation(MemoryShards(3, places=places))
     conversation.output.local = came_to
     host = "10.0.0.7" if came_to[1] == 9000 else "shared.example"
     for topic in TOPICS:
@@ -195,7 +169,7 @@ def test_batches_are_forwarded_and_acknowledged_in_order() -> None:
     conversation = three("a", "b", "c")
     bodies = [batch(topic, 0, messages(2, 3)) for _ in range(3) for topic in ("c", "a", "b", "c")]
     conversation.say(*bodies)
-    offsets = [int(answer.split(b'"last_offset":')[1].split(b",")[0]) for answer in conversation.heard()]
+    offsets = [offset_in(answer) for answer in conversation.heard()]
     assert offsets == [1, 1, 1, 3, 5, 3, 3, 7, 9, 5, 5, 11]
 
 
@@ -218,8 +192,8 @@ def test_compressed_requests_get_compressed_responses(packing: str) -> None:
     from polywire.protocols.cursus.compression import algorithm
 
     pack = algorithm(packing)
-    shards = make_shards(3, CursusSettings(compression=packing))
-    conversation = Conversation(3, shards)
+    shards = MemoryShards(3, CursusSettings(compression=packing))
+    conversation = Conversation(shards)
     for topic in ("a", "b"):
         conversation.say(pack.compress(f"CREATE {topic}".encode()))
     conversation.say(pack.compress(b"PUBLISH b hello"), pack.compress(b"CONSUME b 0 0"), pack.compress(b"LIST"))
@@ -273,7 +247,7 @@ def test_a_stream_comes_from_the_shard_of_its_topic() -> None:
     conversation.ask("PUBLISH topic=b producerId=p message=one")
     conversation.say(b"STREAM topic=b partition=0 group=g offset=0")
     assert b"one" in conversation.heard()[0]
-    writer = Conversation(3, conversation.shards)
+    writer = Conversation(conversation.shards)
     writer.ask("PUBLISH topic=b producerId=p message=two")
     conversation.pass_by()
     assert b"two" in conversation.heard()[0]
@@ -285,16 +259,34 @@ def test_a_stream_comes_from_the_shard_of_its_topic() -> None:
     assert conversation.ask("LIST") == "OK count=1 topics=a", "the connection accepts requests again"
 
 
-def test_a_stream_is_replaced_by_one_on_another_connection() -> None:
+@pytest.mark.parametrize("own", [0, 1, 2])
+def test_a_stream_is_replaced_by_one_on_another_connection(own: int) -> None:
     conversation = three("a", "b")
     conversation.say(b"STREAM topic=b partition=0 group=g offset=0")
-    other = Conversation(3, conversation.shards)
+    conversation.pass_by(0.001)
+    other = Conversation(conversation.shards, own)
     other.say(b"STREAM topic=b partition=0 group=g offset=0")
     conversation.pass_by()
     assert conversation.heard() == [b"STREAM_CONTROL type=CLOSE reason=replaced offset=0"]
+    conversation.ask("PUBLISH topic=b producerId=p message=m")
+    other.pass_by()
+    assert len(other.heard()) == 1, "the newer stream continues"
     other.session.close()
     conversation.pass_by()
-    assert conversation.shards.factories[1]._inside.state.stream_count == 0  # type: ignore[attr-defined]
+    assert [factory.state.stream_count for factory in conversation.shards.cursus] == [0, 0, 0]
+
+
+def test_the_newer_of_two_streams_remains() -> None:
+    """Each process has opened its stream before it knows the other one."""
+    conversation = three("a", "b")
+    other = Conversation(conversation.shards, 1)
+    request = frame(b"STREAM topic=a partition=0 group=g offset=0")
+    other.feed(request)
+    conversation.feed(request)
+    for one in (conversation, other):
+        one.pass_by()
+    closed = b"STREAM_CONTROL type=CLOSE reason=replaced offset=0"
+    assert (conversation.heard(), other.heard()) == ([closed], [])
 
 
 def test_a_refused_stream_leaves_the_connection_usable() -> None:
@@ -303,23 +295,52 @@ def test_a_refused_stream_leaves_the_connection_usable() -> None:
     assert conversation.ask("LIST") == "OK count=2 topics=a,b"
 
 
-def test_a_client_that_does_not_read_its_stream_is_not_read_from() -> None:
+def test_no_records_are_read_for_a_client_that_does_not_read_its_stream() -> None:
     conversation = three("a", "b")
     conversation.say(b"STREAM topic=b partition=0 group=g offset=0")
     conversation.output.backlog = conversation.output.backlog_max + 1
-    writer = Conversation(3, conversation.shards)
-    writer.ask("PUBLISH topic=b producerId=p message=m")
+    Conversation(conversation.shards).ask("PUBLISH topic=b producerId=p message=m")
     conversation.pass_by()
-    link = conversation.shards.links[-2]
-    assert link.is_paused
+    assert conversation.heard() == []
     conversation.output.backlog = 0
     conversation.session.drained()
-    assert not link.is_paused
+    conversation.pass_by()
+    assert len(conversation.heard()) == 1
+
+
+def test_a_stream_behind_the_retention_of_another_process_reports_its_bounds() -> None:
+    conversation = three("a", "b")
+    for number in range(3):
+        conversation.ask(f"PUBLISH topic=b producerId=p message={number}")
+    conversation.say(b"STREAM topic=b partition=0 group=g offset=3")
+    conversation.output.backlog = conversation.output.backlog_max  # nothing is read for the client
+    broker = conversation.shards.brokers[1]
+    for number in range(3, 6):
+        Conversation(conversation.shards, 1).ask(f"PUBLISH topic=b producerId=p message={number}")
+    conversation.pass_by()
+    broker.trim_partition(broker.topic("b").partitions[0], 5, done=lambda _: None)
+    conversation.shards.loop.run_due()
+    conversation.output.backlog = 0
+    conversation.session.drained()
+    conversation.pass_by()
+    bounds = b"requested=3 earliest=5 latest=6"
+    assert conversation.heard() == [b"STREAM_CONTROL type=CLOSE reason=offset_out_of_range offset=3 " + bounds]
+
+
+def test_a_stream_continues_after_a_lost_link() -> None:
+    conversation = three("a", "b")
+    conversation.say(b"STREAM topic=b partition=0 group=g offset=0")
+    conversation.shards.link(0, 1).break_off()
+    conversation.pass_by()
+    Conversation(conversation.shards, 2).ask("PUBLISH topic=b producerId=p message=m")
+    conversation.pass_by()
+    assert len(conversation.heard()) == 1
 
 
 def test_a_stream_of_a_lost_process_closes_the_connection() -> None:
     conversation = three("a", "b")
     conversation.say(b"STREAM topic=b partition=0 group=g offset=0")
+    conversation.shards.link(0, 1).break_off()  # the stream asks the process again, over a new link
     with pytest.raises(PeerError):
         conversation.shards.links[-1].break_off()
 
@@ -352,7 +373,7 @@ def test_a_transaction_over_several_shards_is_refused() -> None:
     assert conversation.ask(f"TXN_PUBLISH {who} topic=b seqNum=1 message=m").startswith("OK")
     refused = conversation.ask(f"TXN_PUBLISH {who} topic=c seqNum=2 message=m")
     assert refused.startswith('ERROR: transaction_publish_failed reason="all topics of a transaction must belong to')
-    other = Conversation(3, conversation.shards)
+    other = Conversation(conversation.shards)
     assert other.ask(f"TXN_PUBLISH {who} topic=c seqNum=2 message=m").startswith("OK")
     refused = other.ask(f"END_TXN {who}")
     assert refused.startswith('ERROR: transaction_commit_failed state=open reason="the transaction has staged data')
@@ -372,17 +393,32 @@ def test_a_new_epoch_is_above_those_of_every_shard() -> None:
     assert [one.epoch for one in found if one is not None] == [3, 3, 3]
 
 
-def test_a_pattern_that_matches_several_shards_is_refused() -> None:
+def test_a_pattern_reads_topics_of_all_shards() -> None:
     conversation = three("a1", "b1", "b2", "x", "a2")
-    assert conversation.ask("CONSUME topic=?1 partition=0 offset=0 member=m").startswith("ERROR: command_failed")
-    conversation.say(b"PUBLISH topic=b1 producerId=p message=m", b"CONSUME topic=b1* partition=0 offset=0 member=m")
-    assert b"b1*" in conversation.heard()[1]
+    for topic in ("a1", "b1", "a2"):
+        conversation.ask(f"PUBLISH topic={topic} producerId=p message=in-{topic}")
+    conversation.say(b"CONSUME topic=?1 partition=0 offset=0 member=m")
+    (body,) = conversation.heard()
+    assert -1 < body.find(b"in-a1") < body.find(b"in-b1")
+    assert b"in-a2" not in body
     conversation.feed(frame(b"CONSUME topic=x* partition=0 offset=0 member=m wait_ms=9000"))
     conversation.pass_by()
     assert conversation.heard() == [], "it waits"
-    Conversation(3, conversation.shards).ask("PUBLISH topic=x producerId=p message=came")
+    Conversation(conversation.shards).ask("PUBLISH topic=x producerId=p message=came")
     conversation.pass_by()
     assert b"came" in conversation.heard()[0]
+    assert conversation.ask("CONSUME topic=a* partition=7 offset=0 member=m").startswith("ERROR: command_failed")
+
+
+def test_a_pattern_begins_at_the_committed_offsets_of_each_shard() -> None:
+    conversation = three("a1", "b1", "c1")
+    for topic in ("a1", "b1", "c1"):
+        for number in range(2):
+            conversation.ask(f"PUBLISH topic={topic} producerId=p message={topic}-{number}")
+        assert conversation.ask(f"COMMIT {topic} default-group 0 1") == "OK"
+    conversation.say(b"CONSUME topic=*1 partition=0 member=m autoOffsetReset=earliest")
+    (body,) = conversation.heard()
+    assert [body.count(f"{topic}-{n}".encode()) for topic in ("a1", "b1", "c1") for n in (0, 1)] == [0, 1] * 3
 
 
 # Lost processes and permissions
@@ -392,17 +428,15 @@ def test_a_lost_process_closes_connections_with_pending_writes() -> None:
     conversation = three("a", "b")
     conversation.feed(frame(batch("b", 0, messages(1))))
     with pytest.raises(PeerError):
-        conversation.shards.links[0].break_off()
+        conversation.shards.link(0, 1).break_off()
 
 
-@pytest.mark.parametrize(
-    ("text", "link"), [("DESCRIBE topic=b", 0), ("LIST", 1), ("STREAM topic=b partition=0 group=g", -1)]
-)
-def test_pending_reads_of_a_lost_process_fail_and_can_be_retried(text: str, link: int) -> None:
+@pytest.mark.parametrize("text", ["DESCRIBE topic=b", "STREAM topic=b partition=0 group=g", "CONSUME b 0 0"])
+def test_pending_reads_of_a_lost_process_fail_and_can_be_retried(text: str) -> None:
     conversation = three("a", "b")
     conversation.ask("LIST")
     conversation.feed(frame(text.encode()))
-    conversation.shards.links[link].break_off()
+    conversation.shards.link(0, 1).break_off()
     conversation.pass_by()
     assert conversation.heard()[0].startswith(b"ERROR: request_cancelled")
     assert conversation.ask("DESCRIBE topic=b").startswith("{")
@@ -410,32 +444,20 @@ def test_pending_reads_of_a_lost_process_fail_and_can_be_retried(text: str, link
 
 def test_a_lost_process_without_pending_requests_closes_no_connection() -> None:
     conversation = three("a", "b")
-    conversation.shards.links[0].break_off()
+    conversation.shards.link(0, 1).break_off()
     assert conversation.ask("DESCRIBE topic=b").startswith("{")
 
 
-def test_requests_stop_when_a_shard_stops_reading() -> None:
+def test_batches_wait_while_too_many_are_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "UNANSWERED_BYTES_MAX", 1)
     conversation = three("a", "b")
-    conversation.shards.links[0].backlog = 1001
-    assert conversation.session.paused()
-    resumes = conversation.resumes
-    conversation.shards.links[0].relieve()
-    assert conversation.resumes == resumes + 1
-
-
-def test_a_client_that_does_not_read_is_not_read_from() -> None:
-    conversation = three("a", "b")
-    conversation.output.backlog = conversation.output.backlog_max + 1
-    conversation.session.paused()
-    link = conversation.shards.links[0]
-    conversation.output.backlog = 0
-    conversation.feed(frame(b"DESCRIBE topic=b"))
-    conversation.output.backlog = conversation.output.backlog_max + 1
-    conversation.shards.loop.run_due()
-    assert link.is_paused
-    conversation.output.backlog = 0
-    conversation.session.drained()
-    assert not link.is_paused
+    for number in range(3):
+        conversation.feed(frame(batch("b", 0, messages(number + 1), idempotent=1)))
+    conversation.feed(frame(b"PUBLISH topic=b producerId=q message=last"))
+    for _ in range(20):
+        conversation.pass_by(BUSY_LOOK_S)
+    offsets = [offset_in(answer) for answer in conversation.heard()]
+    assert offsets == [0, 1, 2, 3]
 
 
 def test_links_end_with_the_connection() -> None:
@@ -459,7 +481,7 @@ def test_requests_before_the_end_of_the_stream_are_answered() -> None:
 def test_unauthenticated_requests_are_not_forwarded() -> None:
     conversation = three("a", "b")
     close_doors(conversation.shards)
-    other = Conversation(3, conversation.shards)
+    other = Conversation(conversation.shards)
     links = len(conversation.shards.links)
     for text in ("DESCRIBE topic=b", "LIST", "STREAM topic=b partition=0 group=g"):
         assert other.ask(text).startswith("ERROR: authentication_required")
@@ -472,7 +494,7 @@ def test_unauthenticated_requests_are_not_forwarded() -> None:
 def test_a_login_applies_in_every_shard() -> None:
     conversation = three("a", "b", "c")
     close_doors(conversation.shards)
-    other = Conversation(3, conversation.shards)
+    other = Conversation(conversation.shards)
     assert other.finally_asked("AUTH principal=alice token=wonderland").startswith("OK")
     assert other.finally_asked("DESCRIBE topic=b").startswith("{")
     assert other.finally_asked("LIST") == "OK count=3 topics=a,b,c"
@@ -484,7 +506,7 @@ def test_a_login_applies_in_every_shard() -> None:
 def test_inline_credentials_are_verified_and_forwarded() -> None:
     conversation = three("a", "b")
     close_doors(conversation.shards)
-    other = Conversation(3, conversation.shards)
+    other = Conversation(conversation.shards)
     words = "principal=alice auth_token=wonderland"
     assert other.finally_asked(f"DESCRIBE topic=b {words}").startswith("{")
     assert other.ask("DESCRIBE topic=b").startswith("ERROR: authentication_required")
@@ -500,13 +522,106 @@ def close_doors(shards: MemoryShards) -> None:
         broker.access.configure([ConfiguredUser("alice", HASH, EVERYTHING)])
 
 
-def test_a_link_without_the_key_is_rejected() -> None:
-    shards = make_shards(1)
-    output = CapturedOutput()
-    factory = CursusLinkFactory(shards.factories[0]._inside, bytes(KEY_BYTES))  # type: ignore[attr-defined]
-    opening = b"\xf3CURSUS\1" + KEY
-    assert factory.recognise(opening[:3]) is None
-    assert factory.recognise(opening)
-    assert not factory.recognise(b"V1|1|")
-    with pytest.raises(PeerError):
-        factory.open(output, lambda: None).receive(memoryview(opening))
+def test_a_batch_waits_for_space_in_the_log_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    conversation = three("a", "b")
+    full = full_logs(monkeypatch)
+    bodies = [batch("b", 0, messages(number), idempotent=1) for number in (1, 2, 3)]
+    conversation.say(*bodies, b"PUBLISH topic=b producerId=p isIdempotent=true seqNum=4 message=last")
+    conversation.pass_by(BUSY_LOOK_S)
+    assert conversation.heard() == []
+    full.clear()
+    conversation.pass_by(BUSY_LOOK_S)
+    assert [offset_in(answer) for answer in conversation.heard()] == [0, 1, 2, 3]
+
+
+def test_batches_that_found_no_space_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    conversation = three("a", "b")
+    full_logs(monkeypatch)
+    conversation.say(batch("b", 0, messages(1), idempotent=1), batch("b", 0, messages(2), idempotent=1))
+    conversation.pass_by(BUSY_WAIT_S)
+    for _ in range(3):
+        conversation.pass_by(BUSY_LOOK_S)
+    assert [b'"status":"ERROR"' in answer for answer in conversation.heard()] == [True, True]
+
+
+def test_a_repeated_payload_is_dropped_in_the_process_of_its_topic() -> None:
+    shards = MemoryShards(3, CursusSettings(repeats_s=60.0))
+    first, second = Conversation(shards), Conversation(shards, 2)
+    for topic in ("a", "b"):
+        first.ask(f"CREATE topic={topic} partitions=1")
+    for conversation in (first, second, first):
+        assert conversation.ask("PUBLISH b same") == "\U0001f4e4 Published to 'b'"
+    first.say(b"CONSUME b 0 0")
+    assert first.heard() == [b"same"]
+
+
+@pytest.mark.parametrize("own", [0, 1, 2])
+def test_a_member_may_use_the_connections_of_all_processes(own: int) -> None:
+    conversation = three("a", "b")
+    other = Conversation(conversation.shards, own)
+    joined = conversation.ask("JOIN_GROUP topic=b group=g member=m")
+    who = joined.replace("OK ", "topic=b group=g ").rpartition(" assignments=")[0]
+    assert other.ask(f"HEARTBEAT {who}").startswith("OK")
+    assert other.ask("JOIN_GROUP topic=b group=g member=m") != joined, "the member has used its generation"
+    assert '"member_count":2' in other.ask("GROUP_STATUS group=g")
+
+
+@pytest.mark.parametrize("own", [0, 1, 2])
+def test_events_have_one_version_in_all_processes(own: int) -> None:
+    conversation = Conversation(MemoryShards(3))
+    for topic in ("a", "b"):
+        conversation.ask(f"CREATE topic={topic} partitions=2 event_sourcing=true")
+    other = Conversation(conversation.shards, own)
+    assert conversation.ask("APPEND_STREAM topic=b key=k version=1 message=one").startswith("OK version=1 offset=0")
+    assert other.ask("APPEND_STREAM topic=b key=k version=1 message=two").startswith(
+        "ERROR: version_conflict current=1"
+    )
+    assert other.ask("SAVE_SNAPSHOT topic=b key=k version=1 message=s").startswith("OK version=1")
+    assert other.ask("APPEND_STREAM topic=b key=k version=2 message=two").startswith("OK version=2 offset=1")
+    assert conversation.ask("STREAM_VERSION topic=b key=k") == "OK version=2"
+    conversation.say(b"READ_STREAM topic=b key=k")
+    head, events = conversation.heard()
+    assert b'"count":1' in head
+    assert b"two" in events
+
+
+def test_a_topic_that_was_created_again_in_another_process_is_found() -> None:
+    conversation = three("a", "b", "c")
+    other = Conversation(conversation.shards, 2)
+    conversation.ask("DELETE topic=b")
+    conversation.shards.brokers[0].make_topic(TopicName.parse("b"), 1, then=lambda _: None, done=lambda _: None)
+    other.say(b"PUBLISH topic=b producerId=p message=new", b"CONSUME topic=b partition=0 offset=0 member=m")
+    assert b"new" in other.heard()[1]
+    assert other.ask("DESCRIBE topic=b").startswith("{")
+
+
+def test_names_that_are_not_utf8_are_refused_or_found_everywhere() -> None:
+    conversation = three("a", "b")
+    conversation.say(
+        b"CONSUME topic=b partition=0 member=m group=\xff\xfe",
+        b"PUBLISH topic=b producerId=\xff isIdempotent=true seqNum=1 message=m",
+        b"PUBLISH topic=b\xff producerId=p message=m",
+        b"APPEND_STREAM topic=b key=\xff version=1 message=m",
+    )
+    heard = conversation.heard()
+    assert len(heard) == 4
+    assert heard[0].startswith(b"ERROR")
+    assert heard[2].startswith(b"ERROR")
+    assert conversation.ask("LIST") == "OK count=2 topics=a,b"
+
+
+def full_logs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Let the logs of all processes accept no records. Return a list that can be cleared to end this."""
+    full, produce = [True], Broker.produce
+
+    def fill(broker: Broker, partition: Partition, batch: Any, **named: Any) -> None:
+        if full:
+            raise Busy(ErrorCode.BUSY, "full")
+        produce(broker, partition, batch, **named)
+
+    monkeypatch.setattr(Broker, "produce", fill)
+    return full
+
+
+def offset_in(answer: bytes) -> int:
+    return int(answer.split(b'"last_offset":')[1].split(b",")[0])
