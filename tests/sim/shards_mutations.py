@@ -20,14 +20,13 @@ from polywire.broker.transactions import Transactions
 from polywire.log.base import Completion
 from polywire.protocols.cursus import forwarding
 from polywire.protocols.cursus import produce as producing
-from polywire.protocols.flux.linked import LinkedFluxSession
+from polywire.protocols.flux.routed import ForwardedBatches, ForwardedFluxSession, RoutedFluxSession
 from polywire.protocols.flux.session import FluxSession
 from polywire.protocols.iggy import factory as iggy_factory
 from polywire.protocols.iggy.directory import TopicKept
 from polywire.protocols.iggy.routed import FUNCTIONS, RoutedDirectory
 from polywire.protocols.kafka import transactions as kafka_transactions
 from polywire.protocols.kafka.fences import Fences
-from polywire.protocols.runtime.links import Links
 from polywire.routing.broker import RoutedBroker
 from polywire.routing.link import ShardLink
 from polywire.routing.messages import Appended, By, Empty, Verb
@@ -35,7 +34,7 @@ from polywire.routing.session import COMMANDS, LinkSession
 from polywire.types import Level
 from tests.sim.mutation import Mutation, nothing, prepared, replaced, wrapped
 from tests.unit.protocols.cursus import test_processes as cursus_processes
-from tests.unit.protocols.flux import test_carrying as flux_carrying
+from tests.unit.protocols.flux import test_processes as flux_processes
 from tests.unit.protocols.iggy import test_processes as iggy_processes
 from tests.unit.protocols.iggy.sharded import MemoryShards, make_shards
 from tests.unit.protocols.kafka import test_participants, test_processes, test_transactions_of_processes
@@ -125,6 +124,29 @@ def _lost_as_stored(old: Callable[..., None], link: ShardLink) -> None:
     old(link)
     for call in calls:
         call.answered(msgspec.msgpack.encode(Appended(0)), memoryview(b""))
+
+
+def _left_lost(old: Callable[..., None], link: ShardLink) -> None:
+    """Do not open a lost link again."""
+    lost = link._link
+    old(link)
+    if link._retry is not None:
+        link._retry.cancel()
+    link._link = lost
+
+
+def _queued_alone(session: ForwardedFluxSession, waiting: ForwardedBatches, *args: Any) -> None:
+    """Let batches of each forwarded run wait in a queue of their own."""
+    FluxSession.__init__(session, *args)
+    session._sessions = waiting.sessions  # type: ignore[misc]
+    session._sessions[session] = None
+
+
+def _credited_at_once(session: RoutedFluxSession) -> None:
+    """Report that the client has taken what was sent to it."""
+    if session._call is not None:
+        session._call.credit(session._untaken)
+        session._untaken = 0
 
 
 def _numbers_of_others(session: LinkSession, by: By) -> Caller:
@@ -246,12 +268,23 @@ SHARDS_MUTATIONS: Final = (
         test=prepared(test_participants.test_a_late_permission_after_the_end_opens_nothing, processes=_processes),
     ),
     ShardsMutation(
-        "whole-lines",
-        "a partial line is dropped when a link closes",
-        replaced(LinkedFluxSession, "finish", FluxSession.finish),
-        test=flux_carrying.test_a_partial_line_is_dropped_when_a_link_closes,
+        "lines-order",
+        "forwarded lines stay in order when the log is full",
+        replaced(ForwardedFluxSession, "__init__", _queued_alone),
+        test=prepared(flux_processes.test_lines_stay_in_order_when_the_log_of_another_process_is_full),
     ),
-    ShardsMutation("links-anew", "a lost link is replaced", replaced(Links, "forget", nothing)),
+    ShardsMutation(
+        "pieces-taken",
+        "a process sends no more of a response than the client takes",
+        replaced(RoutedFluxSession, "_credit", _credited_at_once),
+        test=flux_processes.test_an_unread_long_response_is_held_by_no_process,
+    ),
+    ShardsMutation(
+        "links-anew",
+        "a lost link is replaced",
+        wrapped(ShardLink, "lost", _left_lost),
+        test=prepared(test_router.test_a_link_is_opened_again, together=Together),
+    ),
     ShardsMutation(
         "generation-fence",
         "no position comes behind a later generation's",

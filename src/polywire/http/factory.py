@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from polywire.broker.broker import Broker
 from polywire.http.process import Process
 from polywire.http.session import WIRE, Application, HttpSession
-from polywire.log.base import Completion, Handle
+from polywire.log.base import Completion
 from polywire.protocols.runtime.forwarded import ForwardedRequests, Forwarding, Sender
 from polywire.protocols.runtime.session import Output
 
@@ -59,7 +59,7 @@ class HttpFactory:
     def open(self, output: Output, resume: Callable[[], None]) -> HttpSession:
         return HttpSession(self, output, resume)
 
-    def execute(self, sender: Sender, requests: memoryview, then: Completion[bytes]) -> Handle:
+    def execute(self, sender: Sender, requests: memoryview, then: Completion[bytes]) -> ForwardedRequests:
         """Execute requests that other processes forward. See ``Executor``."""
         return ForwardedRequests(self._broker.loop, requests, sender.peer, None, then).run(
             partial(ForwardedHttpSession, self)

@@ -26,7 +26,7 @@ from polywire.broker.topics import Partition, Streams, Topic, missing
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode, Missing, Unavailable
 from polywire.log.base import Completion, Handle, Loop
-from polywire.protocols.runtime.forwarded import Executor, Sender
+from polywire.protocols.runtime.forwarded import Execution, Executor, Sender
 from polywire.protocols.runtime.shards import Shards
 from polywire.routing import messages
 from polywire.routing.calls import Method, by_of, method_of, methods_of, routed
@@ -520,15 +520,29 @@ class RoutedBroker:
 
     # Requests of other protocols
 
-    def execute(self, shard: int, protocol: str, sender: Sender, requests: bytes, then: Completion[bytes]) -> Handle:
+    def execute(
+        self,
+        shard: int,
+        protocol: str,
+        sender: Sender,
+        requests: bytes,
+        then: Completion[bytes],
+        more: Callable[[bytes], None] | None = None,
+    ) -> Execution:
         """See ``Forwarding``."""
         if shard == self.shards.own:
-            return self.executors[protocol](sender, memoryview(requests), then)
+            run = self.executors[protocol](sender, memoryview(requests), then)
+            run.more = more
+            return run
 
-        def received(_: bytes, payload: memoryview) -> None:
-            then(bytes(payload))
+        def received(head: bytes, payload: memoryview) -> None:
+            if more is not None and messages.decode(head, messages.Responses).more:
+                more(bytes(payload))
+            else:
+                then(bytes(payload))
 
-        return self._links[shard].send(Verb.EXECUTE, messages.Execute(protocol, sender), received, then, requests)
+        head = messages.Execute(protocol, sender, more is not None)
+        return self._links[shard].send(Verb.EXECUTE, head, received, then, requests)
 
     # Methods executed in the process of a topic
 

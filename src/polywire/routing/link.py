@@ -66,6 +66,10 @@ class Call:
         self.answered, self.failed = _ignore, _ignore
         self._link.end(self)
 
+    def credit(self, count: int) -> None:
+        """See ``Execution``."""
+        self._link.credit(self, count)
+
 
 def _ignore(*_: object) -> None:
     """Do nothing."""
@@ -158,6 +162,11 @@ class ShardLink:
         if self._calls.pop(call.correlation, None) is call:
             self._count_answered(call)
             self._write(encode(Verb.CANCEL, 0, messages.Cancel(call.correlation)))
+
+    def credit(self, call: Call, count: int) -> None:
+        """Report that a client has taken bytes of the responses."""
+        if self._calls.get(call.correlation) is call:
+            self._write(encode(Verb.CREDIT, 0, messages.Credit(call.correlation, count)))
 
     def _write(self, frame: bytes) -> None:
         """Send bytes. The event loop joins the writes of one pass."""

@@ -55,6 +55,8 @@ class Verb(IntEnum):
     """Execute requests of a client in a session of their protocol. The payload is the requests or their responses."""
     ALL_BOUNDS = 14
     """BOUNDS of several partitions."""
+    CREDIT = 15
+    """Count bytes of the responses to EXECUTE that the client has taken. This has no answer."""
 
 
 class Empty(msgspec.Struct, frozen=True, array_like=True):
@@ -167,10 +169,24 @@ class Process(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Execute(msgspec.Struct, frozen=True, array_like=True):
-    """The protocol of requests, and who sent them."""
+    """The protocol of requests, and who sent them. in_pieces: whether long responses may be sent in several frames."""
 
     protocol: str
     sender: Sender
+    in_pieces: bool = False
+
+
+class Credit(msgspec.Struct, frozen=True, array_like=True):
+    """The correlation id of an EXECUTE, and the number of bytes."""
+
+    correlation: int
+    count: int
+
+
+class Responses(msgspec.Struct, frozen=True, array_like=True):
+    """The head of the answer to EXECUTE. more: other frames with responses follow."""
+
+    more: bool = False
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
@@ -249,6 +265,7 @@ REQUESTS: Final[dict[int, type[msgspec.Struct]]] = {
     Verb.PROCESS: Empty,
     Verb.EXECUTE: Execute,
     Verb.ALL_BOUNDS: Places,
+    Verb.CREDIT: Credit,
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from hmac import compare_digest
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -25,9 +26,8 @@ from polywire.protocols.polywire import messages as polywire_messages
 from polywire.protocols.polywire.codec import ERROR, MORE, NO_PREFIX, PREFIX_BYTES, decode_prefix
 from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.runtime.append_queue import AppendQueue, is_full
-from polywire.protocols.runtime.forwarded import Executor
+from polywire.protocols.runtime.forwarded import Executor, ForwardedRequests
 from polywire.protocols.runtime.framed import FramedSession
-from polywire.protocols.runtime.links import check_opening
 from polywire.protocols.runtime.sequential import CLOSED
 from polywire.protocols.runtime.session import Output, begins_with
 from polywire.protocols.runtime.shards import KEY_BYTES
@@ -125,7 +125,8 @@ class LinkSession(FramedSession["Broker"]):
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
         if self._key:
-            check_opening(bytes(data[at:end]), MAGIC + self._key)
+            if not compare_digest(bytes(data[at:end]), MAGIC + self._key):
+                raise PeerError("only processes of this broker can connect here", fatal=True)
             self._key = b""
             return True
         prefix = self._prefix
@@ -278,7 +279,21 @@ class LinkSession(FramedSession["Broker"]):
         executor = self._executors.get(head.protocol)
         if executor is None:
             raise Unavailable(ErrorCode.STOPPING, f"this process does not speak the protocol name={head.protocol!r}")
-        self._calls[correlation] = executor(head.sender, requests, partial(self._executed, correlation))
+        run = executor(head.sender, requests, partial(self._executed, correlation))
+        self._calls[correlation] = run
+        if head.in_pieces:
+            run.more = partial(self._send_piece, correlation)
+
+    def _send_piece(self, correlation: int, piece: bytes) -> None:
+        head = encode(0, correlation, messages.Responses(more=True), payload_bytes=len(piece), flags=MORE)
+        self._flush()
+        self.output.write_many([head, piece])
+
+    def _credit(self, _: int, head: messages.Credit, __: memoryview) -> None:
+        self._owed -= 1
+        run = self._calls.get(head.correlation)
+        if isinstance(run, ForwardedRequests):
+            run.credit(head.count)
 
     def _executed(self, correlation: int, responses: bytes | BrokerError) -> None:
         self._calls.pop(correlation, None)
@@ -466,6 +481,7 @@ COMMANDS: Final[dict[int, Callable[[LinkSession, int, Any, memoryview], None]]] 
     Verb.PROCESS: LinkSession._report_process,
     Verb.EXECUTE: LinkSession._execute,
     Verb.ALL_BOUNDS: LinkSession._report_all_bounds,
+    Verb.CREDIT: LinkSession._credit,
 }
 
 

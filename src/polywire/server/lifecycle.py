@@ -62,8 +62,8 @@ from polywire.store.file import FileStore
 from polywire.types import Level
 
 if TYPE_CHECKING:
-    from polywire.protocols.runtime.session import SessionFactory
     from polywire.routing.broker import RoutedBroker
+    from polywire.routing.session import RouterFactory
     from polywire.server.bucket_watch import BucketWatch
 
 log = structlog.get_logger("polywire.server")
@@ -201,7 +201,7 @@ async def _open_wires(
     A shard also gets listeners for other processes and machines, whose TLS is ``links``, and the broker of all
     processes, which is returned, too.
     """
-    inside: list[SessionFactory] = []
+    inside: RouterFactory | None = None
     router: RoutedBroker | None = None
     if shard is None:
         factories = factories_of(broker, config)
@@ -218,16 +218,16 @@ async def _open_wires(
     )
     wires = {name: address for name, address in addresses.items() if name.removesuffix(TLS_SUFFIX) != HTTP}
     listeners = await opening(addresses=wires, shared=shard is not None)
-    if shard is None or router is None:
+    if shard is None or router is None or inside is None:
         return listeners, None
     alone = HttpFactory(broker, overview, names=_http_names(config), router=router, is_linked=True)
     router.executors[HTTP] = alone.execute
-    listeners.append(await listen_inside(overview.hub, shard.inside(), inside, driver))
+    listeners.append(await listen_inside(overview.hub, shard.inside(), [inside], driver))
     is_reserved = INSIDE not in shard.reached  # on a data directory, the parent process has reserved the addresses
     own = await opening(addresses={name: at for name, at in shard.reached.items() if name in wires}, shared=is_reserved)
     shard.opened(listeners, own, host=config.advertise, is_advertised=is_reserved and config.shard_port > 0)
     if not is_reserved:
-        own.append(await open_inside(overview.hub, shard.reached[INSIDE], inside, driver, links))
+        own.append(await open_inside(overview.hub, shard.reached[INSIDE], [inside], driver, links))
     return listeners + [replace(listener, name=OWN + listener.name) for listener in own], router
 
 

@@ -10,7 +10,7 @@ from polywire.protocols.cursus.context import CursusSettings
 from polywire.protocols.cursus.factory import CursusFactory
 from polywire.protocols.cursus.messages import Dialect as CursusDialect
 from polywire.protocols.flux.context import FluxSettings
-from polywire.protocols.flux.factory import CarryingFluxFactory, FluxFactory, FluxLinkFactory
+from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.iggy.context import IggyBroker, IggySettings
 from polywire.protocols.iggy.factory import IggyFactory
 from polywire.protocols.kafka.context import KafkaRouter, KafkaSettings
@@ -82,38 +82,31 @@ def factories_of(broker: Broker, config: ServeConfig) -> list[SessionFactory]:
 
 def shard_factories(
     broker: Broker, config: ServeConfig, shard: Shard
-) -> tuple[list[SessionFactory], list[SessionFactory], RoutedBroker]:
-    """Return the factories of a shard: those for clients, and those for the other processes of the broker.
-
-    Also return the broker of all processes.
-    """
-    flux = FluxFactory(broker, flux_settings(config))
-    off_loop, has_users = OffLoopQueue(broker.loop), not broker.access.is_open
+) -> tuple[list[SessionFactory], RouterFactory, RoutedBroker]:
+    """Return the factories for clients of a shard, the factory for other processes, and the broker of all processes."""
+    off_loop = OffLoopQueue(broker.loop)
     routed, settings = RoutedBroker(broker, shard), _led_settings(config)
     cursus = CursusFactory(broker, cursus_settings(config), off_loop=off_loop, places=shard, router=routed)
-    routed.executors[cursus.wire] = cursus.executor
+    flux = FluxFactory(broker, flux_settings(config), router=routed)
     kafka = KafkaFactory(broker, settings, off_loop=off_loop, router=cast(KafkaRouter, ResolvedBroker(routed)))
     # Kafka executes requests even if it has been turned off, because decided transactions must be completed.
-    routed.executors[kafka.wire] = kafka.executor
+    executors = {kafka.wire: kafka.executor, cursus.wire: cursus.executor, flux.wire: flux.execute}
+    routed.executors.update(executors)
 
     def process() -> Process:
         return Process(broker.epoch, settings.host, dict(shard.ports), kafka.own.cluster_id if shard.own == 0 else "")
 
     iggy = IggyFactory(cast(IggyBroker, routed), iggy_settings(config), parts=routed)
     parts = {name: Part(name, target, functions) for name, target, functions in (*iggy.called, *cursus.called)}
-    inside: list[SessionFactory] = [
-        FluxLinkFactory(flux),
-    ]
     outside: list[SessionFactory] = [
-        CarryingFluxFactory(flux, shard),
+        flux,
         cursus,
         iggy,
         kafka,
         Kafka07Factory(routed, off_loop=off_loop),
         RoutedPolywireFactory(routed),
     ]
-    spoken = [factory for factory in inside if config.speaks(factory.wire, has_users=has_users)]
-    return outside, [RouterFactory(broker, shard.key, process, routed.executors, parts), *spoken], routed
+    return outside, RouterFactory(broker, shard.key, process, routed.executors, parts), routed
 
 
 def _led_settings(config: ServeConfig) -> KafkaSettings:

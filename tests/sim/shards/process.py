@@ -106,7 +106,8 @@ class ShardProcess(WiresProcess):
         beginning = shard.begin(self.broker)
         with suppress(StopIteration):  # it has nothing to wait for
             beginning.send(None)
-        outside, self._inside, _ = shard_factories(self.broker, CONFIG, shard)
+        outside, inside, _ = shard_factories(self.broker, CONFIG, shard)
+        self._inside = [inside]
         return outside
 
     def accept_link(self, caller: Caller) -> Link:

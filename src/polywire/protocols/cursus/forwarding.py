@@ -36,6 +36,7 @@ from polywire.protocols.cursus.messages import (
 from polywire.protocols.cursus.produce import close_if_lost
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.session import BARE, Command, CursusSession, TakeBatch
+from polywire.protocols.runtime import forwarded as runtime
 from polywire.protocols.runtime.forwarded import ForwardedRequests, Sender
 from polywire.protocols.runtime.off_loop import LONG_BYTES
 from polywire.protocols.runtime.session import Output
@@ -57,11 +58,8 @@ _STAGING: Final = {
 """Commands that stage something, and their errors."""
 
 
-class Router(Parts, Protocol):
+class Router(Parts, runtime.Forwarding, Protocol):
     """The processes of this broker. See ``RoutedBroker``."""
-
-    def execute(self, shard: int, protocol: str, sender: Sender, requests: bytes, then: Completion[bytes]) -> Handle:
-        """Execute complete requests of a client in the process of a shard, possibly this one."""
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
@@ -125,7 +123,7 @@ def execute(
     sender: Sender,
     requests: memoryview,
     then: Completion[bytes],
-) -> Handle:
+) -> ForwardedRequests:
     """Execute forwarded requests. See ``Executor``. They have no response if this process does not know the user."""
     user = None if sender.user is None else state.broker.access.certified(sender.user)
     if user is not None:

@@ -5,6 +5,7 @@ Defaults are those of the original broker.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -13,8 +14,10 @@ from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.record_verbs import RecordVerbs
 from polywire.broker.state import WireStateVerbs
 from polywire.broker.topic_verbs import TopicVerbs
+from polywire.broker.topics import Topic
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.protocols.runtime.broker import WireBroker
+from polywire.protocols.runtime.forwarded import Forwarding
 
 WIRE: Final = "flux"
 
@@ -22,6 +25,23 @@ WIRE: Final = "flux"
 class FluxBroker(TopicVerbs, RecordVerbs, PositionVerbs, WireStateVerbs, WireBroker, Protocol):
     @property
     def groups(self) -> Coordinator: ...
+
+
+class FluxRouter(Forwarding, Protocol):
+    """The broker of several processes, as this protocol uses it."""
+
+    @property
+    def is_clogged(self) -> bool:
+        """Whether a session should wait with its next request, because a shard has many to answer."""
+
+    def on_relief(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once when a clogged shard has answered most requests."""
+
+    def topics(self) -> list[Topic]:
+        """Return the topics of all processes that have been reported."""
+
+    def require_reported(self) -> None:
+        """Raise Pending until all processes have reported their topics, and Unavailable if one does not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from polywire.broker.permissions import Action
+from polywire.log.base import Completion
 from polywire.protocols.flux import fetch, groups, produce, replicas, topics
-from polywire.protocols.flux.carrying import CarryingFluxSession
-from polywire.protocols.flux.context import WIRE, FluxBroker, FluxSettings
-from polywire.protocols.flux.linked import LinkedFluxSession
+from polywire.protocols.flux.context import WIRE, FluxBroker, FluxRouter, FluxSettings
 from polywire.protocols.flux.messages import VERSION, WHITE, text_of
 from polywire.protocols.flux.metadata import FluxState
 from polywire.protocols.flux.reply_slots import ScratchArrays
+from polywire.protocols.flux.routed import ForwardedBatches, ForwardedFluxSession, RoutedFluxSession
 from polywire.protocols.flux.session import Command, FluxSession
 from polywire.protocols.runtime.commands import table
-from polywire.protocols.runtime.links import CarryingFactory
+from polywire.protocols.runtime.forwarded import ForwardedRequests, Sender
 from polywire.protocols.runtime.session import Output
 
 DATA_COMMANDS: Final[Mapping[str, Command]] = table(
@@ -56,10 +57,15 @@ _PREFIX_BYTES: Final = 64
 class FluxFactory:
     """Implements ``protocols.runtime.session.SessionFactory``."""
 
-    __slots__ = ("_broker", "_scratch", "commands", "state")
+    __slots__ = ("_broker", "_router", "_scratch", "_waiting", "commands", "state")
 
-    def __init__(self, broker: FluxBroker, settings: FluxSettings | None = None) -> None:
+    def __init__(
+        self, broker: FluxBroker, settings: FluxSettings | None = None, *, router: FluxRouter | None = None
+    ) -> None:
+        """``broker`` is that of this process. ``router`` is the broker of all processes, if there are several."""
         self._broker = broker
+        self._router = router
+        self._waiting = ForwardedBatches(broker)
         self.state = FluxState(broker, settings or FluxSettings())
         self._scratch = ScratchArrays()
         self.commands = {**DATA_COMMANDS, **(ADMIN_COMMANDS if self.state.settings.admin else {})}
@@ -85,31 +91,15 @@ class FluxFactory:
         return following.isprintable() or following in WHITE if following else undecided
 
     def open(self, output: Output, resume: Callable[[], None]) -> FluxSession:
-        return FluxSession(self._broker, self.state, self._scratch, self.commands, output, resume)
+        shared = self._broker, self.state, self._scratch, self.commands
+        if self._router is not None:
+            return RoutedFluxSession(self._router, *shared, output, resume)
+        return FluxSession(*shared, output, resume)
 
-
-class FluxLinkFactory(FluxFactory):
-    """Opens sessions for connections from other processes of this broker.
-
-    ``inside`` is the factory for clients. The sessions share all state with the sessions of that factory.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, inside: FluxFactory) -> None:
-        self._broker = inside._broker
-        self.state = inside.state
-        self._scratch = inside._scratch
-        self.commands = inside.commands
-
-    def open(self, output: Output, resume: Callable[[], None]) -> FluxSession:
-        return LinkedFluxSession(self._broker, self.state, self._scratch, self.commands, output, resume)
-
-
-class CarryingFluxFactory(CarryingFactory[FluxFactory]):
-    """Opens sessions that forward requests to other shards."""
-
-    __slots__ = ()
-
-    def open(self, output: Output, resume: Callable[[], None]) -> CarryingFluxSession:
-        return CarryingFluxSession(self._shards, self._inside.commands, output, resume, self._inside.open)
+    def execute(self, sender: Sender, requests: memoryview, then: Completion[bytes]) -> ForwardedRequests:
+        """Execute lines of a client of another process. See ``Executor``. Raises Denied if its user is not known here."""
+        certified = None if sender.user is None else self._broker.access.vouched(sender.user)
+        run = ForwardedRequests(self._broker.loop, requests, sender.peer, certified, then)
+        return run.run(
+            partial(ForwardedFluxSession, self._waiting, self._broker, self.state, self._scratch, self.commands)
+        )

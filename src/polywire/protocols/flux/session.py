@@ -135,9 +135,9 @@ class FluxSession(BarePipelined):
         while at < stop:
             reason, after, end, count, topics = decoder.scan(data, at, stop, work, line_max)
             if count == 1:
-                self._produce_one(data)
+                self._produce_one(data, at, after)
             elif count:
-                self._produce_run(data, after - at, count, topics)
+                self._produce_run(data, at, after, count, topics)
             at = after
             if reason == decoder.MORE:
                 # checked before the line ends, because the client waits for a response and sends no line end
@@ -195,8 +195,7 @@ class FluxSession(BarePipelined):
         if not command.pipelined and not self._settled():
             return False
         try:
-            self._admit(command, request)
-            payload = command.handler(self, request)
+            payload = self._execute(command, request, line)
         except Refused as error:
             self.append(Answer(self, request.id)).refuse(error)
         except BrokerError as error:
@@ -205,6 +204,19 @@ class FluxSession(BarePipelined):
             if payload is not None:
                 self.append(Answer(self, request.id)).ok(payload)
         return True
+
+    def _execute(self, command: Command, request: Request, line: bytes) -> bytes | None:
+        """Execute a command, and return the payload of its response, or None if it created an ``Answer``.
+
+        Raises Refused or BrokerError.
+        """
+        del line
+        self._admit(command, request)
+        return command.handler(self, request)
+
+    def topics(self) -> list[Topic]:
+        """Return all topics."""
+        return list(self.broker.topics())
 
     def later(self, request: Request, *, blocking: bool = False) -> Answer:
         """Return a reply slot for a response that is sent later.
@@ -289,8 +301,9 @@ class FluxSession(BarePipelined):
             self.state.created(topic, automatic=True)
         return topic
 
-    def _produce_one(self, data: memoryview) -> None:
-        """Produce a run of one record without arrays, which is faster."""
+    def _produce_one(self, data: memoryview, start: int, end: int) -> None:
+        """Produce a run of one record without arrays, which is faster. Its line is ``data[start:end]``."""
+        del start, end
         work = self.scratch.work
         request_id, name, key = decoder.first_of(data, work)
         answer = Produced(self, request_id)
@@ -307,9 +320,10 @@ class FluxSession(BarePipelined):
         answer.partition = partition
         self.append_queue.produce(partition, from_spans(data, work[:4]), Level.WRITTEN, answer.done)
 
-    def _produce_run(self, data: memoryview, size: int, count: int, topics: int) -> None:
+    def _produce_run(self, data: memoryview, start: int, end: int, count: int, topics: int) -> None:
+        """Produce a run of ``count`` records. Its lines are ``data[start:end]``."""
         scratch = self.scratch
-        scratch.ids = _sized(scratch.ids, size)
+        scratch.ids = _sized(scratch.ids, end - start)
         answer = ProducedLines(
             self, bytes(memoryview(scratch.ids)[: decoder.pack_ids(data, scratch.work, count, scratch.ids)]), count
         )

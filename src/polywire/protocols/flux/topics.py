@@ -163,21 +163,21 @@ def ping(session: FluxSession, request: Request, /) -> bytes:
 def get_metadata(session: FluxSession, request: Request, /) -> None:
     if request.args:
         raise bad("ADMIN_GET_METADATA requires no args")
-    session.later(request, blocking=True).make(_metadata(session))
+    brokers, fenced = listed(session.state.brokers()), listed(session.state.fenced())
+    session.later(request, blocking=True).make(metadata(session, f"brokers={brokers} fenced={fenced}".encode()))
 
 
-def _metadata(session: FluxSession) -> Iterator[bytes]:
-    """Yield the metadata in pieces, because there may be thousands of topics."""
+def metadata(session: FluxSession, brokers: bytes) -> Iterator[bytes]:
+    """Yield the metadata in pieces, because there may be thousands of topics. ``brokers`` is their end."""
     permits, who = session.broker.access.permits, session.principal
     before = b"topics=["
-    for topic in session.broker.topics():
+    for topic in session.topics():
         if permits(who, Action.TOPIC_DESCRIBE, topic):
             yield before + topic_word(topic.name.full).encode()
             before = b" "
         else:
             yield b""
-    brokers, fenced = listed(session.state.brokers()), listed(session.state.fenced())
-    yield (b"topics=[" if before != b" " else b"") + f"] brokers={brokers} fenced={fenced}".encode()
+    yield (b"topics=[" if before != b" " else b"") + b"] " + brokers
 
 
 def _fence(session: FluxSession, request: Request, fenced: bool) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from polywire.broker.access import Principal
 from polywire.errors import PeerError
-from polywire.log.base import Completion, Handle
+from polywire.log.base import Completion
 from polywire.protocols.kafka import positions, transactions
 from polywire.protocols.kafka.context import Shared
 from polywire.protocols.kafka.messages import Api, Served
@@ -69,7 +69,7 @@ def _principal(shared: Shared, user: str, peer: str) -> Principal:
 
 def execute(
     shared: Shared, table: Mapping[Api, Command], sender: Sender, requests: memoryview, then: Completion[bytes]
-) -> Handle:
+) -> ForwardedRequests:
     """Execute forwarded requests. See ``Executor``. They have no response if this process does not know the user."""
     run = ForwardedRequests(shared.broker.loop, requests, sender.peer, None, then)
     return run.run(partial(ForwardedKafkaSession, shared, table, sender))

@@ -16,7 +16,8 @@ from polywire.types import Buffer
 
 # responses to one client's requests, which are joined; far more than a page of HTTP with the largest record needs
 RESPONSE_BYTES_MAX: Final = 64 * 1024 * 1024
-BACKLOG_BYTES_MAX: Final = 1024 * 1024  # a limit that ``ForwardedRequests`` never reaches, because it has no backlog
+PIECE_BYTES_MIN: Final = 64 * 1024  # smaller pieces wait for the next one
+BACKLOG_BYTES_MAX: Final = 512 * 1024  # responses that the client has not taken, above which a session writes no piece
 
 
 class Sender(msgspec.Struct, frozen=True, array_like=True):
@@ -33,23 +34,39 @@ class Sender(msgspec.Struct, frozen=True, array_like=True):
     context: bytes = b""
 
 
-Executor = Callable[[Sender, memoryview, Completion[bytes]], Handle]
-"""Executes complete requests of a client, and reports all of their responses, joined.
+class Execution(Handle, Protocol):
+    """Requests that are being executed."""
 
-Cancelling the returned handle ends the requests, as if the client had closed its connection. Then nothing is reported.
-"""
+    def cancel(self) -> None:
+        """End the requests, as if the client had closed its connection. Nothing more is reported."""
+
+    def credit(self, count: int) -> None:
+        """Count bytes of a piece of the responses that the client has taken."""
 
 
 class ForwardedRequests:
-    """Requests in one session. Implements ``Output`` for the session, and ``Handle``.
+    """Requests in one session. Implements ``Output`` for the session, and ``Execution``.
 
     Attributes:
+        backlog: bytes of pieces that the client has not taken. It is 0 without pieces.
         certified: the client's user. See ``Output``.
+        more: gets the beginning of long responses, in pieces. If it is None, all responses are reported at the end.
     """
 
-    __slots__ = ("_answered", "_at", "_data", "_loop", "_parts", "_session", "_size", "certified", "peer")
+    __slots__ = (
+        "_answered",
+        "_at",
+        "_data",
+        "_loop",
+        "_parts",
+        "_session",
+        "_size",
+        "backlog",
+        "certified",
+        "more",
+        "peer",
+    )
 
-    backlog: Final = 0
     backlog_max: Final = BACKLOG_BYTES_MAX
     local: Final = ("", 0)
     on_loopback: Final = False
@@ -63,13 +80,15 @@ class ForwardedRequests:
         self._at = 0
         self._answered: Final = answered
         self._parts: list[bytes] = []
-        self._size = 0
+        self._size = 0  # bytes of the parts
+        self.backlog = 0
+        self.more: Callable[[bytes], None] | None = None
         self._session: Session | None = None
         self.peer: Final = peer
         self.certified: Final = certified
 
-    def run(self, open_session: Callable[[Output, Callable[[], None]], Session]) -> Handle:
-        """Execute the requests. Returns the handle with which they are cancelled."""
+    def run(self, open_session: Callable[[Output, Callable[[], None]], Session]) -> ForwardedRequests:
+        """Execute the requests."""
         try:
             self._session = open_session(self, self._offer)
         except PeerError as error:
@@ -109,6 +128,13 @@ class ForwardedRequests:
         if session is not None:
             session.close()
 
+    def credit(self, count: int) -> None:
+        """See ``Execution``."""
+        was_full = self.backlog >= self.backlog_max
+        self.backlog -= count
+        if was_full and self.backlog < self.backlog_max and self._session is not None:
+            self._session.drained()
+
     # Output
 
     def write(self, data: Buffer) -> None:
@@ -117,6 +143,12 @@ class ForwardedRequests:
             self.fail(PeerError(f"the response is too large limit={RESPONSE_BYTES_MAX}", fatal=True))
             return
         self._parts.append(bytes(data))
+        if self.more is not None:
+            self.backlog += len(data)
+            if self._size >= PIECE_BYTES_MIN:
+                piece, self._size = b"".join(self._parts), 0
+                self._parts.clear()
+                self.more(piece)
         self._loop.call_soon(self._end_when_answered)
 
     def write_many(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
@@ -141,6 +173,13 @@ class ForwardedRequests:
         return _nothing
 
 
+Executor = Callable[[Sender, memoryview, Completion[bytes]], ForwardedRequests]
+"""Executes complete requests of a client, and reports all of their responses, joined.
+
+If the requests are cancelled, nothing is reported.
+"""
+
+
 def _rejected(error: PeerError) -> Unavailable:
     return Unavailable(ErrorCode.STOPPING, f"a process has rejected a forwarded request reason={error}")
 
@@ -156,9 +195,18 @@ class Forwarding(Protocol):
     def shards(self) -> Shards:
         """The shards, and which of them has a topic."""
 
-    def execute(self, shard: int, protocol: str, sender: Sender, requests: bytes, then: Completion[bytes]) -> Handle:
+    def execute(
+        self,
+        shard: int,
+        protocol: str,
+        sender: Sender,
+        requests: bytes,
+        then: Completion[bytes],
+        more: Callable[[bytes], None] | None = None,
+    ) -> Execution:
         """Execute complete requests of a client in another process. ``then`` gets their responses, joined.
 
-        ``then`` is never called from inside this call. Cancelling the returned handle ends the requests. Raises
+        ``more`` gets the beginning of long responses, in pieces. Then the caller must report what the client has taken
+        (``Execution.credit``), and ``then`` gets only the rest. Neither is called from inside this call. Raises
         Busy(BUSY) if too many bytes are on the way to the other process.
         """

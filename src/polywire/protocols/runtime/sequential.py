@@ -67,6 +67,8 @@ class Wait:
     """How the next request is handled depends on an outstanding response."""
     LOOKING_UP: Final = 8
     """The next request waits for something, such as the answer of another process."""
+    CLOGGED: Final = 16
+    """Another process has many requests to answer."""
 
 
 # A request that claims up to this length gets all its memory at once, a longer one at most four times the bytes

@@ -1,0 +1,315 @@
+"""FLUX in a broker of several processes: lines are executed in the process of their topic (decision 0130).
+
+* A client's lines about one topic are executed in their order.
+* A line that may create a topic in another process delays the next lines until it is answered.
+* If a process ends before it has responded, the client's connection is closed, because the outcome is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from polywire.broker.api import Pending
+from polywire.broker.topics import Topic
+from polywire.errors import BrokerError, Denied, PeerError
+from polywire.protocols.flux import decoder
+from polywire.protocols.flux.context import WIRE, FluxBroker, FluxRouter
+from polywire.protocols.flux.messages import Refused, Request, bad, named
+from polywire.protocols.flux.metadata import FluxState
+from polywire.protocols.flux.reply_slots import Answer, ScratchArrays
+from polywire.protocols.flux.session import BUSY_WAIT_S, Command, FluxSession
+from polywire.protocols.flux.topics import metadata
+from polywire.protocols.runtime.append_queue import AppendQueue
+from polywire.protocols.runtime.forwarded import Execution, Sender
+from polywire.protocols.runtime.sequential import Wait
+from polywire.protocols.runtime.session import Output
+
+METADATA: Final = "ADMIN_GET_METADATA"
+CREATE: Final = "ADMIN_CREATE_TOPIC"
+MADE_BY_USE: Final = frozenset({"PRODUCE", "CONSUME", "SET_PARTITION_ROLE"})
+TOPIC_FIRST: Final = frozenset(
+    {
+        "SET_PARTITION_ROLE",
+        "ADMIN_SET_PARTITION_LEADER",
+        "ADMIN_ELECT_TOPIC_LEADERS",
+        "REPLICA_FETCH",
+        "BROKER_REPLICA_ACK",
+    }
+)
+ABOUT_BROKERS: Final = frozenset(
+    {
+        "ADMIN_REGISTER_BROKER",
+        "ADMIN_BROKER_HEARTBEAT",
+        "ADMIN_FENCE_BROKER",
+        "ADMIN_UNFENCE_BROKER",
+        "ADMIN_RECONCILE_BROKER_HEALTH",
+    }
+)
+NO_BROKERS: Final = "brokers cannot be registered if several processes share the topics"
+ACKS_ALL: Final = b"acks=all"
+FIRST: Final = 0  # the shard whose brokers are listed
+_TOPIC_NUMBERS_AT: Final = 6 * decoder.RUN_RECORDS_MAX
+
+
+class RoutedFluxSession(FluxSession):
+    """One client.
+
+    ``_call`` is the command whose long response arrives in pieces. ``_untaken`` are bytes of it that the other process
+    must not replace yet, because the client does not read.
+    """
+
+    __slots__ = ("_call", "_has_failed", "_known_sender", "_untaken", "router")
+
+    def __init__(
+        self,
+        router: FluxRouter,
+        broker: FluxBroker,
+        state: FluxState,
+        scratch: ScratchArrays,
+        commands: Mapping[str, Command],
+        output: Output,
+        resume: Callable[[], None],
+    ) -> None:
+        super().__init__(broker, state, scratch, commands, output, resume)
+        self.router: Final = router
+        self._call: Execution | None = None
+        self._has_failed = False
+        self._known_sender: Sender | None = None
+        self._untaken = 0
+
+    def topics(self) -> list[Topic]:
+        return self.router.topics()
+
+    # Which process executes a line
+
+    def _place(self, name: str, begins: Callable[[], int] | None) -> tuple[int, bool]:
+        """Return the shard of a topic, and whether the line creates the topic there.
+
+        ``begins`` returns the shard for a new topic. It is None if the line does not create topics.
+        """
+        shards = self.router.shards
+        if self.broker.find_topic(name) is not None:
+            return shards.own, False
+        shard = shards.shard_of(name)
+        if shard is None and begins is not None and not name.startswith("__"):
+            return begins(), True
+        return shards.own if shard is None else shard, False
+
+    def _place_of(self, command: Command, request: Request) -> tuple[int, bool]:
+        """Return the shard that executes a command, and whether it creates the topic there."""
+        own, shards = (self.router.shards.own, False), self.router.shards
+        topic_at = 0 if request.command in TOPIC_FIRST else command.topic_at
+        if topic_at is None or topic_at >= len(request.args):
+            return own
+        try:
+            name = named(request.args[topic_at])
+        except Refused:  # this shard reports the error
+            return own
+        if request.command == CREATE:
+            return self._place(name, shards.least_loaded)
+        return self._place(name, partial(shards.home, name) if request.command in MADE_BY_USE else None)
+
+    # Lines
+
+    def _produce_one(self, data: memoryview, start: int, end: int) -> None:
+        if not self._forward_run(data, start, end, 1, 1):
+            super()._produce_one(data, start, end)
+
+    def _produce_run(self, data: memoryview, start: int, end: int, count: int, topics: int) -> None:
+        if not self._forward_run(data, start, end, count, topics):
+            super()._produce_run(data, start, end, count, topics)
+
+    def _forward_run(self, data: memoryview, start: int, end: int, count: int, topics: int) -> bool:
+        """Forward a run of PRODUCE lines. Return False if all of its topics are in this process."""
+        places: list[tuple[int, bool]] = []
+        for number in range(topics):
+            name = self._topic_text(data, number)
+            places.append(self._place(name, partial(self.router.shards.home, name)))
+        shards = {shard for shard, _ in places}
+        if shards == {self.router.shards.own}:
+            return False
+        lines = bytes(data[start:end])
+        if len(shards) == 1:
+            self._forward(shards.pop(), lines, blocking=any(creates for _, creates in places))
+        else:
+            numbers = self.scratch.work[_TOPIC_NUMBERS_AT : _TOPIC_NUMBERS_AT + count]
+            self._split(lines, [places[number][0] for number in numbers])
+        return True
+
+    def _handle(self, line: bytes) -> bool:
+        pending, self._awaited = self._awaited, None
+        try:
+            if pending is None:
+                return super()._handle(line)
+            with pending:
+                return super()._handle(line)
+        except Pending as again:
+            self._look_up(again)
+            return False
+
+    def _execute(self, command: Command, request: Request, line: bytes) -> bytes | None:
+        own = self.router.shards.own
+        if request.command in ABOUT_BROKERS:
+            raise bad(NO_BROKERS)
+        if request.command == METADATA:
+            self.router.require_reported()
+            if own != FIRST:
+                self._list_brokers(request, line)
+                return None
+        shard, creates = self._place_of(command, request)
+        if shard == own:
+            return super()._execute(command, request, line)
+        blocking = creates or request.command == CREATE or ACKS_ALL in request.args
+        self._forward(shard, line + b"\n", blocking=blocking or not command.pipelined, in_pieces=not command.pipelined)
+        return None
+
+    # Forwarding
+
+    @property
+    def _sender(self) -> Sender:
+        if self._known_sender is None:
+            with suppress(Denied):  # which the other process reports
+                self.principal  # noqa: B018  # identifies the connection
+            certified = self.output.certified
+            self._known_sender = Sender(None if certified is None else certified.name, self.output.peer)
+        return self._known_sender
+
+    def _send(
+        self, shard: int, lines: bytes, then: Callable[[bytes], None], more: Callable[[bytes], None] | None = None
+    ) -> Execution | None:
+        def came(responses: bytes | BrokerError) -> None:
+            if not isinstance(responses, BrokerError):
+                then(responses)
+            elif not self._has_failed:
+                self._has_failed = True
+                self.output.fail(PeerError(f"a forwarded request failed reason={responses}", fatal=True))
+
+        try:
+            call = self.router.execute(shard, WIRE, self._sender, lines, came, more)
+        except BrokerError as error:
+            self.broker.loop.call_soon(came, error)
+            return None
+        if self.router.is_clogged:
+            self._reasons |= Wait.CLOGGED
+            self.router.on_relief(self._relieved)
+        return call
+
+    def _relieved(self) -> None:
+        self._reasons &= ~Wait.CLOGGED
+        self._go_on()
+
+    def _forward(self, shard: int, lines: bytes, *, blocking: bool, in_pieces: bool = False) -> None:
+        """Execute a run of PRODUCE lines, or another line, in another process."""
+        answer = self.append(Answer(self, b"", blocking=blocking))
+        if not in_pieces:
+            self._send(shard, lines, partial(_fill, answer))
+            return
+
+        def came(rest: bytes) -> None:
+            self.drain = None
+            self._call = None
+            answer.fill([rest])
+
+        call = self._send(shard, lines, came, self._take_piece)
+        if call is not None:
+            self._call, self._untaken = call, 0
+            self.drain = self._credit
+            answer.cancel = call.cancel
+
+    def _take_piece(self, piece: bytes) -> None:
+        """Send the next piece of a long response, while no other response is outstanding."""
+        self.output.write(piece)
+        self._untaken += len(piece)
+        self._credit()
+
+    def _credit(self) -> None:
+        if self._call is not None and self._untaken and self.output.backlog < self.output.backlog_max:
+            count, self._untaken = self._untaken, 0
+            self._call.credit(count)
+
+    def _split(self, lines: bytes, shards: Sequence[int]) -> None:
+        """Execute PRODUCE lines, each in its shard. The next lines wait, so that lines about one topic stay in order."""
+        answer = self.append(Answer(self, b"", blocking=True))
+        by_shard: dict[int, list[bytes]] = {shard: [] for shard in shards}
+        for shard, line in zip(shards, lines.split(b"\n"), strict=False):
+            by_shard[shard].append(line + b"\n")
+        found: dict[int, Iterator[bytes]] = {}
+
+        def came(shard: int, responses: bytes) -> None:
+            found[shard] = iter(responses.split(b"\n"))
+            if len(found) == len(by_shard):
+                answer.fill([b"".join([next(found[shard]) + b"\n" for shard in shards])])
+
+        for shard, own in by_shard.items():
+            self._send(shard, b"".join(own), partial(came, shard))
+
+    def _list_brokers(self, request: Request, line: bytes) -> None:
+        """Respond with all topics, and the brokers that the first shard has."""
+        answer = self.later(request, blocking=True)
+        succeeded, before = b"V1|%b|OK|" % request.id, b"] brokers="
+
+        def came(response: bytes) -> None:
+            _, found, brokers = response.removesuffix(b"\n").rpartition(before)
+            if response.startswith(succeeded) and found:
+                answer.make(metadata(self, before[2:] + brokers))
+            else:
+                answer.fill([response])
+
+        self._send(FIRST, line + b"\n", came)
+
+
+def _fill(answer: Answer, responses: bytes) -> None:
+    answer.fill([responses])
+
+
+class ForwardedFluxSession(FluxSession):
+    """Executes a run of PRODUCE lines, or another line, that another process has forwarded.
+
+    If the log is full, batches of all such sessions wait in one queue, and later lines behind them. They are stored
+    even if the client closes its connection.
+    """
+
+    __slots__ = ("_sessions",)
+
+    def __init__(
+        self,
+        waiting: ForwardedBatches,
+        broker: FluxBroker,
+        state: FluxState,
+        scratch: ScratchArrays,
+        commands: Mapping[str, Command],
+        output: Output,
+        resume: Callable[[], None],
+    ) -> None:
+        super().__init__(broker, state, scratch, commands, output, resume)
+        self.append_queue = waiting
+        self._queued = waiting.waiting
+        self._sessions: Final = waiting.sessions
+        self._sessions[self] = None
+
+    def close(self) -> None:
+        self._sessions.pop(self, None)
+        super().close()
+
+
+class ForwardedBatches(AppendQueue):
+    """The batches of forwarded lines that wait for space in the log.
+
+    ``sessions`` are open, in the order in which their lines arrived.
+    """
+
+    __slots__ = ("sessions",)
+
+    def __init__(self, broker: FluxBroker) -> None:
+        super().__init__(broker, BUSY_WAIT_S, self._continue)
+        self.sessions: Final[dict[ForwardedFluxSession, None]] = {}
+
+    def _continue(self) -> None:
+        for session in list(self.sessions):
+            session._go_on()
+
+    def drop(self) -> None:
+        """Drop nothing, because the batches are those of several sessions."""
