@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -47,6 +47,9 @@ ANYWHERE: Final = frozenset(
     | {"LIST_CLUSTER", "CLUSTER_STATUS", "ELECT_LEADER"}
 )
 """Commands that the process of the client's connection executes."""
+EVERYWHERE: Final = frozenset({"LIST_GROUPS", "GROUP_STATUS", "INIT_PRODUCER_ID", "BEGIN_TXN", "TXN_STATUS", "END_TXN"})
+"""Commands that all processes execute."""
+STAGED_MAX: Final = 1_000  # transactional ids of one connection whose shard is remembered
 SPANS: Final = "all topics of a transaction must belong to the same process of this broker"
 STAGED_IN_SEVERAL: Final = "the transaction has staged data in several processes of this broker (abort it)"
 _ERROR: Final = b"ERROR:"
@@ -79,6 +82,14 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     group: str
     features: frozenset[str]
     epoch_min: int = 0
+
+
+class Client(NamedTuple):
+    """The client of a forwarded request. It is determined at once, because the guard then admits other requests."""
+
+    user: str | None
+    peer: str
+    origin: Origin
 
 
 class ForwardedSession(CursusSession):
@@ -143,13 +154,13 @@ class Forwarding:
 
     def __call__(self, session: CursusSession, command: Command, request: Request, body: memoryview) -> bool:
         """Forward a request, or return False if this process executes it. Raises Refused or Pending."""
-        steps = self._steps(request, bytes(body))
+        steps = self._steps(request, body)
         if steps is not None:
             session.state.guard.prove(session, request)
             if request.name in _BOUNDARIES:
                 session.staged_in.pop(transaction_of(request), None)
             answer = session.later(request.dialect, blocking=True)
-            _Several(partial(self.send, session, answer), answer, steps)
+            _Several(partial(self.send, self.client(session), answer), answer, steps)
             return True
         shard = self._shard_of(session, request)
         _check_transaction(session, request, self._router.shards.own if shard is None else shard)
@@ -158,7 +169,7 @@ class Forwarding:
         session.state.guard.prove(session, request)
         waits = request.name == "CONSUME" and request.options.get("wait_ms", "0") != "0"
         answer = session.later(request.dialect, blocking=not (command.pipelined or waits))
-        self.send(session, answer, Question(shard, bytes(body)), partial(answer_with, answer))
+        self.send(self.client(session), answer, Question(shard, bytes(body)), partial(answer_with, answer))
         return True
 
     def _shard_of(self, session: CursusSession, request: Request) -> int | None:
@@ -175,10 +186,12 @@ class Forwarding:
             shard = self._router.next_shard()
         return None if shard == shards.own else shard
 
-    def _steps(self, request: Request, body: bytes) -> Steps | None:
+    def _steps(self, request: Request, body: memoryview) -> Steps | None:
         """Return how a request is executed that concerns all processes; None for any other request."""
-        shards, name = range(self._router.shards.count), transaction_of(request)
-        everywhere = [Question(shard, body) for shard in shards]
+        if request.name not in EVERYWHERE:
+            return None
+        name, text = transaction_of(request), bytes(body)
+        everywhere = [Question(shard, text) for shard in range(self._router.shards.count)]
         match request.name:
             case "LIST_GROUPS":
                 return _joined_groups(everywhere)
@@ -193,7 +206,13 @@ class Forwarding:
                 return _ended(everywhere, _status(request, name), commits=commits)
         return None
 
-    def store(self, session: CursusSession, answer: Answer, partition: Partition, body: bytes) -> None:
+    def client(self, session: CursusSession) -> Client:
+        """Return the client of the request that the guard has admitted last."""
+        acting, (host, port) = session.state.guard.acting, session.address
+        origin = Origin(session.spoken, host, port, session.group, session.features)
+        return Client(None if acting is None else acting.name, session.peer_address, origin)
+
+    def store(self, session: CursusSession, client: Client, answer: Answer, partition: Partition, body: bytes) -> None:
         """Have another process store a batch. Raises Busy(BUSY) if too many bytes are on the way to it."""
 
         def then(frames: bytes | BrokerError) -> None:
@@ -202,14 +221,14 @@ class Forwarding:
             answer_with(answer, frames)
 
         shard = self._router.shard_of_topic(partition.topic)
-        self.send(session, answer, Question(shard, body), then)
+        self.send(client, answer, Question(shard, body), then)
 
-    def send(self, session: CursusSession, answer: Answer, question: Question, then: Completion[bytes]) -> None:
+    def send(self, client: Client, answer: Answer, question: Question, then: Completion[bytes]) -> None:
         """Execute a request in the process of a shard."""
-        acting, (host, port) = session.state.guard.acting, session.address
-        origin = Origin(session.spoken, host, port, session.group, session.features, question.epoch_min)
-        user = None if acting is None else acting.name
-        sender = Sender(user, session.peer_address, msgspec.msgpack.encode(origin))
+        origin = client.origin
+        if question.epoch_min:
+            origin = msgspec.structs.replace(origin, epoch_min=question.epoch_min)
+        sender = Sender(client.user, client.peer, msgspec.msgpack.encode(origin))
         call = self._router.execute(question.shard, WIRE, sender, frame(question.body), then)
         answer.cancel = partial(_cancel, call)
 
@@ -239,7 +258,11 @@ def _check_transaction(session: CursusSession, request: Request, shard: int) -> 
     A commit in several shards would not be atomic. END_TXN checks what other connections have staged.
     """
     failure = _STAGING.get(request.name)
-    if failure is not None and session.staged_in.setdefault(transaction_of(request), shard) != shard:
+    if failure is None:
+        return
+    if len(session.staged_in) >= STAGED_MAX:
+        session.staged_in.clear()
+    if session.staged_in.setdefault(transaction_of(request), shard) != shard:
         raise Refused(failure, f"reason={quote(SPANS)}")
 
 

@@ -214,9 +214,13 @@ class ForwardedBatch:
     Implements ``Stored``. It waits for earlier batches, because it does not arrive in order with them.
     """
 
-    __slots__ = ("_body", "_partition", "_session")
+    __slots__ = ("_body", "_client", "_forward", "_partition", "_session")
 
     def __init__(self, session: CursusSession, body: memoryview, partition: Partition) -> None:
+        forward = session.state.forward
+        assert forward is not None, "this broker has other processes"
+        self._forward = forward
+        self._client = forward.client(session)
         self._session = session
         self._body = body
         self._partition = partition
@@ -225,11 +229,10 @@ class ForwardedBatch:
         return False
 
     def store(self, end: float | None = None) -> float | None:
-        session, state = self._session, self._session.state
-        assert state.forward is not None, "this broker has other processes"
+        session = self._session
         answer = session.later(Dialect.MODERN, blocking=True)
         try:
-            state.forward.store(session, answer, self._partition, bytes(self._body))
+            self._forward.store(session, self._client, answer, self._partition, bytes(self._body))
         except Busy:  # too many bytes are on the way to the other process
             session.withdraw(answer)
             return BUSY_LOOK_S

@@ -210,7 +210,7 @@ class Stream:
         close_if_lost(self._session, self._partition, error)
         if self._dropped:
             return
-        if self._partition.ended:
+        if self._partition.ended or error.code is ErrorCode.PARTITION_MISSING:
             self._leave("removed", Refused("topic_not_found", f"topic={topic_word(self._topic)}"))
         elif error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
             self._waits_for = self._session.broker.when_current(self._partition, self._out_of_range)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from polywire.broker.access import ConfiguredUser
 from polywire.broker.broker import Broker
+from polywire.broker.owners import ITSELF
 from polywire.broker.passwords import hash_password
 from polywire.broker.permissions import EVERYTHING
 from polywire.broker.topics import Partition
@@ -515,6 +516,25 @@ def test_inline_credentials_are_verified_and_forwarded() -> None:
     assert other.finally_asked(f"BEGIN_TXN {who} {words}").startswith("OK")
     assert other.finally_asked(f"TXN_PUBLISH {who} topic=b seqNum=1 message=m {words}").startswith("OK")
     assert "state=committed messages=1" in other.finally_asked(f"END_TXN {who} {words}")
+
+
+def test_all_processes_execute_a_request_as_its_client() -> None:
+    """The second process is asked after another client's request was admitted."""
+    conversation = three("a", "b", "c")
+    for broker in conversation.shards.brokers:
+        broker.access.configure([ConfiguredUser(name, HASH, EVERYTHING) for name in ("alice", "bob")])
+    alice, bob = Conversation(conversation.shards), Conversation(conversation.shards)
+    for name, one in (("alice", alice), ("bob", bob)):
+        assert one.finally_asked(f"AUTH principal={name} token=wonderland").startswith("OK")
+    bob.feed(frame(b"INIT_PRODUCER_ID transactional_id=T"))
+    alice.feed(frame(b"LIST_GROUPS"))
+    for one in (bob, alice):
+        one.pass_by()
+    assert bob.heard()[0].endswith(b"epoch=0")
+    for broker in conversation.shards.brokers:
+        found = broker.transactions.find("T", by=ITSELF)
+        assert found is not None
+        assert found.owner == broker.access.vouched("bob").user_id
 
 
 def close_doors(shards: MemoryShards) -> None:
