@@ -101,16 +101,16 @@ class RoutedFluxSession(FluxSession):
     def _place_of(self, command: Command, request: Request) -> tuple[int, bool]:
         """Return the shard that executes a command, and whether it creates the topic there."""
         own, shards = (self.router.shards.own, False), self.router.shards
-        topic_at = 0 if request.command in TOPIC_FIRST else command.topic_at
+        topic_at = 0 if command.name in TOPIC_FIRST else command.topic_at
         if topic_at is None or topic_at >= len(request.args):
             return own
         try:
             name = named(request.args[topic_at])
         except Refused:  # this shard reports the error
             return own
-        if request.command == CREATE:
+        if command.name == CREATE:
             return self._place(name, shards.least_loaded)
-        return self._place(name, partial(shards.home, name) if request.command in MADE_BY_USE else None)
+        return self._place(name, partial(shards.home, name) if command.name in MADE_BY_USE else None)
 
     # Lines
 
@@ -152,9 +152,9 @@ class RoutedFluxSession(FluxSession):
 
     def _execute(self, command: Command, request: Request, line: bytes) -> bytes | None:
         own = self.router.shards.own
-        if request.command in ABOUT_BROKERS:
+        if command.name in ABOUT_BROKERS:
             raise bad(NO_BROKERS)
-        if request.command == METADATA:
+        if command.name == METADATA:
             self.router.require_reported()
             if own != FIRST:
                 self._list_brokers(request, line)
@@ -162,7 +162,7 @@ class RoutedFluxSession(FluxSession):
         shard, creates = self._place_of(command, request)
         if shard == own:
             return super()._execute(command, request, line)
-        blocking = creates or request.command == CREATE or ACKS_ALL in request.args
+        blocking = creates or command.name == CREATE or ACKS_ALL in request.args
         self._forward(shard, line + b"\n", blocking=blocking or not command.pipelined, in_pieces=not command.pipelined)
         return None
 
@@ -183,7 +183,7 @@ class RoutedFluxSession(FluxSession):
         def came(responses: bytes | BrokerError) -> None:
             if not isinstance(responses, BrokerError):
                 then(responses)
-            elif not self._has_failed:
+            elif not self.closed and not self._has_failed:
                 self._has_failed = True
                 self.output.fail(PeerError(f"a forwarded request failed reason={responses}", fatal=True))
 

@@ -14,7 +14,7 @@ from polywire.broker.broker import Broker
 from polywire.broker.owners import caller_of
 from polywire.broker.topics import Partition
 from polywire.errors import Busy, ErrorCode, PeerError
-from polywire.protocols.flux.factory import FluxFactory
+from polywire.protocols.flux.factory import DATA_COMMANDS, FluxFactory
 from polywire.protocols.flux.session import BUSY_WAIT_S
 from polywire.protocols.runtime.append_queue import BUSY_PAUSE_S
 from polywire.protocols.runtime.forwarded import Executor
@@ -189,6 +189,15 @@ def test_brokers_cannot_be_registered() -> None:
         assert Conversation(3).ask(line).startswith("ERR|BAD_REQUEST|brokers cannot")
 
 
+def test_commands_that_are_turned_off_are_unknown() -> None:
+    conversation = Conversation(3, own=1)
+    for factory in conversation.shards.flux:
+        factory.commands = dict(DATA_COMMANDS)
+    conversation.session = conversation.shards.flux[1].open(conversation.output, conversation._resume)
+    for line in ("ADMIN_REGISTER_BROKER|1 host 1", "ADMIN_GET_METADATA|", "SET_PARTITION_ROLE|a 0 leader"):
+        assert conversation.ask(line) == "ERR|UNKNOWN_COMMAND|unsupported command"
+
+
 def test_lines_of_a_run_that_names_topics_of_several_processes() -> None:
     conversation = Conversation(3)
     names = [TOPICS[number % 4] for number in range(40)] + ["a", "ccc", "ccc"]
@@ -249,6 +258,15 @@ def test_produced_lines_of_a_client_that_closes_are_stored() -> None:
     conversation.session.close()
     conversation.shards.loop.run_due()
     assert Conversation(3, shards=conversation.shards).ask("CONSUME|a 0 0") == "OK|messages=0:v,1:w,2:x hw=2"
+
+
+def test_a_lost_process_does_not_concern_a_client_that_has_left() -> None:
+    conversation = Conversation(3)
+    conversation.ask("PRODUCE|a k:v")
+    conversation.session.receive(memoryview(bytearray(b"V1|1|PRODUCE|a k:w\n")))
+    conversation.session.close()
+    conversation.link(1).break_off()
+    assert conversation.output.failures == []
 
 
 def test_a_kafka_client_is_rejected() -> None:
