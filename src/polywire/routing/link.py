@@ -248,9 +248,6 @@ class ShardLink:
         for callback in waiting:
             self._loop.call_soon(callback)
 
-    def relieved(self) -> None:
-        """See ``LinkPeer``. Batches are limited by ``UNANSWERED_BYTES_MAX``, so there is nothing to continue."""
-
     def lost(self) -> None:
         """See ``LinkPeer``."""
         self._link = None

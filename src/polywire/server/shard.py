@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from polywire.server.listener import Listener
 
 BEGIN_POLL_S: Final = 0.02
-BACKLOG_BYTES_MAX: Final = 1024 * 1024  # unsent bytes of a link at which its connection accepts no more requests
 
 log = structlog.get_logger("polywire.server")
 
@@ -199,8 +198,6 @@ class SocketLink(asyncio.Protocol):
         self._peer: LinkPeer | None = peer
         self._transport: Any = None  # uvloop's transport is not a subclass of asyncio.Transport
         self._unsent: list[bytes] = []
-        self._is_finishing = False
-        self.backlog_max: Final = BACKLOG_BYTES_MAX
         loop = asyncio.get_running_loop()
         self._making: Final = loop.create_task(self._make(loop, address))
 
@@ -213,34 +210,21 @@ class SocketLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        if self._peer is None and not self._is_finishing:
+        if self._peer is None:
             self._transport.abort()
             return
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._transport.set_write_buffer_limits(high=BACKLOG_BYTES_MAX)
         self._transport.write(b"".join(self._unsent))
         self._unsent.clear()
-        if self._is_finishing:
-            self._transport.close()
 
     def data_received(self, data: bytes) -> None:
         if self._peer is not None:
             self._peer.received(data)
 
-    def resume_writing(self) -> None:
-        if self._peer is not None:
-            self._peer.relieved()
-
     def connection_lost(self, exc: Exception | None) -> None:
         peer, self._peer = self._peer, None
         if peer is not None:
             peer.lost()
-
-    @property
-    def backlog(self) -> int:
-        if self._transport is None:
-            return sum(map(len, self._unsent))
-        return int(self._transport.get_write_buffer_size())
 
     def write(self, data: bytes) -> None:
         if self._transport is None:
@@ -248,23 +232,7 @@ class SocketLink(asyncio.Protocol):
         else:
             self._transport.write(data)
 
-    def pause(self) -> None:
-        if self._transport is not None and self._transport.is_reading():
-            self._transport.pause_reading()
-
-    def resume(self) -> None:
-        if self._transport is not None and not self._transport.is_reading() and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def finish(self) -> None:
-        self._peer = None
-        self._is_finishing = True
-        if self._transport is not None:
-            self._transport.close()
-
     def close(self) -> None:
-        if self._is_finishing:
-            return
         self._peer = None
         self._unsent.clear()
         if self._transport is not None:

@@ -52,9 +52,6 @@ class LinkTransport:
         """None until it is accepted."""
         self._waiting = bytearray()
         self._arrived = bytearray()
-        self._high = 0
-        self._is_full = False
-        self._is_reading = True
         self._is_closing = False
         self.is_lost = False
 
@@ -67,36 +64,10 @@ class LinkTransport:
     def setsockopt(self, *_: int) -> None:
         """Accept any option."""
 
-    def set_write_buffer_limits(self, high: int) -> None:
-        """Set the number of buffered bytes below which the protocol may continue to write."""
-        self._high = high
-
-    def get_write_buffer_size(self) -> int:
-        """Return the number of buffered bytes."""
-        return len(self._waiting)
-
-    def is_reading(self) -> bool:
-        """Return whether bytes may arrive."""
-        return self._is_reading and not self._is_closing
-
-    def is_closing(self) -> bool:
-        """Return whether it was closed or lost."""
-        return self._is_closing
-
-    def pause_reading(self) -> None:
-        """Stop to deliver bytes."""
-        self._is_reading = False
-
-    def resume_reading(self) -> None:
-        """Deliver bytes again."""
-        self._is_reading = True
-        self._loop.call_soon(self._deliver)
-
     def write(self, data: bytes) -> None:
         """Send bytes."""
         if not self.is_lost and not self._is_closing:
             self._waiting += data
-            self._is_full = self._is_full or len(self._waiting) > self._high
 
     def close(self) -> None:
         """Send the buffered bytes, then end."""
@@ -114,7 +85,7 @@ class LinkTransport:
 
     @property
     def reads(self) -> bool:
-        return self.is_lost or (self._is_reading and len(self._arrived) < KERNEL_BYTES)
+        return self.is_lost or len(self._arrived) < KERNEL_BYTES
 
     def received(self, data: bytes) -> None:
         if self.is_lost:
@@ -127,7 +98,7 @@ class LinkTransport:
         self._lose_soon()
 
     def _deliver(self) -> None:
-        if self._arrived and self._is_reading and not self.is_lost and not self._is_closing:
+        if self._arrived and not self.is_lost and not self._is_closing:
             data = bytes(self._arrived)
             self._arrived.clear()
             self._protocol.data_received(data)
@@ -156,9 +127,6 @@ class LinkTransport:
         count = min(self.link.free, len(self._waiting))
         self.link.send(bytes(self._waiting[:count]))
         del self._waiting[:count]
-        if self._is_full and not self._waiting:
-            self._is_full = False
-            self._protocol.resume_writing()
         self._reach.crossed(self._own)
 
     def _finish(self) -> None:

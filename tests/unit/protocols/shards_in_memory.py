@@ -45,8 +45,6 @@ class MemoryLink:
         self._session: Session = factory.open(self._output, self._pump_soon)
         self._received = bytearray()
         self.is_paused = False
-        self.backlog = 0
-        self.backlog_max = 1000
 
     def write(self, data: bytes) -> None:
         self._received += data
@@ -74,11 +72,6 @@ class MemoryLink:
                 if self._peer is not None:
                     self._peer.received(data[at : at + 7])
 
-    def deliver(self, data: bytes) -> None:
-        """Deliver bytes."""
-        assert self._peer is not None
-        self._peer.received(data)
-
     def pause(self) -> None:
         self.is_paused = True
 
@@ -90,21 +83,12 @@ class MemoryLink:
         self._peer = None
         self._session.close()
 
-    def finish(self) -> None:
-        self._pump()
-        self.close()
-
     def break_off(self) -> None:
         """Lose the link, as if the other process had ended."""
         peer, self._peer = self._peer, None
         assert peer is not None
         self._session.close()
         peer.lost()
-
-    def relieve(self) -> None:
-        assert self._peer is not None
-        self.backlog = 0
-        self._peer.relieved()
 
 
 class Either:

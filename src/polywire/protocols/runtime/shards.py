@@ -18,35 +18,18 @@ class LinkPeer(Protocol):
     def received(self, data: bytes) -> None:
         """Handle received bytes."""
 
-    def relieved(self) -> None:
-        """Continue, because most of the backlog was sent."""
-
     def lost(self) -> None:
         """Handle a link that has ended or could not be opened."""
 
 
 class Link(Protocol):
-    """A connection to the broker of a shard, which does not forward requests again."""
+    """A connection to the broker of a shard, which does not forward requests again.
 
-    @property
-    def backlog(self) -> int:
-        """Written bytes that were not sent yet."""
-
-    @property
-    def backlog_max(self) -> int:
-        """Backlog above which the user of the link should pause until ``relieved``."""
+    Its user limits the bytes on the way.
+    """
 
     def write(self, data: bytes) -> None:
         """Send bytes, when the link is connected."""
-
-    def pause(self) -> None:
-        """Stop receiving for now."""
-
-    def resume(self) -> None:
-        """Receive again."""
-
-    def finish(self) -> None:
-        """Send everything, then close. The user gets no further events."""
 
     def close(self) -> None:
         """Close immediately. The user gets no further events."""
