@@ -34,6 +34,7 @@ from polywire.protocols.runtime.shards import KEY_BYTES
 from polywire.routing import messages
 from polywire.routing.broker import METHODS
 from polywire.routing.calls import Method, method_of
+from polywire.routing.link import LARGE_BYTES
 from polywire.routing.messages import MAGIC, Key, Verb, encode
 from polywire.routing.requests import execute
 from polywire.types import Buffer, Level
@@ -270,7 +271,12 @@ class LinkSession(FramedSession["Broker"]):
         self._owed -= 1
         if self._phase is not CLOSED:
             self._report_changes()
-            self._send(encode(0, correlation, messages.Empty(), payload_bytes=len(frame)) + frame)
+            head = encode(0, correlation, messages.Empty(), payload_bytes=len(frame))
+            if len(frame) < LARGE_BYTES:
+                self._send(head + frame)
+            else:
+                self._flush()
+                self.output.write_many([head, frame])
             self._end_when_done()
 
     # Requests of other protocols
