@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from shutil import which
 
@@ -17,6 +18,8 @@ import pytest
 from polywire.client.connect import connect
 from polywire.cluster.nodes import Node, Nodes
 from polywire.errors import BrokerError
+from polywire.protocols.runtime.shards import KEY_BYTES
+from polywire.routing.messages import MAGIC
 from polywire.server.listener import INSIDE, INSIDE_TLS
 from polywire.store.url import open_bucket
 from tests.broker_process import BrokerProcess
@@ -27,6 +30,7 @@ from tests.crash.test_standby import _cluster
 
 BALANCED = ("--processes", str(SHARDS), "--balance-s", "1")
 REFUSED = "rejected a connection from another machine"
+WRONG_KEY = "only processes of this broker can connect here"
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc").is_dir(), reason="several processes share addresses on Linux only"),
@@ -55,14 +59,17 @@ def leader_of(tmp_path: Path, shard: int) -> Node:
     return max((node for node in nodes if node.shard == shard), key=lambda node: node.start)
 
 
-def asked(place: tuple[str, int], context: ssl.SSLContext | None) -> bytes:
-    """Return the reply on the port for links; nothing if the connection is closed."""
+def logs(broker: BrokerProcess, words: str) -> bool:
+    return words in broker.log_text()
+
+
+def open_link(place: tuple[str, int], context: ssl.SSLContext | None) -> None:
+    """Begin a link with a wrong key, and wait until the process closes the connection."""
     with suppress(ConnectionError, ssl.SSLError), socket.create_connection(place, timeout=60) as plain:
         peer = plain if context is None else context.wrap_socket(plain, server_hostname="localhost")
         with peer:
-            peer.sendall(b"V1|1|ADMIN_GET_METADATA|\n")
-            return peer.recv(100)
-    return b""
+            peer.sendall(MAGIC + bytes(KEY_BYTES))
+            assert peer.recv(100) == b""
 
 
 def test_links_use_tls_and_accept_renewed_certificates(tmp_path: Path, certificates: Certificates) -> None:
@@ -75,14 +82,15 @@ def test_links_use_tls_and_accept_renewed_certificates(tmp_path: Path, certifica
         async def work(producers: list[Producer]) -> None:
             await until(lambda: leaders(url) == ["one-0000", "two-0001"], "nothing was handed over")
             await go_on(producers, len(producers))
-            for shard in range(SHARDS):
+            for shard, broker in enumerate((one, two)):
                 at = leader_of(tmp_path, shard).addresses
                 assert INSIDE not in at
                 place = at[INSIDE_TLS]
-                assert await asyncio.to_thread(asked, place, None) == b""
-                assert await asyncio.to_thread(asked, place, certificates.context()) == b""
-                met = await asyncio.to_thread(asked, place, certificates.context("two"))
-                assert met.startswith(b"V1|1|")
+                for context in (None, certificates.context()):
+                    await asyncio.to_thread(open_link, place, context)
+                assert WRONG_KEY not in broker.log_text(), "without a certificate, not even the key is read"
+                await asyncio.to_thread(open_link, place, certificates.context("two"))
+                await until(partial(logs, broker, WRONG_KEY), "a link with a certificate was not accepted")
             await asyncio.to_thread(_renew, tmp_path, certificates, one, two)
             words = "takeover", url, "--shard", "1", "--node", "one"
             assert "one-0001 is now the leader" in await asyncio.to_thread(_cluster, *words)
