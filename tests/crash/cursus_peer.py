@@ -44,8 +44,12 @@ class Peer:
 
     def ask(self, text: str) -> str:
         """Send one command and return its response."""
-        self._socket.sendall(frame(text.encode()))
+        self.send(text)
         return self.read().decode()
+
+    def send(self, text: str) -> None:
+        """Send one command."""
+        self._socket.sendall(frame(text.encode()))
 
     def sure(self, text: str) -> str:
         """Send one command and return its response, which must be no error."""

@@ -23,7 +23,7 @@ from polywire.protocols.runtime.broker import WireBroker
 
 WIRES: Final = Path(__file__).parents[2] / "src" / "polywire" / "protocols"
 SEES: Final[Mapping[type, str]] = {
-    CursusBroker: "TopicVerbs RecordVerbs ProducerVerbs PositionVerbs events groups transactions",
+    CursusBroker: "TopicVerbs RecordVerbs ProducerVerbs PositionVerbs events groups participants transactions",
     FluxBroker: "TopicVerbs RecordVerbs PositionVerbs WireStateVerbs groups",
     IggyBroker: "TopicVerbs RemovalVerbs RecordVerbs ProducerVerbs PositionVerbs WireStateVerbs groups streams",
     Kafka07Broker: "Topics Records",

@@ -18,8 +18,8 @@ from polywire.broker.topics import Topic
 from polywire.broker.transaction_state import Transaction, TransactionTable
 from polywire.broker.transactions import Transactions
 from polywire.log.base import Completion
-from polywire.protocols.cursus import forwarding
 from polywire.protocols.cursus import produce as producing
+from polywire.protocols.cursus import transactions as cursus_transactions
 from polywire.protocols.flux.routed import ForwardedBatches, ForwardedFluxSession, RoutedFluxSession
 from polywire.protocols.flux.session import FluxSession
 from polywire.protocols.iggy import factory as iggy_factory
@@ -323,9 +323,17 @@ SHARDS_MUTATIONS: Final = (
     ),
     ShardsMutation(
         "same-epochs",
-        "a transactional id has the same epoch in all shards",
-        replaced(forwarding, "_same_epochs", forwarding._most_staged),
+        "a new epoch of a transactional id is above its epochs in all shards",
+        replaced(cursus_transactions, "_epoch_min", lambda *_: 0),
         test=cursus_processes.test_a_new_epoch_is_above_those_of_every_shard,
+    ),
+    ShardsMutation(
+        "checked-members",
+        "each participant checks members again before a transaction is committed",
+        replaced(cursus_transactions, "_check_member", nothing),
+        test=prepared(
+            cursus_processes.test_the_generation_of_a_member_is_checked_again_at_the_commit, topic=lambda: "b"
+        ),
     ),
     ShardsMutation(
         "lost-writes",

@@ -25,7 +25,7 @@ from polywire.broker.owners import ITSELF, Caller
 from polywire.broker.quotas import TRANSACTIONAL_ID_BYTES, Kind
 from polywire.broker.staging import TOKEN_BYTES, StagedPublish
 from polywire.broker.state import State
-from polywire.broker.transaction_state import PARTICIPANT, Transaction
+from polywire.broker.transaction_state import OPEN, PARTICIPANT, Transaction
 from polywire.broker.transactions import Transactions
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode
@@ -34,6 +34,10 @@ from polywire.types import Level
 
 AGAIN_S: Final = 0.1  # seconds before a decision is sent again; doubled with each attempt
 AGAIN_S_MAX: Final = 5.0
+# seconds to wait until all shards have applied the outcome of an id, before its next transaction is rejected
+NEXT_S: Final = 2.0
+# seconds that a response waits until all shards have applied the outcome; they apply it even if that takes longer
+SETTLED_S: Final = 5.0
 LOOK_S: Final = 5.0  # seconds between two checks of participants that have been open for long
 # after this time, a participant asks its coordinator for the outcome; normally the coordinator sends it earlier
 DOUBT_US: Final = 10_000_000
@@ -67,14 +71,40 @@ class Joined:
         coordinator: shard of the coordinator.
         token: identifies the transaction's staged data.
         epoch: epoch of the transactional id.
+        producer: holder of the id, for protocols with producer ids.
+        owner: number of the user who owns the id, in the process of the participant.
     """
 
     id: str
     coordinator: int
     token: bytes
     epoch: int
-    producer: TransactionalProducer
+    producer: TransactionalProducer | None
     owner: int
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The latest transaction of an id, as its coordinator reports it to another shard.
+
+    Attributes:
+        token: identifies the transaction's staged data.
+        has_producer: whether a producer with a producer id holds the transactional id.
+    """
+
+    epoch: int
+    state: TransactionState
+    token: bytes
+    has_producer: bool
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the transaction is in progress."""
+        return self.state in OPEN
+
+
+def _latest(transaction: Transaction) -> Latest:
+    return Latest(transaction.epoch, transaction.state, transaction.token, transaction.has_producer)
 
 
 def _nothing() -> None:
@@ -149,7 +179,7 @@ class Participants:
     def _abort_moved(self, is_coordinator: Callable[[str], bool]) -> None:
         """Abort open transactions whose id another shard coordinates now."""
         for known in self._transactions.visible(by=ITSELF):
-            if known.is_open and known.producer is not None and not is_coordinator(known.id) and not self._is_stopped:
+            if known.is_open and not is_coordinator(known.id) and not self._is_stopped:
                 with suppress(Busy):  # the disk is full: retried later
                     self._transactions.abort(known, raises_epoch=True, done=None)
 
@@ -187,6 +217,71 @@ class Participants:
                 waiting.remove(then)
 
         return cancel
+
+    def once_settled(self, id_: str, then: Callable[[], None], limit_s: float) -> None:
+        """Call ``then`` once all shards have confirmed the outcome of this id, or after ``limit_s`` seconds."""
+        is_waiting = True
+
+        def end() -> None:
+            nonlocal is_waiting
+            if is_waiting:
+                is_waiting = False
+                cancel()
+                timer.cancel()
+                then()
+
+        cancel = self.when_settled(id_, end)
+        timer = self._loop.call_later(limit_s, end)
+
+    def when_visible(self, id_: str, done: Completion[int]) -> Completion[int]:
+        """Return a completion that calls ``done`` once all shards show the outcome, or after ``SETTLED_S``.
+
+        Clients may read the records that they committed from any shard.
+        """
+
+        def stored(result: int | BrokerError) -> None:
+            if isinstance(result, BrokerError) or not self.is_deciding(id_):
+                done(result)
+            else:
+                self.once_settled(id_, partial(done, result), SETTLED_S)
+
+        return stored
+
+    def join_epoch(self, id_: str, epoch: int, shard: int, *, by: Caller, then: Completion[Latest | None]) -> None:
+        """Let a shard participate in the open transaction of an epoch, for protocols without producer ids.
+
+        ``then`` gets the latest transaction of the id, or None if the caller has no such id. The shard participates if
+        this transaction is open, has the epoch, and no producer id. ``then`` gets Busy(BUSY) if other shards have yet
+        to apply the outcome of the previous transaction, and other errors of ``join``.
+        """
+        if self.is_deciding(id_):
+            self.once_settled(id_, partial(self._join_epoch, id_, epoch, shard, by, then), NEXT_S)
+        else:
+            self._join_epoch(id_, epoch, shard, by, then)
+
+    def _join_epoch(self, id_: str, epoch: int, shard: int, by: Caller, then: Completion[Latest | None]) -> None:
+        if self.is_deciding(id_):
+            then(Busy(ErrorCode.BUSY, f"the previous transaction has not ended in all processes (retry) id={id_!r}"))
+            return
+        found = self._transactions.find(id_, by=by)
+        if found is None or not found.is_open or found.epoch != epoch or found.has_producer:
+            then(None if found is None else _latest(found))
+            return
+        token = found.token
+
+        def joined(result: int | BrokerError) -> None:
+            latest = self._transactions.find(id_, by=by)
+            if isinstance(result, BrokerError):
+                then(result)
+            elif latest is None or latest.token != token:
+                then(Conflict(ErrorCode.PRODUCER_FENCED, f"the transaction has ended id={id_!r}"))
+            else:
+                then(_latest(latest))
+
+        try:
+            self.join(found, (shard,), done=joined)
+        except BrokerError as error:
+            then(error)
 
     def outcome(self, id_: str, token: bytes, then: Callable[[bool | BrokerError | None], None]) -> None:
         """Call ``then`` with whether a transaction commits, or with None while it is open.
@@ -313,9 +408,10 @@ class Participants:
         """Refuse a permission that arrives after the end of its transaction. Raises as ``enter``."""
         is_late = joined.token in self._ended
         if known is not None and known.coordinator == joined.coordinator:
-            assert known.producer is not None, "a participant has a producer"
-            # if a deleted id is used again, its epochs restart at 0
-            is_same = known.producer.id == joined.producer.id
+            # if a deleted id is used again, its epochs restart at 0, but its producer id is another one
+            is_same = (
+                known.producer is not None and joined.producer is not None and known.producer.id == joined.producer.id
+            )
             is_late = is_late or (is_same and known.epoch > joined.epoch) or self._transactions.is_ending(known)
         elif known is not None and known.is_open:
             raise Busy(ErrorCode.BUSY, f"another coordinator has yet to end the transaction id={joined.id!r}")

@@ -38,7 +38,8 @@ PARTICIPANT: Final = "\0"
 """Prefix of the names of participants. Clients cannot use transactional ids with this prefix."""
 INTERNAL: Final = "__polywire-"
 """Prefix of the broker's own transactional ids, which clients cannot use."""
-_OPEN: Final = frozenset({TransactionState.OPEN, TransactionState.SHARED})
+OPEN: Final = frozenset({TransactionState.OPEN, TransactionState.SHARED})
+"""States of an open transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +114,17 @@ class Transaction:
     @property
     def is_open(self) -> bool:
         """Whether the transaction is in progress."""
-        return self.state in _OPEN
+        return self.state in OPEN
 
     @property
     def phase(self) -> TransactionState:
         """State of the transaction, with OPEN in place of SHARED."""
         return TransactionState.OPEN if self.is_open else self.state
+
+    @property
+    def has_producer(self) -> bool:
+        """Whether a producer with a producer id holds the transactional id."""
+        return self.producer is not None
 
     @property
     def is_participant(self) -> bool:

@@ -62,6 +62,11 @@ def _nothing() -> None:
     pass
 
 
+def _drops_deleted(transaction: Transaction) -> bool:
+    """Return whether the commit must not fail, and so drops the records of partitions that were deleted."""
+    return transaction.producer is not None or transaction.is_participant
+
+
 def _published(done: Completion[int], ranges: Ranges | BrokerError) -> None:
     done(ranges if isinstance(ranges, BrokerError) else NO_OFFSET)
 
@@ -162,7 +167,8 @@ class Transactions:
         if not transaction.is_open or transaction.is_participant or transaction.id in self._endings:
             return False
         now_us, producer = self._clock.now_us(), transaction.producer
-        if transaction.messages and now_us >= transaction.at_us + self._settings.stage_expiry_us:
+        may_have_staged = bool(transaction.messages or transaction.shards)
+        if may_have_staged and now_us >= transaction.at_us + self._settings.stage_expiry_us:
             return True
         if producer is None:
             return False
@@ -438,7 +444,7 @@ class Transactions:
         """
         assert transaction.is_open, "positions belong to a transaction"
         self._check_current(transaction)
-        if transaction.producer is not None:  # check now, so that the commit is not refused later
+        if _drops_deleted(transaction):  # check now, so that the commit is not refused later
             self._stored(transaction, scope, HeldOffsets(dict(offsets), dict(notes)), by)
         held = transaction.positions.get(scope)
         added = len(offsets) if held is None else len(offsets.keys() - held.offsets.keys())
@@ -597,7 +603,7 @@ class Transactions:
         change = changes.TransactionCommitted(transaction.id, self._clock.now_us(), (), None, positions, raised)
         data = changes.encode(change)
         if transaction.messages:
-            if transaction.producer is None:
+            if not _drops_deleted(transaction):
                 self._staging.check_living(transaction.sequences)
             self._log.publish(staged, data, level=level, done=partial(_published, done))
             self._staging.forget([transaction.token])
@@ -613,7 +619,7 @@ class Transactions:
 
     def _positions(self, transaction: Transaction, by: Caller) -> Iterator[changes.PositionsStored]:
         for scope, held in transaction.positions.items():
-            if transaction.producer is None or self._state.catalog.find(scope.topic) is not None:
+            if not _drops_deleted(transaction) or self._state.catalog.find(scope.topic) is not None:
                 with (
                     suppress(Denied) if transaction.is_participant else nullcontext()
                 ):  # skip them: the decision is final, although the group belongs to another user by now
@@ -628,5 +634,5 @@ class Transactions:
             notes=held.notes,
             generation=max(scope.generation, -1),
             by=by,
-            of_classic=transaction.producer is not None,
+            of_classic=_drops_deleted(transaction),
         )

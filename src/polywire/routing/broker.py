@@ -7,7 +7,6 @@ which repeats neither decoding nor permission checks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, Final
@@ -18,13 +17,14 @@ from polywire.broker.broker import Broker
 from polywire.broker.changes import WireStateSet
 from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.owners import NO_CALLER, Caller
+from polywire.broker.participants import Latest
 from polywire.broker.record_verbs import ProducerVerbs, RecordVerbs, check_alive
 from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.broker.sliced import SlicedWork
 from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
 from polywire.broker.topics import Partition, Streams, Topic, missing
 from polywire.clock import Clock
-from polywire.errors import BrokerError, Busy, ErrorCode, Missing, Unavailable
+from polywire.errors import BrokerError, ErrorCode, Missing, Unavailable
 from polywire.log.base import Completion, Handle, Loop
 from polywire.protocols.runtime.forwarded import Execution, Executor, Sender
 from polywire.protocols.runtime.shards import Shards
@@ -33,6 +33,8 @@ from polywire.routing.calls import Method, by_of, method_of, methods_of, routed
 from polywire.routing.groups import RoutedGroups
 from polywire.routing.link import CLOGGED_BYTES, ShardLink
 from polywire.routing.messages import Verb
+from polywire.routing.participants import JOIN_EPOCH, ParticipantCalls
+from polywire.routing.participants import METHODS as PARTICIPANT_METHODS
 from polywire.routing.requests import execute
 from polywire.routing.topics import Refresh, RemoteLog, RemoteTopics
 from polywire.types import Buffer, KeyHash, Level, TopicName
@@ -139,6 +141,7 @@ class RoutedBroker:
         self._links: Final = {
             shard: ShardLink(shards, shard, self, local.loop) for shard in range(shards.count) if shard != shards.own
         }
+        local.participants.begin(ParticipantCalls(self, local.loop), lambda id_: shards.home(id_) == shards.own)
 
     def topics_came(self, link: ShardLink, topics: messages.Topics) -> None:
         """See ``TopicsOwner``."""
@@ -544,6 +547,17 @@ class RoutedBroker:
         head = messages.Execute(protocol, sender, more is not None)
         return self._links[shard].send(Verb.EXECUTE, head, received, then, requests)
 
+    # Transactions
+
+    def join_epoch(self, id_: str, epoch: int, *, by: Caller) -> Latest | None:
+        """Let this shard participate in a transaction that another shard coordinates. Raises Pending.
+
+        See ``Participants.join_epoch``.
+        """
+        values = id_, epoch, self.shards.own
+        found: Latest | None = self.call(self.shards.home(id_), JOIN_EPOCH, values, {"by": by})
+        return found
+
     # Methods executed in the process of a topic
 
     def call_part(self, shard: int, part: str, function: Callable[..., Any], *values: Any, **options: Any) -> Any:
@@ -586,7 +600,7 @@ class RoutedBroker:
     def call(self, shard: int, method: Method, values: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """See ``calls.Router``."""
         arguments, callback = method.encode(values, options)
-        if not method.returns:
+        if not method.returns and (callback is not None or method.completion != "then"):
             self._links[shard].send(
                 Verb.CALL,
                 messages.Call(method.name),
@@ -664,53 +678,6 @@ class RoutedBroker:
     def congested(self) -> bool:
         """See ``api.Settling``."""
         return self.local.congested
-
-
-class ResolvedBroker(RoutedBroker):
-    """The broker of several processes for handlers that run in slices: its look-ups never raise Pending.
-
-    ``resolve`` does, before such a handler begins. It shares everything with another ``RoutedBroker``.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, routed: RoutedBroker) -> None:
-        for name in RoutedBroker.__slots__:
-            setattr(self, name, getattr(routed, name))
-
-    def __getattr__(self, name: str) -> Any:
-        """Use everything else of this process."""
-        return getattr(self.local, name)
-
-    def find_topic(self, full_name: str) -> Topic | None:
-        """See ``api.Topics``."""
-        return self.local.find_topic(full_name) or self.remote_topics.find(full_name)
-
-    def ensure_topic(self, full_name: str, *, by: Caller = NO_CALLER) -> Topic:
-        """See ``api.Topics``. Raises Busy(BUSY) for a topic that ``resolve`` has not created in another process."""
-        try:
-            return super().ensure_topic(full_name, by=by)
-        except Pending:
-            raise Busy(ErrorCode.BUSY, f"the topic is being created (retry) name={full_name!r}") from None
-
-    def resolve(
-        self, names: Iterable[str], ids: Iterable[bytes] = (), *, creates: Callable[[str], Caller | None] = _never
-    ) -> None:
-        """Raise Pending while the topics of these names and ids have yet to be reported.
-
-        ``creates`` returns the caller for whom a missing topic is created, or None if it must not be created. Names
-        whose process does not respond stay unknown.
-        """
-        for name in names:
-            with suppress(BrokerError):
-                found = RoutedBroker.find_topic(self, name)
-                by = None if found is not None else creates(name)
-                if by is not None:
-                    super().ensure_topic(name, by=by)
-        unknown = [topic_id for topic_id in ids if self.topic_of_id(topic_id) is None]
-        if unknown:
-            with suppress(BrokerError):
-                self._results(list(self._links), HAS, HAS.encode((unknown,), {})[0], ANSWER_S)
 
 
 class Calls(list[Handle]):
@@ -792,5 +759,7 @@ HAS: Final = Method("has", _has)
 CREATE: Final = Method("create", _create)
 GROW: Final = Method("grow", _grow)
 PURGE: Final = Method("purge_topics", RemovalVerbs.purge_topics)
-METHODS: Final = methods_of(RoutedBroker, RoutedGroups) | {method.name: method for method in (CREATE, GROW, HAS, PURGE)}
+METHODS: Final = methods_of(RoutedBroker, RoutedGroups) | {
+    method.name: method for method in (CREATE, GROW, HAS, PURGE, *PARTICIPANT_METHODS)
+}
 """The methods that a process executes for others."""

@@ -7,8 +7,9 @@ travel as MessagePack, by the annotations of the method.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property, wraps
+from functools import cache, cached_property, reduce, wraps
 from inspect import Parameter, signature
+from operator import or_
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast, get_args, get_type_hints
 
 import msgspec
@@ -89,7 +90,7 @@ class Method:
         if self.completion != "then":
             return self._hints["return"]
         kinds = [kind for kind in get_args(get_args(self._hints["then"])[0][0]) if kind is not BrokerError]
-        return kinds[0]
+        return reduce(or_, kinds)
 
     @property
     def returns(self) -> bool:

@@ -19,8 +19,9 @@ from polywire.protocols.kafka07.factory import Kafka07Factory
 from polywire.protocols.polywire.factory import PolywireFactory, RoutedPolywireFactory
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import SessionFactory
-from polywire.routing.broker import ResolvedBroker, RoutedBroker
+from polywire.routing.broker import RoutedBroker
 from polywire.routing.messages import Process
+from polywire.routing.resolved import ResolvedBroker
 from polywire.routing.session import Part, RouterFactory
 from polywire.server.config import AUTO, ServeConfig, parse_address
 

@@ -10,6 +10,8 @@ from polywire.broker.access import Principal
 from polywire.broker.events import Events
 from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.owners import Caller
+from polywire.broker.participants import Latest, Participants
 from polywire.broker.permissions import Action
 from polywire.broker.record_verbs import ProducerVerbs, RecordVerbs
 from polywire.broker.topic_verbs import TopicVerbs
@@ -38,6 +40,7 @@ ReadPlace = tuple[bytes, int, int]
 
 WIRE: Final = "cursus"
 STREAMS: Final = "cursus_streams"
+TRANSACTIONS: Final = "cursus_transactions"
 COORDINATOR: Final = "standalone"
 PIECE_ROOM_BYTES: Final = 64 * 1024  # bytes of a stored batch besides its messages: header, producer, alignment
 PIECE_ROOM_SHARE: Final = 8  # divisor: with small journal files, this overhead is at most an eighth of a batch
@@ -55,6 +58,19 @@ class CursusBroker(TopicVerbs, RecordVerbs, ProducerVerbs, PositionVerbs, WireBr
 
     @property
     def transactions(self) -> Transactions: ...
+
+    @property
+    def participants(self) -> Participants: ...
+
+
+class CursusParts(Parts, Protocol):
+    """The processes of a broker."""
+
+    def join_epoch(self, id_: str, epoch: int, *, by: Caller) -> Latest | None:
+        """Let this shard participate in a transaction that another shard coordinates. Raises Pending.
+
+        See ``Participants.join_epoch``.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +310,7 @@ class CursusState:
     off_loop: OffLoopQueue
     places: Places | None = None
     forward: Forwards | None = None
-    parts: Parts | None = None
+    parts: CursusParts | None = None
     checked: CheckedAppends = field(init=False)
     round_robin: dict[bytes, int] = field(default_factory=dict)
     scratch: ScratchArrays = field(default_factory=ScratchArrays)

@@ -23,6 +23,7 @@ from polywire.protocols.cursus.auth import AccessGuard
 from polywire.protocols.cursus.compression import begins_compressed
 from polywire.protocols.cursus.context import (
     STREAMS,
+    TRANSACTIONS,
     WIRE,
     CursusBroker,
     CursusSettings,
@@ -100,7 +101,11 @@ class CursusFactory:
     def called(self) -> Sequence[tuple[str, object, Sequence[Callable[..., Any]]]]:
         """Names of this process's objects for other processes, the objects, and the functions that may be called."""
         state = self.state
-        return (WIRE, state.checked, (CheckedAppends.append,)), (STREAMS, state.streams, (OpenStreams.replace,))
+        return (
+            (WIRE, state.checked, (CheckedAppends.append,)),
+            (STREAMS, state.streams, (OpenStreams.replace,)),
+            (TRANSACTIONS, state, (transactions.last_epoch, transactions.staged)),
+        )
 
     def recognise(self, prefix: bytes) -> bool | None:
         """Return whether the bytes begin a frame with a batch, a known command, or an envelope with a known command.

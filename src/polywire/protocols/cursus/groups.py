@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Final
 
 from polywire.broker.access import Principal
+from polywire.broker.api import Pending
 from polywire.broker.groups.group import GroupView, Membership
 from polywire.broker.permissions import Action
-from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.errors import BrokerError, ErrorCode, Invalid, Unavailable
 from polywire.protocols.cursus.context import COORDINATOR, WIRE, CursusBroker, GroupKey
 from polywire.protocols.cursus.errors import refused
 from polywire.protocols.cursus.messages import (
@@ -33,7 +34,7 @@ from polywire.protocols.cursus.messages import (
 from polywire.protocols.cursus.read_arguments import DEFAULT_GROUP
 from polywire.protocols.cursus.session import Command, CursusSession, Reply
 from polywire.protocols.cursus.topics import DONE
-from polywire.types import Assignor
+from polywire.types import Assignor, TopicName
 
 SUFFIXES: Final = 10_000  # member ids end in four digits (spec: cursus#group-model)
 TRANSACTION_KEYS: Final = ("transactional_id", "txn", "transaction")
@@ -119,7 +120,7 @@ def admit(session: CursusSession, topic: str, action: Action) -> None:
 
 
 def _may_see(session: CursusSession, topic: str) -> bool:
-    resource = session.state.local.resource(topic)
+    resource = session.state.broker.resource(topic)
     return session.state.guard.admits_topic(session, resource, Action.GROUP_DESCRIBE)
 
 
@@ -381,19 +382,27 @@ def list_groups(session: CursusSession, request: Request, /) -> Reply | None:
     """List the names of groups of all protocols whose topics the client may read."""
     if request.arguments:
         raise Refused("unknown_command", f"command={quote(request.text)}")
-    session.later(request.dialect, blocking=True).make(_list(session.state.local, session.state.guard.acting))
+    broker = session.state.broker
+    session.state.require_reported()
+    pairs = broker.groups.pairs()
+    bound = [(topic, name) for name, topic in broker.groups.bound(WIRE).items()]
+    names = _list(broker, session.state.guard.acting, chain(pairs, bound))
+    session.later(request.dialect, blocking=True).make(names)
     return None
 
 
-def _list(broker: CursusBroker, acting: Principal | None) -> Iterator[bytes]:
-    """Yield the names in slices.
+def _list(broker: CursusBroker, acting: Principal | None, pairs: Iterable[tuple[str, str]]) -> Iterator[bytes]:
+    """Yield the names of groups in slices.
 
     ``acting`` is the principal of the request. By the time this runs, the guard may have admitted other requests.
     """
-    bound = [(topic, name) for name, topic in broker.groups.bound(WIRE).items()]
     found: set[str] = set()
-    for full_name, name in chain(broker.groups.pairs(), bound):
-        if broker.access.permits(acting, Action.GROUP_DESCRIBE, broker.resource(full_name)):
+    for full_name, name in pairs:
+        try:
+            resource = broker.resource(full_name)
+        except (Pending, Unavailable):  # the topic was created in another process just now
+            resource = TopicName.parse(full_name)
+        if broker.access.permits(acting, Action.GROUP_DESCRIBE, resource):
             found.add(name)
         yield b""
     names = sorted(found, key=str.encode)
@@ -402,13 +411,13 @@ def _list(broker: CursusBroker, acting: Principal | None) -> Iterator[bytes]:
 
 def status(session: CursusSession, request: Request, /) -> Reply:
     name = request.need("group")
-    groups = session.state.local.groups
+    broker, groups = session.state.broker, session.state.broker.groups
     topic = groups.topic_of(WIRE, name) or min((of for of, other in groups.pairs() if other == name), default=None)
     if topic is None or not _may_see(session, topic):  # a group that must not be disclosed is reported as missing
         reason = f"group '{name}' not found"
         raise Refused("group_status_failed", f"reason={quote(reason)}")
     view = groups.view(name, topic) or GroupView(topic, name, 0, Assignor.RANGE, ())
-    now_us = session.state.local.clock.now_us()
+    now_us = broker.clock.now_us()
     shown = {
         "status": "OK",
         "group_name": name,
@@ -416,7 +425,7 @@ def status(session: CursusSession, request: Request, /) -> Reply:
         "state": "Stable" if view.members else "Dead",
         "generation": view.generation,
         "member_count": len(view.members),
-        "partition_count": view.partition_count or session.state.local.partition_count(topic),
+        "partition_count": view.partition_count or broker.partition_count(topic),
         "members": [
             {
                 "member_id": member.id,

@@ -95,7 +95,6 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         group: set by SETGROUP.
         structured: whether errors contain their class.
         features: enabled by NEGOTIATE.
-        staged_in: shards in which this connection has staged records or offsets, by transactional id.
     """
 
     __slots__ = (
@@ -119,7 +118,6 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         "group",
         "principal",
         "spoken",
-        "staged_in",
         "state",
     )
 
@@ -138,7 +136,6 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self._acting: Principal | None = None
         self.group = ""
         self.features: frozenset[str] = frozenset()
-        self.staged_in: dict[str, int] = {}
         self._commands = commands
         self._anybody_bytes_max: Final = min(LOGIN_FRAME_BYTES_MAX, state.settings.frame_bytes_max)
         self._take_batch = take_batch
@@ -406,11 +403,6 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         if not self._leader:
             self._leader = spell_address(*self.address)
         return self._leader
-
-    @property
-    def epoch_min(self) -> int:
-        """Smallest value for a new epoch of a transactional id."""
-        return 0
 
     @property
     def structured(self) -> bool:

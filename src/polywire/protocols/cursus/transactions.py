@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final
+from typing import Final, NamedTuple, cast
 
 from polywire.broker.changes import TransactionState
+from polywire.broker.owners import ITSELF, Caller
+from polywire.broker.participants import Joined, Latest
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.broker.transaction_state import HeldOffsets, Scope, Transaction
-from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Invalid, Missing
+from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Invalid, Missing, Unavailable
+from polywire.protocols.cursus.context import TRANSACTIONS, CursusParts, CursusState
 from polywire.protocols.cursus.groups import TRANSACTION_KEYS, GroupRequest
-from polywire.protocols.cursus.messages import Refused, Request, encoded, integer, quote, topic_word
+from polywire.protocols.cursus.messages import Dialect, Refused, Request, encoded, integer, quote, topic_word
 from polywire.protocols.cursus.offsets import check_offsets, read_pairs
 from polywire.protocols.cursus.policies import policy_of
 from polywire.protocols.cursus.produce import ProducerSpan, find_partition
@@ -63,15 +66,19 @@ class TransactionRequest:
         return cls(session, request, name, epoch)
 
     def transaction(self, failure: str) -> Transaction:
-        """Return the transaction. The producer and the epoch of the request must be current.
+        """Return the transaction, in the shard that coordinates it.
 
         Raises Refused ``transaction_not_found``. For a fenced producer, raises Refused ``failure`` with the word by
         which clients detect fencing.
         """
         found = _find(self.session, self.name)
+        self._check_current(found, failure)
+        return found
+
+    def _check_current(self, found: Transaction | Latest, failure: str) -> None:
         producer = self.request.options["producerId"]
         # a holder with a producer id has used another protocol
-        if self.epoch != found.epoch or found.producer is not None:
+        if self.epoch != found.epoch or found.has_producer:
             facts = f"transactional_id={self.name} current_epoch={found.epoch} requested_epoch={self.epoch}"
             if failure == FENCED:
                 raise Refused(FENCED, facts)
@@ -79,21 +86,51 @@ class TransactionRequest:
         if producer != producer_of(self.name):
             facts = f"transactional_id={self.name} expected={producer_of(self.name)} got={producer}"
             raise Refused(failure, f"reason={quote(f'producer mismatch {facts}')}")
-        return found
 
     def opened(self, failure: str) -> Transaction:
-        """Return the transaction. Raises Refused ``failure`` if it is not open."""
-        found = self.transaction(failure)
+        """Return the transaction, or its participant if another shard coordinates it.
+
+        Raises Refused ``failure`` if it is not open, and else as ``transaction``. Raises Pending until the coordinator
+        has added this shard.
+        """
+        parts = self.session.state.parts
+        if parts is None or parts.shards.home(self.name) == parts.shards.own:
+            found: Transaction | Latest = _find(self.session, self.name)
+        else:
+            found = self._participant(parts, failure)
+        self._check_current(found, failure)
         if not found.is_open:
             raise Refused(failure, f"reason={quote(f'transaction {self.name} is {found.state.value}')}")
+        assert isinstance(found, Transaction), "the coordinator has added this shard, because the epoch is current"
         return found
+
+    def _participant(self, parts: CursusParts, failure: str) -> Transaction | Latest:
+        """Return this shard's participant, or the coordinator's transaction if this shard cannot participate."""
+        participants, by = self.session.state.local.participants, self.session.caller
+        known = participants.find(self.name, by=by)
+        if known is not None and known.is_open and known.epoch == self.epoch and not known.has_producer:
+            return known
+        try:
+            latest = parts.join_epoch(self.name, self.epoch, by=by)
+            if latest is None:
+                raise _not_found(self.name)
+            if not latest.is_open or latest.epoch != self.epoch or latest.has_producer:
+                return latest
+            coordinator = parts.shards.home(self.name)
+            return participants.enter(Joined(self.name, coordinator, latest.token, latest.epoch, None, by.owner))
+        except (Busy, Conflict, Unavailable) as error:
+            raise Refused(failure, f"reason={quote(error.message)}") from None
 
 
 def _find(session: CursusSession, name: str) -> Transaction:
     found = session.state.local.transactions.find(name, by=session.caller)
     if found is None:
-        raise Refused("transaction_not_found", f"reason={quote(f'transaction {name} not found')}")
+        raise _not_found(name)
     return found
+
+
+def _not_found(name: str) -> Refused:
+    return Refused("transaction_not_found", f"reason={quote(f'transaction {name} not found')}")
 
 
 def begin_epoch(session: CursusSession, request: Request, /) -> Reply | None:
@@ -102,15 +139,37 @@ def begin_epoch(session: CursusSession, request: Request, /) -> Reply | None:
     It fences producers with earlier epochs and aborts their open transactions.
     """
     name = _name(request)
+    broker, epoch_min = session.state.local, _epoch_min(session, name)
     answer = session.later(request.dialect, blocking=True)
     try:
-        transaction = session.state.local.transactions.begin_epoch(
-            name, epoch_min=session.epoch_min, by=session.caller, done=answer.done
-        )
+        done = broker.participants.when_visible(name, answer.done)
+        transaction = broker.transactions.begin_epoch(name, epoch_min=epoch_min, by=session.caller, done=done)
     except (Invalid, Busy) as error:
         raise Refused("init_producer_failed", f"reason={quote(error.message)}") from None
     answer.body = encoded(f"OK transactional_id={name} producerId={producer_of(name)} epoch={transaction.epoch}")
     return None
+
+
+def _epoch_min(session: CursusSession, name: str) -> int:
+    """Return the first epoch of a transactional id that is above its epochs in all shards.
+
+    Another shard has coordinated the id if the number of shards has changed. Raises Pending.
+    """
+    parts = session.state.parts
+    if parts is None or session.state.local.transactions.find(name, by=ITSELF) is not None:
+        return 0
+    epochs: list[int] = [parts.call_part(shard, TRANSACTIONS, last_epoch, name) for shard in _others(parts)]
+    return 1 + max(epochs)
+
+
+def last_epoch(state: CursusState, name: str) -> int:
+    """Return the last epoch of a transactional id that this shard knows, -1 if it does not know the id."""
+    known = state.local.transactions.find(name, by=ITSELF)
+    return -1 if known is None else known.epoch
+
+
+def _others(parts: CursusParts) -> list[int]:
+    return [shard for shard in range(parts.shards.count) if shard != parts.shards.own]
 
 
 def begin(session: CursusSession, request: Request, /) -> Reply | None:
@@ -120,8 +179,11 @@ def begin(session: CursusSession, request: Request, /) -> Reply | None:
     """
     asked = TransactionRequest.read(session, request)
     transaction = asked.transaction("transaction_begin_failed")
-    if transaction.is_open and (transaction.messages or transaction.positions):
+    if transaction.is_open and (transaction.messages or transaction.positions or transaction.shards):
         raise Refused("producer_reinitialization_required", f"transactional_id={asked.name} epoch={asked.epoch}")
+    if session.state.local.participants.is_deciding(asked.name):
+        reason = f"the previous transaction of {asked.name} has not ended in all processes (retry)"
+        raise Refused("transaction_begin_failed", f"reason={quote(reason)}")
     answer = session.later(request.dialect, blocking=True)
     answer.body = encoded(
         f"OK transactional_id={asked.name} state=open producerId={producer_of(asked.name)} epoch={asked.epoch}"
@@ -278,28 +340,30 @@ def _abort(asked: TransactionRequest, transaction: Transaction) -> Reply | None:
     answer = asked.session.later(asked.request.dialect, blocking=True)
     answer.body = encoded(f"OK transactional_id={asked.name} state=aborted")
     broker = asked.session.state.local
+    visible = broker.participants.when_visible(asked.name, answer.done)
     if transaction.is_open:
-        broker.transactions.abort(transaction, done=answer.done)
+        broker.transactions.abort(transaction, done=visible)
     else:
-        broker.settle(Level.SYNCED, answer.done)
+        broker.settle(Level.SYNCED, visible)
     return None
 
 
 def _commit(asked: TransactionRequest, transaction: Transaction) -> Reply | None:
     broker = asked.session.state.local
-    counts = f"messages={transaction.messages} offsets={transaction.position_count}"
     refusals: list[Refused] = []
     if transaction.is_open:
         _check_rights(asked, transaction)
+    counts = _counts(asked.session, transaction, checks=transaction.is_open)
     answer = asked.session.later(asked.request.dialect, blocking=True)
     answer.body = encoded(f"OK transactional_id={asked.name} state=committed {counts}")
+    visible = broker.participants.when_visible(asked.name, answer.done)
     if not transaction.is_open:
-        broker.settle(Level.SYNCED, answer.done)
+        broker.settle(Level.SYNCED, visible)
         return None
 
     def confirm() -> None:
         try:
-            _check_member(asked, transaction)
+            _check_member(asked.session, transaction)
         except Refused as refused:
             refusals.append(refused)
             raise Conflict(ErrorCode.GENERATION_STALE, str(refused)) from None
@@ -310,7 +374,7 @@ def _commit(asked: TransactionRequest, transaction: Transaction) -> Reply | None
         elif isinstance(result, _NOT_COMMITTED):
             answer.refuse(_failed_commit(result))
         else:
-            answer.done(result)
+            visible(result)
 
     try:
         broker.transactions.commit(transaction, by=asked.session.caller, confirm=confirm, done=done)
@@ -327,9 +391,75 @@ def _check_rights(asked: TransactionRequest, transaction: Transaction) -> None:
         state.guard.admit_topic(asked.session, state.local.resource(scope.topic), Action.OFFSET_COMMIT)
 
 
-def _check_member(asked: TransactionRequest, transaction: Transaction) -> None:
+def _check_member(session: CursusSession, transaction: Transaction) -> None:
     for scope, held in transaction.positions.items():
-        _check(GroupRequest(asked.session, scope.topic, scope.group, scope.member, scope.generation), held.offsets)
+        _check(GroupRequest(session, scope.topic, scope.group, scope.member, scope.generation), held.offsets)
+
+
+class Staged(NamedTuple):
+    """Numbers of records and offsets that one shard has staged, and why it refuses the commit (code and facts)."""
+
+    records: int = 0
+    offsets: int = 0
+    refusal: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """A client of another process, as far as checks of its group membership need it."""
+
+    state: CursusState
+    caller: Caller
+    spoken: Dialect | None
+
+
+def staged(state: CursusState, name: str, token: bytes, *, checks: bool, dialect: Dialect | None, by: Caller) -> Staged:
+    """Return what this shard, as a participant, has staged for a transaction.
+
+    If ``checks``, check that the client may commit it. This is the last check, because the outcome is decided in
+    another shard.
+    """
+    found = state.local.participants.find(name, by=by)
+    if found is None or found.token != token:
+        return Staged()
+    try:
+        if checks:
+            _check_participant(state, found, by)
+            _check_member(cast(CursusSession, _Client(state, by, dialect)), found)
+    except Refused as refused:
+        return Staged(refusal=(refused.code, refused.facts))
+    return Staged(found.messages, found.position_count)
+
+
+def _check_participant(state: CursusState, participant: Transaction, by: Caller) -> None:
+    for topic in state.local.transactions.topics(participant):
+        if not state.local.access.permits(by.principal, Action.PRODUCE, topic):
+            raise Refused("NOT_AUTHORIZED_FOR_TOPIC", f"operation=write topic={topic_word(topic.name.full)}")
+
+
+def _counts(session: CursusSession, transaction: Transaction, *, checks: bool = False) -> str:
+    """Return the numbers of records and offsets that are staged in all shards.
+
+    If ``checks``, the other shards check that they can be committed. Raises Refused if not, and Pending.
+    """
+    records, offsets, parts = transaction.messages, transaction.position_count, session.state.parts
+    if parts is not None:
+        committed = transaction.state is TransactionState.COMMITTED
+        for shard in _others(parts) if committed else transaction.shards:
+            found: Staged = parts.call_part(
+                shard,
+                TRANSACTIONS,
+                staged,
+                transaction.id,
+                transaction.token,
+                checks=checks,
+                dialect=session.spoken,
+                by=session.caller,
+            )
+            if found.refusal is not None:
+                raise Refused(*found.refusal)
+            records, offsets = records + found.records, offsets + found.offsets
+    return f"messages={records} offsets={offsets}"
 
 
 def _failed_commit(error: BrokerError) -> Refused:
@@ -340,9 +470,7 @@ def status(session: CursusSession, request: Request, /) -> Reply:
     name = _name(request)
     found = _find(session, name)
     state = TransactionState.ABORTED if found.state is TransactionState.EMPTY else found.phase
-    return encoded(
-        f"OK transactional_id={name} state={state.value} messages={found.messages} offsets={found.position_count}"
-    )
+    return encoded(f"OK transactional_id={name} state={state.value} {_counts(session, found)}")
 
 
 COMMANDS: Final = (

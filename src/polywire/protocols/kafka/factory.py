@@ -32,7 +32,7 @@ from polywire.protocols.kafka import (
 from polywire.protocols.kafka.context import KafkaBroker, KafkaRouter, KafkaSettings, Shared
 from polywire.protocols.kafka.group_routing import GROUP_HANDLERS
 from polywire.protocols.kafka.messages import SERVED, WIRE, Api, Served
-from polywire.protocols.kafka.participants import ShardLinks, between_shards
+from polywire.protocols.kafka.participants import between_shards
 from polywire.protocols.kafka.routed import RoutedKafkaSession
 from polywire.protocols.kafka.session import REQUEST_BYTES_MAX, Command, KafkaSession
 from polywire.protocols.kafka.subscription import WRITING
@@ -165,7 +165,6 @@ class KafkaFactory:
         broker.classic.restore(WIRE, WRITING)
         if router is not None:
             broker.producer_shard = router.shards.own
-            broker.participants.begin(ShardLinks(router), self.shared.coordinates)
             broker.remote_topics = router.remote_topics
             broker.consumers.end_memberships(WIRE, self.shared.coordinates)
 

@@ -18,20 +18,16 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from polywire.broker.changes import TransactionalProducer, TransactionDecided
+from polywire.broker.changes import TransactionalProducer
 from polywire.broker.owners import ITSELF
 from polywire.broker.participants import Joined
-from polywire.broker.transaction_state import PARTICIPANT, Transaction
+from polywire.broker.transaction_state import Transaction
 from polywire.errors import BrokerError, PeerError
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.context import KafkaBroker, KafkaRouter
-from polywire.protocols.kafka.forwarded import Origin
 from polywire.protocols.kafka.messages import Api, Refused, Request, WireError
 from polywire.protocols.kafka.reply_slots import Answer
-from polywire.protocols.kafka.routed import ask_shard
 from polywire.protocols.kafka.session import KafkaSession
-from polywire.protocols.kafka.transactions import check_settled, held_by, once_settled, transaction_error
-from polywire.protocols.runtime.forwarded import Sender
+from polywire.protocols.kafka.transactions import check_settled, held_by, transaction_error
 from polywire.types import Level
 
 PERMIT_S: Final = (
@@ -40,7 +36,7 @@ PERMIT_S: Final = (
 )
 LIMIT_S: Final = 5.0  # how long to wait for a shard's response; then the request is repeated
 
-_Answer = TypeVar("_Answer", bound="Result | Permission | Outcome")
+_Answer = TypeVar("_Answer", bound="Result | Permission")
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -81,48 +77,14 @@ class Enter(msgspec.Struct, frozen=True, array_like=True, tag=3):
     permission: Permission
 
 
-class End(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Request to a shard: commit or abort its participant, as the coordinator has decided."""
-
-    id: str
-    token: bytes
-    commits: bool
-
-
-class Ask(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Request to the coordinator: how has this transaction ended?"""
-
-    id: str
-    token: bytes
-
-
-class Outcome(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The coordinator's response to ``Ask``.
-
-    ``commits`` is None while the transaction is open, and if its outcome is unknown.
-    """
-
-    commits: bool | None
-
-
-class Fence(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Request to a shard: fence the producers of a transactional id that have an earlier epoch than ``epoch``.
-
-    The id was registered over Cursus, which registers ids in all shards.
-    """
-
-    id: str
-    epoch: int
-
-
-class Result(msgspec.Struct, frozen=True, array_like=True, tag=8):
+class Result(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """A shard's response: an error, or success."""
 
     error: int = 0
     message: str = ""
 
 
-Question = Join | Enter | End | Ask | Fence
+Question = Join | Enter
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _QUESTIONS: Final[msgspec.msgpack.Decoder[Question]] = msgspec.msgpack.Decoder(Question)
@@ -138,7 +100,7 @@ def answered(kind: type[_Answer], body: Any) -> _Answer | None:
     return None if body is None else msgspec.msgpack.decode(body.body, type=kind)
 
 
-def _answer(answer: Answer, made: Result | Permission | Outcome) -> None:
+def _answer(answer: Answer, made: Result | Permission) -> None:
     answer.ok(schema.response(Api.BETWEEN_SHARDS)(body=_ENCODER.encode(made)))
 
 
@@ -157,36 +119,9 @@ def between_shards(session: KafkaSession, answer: Answer, request: Any, /) -> No
                 permit(session, question, partial(_answer, answer))
             case Enter():
                 _enter(session, answer, question)
-            case End():
-                done = _completion(answer)
-                session.broker.participants.end(question.id, question.token, commits=question.commits, done=done)
-            case Ask():
-                session.broker.participants.outcome(question.id, question.token, partial(_outcome, answer))
-            case Fence():
-                _fence(session, answer, question)
     except BrokerError as error:
-        _refuse(answer, question, transaction_error(error), error.message)
-
-
-def _refuse(answer: Answer, question: Question, error: WireError, message: str) -> None:
-    if isinstance(question, Ask):
-        _answer(answer, Outcome(None))
-    else:
-        _answer(answer, (Permission if isinstance(question, Join) else Result)(error, message))
-
-
-def _completion(answer: Answer) -> Callable[[int | BrokerError], None]:
-    def done(result: int | BrokerError) -> None:
-        if isinstance(result, BrokerError):
-            _answer(answer, Result(transaction_error(result), result.message))
-        else:
-            _answer(answer, Result())
-
-    return done
-
-
-def _outcome(answer: Answer, commits: bool | BrokerError | None) -> None:
-    _answer(answer, Outcome(None if isinstance(commits, BrokerError) else commits))
+        kind = Permission if isinstance(question, Join) else Result
+        _answer(answer, kind(transaction_error(error), error.message))
 
 
 def permit(session: KafkaSession, asked: Join, tell: Callable[[Permission], None], *, waits: bool = True) -> None:
@@ -195,7 +130,7 @@ def permit(session: KafkaSession, asked: Join, tell: Callable[[Permission], None
     If ``waits``, wait until the previous transaction has ended in all shards.
     """
     if waits and session.broker.participants.is_deciding(asked.id):
-        once_settled(session, asked.id, partial(permit, session, asked, tell, waits=False), PERMIT_S)
+        session.broker.participants.once_settled(asked.id, partial(permit, session, asked, tell, waits=False), PERMIT_S)
         return
 
     def done(transaction: Transaction, result: int | BrokerError) -> None:
@@ -275,59 +210,3 @@ def _enter(session: KafkaSession, answer: Answer, asked: Enter) -> None:
     if joined.coordinator != _own(session):
         session.broker.participants.enter(joined)
     _answer(answer, Result())
-
-
-def _fence(session: KafkaSession, answer: Answer, asked: Fence) -> None:
-    """Begin a new epoch if the current epoch is earlier than that of the request.
-
-    Raises BrokerError if this shard cannot.
-    """
-    transactions = session.broker.transactions
-    known = transactions.find(asked.id, by=session.caller)
-    if known is None or known.producer is not None or known.epoch >= asked.epoch:
-        session.broker.settle(Level.SYNCED, _completion(answer))
-    else:
-        transactions.begin_epoch(asked.id, epoch_min=asked.epoch, by=session.caller, done=_completion(answer))
-
-
-# Requests of the broker itself
-
-
-class _Once:
-    def __init__(self, broker: KafkaBroker, then: Callable[[Any], None]) -> None:
-        self._then: Callable[[Any], None] | None = then
-        self._timer: Final = broker.loop.call_later(LIMIT_S, self, None)
-
-    def __call__(self, body: Any) -> None:
-        then, self._then = self._then, None
-        if then is not None:
-            self._timer.cancel()
-            then(body)
-
-
-class ShardLinks:
-    """Requests of the broker itself, without a client. Implements ``broker.participants.Shards``.
-
-    Every callback is called, with None if there is no response.
-    """
-
-    def __init__(self, router: KafkaRouter) -> None:
-        self._router: Final = router
-        self._sender: Final = Sender(None, "", Origin(router.shards.own, router.epoch).encode())
-
-    def _ask(self, shard: int, question: Question, then: Callable[[Any], None]) -> None:
-        ask_shard(self._router, shard, self._sender, asked(question), _Once(self._router, then))
-
-    def end_participant(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
-        def came(body: Any) -> None:
-            found = answered(Result, body)
-            then(found is not None and not found.error)
-
-        self._ask(shard, End(decided.id, decided.token, decided.commits), came)
-
-    def ask_coordinator(self, participant: Transaction, then: Callable[[bool | None], None]) -> None:
-        def came(body: Any) -> None:
-            outcome = answered(Outcome, body)
-            then(None if outcome is None else outcome.commits)
-
-        self._ask(participant.coordinator, Ask(participant.id.removeprefix(PARTICIPANT), participant.token), came)

@@ -22,7 +22,7 @@ from polywire.protocols.kafka import producers, schema, transaction_lists, trans
 from polywire.protocols.kafka.group_routing import divided, turn_of
 from polywire.protocols.kafka.groups import authorize_group, group_error
 from polywire.protocols.kafka.messages import NO_ID, Api, Refused, Request, WireError
-from polywire.protocols.kafka.participants import Enter, Fence, Join, Permission, Result, answered, asked, permit
+from polywire.protocols.kafka.participants import Enter, Join, Permission, Result, answered, asked, permit
 from polywire.protocols.kafka.produce import Producing
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.routed import (
@@ -35,7 +35,6 @@ from polywire.protocols.kafka.routed import (
     routed,
 )
 from polywire.protocols.kafka.session import Handler, KafkaSession
-from polywire.protocols.kafka.transactions import transaction_error
 
 _MAGIC: Final = 2
 _HEAD: Final = Struct(
@@ -85,36 +84,10 @@ def _refused_each(head: Request, error: WireError) -> Any:
 
 
 def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """InitProducerId of a transactional id that this shard coordinates.
-
-    If the id was registered over Cursus, all shards have it. Then its current producer is fenced in all shards first.
-    """
-    session = routed(session)
-    if request.transactional_id is None:
-        return producers.init_producer_id(session, answer, request)
-    if not session.shared.coordinates(request.transactional_id):
+    """InitProducerId without a transactional id, or with one that this shard coordinates."""
+    if request.transactional_id is not None and not session.shared.coordinates(request.transactional_id):
         return _refused(answer.request, WireError.NOT_COORDINATOR)
-    try:
-        session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
-        known = session.broker.transactions.find(request.transactional_id, by=session.caller)
-    except BrokerError as error:
-        return _refused(answer.request, transaction_error(error))
-    if known is None or known.producer is not None:
-        return transactions.hold(session, answer, request)
-    others = [shard for shard in range(session.shards.count) if shard != session.shards.own]
-
-    def fenced(found: Bodies) -> Any:
-        answers = [answered(Result, body) for body in found.values()]
-        errors = [WireError.COORDINATOR_NOT_AVAILABLE if one is None else one.error for one in answers]
-        failed = next((error for error in errors if error), None)
-        return (
-            transactions.hold(session, answer, request)
-            if failed is None
-            else _refused(answer.request, WireError(failed))
-        )
-
-    ask_each(session, answer, dict.fromkeys(others, asked(Fence(request.transactional_id, known.epoch + 1))), fenced)
-    return None
+    return producers.init_producer_id(session, answer, request)
 
 
 # Partitions and offsets of a transaction

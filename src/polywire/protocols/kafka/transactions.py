@@ -111,37 +111,6 @@ def check_begun(transaction: Transaction) -> None:
         raise Refused(WireError.CONCURRENT_TRANSACTIONS, "this process has lost its part of the transaction (abort it)")
 
 
-def once_settled(session: KafkaSession, id_: str, then: Callable[[], None], limit_s: float = SETTLED_S) -> None:
-    """Call ``then`` when all shards have applied the end of a transaction, or after the time limit."""
-    is_waiting = True
-
-    def go_on() -> None:
-        nonlocal is_waiting
-        if is_waiting:
-            is_waiting = False
-            cancel()
-            timer.cancel()
-            then()
-
-    cancel = session.broker.participants.when_settled(id_, go_on)
-    timer = session.broker.loop.call_later(limit_s, go_on)
-
-
-def _visible_everywhere(session: KafkaSession, id_: str, done: Completion[int]) -> Completion[int]:
-    """Return a completion that calls ``done`` when all shards show the result.
-
-    Clients may read the records that they committed from any shard.
-    """
-
-    def stored(result: int | BrokerError) -> None:
-        if isinstance(result, BrokerError) or not session.broker.participants.is_deciding(id_):
-            done(result)
-        else:
-            once_settled(session, id_, partial(done, result))
-
-    return stored
-
-
 # InitProducerId
 
 
@@ -157,7 +126,7 @@ def hold(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
             answer.ok(response(producer_id=held.producer.id, producer_epoch=held.producer_epoch))
 
     try:
-        visible = _visible_everywhere(session, request.transactional_id or "", done)
+        visible = session.broker.participants.when_visible(request.transactional_id or "", done)
         held = _hold(session, request, _fenced(answer.request.version, FENCED_INIT_SINCE), visible)
     except Refused as refused:
         return response(error=refused.error)
@@ -494,12 +463,12 @@ def end(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     try:
         known = session.broker.transactions.find(request.transactional_id, by=session.caller) if raises else None
         if known is not None and _has_ended(known, request):
-            visible = _visible_everywhere(session, known.id, _raised(session, answer, known, known.epoch))
+            visible = session.broker.participants.when_visible(known.id, _raised(session, answer, known, known.epoch))
             session.broker.settle(session.shared.settings.acks_all, visible)
             return None
         transaction = current(session, answer, request)
         done = _raised(session, answer, transaction, transaction.epoch + 1) if raises else _ended(answer, response)
-        visible = _visible_everywhere(session, transaction.id, done)
+        visible = session.broker.participants.when_visible(transaction.id, done)
         _end(session, transaction, visible, commits=request.committed, raises_epoch=raises)
     except Refused as refused:
         return response(error=refused.error)

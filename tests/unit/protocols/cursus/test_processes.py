@@ -349,49 +349,130 @@ def test_a_stream_of_a_lost_process_closes_the_connection() -> None:
 # Transactions
 
 
-def test_a_transaction_is_committed_in_the_shard_of_its_topics() -> None:
-    conversation = three("a", "b", "c")
-    for topic, epoch in (("b", 0), ("c", 1), ("a", 2)):
-        assert conversation.ask("INIT_PRODUCER_ID transactional_id=T").endswith(f"epoch={epoch}")
-        who = f"{TRANSACTION} epoch={epoch}"
-        assert "state=open" in conversation.ask(f"BEGIN_TXN {who}")
-        assert conversation.ask(f"TXN_PUBLISH {who} topic={topic} seqNum=1 message=m").startswith("OK")
-        assert "state=open messages=1" in conversation.ask("TXN_STATUS transactional_id=T")
-        done = "OK transactional_id=T state=committed messages=1 offsets=0"
-        assert conversation.ask(f"END_TXN {who}") == done
-        assert conversation.ask(f"END_TXN {who}") == done
-        assert conversation.ask("TXN_STATUS transactional_id=T") == done
-        conversation.say(f"CONSUME topic={topic} partition=0 offset=0 member=m".encode())
-        assert conversation.heard()[0].endswith(b"m" + bytes(16))
+def begun(conversation: Conversation, epoch: int) -> str:
+    """Begin a transaction of the id T, and return the words that identify its producer."""
+    assert conversation.ask("INIT_PRODUCER_ID transactional_id=T").endswith(f"epoch={epoch}")
+    who = f"{TRANSACTION} epoch={epoch}"
+    assert "state=open" in conversation.ask(f"BEGIN_TXN {who}")
+    return who
+
+
+def records(conversation: Conversation, topic: str) -> bytes:
+    conversation.say(f"CONSUME topic={topic} partition=0 offset=0 member=m".encode())
+    return conversation.heard()[0]
+
+
+@pytest.mark.parametrize("own", range(3))
+def test_a_transaction_is_atomic_over_the_topics_of_all_processes(own: int) -> None:
+    shards = three("a", "b", "c").shards
+    conversation, other = Conversation(shards, own), Conversation(shards, (own + 1) % 3)
+    for epoch in range(3):
+        who = begun(conversation, epoch)
+        for number, topic in enumerate("abc", 1):
+            asked = f"TXN_PUBLISH {who} topic={topic} seqNum={number} message={epoch}"
+            assert other.ask(asked).startswith("OK")
+            assert conversation.ask(asked).startswith("OK"), "a repeat"
+            assert f"state=open messages={number} " in conversation.ask("TXN_STATUS transactional_id=T")
+        commits = epoch != 1
+        assert [records(conversation, topic).count(bytes([48 + epoch]) + bytes(16)) for topic in "abc"] == [0, 0, 0]
+        done = f"OK transactional_id=T state={'committed messages=3 offsets=0' if commits else 'aborted'}"
+        for asker in (conversation, other):
+            assert asker.ask(f"END_TXN {who} result={'commit' if commits else 'abort'}") == done
+        assert [records(other, topic).count(bytes([48 + epoch]) + bytes(16)) for topic in "abc"] == [commits] * 3
+        assert conversation.ask("TXN_STATUS transactional_id=T").startswith(done)
     assert conversation.ask(f"BEGIN_TXN {TRANSACTION} epoch=1").startswith("ERROR: transaction_begin_failed")
 
 
-def test_a_transaction_over_several_shards_is_refused() -> None:
+def test_several_transactions_of_one_epoch_do_not_mix() -> None:
     conversation = three("a", "b", "c")
-    conversation.ask("INIT_PRODUCER_ID transactional_id=T")
+    who = begun(conversation, 0)
+    for number in range(1, 4):
+        for topic in "abc":
+            assert conversation.ask(f"TXN_PUBLISH {who} topic={topic} seqNum=1 message={number}").startswith("OK")
+        result = "abort" if number == 2 else "commit"
+        assert conversation.ask(f"END_TXN {who} result={result}").startswith("OK")
+        assert conversation.ask(f"BEGIN_TXN {who}").startswith("OK")
+    for topic in "abc":
+        found = records(conversation, topic)
+        assert [found.count(b"%d" % number + bytes(16)) for number in (1, 2, 3)] == [1, 0, 1]
+
+
+def test_a_fenced_producer_stages_nothing_in_any_process() -> None:
+    conversation = three("a", "b", "c")
+    old = begun(conversation, 0)
+    assert conversation.ask(f"TXN_PUBLISH {old} topic=b seqNum=1 message=old").startswith("OK")
+    new = begun(conversation, 1)
+    for topic in "abc":
+        refused = conversation.ask(f"TXN_PUBLISH {old} topic={topic} seqNum=2 message=old")
+        assert refused.startswith("ERROR: transaction_publish_failed")
+        assert "producer_fenced" in refused
+        assert conversation.ask(f"TXN_PUBLISH {new} topic={topic} seqNum=1 message=new").startswith("OK")
+    assert conversation.ask(f"END_TXN {old}").startswith("ERROR: producer_fenced")
+    assert "messages=3" in conversation.ask(f"END_TXN {new}")
+    for topic in "abc":
+        assert (b"new" in records(conversation, topic), b"old" in records(conversation, topic)) == (True, False)
+
+
+def test_without_a_begun_transaction_no_process_stages_anything() -> None:
+    conversation = three("a", "b", "c")
     who = f"{TRANSACTION} epoch=0"
-    conversation.ask(f"BEGIN_TXN {who}")
-    assert conversation.ask(f"TXN_PUBLISH {who} topic=b seqNum=1 message=m").startswith("OK")
-    refused = conversation.ask(f"TXN_PUBLISH {who} topic=c seqNum=2 message=m")
-    assert refused.startswith('ERROR: transaction_publish_failed reason="all topics of a transaction must belong to')
-    other = Conversation(conversation.shards)
-    assert other.ask(f"TXN_PUBLISH {who} topic=c seqNum=2 message=m").startswith("OK")
-    refused = other.ask(f"END_TXN {who}")
-    assert refused.startswith('ERROR: transaction_commit_failed state=open reason="the transaction has staged data')
-    assert "state=aborted" in other.ask(f"END_TXN {who} result=abort")
-    for topic in "bc":
-        conversation.say(f"CONSUME topic={topic} partition=0 offset=0 member=m".encode())
-        assert conversation.heard()[0].endswith(bytes(20)), "nothing is stored"
+    for topic in "abc":
+        refused = conversation.ask(f"TXN_PUBLISH {who} topic={topic} seqNum=1 message=m")
+        assert refused.startswith("ERROR: transaction_not_found")
+    conversation.ask("INIT_PRODUCER_ID transactional_id=T")
+    for topic in "abc":
+        refused = conversation.ask(f"TXN_PUBLISH {who} topic={topic} seqNum=1 message=m")
+        assert refused == 'ERROR: transaction_publish_failed reason="transaction T is aborted"'
+
+
+@pytest.mark.parametrize("topic", ["a", "b", "c"])
+def test_the_generation_of_a_member_is_checked_again_at_the_commit(topic: str) -> None:
+    conversation = three("a", "b", "c")
+    conversation.ask(f"JOIN_GROUP topic={topic} group=g member=m")
+    [view] = [view for broker in conversation.shards.brokers for view in broker.groups.views(topic)]
+    [member] = view.members
+    who = begun(conversation, 0)
+    for other in "abc":
+        assert conversation.ask(f"TXN_PUBLISH {who} topic={other} seqNum=1 message=m").startswith("OK")
+    fields = f"topic={topic} group=g member={member.id} generation={view.generation}"
+    staged = conversation.ask(f"SEND_OFFSETS_TO_TXN {who} {fields} P0:7")
+    assert staged == "OK transactional_id=T staged_offsets=1"
+    conversation.ask(f"JOIN_GROUP topic={topic} group=g member=n")
+    refused = conversation.ask(f"END_TXN {who}")
+    assert refused.startswith("ERROR: GEN_MISMATCH"), refused
+    assert "state=open messages=3 offsets=1" in conversation.ask("TXN_STATUS transactional_id=T")
+    assert conversation.ask(f"END_TXN {who} result=abort").startswith("OK")
+    assert [b"m" + bytes(16) in records(conversation, other) for other in "abc"] == [False] * 3
+
+
+@pytest.mark.parametrize("topic", ["a", "b", "c"])
+def test_offsets_are_committed_with_the_records_of_all_processes(topic: str) -> None:
+    conversation = three("a", "b", "c")
+    conversation.ask(f"JOIN_GROUP topic={topic} group=g member=m")
+    [view] = [view for broker in conversation.shards.brokers for view in broker.groups.views(topic)]
+    [member] = view.members
+    who = begun(conversation, 0)
+    for other in "abc":
+        conversation.ask(f"TXN_PUBLISH {who} topic={other} seqNum=1 message=m")
+    conversation.ask(
+        f"SEND_OFFSETS_TO_TXN {who} topic={topic} group=g member={member.id} generation={view.generation} P0:7"
+    )
+    offset = f"FETCH_OFFSET topic={topic} group=g partition=0"
+    before = conversation.ask(offset)
+    assert conversation.ask(f"END_TXN {who}") == "OK transactional_id=T state=committed messages=3 offsets=1"
+    assert "7" not in before
+    assert "7" in conversation.ask(offset)
 
 
 def test_a_new_epoch_is_above_those_of_every_shard() -> None:
+    """Another shard may have coordinated the id when there were fewer processes."""
     conversation = three("a", "b")
-    broker = conversation.shards.brokers[1]
+    brokers = conversation.shards.brokers
+    other = (conversation.shards.home("T") + 1) % 3
     for _ in range(3):
-        broker.transactions.begin_epoch("T", done=None)
+        brokers[other].transactions.begin_epoch("T", done=None)
     assert conversation.ask("INIT_PRODUCER_ID transactional_id=T").endswith("epoch=3")
-    found = [one.transactions.find("T") for one in conversation.shards.brokers]
-    assert [one.epoch for one in found if one is not None] == [3, 3, 3]
+    assert conversation.ask("INIT_PRODUCER_ID transactional_id=T").endswith("epoch=4")
 
 
 def test_a_pattern_reads_topics_of_all_shards() -> None:
@@ -531,10 +612,10 @@ def test_all_processes_execute_a_request_as_its_client() -> None:
     for one in (bob, alice):
         one.pass_by()
     assert bob.heard()[0].endswith(b"epoch=0")
-    for broker in conversation.shards.brokers:
-        found = broker.transactions.find("T", by=ITSELF)
-        assert found is not None
-        assert found.owner == broker.access.vouched("bob").user_id
+    broker = conversation.shards.brokers[conversation.shards.home("T")]
+    found = broker.transactions.find("T", by=ITSELF)
+    assert found is not None
+    assert found.owner == broker.access.vouched("bob").user_id
 
 
 def close_doors(shards: MemoryShards) -> None:

@@ -22,8 +22,9 @@ from polywire.protocols.kafka.routed import AGAIN_S
 from polywire.protocols.kafka.sasl import PLAIN
 from polywire.protocols.runtime.shards import LinkPeer
 from polywire.records.columns import Record
-from polywire.routing.broker import ANSWER_S, ResolvedBroker, RoutedBroker
+from polywire.routing.broker import ANSWER_S, RoutedBroker
 from polywire.routing.messages import Process
+from polywire.routing.resolved import ResolvedBroker
 from polywire.routing.session import RouterFactory
 from polywire.types import PositionKind, TopicName
 from tests.unit.protocols.polywire.peer import CapturedOutput

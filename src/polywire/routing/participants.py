@@ -1,0 +1,56 @@
+"""Calls between the coordinator of a transactional id and the participants of its transactions (decision 0129)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from polywire.broker.changes import TransactionDecided
+from polywire.broker.participants import Participants
+from polywire.broker.transaction_state import PARTICIPANT, Transaction
+from polywire.errors import BrokerError
+from polywire.log.base import Loop
+from polywire.routing.calls import Method, Router
+
+END: Final = Method("participants.end", Participants.end)
+JOIN_EPOCH: Final = Method("participants.join_epoch", Participants.join_epoch)
+OUTCOME: Final = Method("participants.outcome", Participants.outcome)
+METHODS: Final = (END, JOIN_EPOCH, OUTCOME)
+
+
+class ParticipantCalls:
+    """Sends the outcomes of transactions to other shards. Implements ``broker.participants.Shards``."""
+
+    def __init__(self, router: Router, loop: Loop) -> None:
+        self._router: Final = router
+        self._loop: Final = loop
+
+    def end_participant(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
+        """See ``broker.participants.Shards``."""
+
+        def ended(result: int | BrokerError) -> None:
+            then(not isinstance(result, BrokerError))
+
+        self._call(shard, END, (decided.id, decided.token), {"commits": decided.commits, "done": ended}, ended)
+
+    def ask_coordinator(self, participant: Transaction, then: Callable[[bool | None], None]) -> None:
+        """See ``broker.participants.Shards``."""
+
+        def answered(commits: bool | BrokerError | None) -> None:
+            then(None if isinstance(commits, BrokerError) else commits)
+
+        id_ = participant.id.removeprefix(PARTICIPANT)
+        self._call(participant.coordinator, OUTCOME, (id_, participant.token), {"then": answered}, answered)
+
+    def _call(
+        self,
+        shard: int,
+        method: Method,
+        values: Sequence[Any],
+        options: Mapping[str, Any],
+        failed: Callable[[BrokerError], None],
+    ) -> None:
+        try:
+            self._router.call(shard, method, values, options)
+        except BrokerError as error:  # too much is on the way to the shard
+            self._loop.call_soon(failed, error)
