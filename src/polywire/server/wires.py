@@ -90,7 +90,6 @@ def shard_factories(
     cursus = CursusFactory(broker, cursus_settings(config), off_loop=off_loop, places=shard, router=routed)
     flux = FluxFactory(broker, flux_settings(config), router=routed)
     kafka = KafkaFactory(broker, settings, off_loop=off_loop, router=cast(KafkaRouter, ResolvedBroker(routed)))
-    # Kafka executes requests even if it has been turned off, because decided transactions must be completed.
     executors = {kafka.wire: kafka.executor, cursus.wire: cursus.executor, flux.wire: flux.execute}
     routed.executors.update(executors)
 
@@ -98,7 +97,8 @@ def shard_factories(
         return Process(broker.epoch, settings.host, dict(shard.ports), kafka.own.cluster_id if shard.own == 0 else "")
 
     iggy = IggyFactory(cast(IggyBroker, routed), iggy_settings(config), parts=routed)
-    parts = {name: Part(name, target, functions) for name, target, functions in (*iggy.called, *cursus.called)}
+    called = *iggy.called, *cursus.called, *kafka.called
+    parts = {name: Part(name, target, functions) for name, target, functions in called}
     outside: list[SessionFactory] = [
         flux,
         cursus,

@@ -20,8 +20,6 @@ from tests.vectors.kafka.filling import filled
 
 NEWER_GROUPS = {Api.CONSUMER_GROUP_HEARTBEAT, Api.CONSUMER_GROUP_DESCRIBE}  # that client does not have them
 
-OURS = {Api.BETWEEN_SHARDS}
-
 
 def kept() -> dict[tuple[Api, str], dict[int, bytes]]:
     """Return the bodies by api and direction, then by version."""
@@ -36,7 +34,7 @@ KEPT = kept()
 
 
 def cases() -> Iterator[tuple[Api, str, int]]:
-    for api in sorted(set(Api) - NEWER_GROUPS - OURS):
+    for api in sorted(set(Api) - NEWER_GROUPS):
         first, last = message(api).versions
         yield from ((api, mark, version) for mark in "><" for version in range(first, last + 1))
 
@@ -53,7 +51,7 @@ def test_messages_equal_those_of_a_real_client(api: Api, mark: str, version: int
 
 
 def test_every_message_is_recorded() -> None:
-    assert {api for api, _ in KEPT} == set(Api) - NEWER_GROUPS - OURS
+    assert {api for api, _ in KEPT} == set(Api) - NEWER_GROUPS
 
 
 def test_a_request_of_the_newer_groups_round_trips() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from polywire.protocols.cursus import (
     auth,
@@ -39,6 +39,7 @@ from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.forwarded import Executor
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.shards import Called
 
 COMMANDS: Final[Mapping[str, Command]] = table(
     *introduction.COMMANDS,
@@ -98,8 +99,8 @@ class CursusFactory:
         return partial(execute, self.state, COMMANDS, produce.take_batch)
 
     @property
-    def called(self) -> Sequence[tuple[str, object, Sequence[Callable[..., Any]]]]:
-        """Names of this process's objects for other processes, the objects, and the functions that may be called."""
+    def called(self) -> Called:
+        """Objects of this process that other processes call."""
         state = self.state
         return (
             (WIRE, state.checked, (CheckedAppends.append,)),

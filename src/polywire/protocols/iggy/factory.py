@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from polywire.broker.permissions import Action
 from polywire.protocols.iggy import auth, fetch, groups, held_polls, histories, offsets, produce, server, topics, vsr
@@ -14,7 +14,7 @@ from polywire.protocols.iggy.routed import FUNCTIONS
 from polywire.protocols.iggy.session import FRAME_BYTES_MAX, Command, IggySession
 from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.session import Output
-from polywire.protocols.runtime.shards import Parts
+from polywire.protocols.runtime.shards import Called, Parts
 
 POLLING: Final = (Action.FETCH, Action.GROUP_JOIN, Action.OFFSET_COMMIT, Action.POSITION_COMMIT)
 COMMANDS: Final[Mapping[int, Command]] = table(
@@ -100,8 +100,8 @@ class IggyFactory:
         return WIRE
 
     @property
-    def called(self) -> Sequence[tuple[str, object, Sequence[Callable[..., Any]]]]:
-        """Names of this process's objects for other processes, the objects, and the functions that may be called."""
+    def called(self) -> Called:
+        """Objects of this process that other processes call."""
         functions = Shared.list_clients, Shared.count, fetch.poll_for_another
         return (WIRE, self.shared.inside.directory, FUNCTIONS), (CLIENTS_PART, self.shared, functions)
 

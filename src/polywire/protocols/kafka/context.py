@@ -87,6 +87,9 @@ class KafkaRouter(KafkaBroker, Forwarding, Protocol):
     def shard_of_topic(self, topic: Topic) -> int:
         """Return the shard of a topic."""
 
+    def call_part(self, shard: int, part: str, function: Callable[..., Any], *values: Any, **options: Any) -> Any:
+        """Call a function with an object of another process. See ``shards.Parts``."""
+
     def know_processes(self, shards: Iterable[int]) -> None:
         """Raise Pending if the processes of shards have yet to report where clients reach them."""
 

@@ -223,7 +223,4 @@ DEFINITIONS: Final = """
         leader_id i32, leader_epoch i32=-1, replica_nodes []i32, isr_nodes []i32, eligible_leader_replicas []i32?,
         last_known_elr []i32?, offline_replicas []i32 ], operations i32=-2147483648 ], next_cursor{ topic_name s,
         index i32 }?
-1000 BetweenShards 0
-    > body bytes
-    < body bytes
 """

@@ -32,7 +32,7 @@ from polywire.protocols.kafka import (
 from polywire.protocols.kafka.context import KafkaBroker, KafkaRouter, KafkaSettings, Shared
 from polywire.protocols.kafka.group_routing import GROUP_HANDLERS
 from polywire.protocols.kafka.messages import SERVED, WIRE, Api, Served
-from polywire.protocols.kafka.participants import between_shards
+from polywire.protocols.kafka.participants import PART, enter, permit
 from polywire.protocols.kafka.routed import RoutedKafkaSession
 from polywire.protocols.kafka.session import REQUEST_BYTES_MAX, Command, KafkaSession
 from polywire.protocols.kafka.subscription import WRITING
@@ -41,6 +41,7 @@ from polywire.protocols.runtime.commands import table
 from polywire.protocols.runtime.forwarded import Executor
 from polywire.protocols.runtime.off_loop import OffLoopQueue
 from polywire.protocols.runtime.session import Output
+from polywire.protocols.runtime.shards import Called
 
 API_MAX: Final = 92  # highest api key in a client's first request (spec: kafka#recognition)
 VERSION_MAX: Final = 20
@@ -125,9 +126,6 @@ FORWARDED_COMMANDS: Final[Mapping[Api, Command]] = {
     Api.TXN_OFFSET_COMMIT: Command(
         Api.TXN_OFFSET_COMMIT, forwarded.txn_offset_commit, (Action.TRANSACTION, Action.OFFSET_COMMIT)
     ),
-    Api.BETWEEN_SHARDS: Command(
-        Api.BETWEEN_SHARDS, between_shards, (Action.CONNECT,)
-    ),  # the handler checks the client's permissions
 }
 """Handlers for the other processes of the broker."""
 
@@ -176,6 +174,11 @@ class KafkaFactory:
     def executor(self) -> Executor:
         """Executes requests that other processes of the broker forward."""
         return partial(forwarded.execute, self.own, FORWARDED_COMMANDS)
+
+    @property
+    def called(self) -> Called:
+        """Objects of this process that other processes call."""
+        return ((PART, self.own, (permit, enter)),)
 
     def recognise(self, prefix: bytes) -> bool | None:
         """Return whether the bytes begin a Kafka request that cannot be a Kafka 0.7 request (spec: kafka#recognition).

@@ -17,14 +17,13 @@ from polywire.errors import PeerError
 from polywire.log.base import Completion
 from polywire.protocols.kafka import positions, transactions
 from polywire.protocols.kafka.context import Shared
-from polywire.protocols.kafka.messages import Api, Served
+from polywire.protocols.kafka.messages import Api
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import Command, KafkaSession
 from polywire.protocols.runtime.forwarded import ForwardedRequests, Sender
 from polywire.protocols.runtime.session import Output
 
 NO_GENERATION: Final = -1
-BETWEEN: Final = {Api.BETWEEN_SHARDS: Served(0, 0, 0)}
 
 
 class Origin(NamedTuple):
@@ -51,7 +50,7 @@ class ForwardedKafkaSession(KafkaSession):
         resume: Callable[[], None],
     ) -> None:
         """Open the session. Raises PeerError if this process does not know the client's user."""
-        super().__init__(shared, table, output, resume, {**shared.served, **BETWEEN})
+        super().__init__(shared, table, output, resume)
         self.origin: Final = msgspec.msgpack.decode(sender.context, type=Origin)
         if sender.user is not None:
             self._principal = _principal(shared, sender.user, sender.peer)

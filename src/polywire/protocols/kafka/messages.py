@@ -69,7 +69,6 @@ class Api(IntEnum):
     CONSUMER_GROUP_DESCRIBE = 69
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
-    BETWEEN_SHARDS = 1000  # Polywire's own request, used on links between processes: see ``between_shards``
 
 
 class Served(NamedTuple):

@@ -16,7 +16,7 @@ from polywire.broker.owners import Caller
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, PeerError
-from polywire.log.base import Handle
+from polywire.log.base import Handle, Loop
 from polywire.protocols.kafka.client_codec import decode_response, encode_request
 from polywire.protocols.kafka.configs import TOPIC
 from polywire.protocols.kafka.context import KafkaRouter, Shared, node_of
@@ -36,6 +36,8 @@ AGAIN_S: Final = 0.1  # pause before a request to a restarting process is repeat
 
 Then = Callable[[Any], None]
 """Called with the body of a response, or with None if there will be none."""
+Send = Callable[[Then], Handle | None]
+"""Sends a request to another process. It returns what cancels the request, if that is possible."""
 Bodies = dict[int, Any]
 """Bodies of responses by shard; None if a shard did not respond."""
 
@@ -162,13 +164,12 @@ def _never(_: str) -> Caller | None:
 class ShardRequest:
     """One request to one shard. ``then`` is called exactly once, but never after ``cancel``."""
 
-    __slots__ = ("_again", "_call", "_request", "_session", "_shard", "_then", "_timer")
+    __slots__ = ("_again", "_call", "_loop", "_send", "_then", "_timer")
 
     def __init__(
         self,
-        session: RoutedKafkaSession,
-        shard: int,
-        request: Request,
+        loop: Loop,
+        send: Send,
         then: Then,
         *,
         again: bool,
@@ -178,22 +179,21 @@ class ShardRequest:
 
         If ``again``, it may be sent again when its response is lost. After ``limit_s``, ``then`` gets None.
         """
-        self._session: Final = session
-        self._shard: Final = shard
-        self._request: Final = request
+        self._loop: Final = loop
+        self._send: Final = send
         self._then: Then | None = then
         self._again: Final = again
-        self._timer: Final = session.broker.loop.call_later(limit_s, self._end, None)
+        self._timer: Final = loop.call_later(limit_s, self._end, None)
         self._call: Handle | None = None
         self._ask()
 
     def _ask(self) -> None:
         if self._then is not None:
-            self._call = self._session.ask(self._shard, self._request, self._came)
+            self._call = self._send(self._came)
 
     def _came(self, body: Any) -> None:
         if body is None and self._again:
-            self._session.broker.loop.call_later(AGAIN_S, self._ask)
+            self._loop.call_later(AGAIN_S, self._ask)
         else:
             self._end(body)
 
@@ -224,20 +224,20 @@ def ask_shards(
     The requests have the version ``version``, by default that of the client's request.
     """
     asked = answer.request if version is None else answer.request._replace(version=version)
-    requests = {shard: asked._replace(body=body) for shard, body in bodies.items()}
+    requests = {shard: partial(session.ask, shard, asked._replace(body=body)) for shard, body in bodies.items()}
     ask_each(session, answer, requests, then, again=again)
 
 
 def ask_each(
     session: RoutedKafkaSession,
     answer: Answer,
-    requests: Mapping[int, Request],
+    requests: Mapping[int, Send],
     then: Callable[[Bodies], Any],
     *,
     again: bool = True,
     limit_s: float = LIMIT_S,
 ) -> None:
-    """Send a request to each of these shards, and respond with the result of ``then``.
+    """Send a request to each of these shards, which are the keys of ``requests``, and respond with the result of ``then``.
 
     If the result is None, the response is sent later by other means. If ``again``, a lost request may be sent again
     until ``limit_s`` seconds have passed. If ``then`` raises PeerError, the connection is closed.
@@ -261,8 +261,8 @@ def ask_each(
         end()
         return
     answer.cancel = cancel
-    for shard, request in requests.items():
-        calls.append(ShardRequest(session, shard, request, partial(came, shard), again=again, limit_s=limit_s))
+    for shard, send in requests.items():
+        calls.append(ShardRequest(session.broker.loop, send, partial(came, shard), again=again, limit_s=limit_s))
 
 
 def go_on(session: RoutedKafkaSession, answer: Answer, then: Callable[[], Any]) -> None:

@@ -22,7 +22,7 @@ from polywire.protocols.kafka import producers, schema, transaction_lists, trans
 from polywire.protocols.kafka.group_routing import divided, turn_of
 from polywire.protocols.kafka.groups import authorize_group, group_error
 from polywire.protocols.kafka.messages import NO_ID, Api, Refused, Request, WireError
-from polywire.protocols.kafka.participants import Enter, Join, Permission, Result, answered, asked, permit
+from polywire.protocols.kafka.participants import Holder, Permission, calling, enter, permit
 from polywire.protocols.kafka.produce import Producing
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.routed import (
@@ -168,19 +168,16 @@ def _stage_at(
             return refuse(WireError.COORDINATOR_NOT_AVAILABLE)
         if permission.error:
             return refuse(_fenced_as(api, answer.request.version, WireError(permission.error)))
-        return ask_each(session, answer, dict.fromkeys(parts, asked(Enter(permission))), entered)
+        entering = {shard: calling(session, shard, enter, permission) for shard in parts}
+        return ask_each(session, answer, entering, entered)
 
     def entered(found: Bodies) -> Any:
-        for body in found.values():
-            result = answered(Result, body)
-            if result is None or result.error:
-                return refuse(WireError.COORDINATOR_NOT_AVAILABLE if result is None else WireError(result.error))
-        made = answer.request._replace(version=_FORWARDED_VERSIONS[api])
-        return ask_each(
-            session, answer, {shard: made._replace(body=part) for shard, part in parts.items()}, carried_out
-        )
+        for error in found.values():
+            if error is None or error:
+                return refuse(WireError.COORDINATOR_NOT_AVAILABLE if error is None else WireError(error))
+        return ask_shards(session, answer, parts, executed, version=_FORWARDED_VERSIONS[api])
 
-    def carried_out(found: Bodies) -> Any:
+    def executed(found: Bodies) -> Any:
         topics: list[Any] = []
         for shard, body in found.items():
             failed = made_of(parts[shard]) if body is None else body
@@ -191,40 +188,9 @@ def _stage_at(
         return _refused_each(answer.request._replace(body=part), WireError.COORDINATOR_NOT_AVAILABLE)
 
     coordinator = session.shards.home(request.transactional_id)
-    join = Join(request.transactional_id, request.producer_id, request.producer_epoch, tuple(parts), begins)
-    if coordinator == session.shards.own:
-        _permit_here(session, answer, join, permitted)
-    else:
-        ask_each(
-            session,
-            answer,
-            {coordinator: asked(join)},
-            lambda found: permitted(answered(Permission, found[coordinator])),
-        )
-
-
-def _permit_here(
-    session: RoutedKafkaSession, answer: Answer, join: Join, then: Callable[[Permission | None], Any]
-) -> None:
-    """Add the shards of ``join`` to a transaction that this shard coordinates, and respond with the result of ``then``.
-
-    If the connection closes first, do nothing.
-    """
-    is_over = False
-
-    def cancel() -> None:
-        nonlocal is_over
-        is_over = True
-
-    def permitted(permission: Permission) -> None:
-        if not is_over:
-            answer.cancel = None
-            made = then(permission)
-            if made is not None:
-                answer.ok(made)
-
-    answer.cancel = cancel
-    permit(session, join, permitted)
+    holder = Holder(request.transactional_id, request.producer_id, request.producer_epoch)
+    joining = calling(session, coordinator, permit, holder, tuple(parts), begins=begins)
+    ask_each(session, answer, {coordinator: joining}, lambda found: permitted(found[coordinator]))
 
 
 def _fenced_as(api: Api, version: int, error: WireError) -> WireError:
@@ -254,38 +220,35 @@ def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     """Before the first records of a transaction that another shard coordinates, request permission from that shard."""
     session = routed(session)
     id_ = request.transactional_id
-    holder = None if id_ is None or session.shared.coordinates(id_) else _holder(session, request.topics)
-    if holder is None or _is_in(session, id_, *holder):
+    holder = None if id_ is None or session.shared.coordinates(id_) else _holder(session, id_, request.topics)
+    if holder is None or _is_in(session, holder):
         producing.produce(session, answer, request)
         return
     # in earlier versions, clients add partitions with another request
     begins = answer.request.version >= transactions.ADDING_SINCE
     shards = (session.shards.own,) if begins else ()
 
-    def came(body: Any) -> None:
+    def came(permission: Permission | None) -> None:
         refused = None
         try:
-            _let_in(session, answered(Permission, body), answer.request.version, begins=begins)
+            _let_in(session, permission, answer.request.version, begins=begins)
         except Refused as why:
             refused = why.with_traceback(None)
         Producing(session, answer, request, refused=refused).begin(request.topics)
 
     release = session.output.pin()
-    join = asked(Join(id_, *holder, shards, begins))
-    call = ShardRequest(session, session.shards.home(id_), join, came, again=True)
+    joining = calling(session, session.shards.home(holder.id), permit, holder, shards, begins=begins)
+    call = ShardRequest(session.broker.loop, joining, came, again=True)
     session.work = _Joining(call.cancel, release)
 
 
-def _holder(session: RoutedKafkaSession, topics: Iterable[Any]) -> tuple[int, int] | None:
-    """Return the id and the epoch of the producer, from the first transactional batch for a topic of this shard.
-
-    Returns None if there is no such batch.
-    """
+def _holder(session: RoutedKafkaSession, id_: str, topics: Iterable[Any]) -> Holder | None:
+    """Return the producer of the first transactional batch for a topic of this shard; None without such a batch."""
     for topic in topics:
         if _is_here(session, topic):
             heads = [head for one in topic.partitions if (head := _transactional(one.records)) is not None]
             if heads:
-                return heads[0]
+                return Holder(id_, *heads[0])
     return None
 
 
@@ -302,14 +265,14 @@ def _transactional(records: Any) -> tuple[int, int] | None:
     return (producer_id, epoch) if magic == _MAGIC and attributes & _TRANSACTIONAL else None
 
 
-def _is_in(session: RoutedKafkaSession, id_: str, producer_id: int, epoch: int) -> bool:
+def _is_in(session: RoutedKafkaSession, holder: Holder) -> bool:
     try:
-        participant = session.broker.participants.find(id_, by=session.caller)
+        participant = session.broker.participants.find(holder.id, by=session.caller)
     except BrokerError:
         return True  # the records are rejected later, when they are checked
     if participant is None or not participant.is_open or participant.producer is None:
         return False
-    return (participant.producer.id, participant.producer_epoch) == (producer_id, epoch)
+    return (participant.producer.id, participant.producer_epoch) == (holder.producer_id, holder.epoch)
 
 
 def _let_in(session: RoutedKafkaSession, permission: Permission | None, version: int, *, begins: bool) -> None:
@@ -324,7 +287,7 @@ def _let_in(session: RoutedKafkaSession, permission: Permission | None, version:
         )
     if not begins and permission.error in (WireError.NONE, WireError.INVALID_TXN_STATE):
         raise transactions.not_added(version)
-    joined = permission.joined()
+    joined = permission.joined(session.caller)
     try:
         session.broker.participants.enter(joined)
     except BrokerError as error:

@@ -21,6 +21,7 @@ from polywire.broker.transaction_state import Scope, Transaction, level_of
 from polywire.errors import BrokerError, ErrorCode
 from polywire.log.base import Completion
 from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.context import KafkaBroker
 from polywire.protocols.kafka.decoder import BatchHead
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.groups import authorize_group, group_error
@@ -84,6 +85,11 @@ def held_by(session: KafkaSession, id_: str, *, producer_id: int, epoch: int, fe
         found = find_transaction(session, id_)
     except BrokerError as error:
         raise Refused(transaction_error(error), error.message) from None
+    return check_holder(found, producer_id=producer_id, epoch=epoch, fenced=fenced)
+
+
+def check_holder(found: Transaction | None, *, producer_id: int, epoch: int, fenced: WireError) -> Transaction:
+    """Return the latest transaction of an id. Raises Refused if another producer, or none, holds the id."""
     if found is None:
         raise Refused(WireError.INVALID_PRODUCER_ID_MAPPING, "no producer holds the transactional id")
     if found.producer is not None and found.producer.id != producer_id:
@@ -93,10 +99,11 @@ def held_by(session: KafkaSession, id_: str, *, producer_id: int, epoch: int, fe
     return found
 
 
-def check_settled(session: KafkaSession, transaction: Transaction) -> None:
-    if session.broker.transactions.is_ending(transaction):
+def check_settled(broker: KafkaBroker, transaction: Transaction) -> None:
+    """Raise Refused while a transaction is being ended."""
+    if broker.transactions.is_ending(transaction):
         raise Refused(WireError.CONCURRENT_TRANSACTIONS, "the transaction is being committed")
-    if session.broker.participants.is_deciding(transaction.id):
+    if broker.participants.is_deciding(transaction.id):
         raise Refused(
             WireError.CONCURRENT_TRANSACTIONS, "the previous transaction has not ended in all processes yet (retry)"
         )
@@ -244,7 +251,7 @@ def current(session: KafkaSession, answer: Answer, request: Any) -> Transaction:
         epoch=request.producer_epoch,
         fenced=_fenced(answer.request.version),
     )
-    check_settled(session, found)
+    check_settled(session.broker, found)
     return found
 
 
@@ -366,7 +373,7 @@ def _open(session: KafkaSession, request: Any, *, begins: bool) -> Transaction:
         epoch=request.producer_epoch,
         fenced=WireError.INVALID_PRODUCER_EPOCH,
     )
-    check_settled(session, transaction)
+    check_settled(session.broker, transaction)
     if not transaction.is_open and (transaction.is_participant or not begins):
         raise Refused(WireError.INVALID_TXN_STATE, "no transaction is open")
     return transaction

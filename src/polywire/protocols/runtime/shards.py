@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from polywire.broker.owners import Caller
@@ -10,6 +10,8 @@ from polywire.broker.topics import Topic
 from polywire.log.base import Completion
 
 KEY_BYTES: Final = 16
+Called = Sequence[tuple[str, object, Sequence[Callable[..., Any]]]]
+"""Objects of a protocol that other processes call: their names, the objects, and the functions to be called with them."""
 
 
 class LinkPeer(Protocol):
