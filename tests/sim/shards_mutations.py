@@ -33,6 +33,7 @@ from polywire.routing.messages import Appended, By, Empty, Verb
 from polywire.routing.session import COMMANDS, LinkSession
 from polywire.types import Level
 from tests.sim.mutation import Mutation, nothing, prepared, replaced, wrapped
+from tests.unit.broker import test_participants as broker_participants
 from tests.unit.protocols.cursus import test_processes as cursus_processes
 from tests.unit.protocols.flux import test_processes as flux_processes
 from tests.unit.protocols.iggy import test_processes as iggy_processes
@@ -206,6 +207,7 @@ SHARDS_MUTATIONS: Final = (
         "decision-synced",
         "a decision is synced before it is sent",
         replaced(Participants, "_send_decisions", _reported_early),
+        test=prepared(broker_participants.test_a_decision_is_sent_once_it_is_stored, fails=lambda: True),
     ),
     ShardsMutation(
         "decision-snapshot", "decisions are in snapshots", wrapped(TransactionTable, "restore", _without_decisions)
