@@ -76,7 +76,7 @@ def _one_too_many(old: Callable[[ReceiveBuffer, int], None], buffer: ReceiveBuff
 
 def _answered_in_any_order(old: Callable[[Any], None], session: PipelinedSession[Any, Any]) -> None:
     """Send responses as soon as they are known."""
-    session._answers = deque(sorted(session._answers, key=lambda answer: answer.parts is None))
+    session._slots = deque(sorted(session._slots, key=lambda slot: slot.parts is None))
     old(session)
 
 
@@ -199,7 +199,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     WiresMutation(
         "answer-order",
         "answers keep the order of requests",
-        wrapped(BarePipelined, "answered", _answered_in_any_order),
+        wrapped(BarePipelined, "slot_filled", _answered_in_any_order),
     ),
     WiresMutation("sent-again", "repeated requests store records once", wrapped(Producers, "find", _never_repeats)),
     WiresMutation(
@@ -260,7 +260,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     WiresMutation(
         "settled",
         "who reads is shown what this connection has stored",
-        replaced(BarePipelined, "_settled", lambda _: True),
+        replaced(BarePipelined, "_earlier_answered", lambda _: True),
     ),
     WiresMutation(
         "busy-order",

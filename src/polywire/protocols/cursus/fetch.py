@@ -268,9 +268,9 @@ class ConsumeReply:
         begin = opening(request.options["topic"], self._number, positional=positional)
         self._reply_batch = ReplyBatch(self._session.state.reply_buffers, begin, self._records_max)
         self._open = deque(cursor for cursor in self._cursors if not cursor.is_done)
-        self._go_on()
+        self._continue()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         """Continue to read; the rest is read in later time slices if it takes long."""
         if self._take_cursors(self._session.broker.clock.monotonic() + QUANTUM_S):
             self._session.broker.sliced.put(self._take_cursors)
@@ -318,7 +318,7 @@ class ConsumeReply:
         except BrokerError as error:
             self._fail(error)
             return
-        self._go_on()
+        self._continue()
 
     def _take(self, read: Read, cursor: ReadCursor, end: int) -> None:
         reply_batch = self._reply_batch

@@ -138,9 +138,9 @@ class ValueRead:
         if self._session.closed:
             return
         self._reply_batch = ReplyBatch(self._session.state.reply_buffers, None, 0)
-        self._go_on()
+        self._continue()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         broker, end = self._session.broker, self._partition.log.readable_offset
         try:
             while self._offset < end:
@@ -166,7 +166,7 @@ class ValueRead:
             self._fail(error)
             return
         if wanted:
-            self._go_on()
+            self._continue()
         else:
             self._finish()
 

@@ -41,7 +41,7 @@ class ReplyOwner(Protocol):
     @property
     def closed(self) -> bool: ...
 
-    def answered(self) -> None:
+    def slot_filled(self) -> None:
         """Send the responses that are ready, after one became ready."""
 
 

@@ -43,7 +43,7 @@ from polywire.protocols.runtime.sequential import CLOSED
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
 from polywire.types import spell_address
 
-ANSWERS_MAX: Final = 256  # unanswered requests of a connection; then the next one waits
+UNANSWERED_MAX: Final = 256  # unanswered requests of a connection; then the next one waits
 TOPIC_LOOK_S: Final = 0.05  # between two checks for a topic for which a write waits
 
 Reply = bytes | Sequence[bytes]
@@ -187,7 +187,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             self._reasons
             or self._blocking
             or self._long is not None
-            or len(self._answers) >= ANSWERS_MAX
+            or len(self._slots) >= UNANSWERED_MAX
             or (self.output.backlog > self.output.backlog_max and self._pushing is None)
         )
 
@@ -209,7 +209,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     def drained(self) -> None:
         if self._pushing is not None:
             self._pushing.drained()
-        self._go_on()
+        self._continue()
 
     def finish(self, data: memoryview) -> None:
         """Drop an incomplete frame, but still answer complete ones."""
@@ -228,7 +228,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             self._pushing = None
         if self._long is not None:
             self._long.close()
-        self._abandon()
+        self._drop_slots()
 
     # One frame
 
@@ -274,7 +274,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             return None
 
     def _begin_long(self, body: memoryview, packed: Algorithm | None) -> bool:
-        if not self._settled():
+        if not self._earlier_answered():
             return False
         self._long = LongFrame(self, body, packed)
         return True
@@ -294,21 +294,21 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
 
     def hold(self, pending: Pending) -> None:
         """Let the long frame wait."""
-        self._look_up(pending)
+        self._await_pending(pending)
 
-    def _looked_up(self) -> None:
+    def _resume_pending(self) -> None:
         if self._long is not None:
             self._long.begin()
-        super()._looked_up()
+        super()._resume_pending()
 
     def carried(self) -> None:
         self._long = None
         self._heard_at = self.state.broker.clock.monotonic()
-        self._go_on()
+        self._continue()
 
     def failed(self, error: PeerError) -> None:
         self._long = None
-        self._stop_taking()
+        self._stop_receiving()
         self.output.fail(error)
 
     def _take_text(self, body: memoryview) -> bool:
@@ -325,7 +325,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         if isinstance(read, BarePublish):
             read = self._bare(read)
         command = self._commands.get(read.name, _UNKNOWN)
-        if not command.pipelined and not self._settled():
+        if not command.pipelined and not self._earlier_answered():
             return False
         if read.telling:
             self.spoken = read.dialect
@@ -427,7 +427,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
 
     def withdraw(self, answer: Answer) -> None:
         """Remove the newest slot, because its request is handled again later."""
-        self._take_back(answer)
+        self._remove_newest(answer)
         self._slot = None
 
     def wait_for_topic(self, name: str) -> None:
@@ -447,7 +447,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
 
     def end(self) -> None:
         """Accept no more requests. Close the connection after all outstanding responses."""
-        self._stop_taking()
+        self._stop_receiving()
         self._end_when_done()
 
     def close_unused(self) -> None:
@@ -472,7 +472,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self._heard_at = self.state.broker.clock.monotonic()
         self._timer.cancel()
         self._timer = self.state.broker.loop.call_later(self.state.settings.linger_s, self._look_unused, self._heard_at)
-        self._go_on()
+        self._continue()
 
     def owes(self) -> bool:
         return self._long is not None or super().owes()
@@ -482,7 +482,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     def _look_idle(self) -> None:
         limit = self.state.settings.idle_timeout_s
         now = self.state.broker.clock.monotonic()
-        idle = self._pushing is None and self._long is None and not self._answers
+        idle = self._pushing is None and self._long is None and not self._slots
         if idle and now - self._heard_at >= limit:
             self.output.close()
             return

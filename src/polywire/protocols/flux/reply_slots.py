@@ -71,7 +71,7 @@ class ReplyOwner(Protocol):
     @property
     def closed(self) -> bool: ...
 
-    def answered(self) -> None:
+    def slot_filled(self) -> None:
         """Send the responses that are ready, after one became ready."""
 
 
@@ -132,7 +132,7 @@ class Produced(Answer):
             return
         offset, hw = result, self.session.state.hw_after(self.partition, result)
         self.parts = [b"V1|%b|OK|partition=%d offset=%d hw=%d\n" % (self.request_id, self.partition.number, offset, hw)]
-        self.session.answered()
+        self.session.slot_filled()
 
 
 class ProducedLines(Answer):

@@ -147,7 +147,7 @@ class RoutedFluxSession(FluxSession):
             with pending:
                 return super()._handle(line)
         except Pending as again:
-            self._look_up(again)
+            self._await_pending(again)
             return False
 
     def _execute(self, command: Command, request: Request, line: bytes) -> bytes | None:
@@ -199,7 +199,7 @@ class RoutedFluxSession(FluxSession):
 
     def _relieved(self) -> None:
         self._reasons &= ~Wait.CLOGGED
-        self._go_on()
+        self._continue()
 
     def _forward(self, shard: int, lines: bytes, *, blocking: bool, in_pieces: bool = False) -> None:
         """Execute a run of PRODUCE lines, or another line, in another process."""
@@ -309,7 +309,7 @@ class ForwardedBatches(AppendQueue):
 
     def _continue(self) -> None:
         for session in list(self.sessions):
-            session._go_on()
+            session._continue()
 
     def drop(self) -> None:
         """Drop nothing, because the batches are those of several sessions."""

@@ -91,7 +91,7 @@ class FluxSession(BarePipelined):
 
     if not cython.compiled:  # fields and types of the base class
         broker: FluxBroker
-        _answers: deque[Answer]
+        _slots: deque[Answer]
     append_queue = cython.declare(AppendQueue, visibility="public")
     drain = cython.declare(object, visibility="public")
     scratch = cython.declare(object, visibility="public")
@@ -118,7 +118,7 @@ class FluxSession(BarePipelined):
         self._principal = None
         self._too_long = None
         self.drain = None
-        self.append_queue = AppendQueue(broker, BUSY_WAIT_S, self._go_on)
+        self.append_queue = AppendQueue(broker, BUSY_WAIT_S, self._continue)
         self._queued = self.append_queue.waiting
 
     @property
@@ -175,7 +175,7 @@ class FluxSession(BarePipelined):
 
     def _end(self) -> None:
         """Accept no more requests. Outstanding responses are still sent."""
-        self._stop_taking()
+        self._stop_receiving()
         self._end_when_done()
 
     def _handle(self, line: bytes) -> bool:
@@ -192,7 +192,7 @@ class FluxSession(BarePipelined):
             self.append(Answer(self, b"0")).refuse(error)
             return True
         command = self._commands.get(request.command, _UNKNOWN)
-        if not command.pipelined and not self._settled():
+        if not command.pipelined and not self._earlier_answered():
             return False
         try:
             payload = self._execute(command, request, line)
@@ -251,7 +251,7 @@ class FluxSession(BarePipelined):
             self._too_long.cancel()
         self._enter(CLOSED)
         self.append_queue.drop()
-        self._abandon()
+        self._drop_slots()
 
     def _admit(self, command: Command, request: Request) -> None:
         action, access = command.actions[0], self.broker.access
@@ -307,7 +307,7 @@ class FluxSession(BarePipelined):
         work = self.scratch.work
         request_id, name, key = decoder.first_of(data, work)
         answer = Produced(self, request_id)
-        self._answers.append(answer)
+        self._slots.append(answer)
         try:
             topic = self.topic_to_write(name)
             partition = self.broker.partition_of_key(topic, key, _HASH)
@@ -327,7 +327,7 @@ class FluxSession(BarePipelined):
         answer = ProducedLines(
             self, bytes(memoryview(scratch.ids)[: decoder.pack_ids(data, scratch.work, count, scratch.ids)]), count
         )
-        self._answers.append(answer)
+        self._slots.append(answer)
         names = [self._topic_text(data, number) for number in range(topics)]
         if topics == 1:
             self._produce_topic(answer, names[0], data, scratch.work[: 4 * count], count, None)

@@ -384,7 +384,7 @@ class Visitor:
     closed: Final = False
 
     def __init__(
-        self, shared: Shared, by: Caller, member_id: str, incarnation: int, answered: Callable[[], None]
+        self, shared: Shared, by: Caller, member_id: str, incarnation: int, slot_filled: Callable[[], None]
     ) -> None:
         self.shared: Final = shared
         self.broker: Final = shared.broker
@@ -392,7 +392,7 @@ class Visitor:
         self.member_id: Final = member_id
         self.members: Final[dict[tuple[bytes, str], tuple[Topic, int]]] = {}
         self.poll_counts: Final[dict[tuple[bytes, str], int]] = {}
-        self.answered: Final = answered
+        self.slot_filled: Final = slot_filled
         self._incarnation: Final = incarnation
 
     def authorize(self, action: Action, where: Where = None) -> None:
@@ -496,14 +496,14 @@ def poll_for_another(
     found = inside.broker.topic(topic)
     key = found.id, group
 
-    def answered() -> None:
+    def slot_filled() -> None:
         assert answer.parts is not None, "the slot was filled"
         reply, released = b"".join(answer.parts), answer.released
         if released is not None:
             released()
         then((reply, visitor.members.get(key, (found, -1))[1]))
 
-    visitor = Visitor(inside, by, member, incarnation, answered)
+    visitor = Visitor(inside, by, member, incarnation, slot_filled)
     answer = Answer(visitor, DIALECTS[dialect])
     if connected:
         visitor.members[key] = found, -1

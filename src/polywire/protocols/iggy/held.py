@@ -79,7 +79,7 @@ class HeldRequests:
         reading = sum(answer.cancel is None for answer in self._answers.values())
         return reading > READING_MAX or self._output.backlog > self._output.backlog_max
 
-    def answered(self) -> None:
+    def slot_filled(self) -> None:
         for number in [number for number, answer in self._answers.items() if answer.parts is not None]:
             answer = self._answers.pop(number)
             assert answer.parts is not None, "an answered request has parts"

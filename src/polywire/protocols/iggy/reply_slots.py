@@ -35,7 +35,7 @@ class ReplyOwner(Protocol):
     @property
     def closed(self) -> bool: ...
 
-    def answered(self) -> None:
+    def slot_filled(self) -> None:
         """Send the replies that are ready, after one became ready."""
 
     def end(self) -> None:

@@ -96,7 +96,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         super().__init__(shared.broker, output, resume)
         self.shared: Final = shared
         self.recognition: Final = Recognition(shared.forced)
-        self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._go_on)
+        self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._continue)
         self._queued = self.append_queue.waiting
         self.principal: Principal | None = None
         self._caller: Caller | None = None
@@ -185,7 +185,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             self._slot(head, dialect).evict(vsr.EVICT_NO_LOGIN)
             return True
         if head.has_result and head.operation < vsr.SEND:
-            if not self._settled():
+            if not self._earlier_answered():
                 return False
             if self._replay(head):
                 return True
@@ -201,7 +201,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
     def _handle(self, code: int, payload: memoryview, head: vsr.Head | None) -> bool:
         command = self._commands.get(code)
         pipelined = command is not None and command.pipelined
-        if not pipelined and not self._settled():
+        if not pipelined and not self._earlier_answered():
             return False
         if self._is_overlooked(code):
             return False
@@ -237,7 +237,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         except BrokerError as error:
             answer.refuse(error)
         except Pending:
-            self._take_back(answer)
+            self._remove_newest(answer)
             self._number -= 1
             raise
         else:
@@ -341,14 +341,14 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
     # End of the connection
 
     def end(self) -> None:
-        self._stop_taking()
+        self._stop_receiving()
 
     def fail(self, error: PeerError) -> None:
         self.output.fail(error)
 
-    def _stop_taking(self) -> None:
+    def _stop_receiving(self) -> None:
         self._drop_held()
-        super()._stop_taking()
+        super()._stop_receiving()
 
     def _cancel_held(self, head: vsr.Head) -> None:
         """Cancel a held request. There is no reply."""
@@ -368,7 +368,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self._enter(CLOSED)
         self.append_queue.drop()
         self._drop_held()
-        self._abandon()
+        self._drop_slots()
         self.leave_groups()
         self.shared.leave(self)
 

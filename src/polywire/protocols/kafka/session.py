@@ -107,7 +107,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         """``served`` are the supported versions, if they differ from those for clients."""
         super().__init__(shared.broker, output, resume)
         self.shared: Final = shared
-        self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._go_on)
+        self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._continue)
         self.sasl: Final = Conversation()
         self.software = ""
         self.fetch_session: FetchSession | None = None
@@ -159,7 +159,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
             command, request = self._commands[Api.SASL_AUTHENTICATE], bare_token(frame)
         else:
             command = self._commands.get(int.from_bytes(frame[:2], "big"))  # type: ignore[call-overload]  # an Api is an int
-            if (command is None or not command.pipelined) and not self._settled():
+            if (command is None or not command.pipelined) and not self._earlier_answered():
                 return False
             try:
                 request = decode_request(frame, self._served)
@@ -302,7 +302,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
     def fail(self, error: PeerError) -> None:
         """Close the connection after an error that was found outside ``receive``. Waiting requests are dropped."""
         self.append_queue.drop()
-        self._stop_taking()
+        self._stop_receiving()
         self._leave_work()
         if self._phase is not CLOSED:
             self.output.fail(error)
@@ -312,7 +312,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
 
         There is a short delay, because some clients drop unread data when they see that the connection has closed.
         """
-        self._stop_taking()
+        self._stop_receiving()
         # a response without bytes cannot be sent; closing the connection replaces it
         if answer.request.version != BARE:
             self._lingers = True
@@ -341,7 +341,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
     def worked(self) -> None:
         """End ``work``, and continue with the next request."""
         self._leave_work()
-        self._go_on()
+        self._continue()
 
     def _leave_work(self) -> None:
         work, self.work = self.work, None
@@ -354,7 +354,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self._enter(CLOSED)
         self._leave_work()
         self.append_queue.drop()
-        self._abandon()
+        self._drop_slots()
         if self.fetch_session is not None:
             self.fetch_session.end()
             self.fetch_session = None

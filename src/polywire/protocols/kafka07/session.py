@@ -164,7 +164,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
                 self._handle(data, at + LENGTH_BYTES, end)
                 at = end
         except Pending as pending:
-            self._look_up(pending)
+            self._await_pending(pending)
         return at - start
 
     def _handle(self, data: memoryview, at: int, end: int) -> None:
@@ -220,7 +220,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             self.broker.loop.call_soon(self._fail, error)
         else:
             self._behind = None
-            self._go_on()
+            self._continue()
 
     def fetch(self, _: memoryview, request: Fetch) -> None:
         """Handle FETCH and MULTIFETCH. Raises PeerError for a negative size."""
@@ -253,7 +253,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             self.output.write(answer)
         else:
             self.output.write_many(parts, release)
-        self._go_on()
+        self._continue()
 
     def _authorize(self, action: Action, name: str) -> None:
         """Authorize an action of the user ``anonymous`` or of the client's certificate.
@@ -319,7 +319,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             self._fail(error)
             return
         self._leave_off_loop()
-        self._go_on()
+        self._continue()
 
     def _leave_off_loop(self) -> None:
         large, self._large = self._large, None
@@ -342,7 +342,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
 
     def _space_found(self) -> None:
         self._store()
-        self._go_on()
+        self._continue()
 
     # Connection
 
@@ -350,7 +350,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         """Close the connection after an error that was found outside ``receive``. Waiting requests are dropped."""
         self._append_queue.drop()
         self._behind = None
-        self._stop_taking()
+        self._stop_receiving()
         self._leave_off_loop()
         if self._phase is not CLOSED:
             self.output.fail(error)

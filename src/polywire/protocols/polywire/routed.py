@@ -59,7 +59,7 @@ class RoutedSession(PolywireSession):
         if super()._waits():
             return True
         if self.router.is_clogged:
-            self.router.on_relief(self._go_on)
+            self.router.on_relief(self._continue)
             return True
         return False
 

@@ -222,7 +222,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         Call it before the response is sent, because the connection may close after the response.
         """
         self._reasons &= ~Wait.HOLDING
-        self._go_on()
+        self._continue()
 
     def pin(self) -> Callable[[], None]:
         """Preserve the current request's bytes until the returned function is called; see ``Output``.
@@ -445,4 +445,4 @@ class PolywireSession(FramedSession[PolywireBroker]):
         if self._answers and not self._busy:
             self._flush_soon()
         if self._held or self._phase is not OPEN:
-            self._go_on()
+            self._continue()

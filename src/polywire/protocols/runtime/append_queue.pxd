@@ -2,7 +2,7 @@
 
 cdef class AppendQueue:
     cdef object _broker
-    cdef object _go_on
+    cdef object _emptied
     cdef object _refuse
     cdef object _timer
     cdef double _until

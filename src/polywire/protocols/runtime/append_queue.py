@@ -1,7 +1,7 @@
 """Append a connection's batches to the log, in order. Batches wait while the log is full.
 
-If the log has no space for a batch before the time limit, the batch is rejected in a callback on the event loop
-(decision 0107). Appending needs no task. It needs a timer only while a batch waits.
+If the log has no space for a batch before the time limit, the batch is rejected (decision 0107). Appending needs no
+task. It needs a timer only while a batch waits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ _Append = tuple[Partition, bytearray, Level, Completion[int] | None, Caller]
 
 
 def notify(done: Completion[int] | None, error: BrokerError) -> None:
-    """Call ``done`` of a rejected batch with the error."""
     if done is not None:
         done(error)
 
@@ -47,26 +46,32 @@ class AppendBroker(Records, Protocol):
 class AppendQueue:
     """The batches of one connection that wait to be appended.
 
-    While a batch is ``waiting``, later batches queue behind it, and the session handles no further request. ``refuse``
-    is called with a batch that the log rejects, while it is still in the queue. ``go_on`` is called when the queue is
-    empty.
+    While batches are ``waiting``, later ones queue behind them, and the session handles no further request.
     """
 
-    __slots__ = ("_broker", "_go_on", "_refuse", "_timer", "_until", "_wait_s", "waiting")
+    __slots__ = ("_broker", "_emptied", "_refuse", "_timer", "_until", "_wait_s", "waiting")
 
     def __init__(
         self,
         broker: AppendBroker,
         wait_s: float,
-        go_on: Callable[[], None],
+        emptied: Callable[[], None],
         refuse: Callable[[Completion[int] | None, BrokerError], None] = notify,
     ) -> None:
+        """Create an empty queue.
+
+        Args:
+            wait_s: seconds that batches may wait. Then they are rejected.
+            emptied: called on the event loop when the last waiting batch was appended or rejected.
+            refuse: called on the event loop with the completion of a rejected batch and the error. By default, the
+                completion gets the error.
+        """
         self.waiting: Final[deque[_Append]] = deque()
         self._broker: Final = broker
         self._wait_s: Final = wait_s
-        self._go_on = go_on
+        self._emptied = emptied
         self._refuse = refuse
-        self._until = 0.0
+        self._until = 0.0  # when the waiting batches are rejected
         self._timer: Handle | None = None
 
     def produce(
@@ -78,7 +83,12 @@ class AppendQueue:
         *,
         by: Caller = NO_CALLER,
     ) -> None:
-        """Append a batch now, or when the log has space. ``by`` is the sender of a batch with a producer id."""
+        """Append a batch now, or as soon as the log has space.
+
+        Args:
+            done: gets the batch's offset. The completion of a rejected batch is passed to ``refuse`` instead.
+            by: the client that sent the batch; needed for a batch with a producer id.
+        """
         if self.waiting:
             self.waiting.append((partition, batch, level, done, by))
             return
@@ -94,7 +104,6 @@ class AppendQueue:
         self._timer = loop.call_soon(self._retry) if at_once else loop.call_later(BUSY_PAUSE_S, self._retry)
 
     def _retry(self) -> None:
-        """Retry queued batches, oldest first. After the time limit, reject those that cannot be stored."""
         now, waiting = self._broker.clock.monotonic, self.waiting
         begun = now()
         late = begun >= self._until
@@ -115,10 +124,10 @@ class AppendQueue:
             if waiting:  # unless the queue was dropped meanwhile
                 waiting.popleft()
         self._timer = None
-        self._go_on()
+        self._emptied()
 
     def drop(self) -> None:
-        self._go_on, self._refuse = _nothing, _ignore
+        self._emptied, self._refuse = _nothing, _ignore
         self.waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -134,7 +143,6 @@ def _ignore(_: Completion[int] | None, __: BrokerError) -> None:
 
 
 def is_full(error: BrokerError) -> bool:
-    """Return whether the log is full and will remain full."""
     return isinstance(error, Busy) and error.code is ErrorCode.BUSY
 
 

@@ -16,11 +16,11 @@ from polywire.log.base import Loop
 
 
 class WireBroker(Settling, Protocol):
-    """The part of the broker that every protocol uses."""
+    """The part of the broker that the sessions of every protocol use."""
 
     @property
     def access(self) -> Access:
-        """Permissions."""
+        """Users and permissions."""
 
     @property
     def settings(self) -> BrokerSettings:

@@ -1,4 +1,4 @@
-"""Elements of the command tables of all protocols."""
+"""Commands of a protocol: their names, handlers and permissions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Command(Generic[_Name, _Handler]):
         name: the name in requests: a word, or a number as a member of the protocol's enum.
         handler: executes one request.
         actions: permissions to check. If there are several, the protocol decides which one is needed.
-        pipelined: whether it may start before earlier requests are answered. Other commands wait, and see the effects
-            of these.
-        anonymous: whether unauthenticated clients may use it.
+        pipelined: whether the command may start before earlier requests are answered. Other commands wait, so that they
+            see the effects of earlier requests.
+        anonymous: whether unauthenticated clients may use the command.
     """
 
     name: _Name
@@ -41,6 +41,7 @@ _Command = TypeVar("_Command", bound=Command[Any, Any])
 
 
 def table(*commands: _Command) -> Mapping[Any, _Command]:
+    """Return the commands by name."""
     by_name: dict[Any, _Command] = {}
     for command in commands:
         assert command.name not in by_name, f"two commands have the same name command={command.name}"

@@ -1,4 +1,7 @@
-"""Requests that another process of this broker forwards: a session executes them, as for a client of this process."""
+"""Requests that another process of this broker forwards.
+
+A session executes them as if the client had sent them here.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ from polywire.types import Buffer
 # responses to one client's requests, which are joined; far more than a page of HTTP with the largest record needs
 RESPONSE_BYTES_MAX: Final = 64 * 1024 * 1024
 PIECE_BYTES_MIN: Final = 64 * 1024  # smaller pieces wait for the next one
-BACKLOG_BYTES_MAX: Final = 512 * 1024  # responses that the client has not taken, above which a session writes no piece
+BACKLOG_BYTES_MAX: Final = 512 * 1024  # limit for responses that the client has not received; then a session pauses
 
 
 class Sender(msgspec.Struct, frozen=True, array_like=True):
     """The client that sent a request.
 
     Attributes:
-        user: name of the user whom the other process has authenticated; None without one.
+        user: name of the user whom the other process has authenticated; None for an unauthenticated client.
         peer: the client's address.
-        context: what the protocol needs to know besides.
+        context: further facts about the client, in an encoding of the protocol.
     """
 
     user: str | None
@@ -35,28 +38,33 @@ class Sender(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Execution(Handle, Protocol):
-    """Requests that are being executed."""
+    """Handle of forwarded requests that are being executed."""
 
     def cancel(self) -> None:
-        """End the requests, as if the client had closed its connection. Nothing more is reported."""
+        """End the requests, as if the client had closed its connection.
+
+        ``then`` and ``more`` are not called any more.
+        """
 
     def credit(self, count: int) -> None:
-        """Count bytes of a piece of the responses that the client has taken."""
+        """Report that the client has received ``count`` bytes of the pieces passed to ``more``."""
 
 
 class ForwardedRequests:
-    """Requests in one session. Implements ``Output`` for the session, and ``Execution``.
+    """Executes a client's requests in a new session, and collects the responses.
+
+    Implements ``Output`` for the session, and ``Execution`` for the process that forwarded the requests.
 
     Attributes:
-        backlog: bytes of pieces that the client has not taken. It is 0 without pieces.
+        backlog: bytes passed to ``more`` that the client has not received yet.
         certified: the client's user. See ``Output``.
-        more: gets the beginning of long responses, in pieces. If it is None, all responses are reported at the end.
+        more: gets long responses in pieces, except the last one. If it is None, all responses are reported at the end.
     """
 
     __slots__ = (
-        "_answered",
         "_at",
         "_data",
+        "_done",
         "_loop",
         "_parts",
         "_session",
@@ -72,15 +80,18 @@ class ForwardedRequests:
     on_loopback: Final = False
 
     def __init__(
-        self, loop: Loop, data: Buffer, peer: str, certified: Principal | None, answered: Completion[bytes]
+        self, loop: Loop, data: Buffer, peer: str, certified: Principal | None, done: Completion[bytes]
     ) -> None:
-        """``data`` is copied, because the requests may refer to it until they are answered."""
+        """Copy ``data``, the complete requests.
+
+        ``done`` gets the responses, or Unavailable if the session has rejected a request.
+        """
         self._loop: Final = loop
         self._data: Final = memoryview(bytearray(data))
         self._at = 0
-        self._answered: Final = answered
+        self._done: Final = done
         self._parts: list[bytes] = []
-        self._size = 0  # bytes of the parts
+        self._size = 0  # bytes in ``_parts``
         self.backlog = 0
         self.more: Callable[[bytes], None] | None = None
         self._session: Session | None = None
@@ -88,17 +99,16 @@ class ForwardedRequests:
         self.certified: Final = certified
 
     def run(self, open_session: Callable[[Output, Callable[[], None]], Session]) -> ForwardedRequests:
-        """Execute the requests."""
+        """Execute the requests in the session that ``open_session`` returns."""
         try:
             self._session = open_session(self, self._offer)
         except PeerError as error:
-            self._loop.call_soon(self._answered, _rejected(error))
+            self._loop.call_soon(self._done, _rejected(error))
         else:
             self._loop.call_soon(self._offer)
         return self
 
     def _offer(self) -> None:
-        """Offer the session the requests that it has not accepted yet."""
         session = self._session
         if session is None:
             return
@@ -120,16 +130,14 @@ class ForwardedRequests:
 
     def _end(self, result: bytes | BrokerError) -> None:
         self.cancel()
-        self._answered(result)
+        self._done(result)
 
     def cancel(self) -> None:
-        """See ``Handle``."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
     def credit(self, count: int) -> None:
-        """See ``Execution``."""
         was_full = self.backlog >= self.backlog_max
         self.backlog -= count
         if was_full and self.backlog < self.backlog_max and self._session is not None:
@@ -162,22 +170,19 @@ class ForwardedRequests:
             self._end(b"".join(self._parts))
 
     def fail(self, error: PeerError) -> None:
-        """Report that the requests have no response."""
+        """Report Unavailable instead of responses."""
         if self._session is not None:
             self._end(_rejected(error))
 
     def identified(self, principal: Principal | None) -> None:
-        """Do nothing, because the other process counts the client's connection."""
+        pass
 
     def pin(self) -> Callable[[], None]:
         return _nothing
 
 
 Executor = Callable[[Sender, memoryview, Completion[bytes]], ForwardedRequests]
-"""Executes complete requests of a client, and reports all of their responses, joined.
-
-If the requests are cancelled, nothing is reported.
-"""
+"""Executes complete requests of a client. The completion gets all of their responses, joined."""
 
 
 def _rejected(error: PeerError) -> Unavailable:
@@ -185,15 +190,15 @@ def _rejected(error: PeerError) -> Unavailable:
 
 
 def _nothing() -> None:
-    """Do nothing, because the requests are not overwritten."""
+    pass
 
 
 class Forwarding(Protocol):
-    """Sends requests of clients to other processes."""
+    """Forwards requests of clients to other processes of the broker."""
 
     @property
     def shards(self) -> Shards:
-        """The shards, and which of them has a topic."""
+        """The broker's shards, which also find the shard of a topic."""
 
     def execute(
         self,
@@ -204,9 +209,13 @@ class Forwarding(Protocol):
         then: Completion[bytes],
         more: Callable[[bytes], None] | None = None,
     ) -> Execution:
-        """Execute complete requests of a client in another process. ``then`` gets their responses, joined.
+        """Execute complete requests of a client in another process.
 
-        ``more`` gets the beginning of long responses, in pieces. Then the caller must report what the client has taken
-        (``Execution.credit``), and ``then`` gets only the rest. Neither is called from inside this call. Raises
-        Busy(BUSY) if too many bytes are on the way to the other process.
+        Raises Busy(BUSY) if too many bytes are in flight to that process.
+
+        Args:
+            protocol: name of the protocol.
+            then: gets the responses, joined, or Unavailable. Not called inside this call.
+            more: gets long responses in pieces, and ``then`` only the last piece. The caller must report the bytes that
+                the client has received to ``Execution.credit``.
         """

@@ -1,7 +1,7 @@
 """Split received bytes into length-prefixed requests and execute them.
 
-Complete frames are executed in order, until one has to wait. After a time slice, other connections are served. If a
-frame is incomplete, the session reports its length to the connection driver.
+Complete requests are executed in order, until one has to wait or the time slice is used up. If a request is incomplete,
+the session reports its length, so that the connection can allocate memory for all of it.
 """
 
 from __future__ import annotations
@@ -11,34 +11,36 @@ from typing import TypeVar
 
 from polywire.broker.api import Pending
 from polywire.protocols.runtime.broker import WireBroker
-from polywire.protocols.runtime.sequential import ENDING, SequentialSession, believed
+from polywire.protocols.runtime.sequential import ENDING, SequentialSession, bytes_to_allocate
 from polywire.protocols.runtime.session import QUANTUM_S
 
 _Broker = TypeVar("_Broker", bound=WireBroker)
 
 
 class FramedSession(SequentialSession[_Broker]):
-    """The session of one client. If responses are in the order of requests, combine it with ``PipelinedSession``."""
+    """A session whose requests have a length prefix.
+
+    If responses are in the order of requests, combine it with ``PipelinedSession``.
+    """
 
     __slots__ = ()
 
     @abstractmethod
     def _frame_bytes(self, data: memoryview, at: int) -> int:
-        """Return the size of the frame at ``at``, including its prefix; 0 if the size is unknown.
+        """Return the size in bytes of the request at ``at``, including its prefix; 0 if the prefix is incomplete.
 
-        Several complete frames may be returned as one. Raises PeerError for an invalid frame.
+        Several complete requests may be returned as one. Raises PeerError for an invalid prefix.
         """
 
     @abstractmethod
     def _take(self, data: memoryview, at: int, end: int) -> bool:
-        """Execute the frame ``data[at:end]``. Return False if it must wait; it is then offered again.
+        """Execute the request ``data[at:end]``. Return False if it must wait; it is then passed again later.
 
-        Raises PeerError for an invalid request. Raises Pending if nothing was done, because another process must
-        answer first. The frame is then offered again, too.
+        Raises PeerError for an invalid request. Raises Pending if another process must answer first; the request must
+        have had no effect then, and is passed again, too.
         """
 
-    def _take_again(self, data: memoryview, at: int, end: int) -> bool:
-        """Execute a frame that waited for another process, as ``_take``."""
+    def _repeat(self, data: memoryview, at: int, end: int) -> bool:
         pending = self._awaited
         assert pending is not None
         with pending:
@@ -55,14 +57,14 @@ class FramedSession(SequentialSession[_Broker]):
         while at < stop and not self._waits():
             size = self._frame_bytes(data, at)
             if size == 0 or size > stop - at:
-                self._wanted = believed(size, stop - at)
+                self._wanted = bytes_to_allocate(size, stop - at)
                 break
             try:
                 again = self._awaited is not None
-                if not (self._take_again(data, at, at + size) if again else self._take(data, at, at + size)):
+                if not (self._repeat(data, at, at + size) if again else self._take(data, at, at + size)):
                     break
             except Pending as pending:
-                self._look_up(pending)
+                self._await_pending(pending)
                 break
             at += size
             if self._phase >= ENDING:

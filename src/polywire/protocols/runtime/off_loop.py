@@ -19,14 +19,14 @@ from polywire.errors import PeerError
 from polywire.log.base import Loop
 
 LARGE_BYTES: Final = 1024 * 1024  # larger requests are prepared in the thread; decompressing 1 MiB takes about 3 ms
-# longer requests are stored in slices, one request at a time; 4 MiB take about 3 ms
+# longer requests are stored in slices, one request at a time; storing 4 MiB takes about 3 ms
 LONG_BYTES: Final = 4 * 1024 * 1024
 
 
 class OffLoopWork:
     """One request in the queue.
 
-    When the request was handled or cancelled, its owner calls ``leave``. Then the next request is prepared.
+    The session calls ``leave`` when the request was handled or cancelled. Then the next request is prepared.
     """
 
     __slots__ = ("_off_loop", "done", "prepare", "release")
@@ -47,25 +47,22 @@ class OffLoopWork:
         self.leave()
 
     def leave(self) -> None:
-        """Let the next request start. If the thread is still busy with this one, its result is ignored."""
+        """Let the next request start. If the thread still prepares this one, the result is ignored."""
         if self.done is not None:
             self.done = None
-            self._off_loop.left(self)
+            self._off_loop.remove(self)
 
 
 class OffLoopQueue:
-    """A queue from which one large request at a time is prepared.
-
-    ``_on`` is the current request. ``_running`` is set while the thread is busy, even with a request that has left.
-    """
+    """A queue from which one large request at a time is prepared."""
 
     __slots__ = ("_loop", "_on", "_running", "_waiting")
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._waiting: deque[OffLoopWork] = deque()
-        self._on: OffLoopWork | None = None
-        self._running = False
+        self._on: OffLoopWork | None = None  # the current request
+        self._running = False  # whether the thread is busy, maybe with a request that was cancelled
 
     def put(
         self, prepare: Callable[[], Any] | None, done: Callable[[Any], None], release: Callable[[], None]
@@ -75,15 +72,14 @@ class OffLoopQueue:
         Args:
             prepare: None if the request needs no preparation, but must not be handled together with others.
             done: called on the loop.
-            release: called on the loop when the request has left and the thread does not use its bytes any more.
+            release: called on the loop after ``leave``, when the thread does not use the request's bytes any more.
         """
         work = OffLoopWork(self, prepare, done, release)
         self._waiting.append(work)
         self._loop.call_soon(self._next)
         return work
 
-    def left(self, work: OffLoopWork) -> None:
-        """Remove a request from the queue, and schedule the next one."""
+    def remove(self, work: OffLoopWork) -> None:
         if work is not self._on:
             self._waiting.remove(work)
         else:

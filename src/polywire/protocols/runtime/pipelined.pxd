@@ -12,6 +12,6 @@ cdef class BareSlot:
 
 
 cdef class BarePipelined(BareSequential):
-    cdef public object _answers
+    cdef public object _slots
     cdef public long _blocking
     cdef public object _queued

@@ -1,6 +1,6 @@
-"""Sessions with reply slots, which keep responses in the order of the requests.
+"""Sessions that send responses in the order of the requests, however long each request takes.
 
-A slot is filled once. Its response is written when all earlier ones are known, with as few writes as possible. Requests
+Every request gets a reply slot. When the slots at the front are filled, their responses are written together. Requests
 need no tasks or futures.
 """
 
@@ -22,7 +22,7 @@ if cython.compiled:
 else:
     from polywire.protocols.runtime.sequential import BareSequential
 
-ANSWERS_MAX: Final = 64  # with this many unanswered requests, a connection's next request waits
+UNANSWERED_MAX: Final = 64  # unanswered requests of a connection; then the next one waits
 
 
 class ReplyOwner(Protocol):
@@ -31,8 +31,8 @@ class ReplyOwner(Protocol):
     @property
     def closed(self) -> bool: ...
 
-    def answered(self) -> None:
-        """Continue after a slot was filled."""
+    def slot_filled(self) -> None:
+        """Send the responses that are next in order."""
 
 
 _Owner = TypeVar("_Owner", bound=ReplyOwner)
@@ -40,13 +40,14 @@ _Owner = TypeVar("_Owner", bound=ReplyOwner)
 
 @cython.cclass
 class BareSlot:
-    """The slot of one response.
+    """The place of one response in the order of responses. Subclasses set all fields when they create a slot.
 
-    Protocols set all fields when they create a slot. ``parts`` is None until the response is known. The slot is filled
-    once. If it is ``blocking``, later requests wait.
-
-    ``released`` is called when the memory of the parts may be reused. ``cancel`` is called if the connection closes
-    before the slot is filled.
+    Attributes:
+        session: the session that sends the response.
+        blocking: whether later requests wait until the response is sent.
+        parts: the response; None until it is known.
+        released: called when the memory of the parts may be reused, if not None.
+        cancel: called if the connection closes before the response is known, if not None.
     """
 
     if not cython.compiled:  # when compiled, pipelined.pxd declares the fields
@@ -59,6 +60,7 @@ class BareSlot:
         cancel: Callable[[], None] | None
 
     def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
+        """Send the response when all earlier ones are sent. Called once."""
         self.parts = parts
         self.cancel = None
         if self.session.closed:
@@ -66,11 +68,11 @@ class BareSlot:
                 released()
             return
         self.released = released
-        self.session.answered()
+        self.session.slot_filled()
 
 
 class ReplySlot(BareSlot, Generic[_Owner]):
-    """A slot whose session is an ``_Owner``."""
+    """The base class of the slots of a protocol whose sessions are of type ``_Owner``."""
 
     __slots__ = ()
 
@@ -83,90 +85,82 @@ _Slot = TypeVar("_Slot", bound=BareSlot)
 
 @cython.cclass
 class BarePipelined(BareSequential):
-    """The session of one client; see ``PipelinedSession``, the base class for protocols.
-
-    * ``_answers``: the slots whose responses were not sent yet, in the order of the requests.
-    * ``_blocking``: number of slots that delay later requests.
-    * ``_queued``: batches that the log has not accepted yet. The next request waits for these, too.
-
-    While SETTLING is a reason to wait, the next request waits for all responses.
-    """
+    """The compiled part of ``PipelinedSession``, the base class for protocols."""
 
     if not cython.compiled:
-        __slots__ = ("_answers", "_blocking", "_queued")
+        __slots__ = ("_blocking", "_queued", "_slots")
 
     def __init__(self, broker: Any, output: Output, resume: Callable[[], None]) -> None:
         super().__init__(broker, output, resume)
-        self._answers: deque[Any] = deque()
-        self._blocking = 0
-        self._queued: Sized = ()
+        self._slots: deque[Any] = deque()  # in the order of the requests, without those whose responses were sent
+        self._blocking = 0  # number of blocking slots in ``_slots``
+        self._queued: Sized = ()  # batches that the log has not accepted yet; the next request waits for them
 
     @property
     def closed(self) -> bool:
         return self._phase is CLOSED
 
     def _waits(self) -> bool:
-        if self._reasons or self._blocking or self._queued or len(self._answers) >= ANSWERS_MAX:
+        if self._reasons or self._blocking or self._queued or len(self._slots) >= UNANSWERED_MAX:
             return True
         output = self.output
         # the same as in the base class, without the cost of a call for every request
         return output.backlog > output.backlog_max
 
     def owes(self) -> bool:
-        return bool(self._answers)
+        return bool(self._slots)
 
-    def append(self, answer: _Slot) -> _Slot:
-        self._answers.append(answer)
-        self._blocking += answer.blocking
-        return answer
+    def append(self, slot: _Slot) -> _Slot:
+        self._slots.append(slot)
+        self._blocking += slot.blocking
+        return slot
 
-    def _take_back(self, answer: BareSlot) -> None:
-        """Remove the newest slot, because its request is offered again later (see ``Pending``)."""
-        assert self._answers[-1] is answer, "only the newest request can be repeated"
-        self._answers.pop()
-        self._blocking -= answer.blocking
+    def _remove_newest(self, slot: BareSlot) -> None:
+        """Remove the slot of a request that raised ``Pending``. The repeated request gets a new one."""
+        assert self._slots[-1] is slot, "only the newest request can be repeated"
+        self._slots.pop()
+        self._blocking -= slot.blocking
 
-    def _settled(self) -> bool:
-        """Return whether all earlier requests are answered. If not, the next request waits until they are."""
-        if self._answers:
+    def _earlier_answered(self) -> bool:
+        """Return whether all earlier requests are answered. If not, pause the session until they are."""
+        if self._slots:
             self.broker.commit()
-        if self._answers:
-            self._reasons |= Wait.SETTLING
+        if self._slots:
+            self._reasons |= Wait.EARLIER
             return False
-        self._reasons &= ~Wait.SETTLING
+        self._reasons &= ~Wait.EARLIER
         return True
 
-    def answered(self) -> None:
-        """Send the responses that are next in order, and continue with requests that wait."""
+    def slot_filled(self) -> None:
         if self._phase is CLOSED:
             return
-        answers = self._answers
+        slots = self._slots
         parts: list[Buffer] = []
-        while answers:
-            answer: BareSlot = answers[0]
-            if answer.parts is None:
+        while slots:
+            slot: BareSlot = slots[0]
+            if slot.parts is None:
                 break
-            answers.popleft()
-            self._blocking -= answer.blocking
-            parts += answer.parts
-            if answer.released is not None:
-                self.output.write_many(parts, answer.released)
+            slots.popleft()
+            self._blocking -= slot.blocking
+            parts += slot.parts
+            if slot.released is not None:
+                self.output.write_many(parts, slot.released)
                 parts = []
         if parts:
             self.output.write(parts[0] if len(parts) == 1 else b"".join(parts))
-        if not answers:
-            self._reasons &= ~Wait.SETTLING
+        if not slots:
+            self._reasons &= ~Wait.EARLIER
         if self._held or self._phase is not OPEN:
-            self._go_on()
+            self._continue()
 
-    def _abandon(self) -> None:
-        assert self._phase is CLOSED, "answers are dropped at the end"
-        answers, self._answers = self._answers, deque()  # slots refer to their session: break the reference cycle
-        for answer in answers:
-            if answer.cancel is not None:
-                cancel, answer.cancel = answer.cancel, None
+    def _drop_slots(self) -> None:
+        assert self._phase is CLOSED, "slots are dropped at the end"
+        slots, self._slots = self._slots, deque()  # slots refer to their session: break the reference cycle
+        for slot in slots:
+            if slot.cancel is not None:
+                cancel, slot.cancel = slot.cancel, None
                 cancel()
-            released, answer.released = answer.released, None
+            released, slot.released = slot.released, None
             if released is not None:
                 released()
 
@@ -176,4 +170,4 @@ class PipelinedSession(BarePipelined, SequentialSession[_Broker], Generic[_Broke
 
     __slots__ = ()
 
-    _answers: deque[_Slot]
+    _slots: deque[_Slot]

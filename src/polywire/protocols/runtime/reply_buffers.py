@@ -8,22 +8,22 @@ from typing import Final
 # minimum size of a buffer; most replies fit, and smaller buffers would only fill the pool
 REPLY_BYTES_MIN: Final = 256 * 1024
 # limit for the free buffers, enough for three of the longest replies or many short ones
-KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
+FREE_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 class ReplyBuffers:
-    """The buffers of one protocol. ``_kept_bytes`` is the size of the free buffers, at most ``KEPT_BYTES_MAX``."""
+    """The buffers of one protocol."""
 
-    __slots__ = ("_free", "_kept_bytes")
+    __slots__ = ("_free", "_free_bytes")
 
     def __init__(self) -> None:
         self._free: Final[deque[bytearray]] = deque()
-        self._kept_bytes = 0
+        self._free_bytes = 0
 
     @property
-    def kept_bytes(self) -> int:
-        """Size of the free buffers."""
-        return self._kept_bytes
+    def free_bytes(self) -> int:
+        """Total size of the free buffers, at most ``FREE_BYTES_MAX``."""
+        return self._free_bytes
 
     def take(self, size: int = REPLY_BYTES_MIN) -> bytearray:
         """Return a buffer of at least this size, with arbitrary content."""
@@ -34,7 +34,7 @@ class ReplyBuffers:
         if len(buffer) < size:
             free.append(buffer)
             return self._large(size)
-        self._kept_bytes -= len(buffer)
+        self._free_bytes -= len(buffer)
         return buffer
 
     def _large(self, size: int) -> bytearray:
@@ -43,16 +43,16 @@ class ReplyBuffers:
             return bytearray(max(size, REPLY_BYTES_MIN))
         buffer = self._free[found]
         del self._free[found]
-        self._kept_bytes -= len(buffer)
+        self._free_bytes -= len(buffer)
         return buffer
 
     def give(self, buffer: bytearray) -> None:
         """Return a buffer to the pool. It may have grown. If the pool is full, its oldest buffers are freed."""
-        kept_bytes = self._kept_bytes + len(buffer)
-        if kept_bytes > KEPT_BYTES_MAX:
-            if len(buffer) > KEPT_BYTES_MAX:
+        free_bytes = self._free_bytes + len(buffer)
+        if free_bytes > FREE_BYTES_MAX:
+            if len(buffer) > FREE_BYTES_MAX:
                 return
-            while kept_bytes > KEPT_BYTES_MAX:
-                kept_bytes -= len(self._free.popleft())
+            while free_bytes > FREE_BYTES_MAX:
+                free_bytes -= len(self._free.popleft())
         self._free.append(buffer)
-        self._kept_bytes = kept_bytes
+        self._free_bytes = free_bytes

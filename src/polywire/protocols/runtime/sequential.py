@@ -1,9 +1,9 @@
 """Sessions that execute one request at a time: waiting, resuming, and the end of the connection.
 
-The state of a session is a phase, which only advances, and the current set of reasons for waiting::
+The state of a session is a phase, which only advances, and the set of reasons why the next request waits::
 
     OPEN ──► FINISHING ──► ENDING ──► CLOSED
-      └────────────────────────┘          any phase may be the last before CLOSED
+      └────────────────────────┘          every phase may be followed by CLOSED
 
 * Requests are handled in order, never inside the handling of another request.
 * Complete requests that wait when the client finishes sending are still executed.
@@ -31,7 +31,7 @@ class Phase(IntEnum):
     OPEN = 0
     """Requests are accepted."""
     FINISHING = 1
-    """The client sends nothing more. The remaining complete requests are still executed."""
+    """The client has closed its side. Complete requests that it has sent are still executed."""
     ENDING = 2
     """No further request is accepted. Outstanding responses are sent, then the connection is closed."""
     CLOSED = 3
@@ -52,46 +52,38 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
 
 
 class Wait:
-    """Reasons why the next request waits; several may apply.
+    """Reasons why the next request waits. Several may apply.
 
-    A backlog is another reason, and a protocol may have its own.
-
-    They are plain integers, because they are checked before every request.
+    A request also waits while the connection has a backlog of unsent responses. Protocols may add reasons.
     """
+
+    # plain integers instead of an enum, because they are checked before every request
 
     YIELDING: Final = 1
     """Other connections are being served."""
-    SETTLING: Final = 2
+    EARLIER: Final = 2
     """All earlier requests must be answered."""
     HOLDING: Final = 4
-    """How the next request is handled depends on an outstanding response."""
-    LOOKING_UP: Final = 8
-    """The next request waits for something, such as the answer of another process."""
+    """The outstanding response determines how the next request is handled."""
+    PENDING: Final = 8
+    """The next request raised ``Pending``: it waits for another process, for example."""
     CLOGGED: Final = 16
-    """Another process has many requests to answer."""
+    """A process to which requests are forwarded has many unanswered ones."""
 
 
-# A request that claims up to this length gets all its memory at once, a longer one at most four times the bytes
-# received.
+# Memory for a request up to this length is allocated at once. For a longer one, it is at most four times the received
+# bytes, so that a client cannot have memory allocated by only announcing a long request.
 GROWTH_BYTES_MIN: Final = 1024 * 1024
 
 
-def believed(announced: int, come: int) -> int:
-    """Return how many bytes to allocate for a request that claims ``announced`` bytes, of which ``come`` have arrived."""
-    return min(announced, max(GROWTH_BYTES_MIN, 4 * come))
+def bytes_to_allocate(announced: int, received: int) -> int:
+    """Return how many bytes to allocate for an incomplete request, given its announced length and received bytes."""
+    return min(announced, max(GROWTH_BYTES_MIN, 4 * received))
 
 
 @cython.cclass
 class BareSequential:
-    """The session of one client; see ``SequentialSession``, the base class for protocols.
-
-    * ``_phase`` changes as in ``TRANSITIONS``.
-    * ``_rest``: bytes that were not consumed when the client finished sending; empty except in FINISHING.
-    * ``_reasons``: why the next request waits.
-    * ``_held``: whether the driver waits for ``_resume``.
-    * ``_awaited``: what the next request waited for. Its answer is used when the request is offered again.
-    * ``_wanted``: how many bytes to allocate for the incomplete request.
-    """
+    """The compiled part of ``SequentialSession``, the base class for protocols."""
 
     if not cython.compiled:  # when compiled, sequential.pxd declares the fields
         __slots__ = (
@@ -111,47 +103,35 @@ class BareSequential:
         self.broker = broker
         self.output = output
         self._resume = resume
-        self._held = False
-        self._awaited: Pending | None = None
+        self._held = False  # whether the connection offers no request until ``_resume`` is called
+        self._awaited: Pending | None = None  # raised by the next request, which finds the result here when repeated
         self._receiving = False
         self._phase = OPEN
-        self._reasons = 0
-        self._rest = b""
-        self._wanted = 0
+        self._reasons = 0  # bits of ``Wait``
+        self._rest = b""  # requests that were not executed when the client finished sending; used in FINISHING only
+        self._wanted = 0  # bytes to allocate for the incomplete request
 
     def _receive(self, data: memoryview) -> int:
-        """Handle complete requests, and return the number of bytes consumed. Implemented by protocols.
-
-        Raises PeerError to close the connection.
-        """
-        return 0
+        return 0  # overridden by protocols
 
     def owes(self) -> bool:
-        """Whether a request is unanswered. Implemented by protocols."""
-        return False
+        return False  # overridden by protocols
 
     def _waits(self) -> bool:
         return bool(self._reasons) or self.output.backlog > self.output.backlog_max
 
     @property
     def spoken_dialect(self) -> str:
-        """The dialect of the protocol; empty by default."""
-        return ""
+        return ""  # overridden by protocols with dialects
 
     def wanted(self) -> int:
-        """How many bytes to allocate for the incomplete request; 0 if unknown."""
         return self._wanted
 
     def paused(self) -> bool:
-        """Whether the next request must wait. If so, ``resume`` is called later."""
         self._held = self._waits()
         return self._held
 
     def receive(self, data: memoryview) -> int:
-        """Handle complete requests, and return the number of bytes consumed.
-
-        Raises PeerError to close the connection.
-        """
         if self._phase >= ENDING:
             return len(data)
         self._receiving = True
@@ -167,46 +147,41 @@ class BareSequential:
 
     def _begin_quantum(self) -> None:
         self._reasons &= ~Wait.YIELDING
-        self._go_on()
+        self._continue()
 
-    def _go_on(self) -> None:
-        """Continue with waiting requests, if possible. Not called inside ``receive``."""
+    def _continue(self) -> None:
+        """Execute requests that waited, unless a reason to wait remains."""
         if self._receiving or self._phase is CLOSED or self._waits():
             return
         if self._phase is FINISHING:
-            self._take_rest()
+            self._handle_rest()
         if self._held and self._phase is not FINISHING:
             self._held = False
             self._resume()
         self._end_when_done()
 
-    def _look_up(self, pending: Pending) -> None:
-        """Hold the request that raised ``pending`` until it can be offered again. The request had no effect yet."""
+    def _await_pending(self, pending: Pending) -> None:
+        """Pause the session until the request that raised ``pending`` can be repeated."""
         self._awaited = pending
-        self._reasons |= Wait.LOOKING_UP
-        pending.then(self._looked_up)
+        self._reasons |= Wait.PENDING
+        pending.then(self._resume_pending)
 
-    def _looked_up(self) -> None:
-        self._reasons &= ~Wait.LOOKING_UP
-        self._go_on()
+    def _resume_pending(self) -> None:
+        self._reasons &= ~Wait.PENDING
+        self._continue()
 
     def drained(self) -> None:
-        self._go_on()
+        self._continue()
 
     def finish(self, data: memoryview) -> None:
-        """Handle the end of the client's data.
-
-        An incomplete request is dropped; complete requests that wait are still executed.
-        """
         if self._phase is OPEN:
             self._enter(FINISHING)
             self._rest = bytes(data)
             if not self._waits() or not data:
-                self._take_rest()
+                self._handle_rest()
         self._end_when_done()
 
-    def _take_rest(self) -> None:
-        """Handle bytes that were not consumed when the client finished sending, as far as possible now."""
+    def _handle_rest(self) -> None:
         rest, self._rest = self._rest, b""
         try:
             rest = rest[self.receive(memoryview(rest)) :] if rest else b""
@@ -215,7 +190,7 @@ class BareSequential:
         if self._phase is FINISHING and rest and self._waits():
             self._rest = rest
         else:
-            self._stop_taking()
+            self._stop_receiving()
 
     def _enter(self, phase: Phase) -> None:
         assert phase in TRANSITIONS[self._phase], f"no transition from {self._phase.name} to {phase.name}"
@@ -223,8 +198,8 @@ class BareSequential:
         if phase is not FINISHING:
             self._rest = b""
 
-    def _stop_taking(self) -> None:
-        """Accept no further request, and drop waiting ones. Outstanding responses are still sent."""
+    def _stop_receiving(self) -> None:
+        """Drop waiting and later requests. Outstanding responses are still sent."""
         if self._phase < ENDING:
             self._enter(ENDING)
 
@@ -234,11 +209,11 @@ class BareSequential:
             self.output.close()
 
     def _flush(self) -> None:
-        """Write collected responses. Most protocols collect none."""
+        """Write responses that the session has collected. Overridden by protocols that collect them."""
 
 
 class SequentialSession(BareSequential, ABC, Generic[_Broker]):
-    """The session of one client, for protocols with this view of the broker."""
+    """The base class of the sessions of a protocol. It executes one request at a time."""
 
     __slots__ = ()
 
@@ -246,7 +221,7 @@ class SequentialSession(BareSequential, ABC, Generic[_Broker]):
 
     @abstractmethod
     def _receive(self, data: memoryview) -> int:
-        """Handle complete requests, and return the number of bytes consumed.
+        """Execute the complete requests at the start of ``data``, and return their length in bytes.
 
         Raises PeerError to close the connection.
         """

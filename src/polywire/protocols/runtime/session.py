@@ -36,7 +36,7 @@ class Output(Protocol):
     def backlog_max(self) -> int:
         """Backlog above which the connection stops reading.
 
-        A session that streams must then pause until ``drained``.
+        A session that sends data without requests must then pause until ``drained`` is called.
         """
 
     @property
@@ -47,7 +47,7 @@ class Output(Protocol):
     def certified(self) -> Principal | None:
         """The user of the client's TLS certificate; None without a certificate, or if authentication is off.
 
-        It is known when the client has sent something.
+        It is not known before the first bytes are received.
         """
 
     @property
@@ -68,33 +68,31 @@ class Output(Protocol):
         """
 
     def close(self) -> None:
-        """Close the connection when everything was sent."""
+        """Close the connection when all output was sent."""
 
     def fail(self, error: PeerError) -> None:
-        """Close the connection as if ``receive`` had raised this error. It is for errors that are found later."""
+        """Close the connection as if ``receive`` had raised this error. Used for errors that are found later."""
 
     def identified(self, principal: Principal | None) -> None:
-        """Set the client's user, or None. When the user's login ends, the connection is closed.
+        """Set the client's user after a login. After a logout, None restores the user of the TLS certificate, if any.
 
-        Raises Busy(BUSY) if there are too many connections of authenticated clients. The user does not change then.
+        The connection is closed when the login ends. Raises Busy(BUSY), without an effect, if
+        there are too many connections of authenticated clients.
         """
 
     def pin(self) -> Callable[[], None]:
-        """Preserve the bytes passed to ``receive`` until the returned function is called.
+        """Prevent reuse of the buffer passed to ``receive`` until the returned function is called.
 
-        They are preserved even if the connection closes. The session is paused meanwhile.
+        Its content stays valid even if the connection closes. The session must be paused meanwhile.
         """
 
 
 class Session(Protocol):
-    """A conversation with one client in one protocol."""
+    """The state of one connection in its protocol."""
 
     @property
     def spoken_dialect(self) -> str:
-        """The dialect of the protocol, or the client software.
-
-        Empty if there is only one dialect, or it is not known yet.
-        """
+        """Name of the client's dialect of the protocol, or of its software, for logs and metrics; empty if unknown."""
 
     @property
     def frame_bytes_max(self) -> int:
@@ -103,31 +101,31 @@ class Session(Protocol):
     def receive(self, data: memoryview) -> int:
         """Handle every complete request at the start of ``data``, and return the number of bytes consumed.
 
-        The remaining bytes are offered again, followed by newer ones. Views of ``data`` that were passed to the broker
+        The remaining bytes are passed again, followed by newer ones. Views of ``data`` that were passed to the broker
         stay valid until the next commit. Raises PeerError(fatal=True) to close the connection after pending output
         is sent.
         """
 
     def wanted(self) -> int:
-        """Total size of the incomplete request if it is known, else 0.
-
-        The driver then enlarges the buffer only once.
-        """
+        """Return how many bytes to allocate for the incomplete request, or 0 if its length is unknown."""
 
     def paused(self) -> bool:
-        """Whether the session accepts no request for now. It calls the driver's ``resume`` later."""
+        """Return whether the session accepts no request for now. If so, it calls ``resume`` later."""
 
     def owes(self) -> bool:
         """Whether a request is unanswered."""
 
     def drained(self) -> None:
-        """Continue to stream, because the backlog is low again."""
+        """Continue to send data, because the backlog is low again."""
 
     def finish(self, data: memoryview) -> None:
-        """Handle the end of the client's data. ``data`` was not consumed. Outstanding responses are still sent."""
+        """Handle the end of the client's data. ``data`` are the bytes not consumed before.
+
+        An incomplete request is dropped. Complete requests are still executed, and outstanding responses sent.
+        """
 
     def close(self) -> None:
-        """Release registrations, pins and callbacks, because the connection is closed or the broker stops."""
+        """Cancel outstanding requests and release buffers. The connection is closed or the broker stops."""
 
 
 class SessionFactory(Protocol):
@@ -143,5 +141,5 @@ class SessionFactory(Protocol):
     def open(self, output: Output, resume: Callable[[], None]) -> Session:
         """Return a session for a new connection.
 
-        After ``paused``, the session calls ``resume`` to have the driver offer the waiting bytes again.
+        A session that was ``paused`` calls ``resume`` when it can accept requests. Waiting bytes are then passed again.
         """

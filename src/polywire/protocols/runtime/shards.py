@@ -15,26 +15,26 @@ Called = Sequence[tuple[str, object, Sequence[Callable[..., Any]]]]
 
 
 class LinkPeer(Protocol):
-    """The receiver of a link's events. Its methods are never called while a method of the link runs."""
+    """Receives a link's events. Its methods are never called inside a method of the link."""
 
     def received(self, data: bytes) -> None:
         """Handle received bytes."""
 
     def lost(self) -> None:
-        """Handle a link that has ended or could not be opened."""
+        """Handle the end of the link. It was closed by the other end, or could not be opened."""
 
 
 class Link(Protocol):
-    """A connection to the broker of a shard, which does not forward requests again.
+    """A connection to the process of a shard. That process executes requests itself and never forwards them.
 
-    Its user limits the bytes on the way.
+    The number of unanswered bytes is not limited here: the caller must do it.
     """
 
     def write(self, data: bytes) -> None:
-        """Send bytes, when the link is connected."""
+        """Send bytes now, or as soon as the link is connected."""
 
     def close(self) -> None:
-        """Close immediately. The user gets no further events."""
+        """Close immediately. The peer gets no further events."""
 
 
 class Shards(Protocol):
@@ -50,26 +50,26 @@ class Shards(Protocol):
 
     @property
     def key(self) -> bytes:
-        """A secret of ``KEY_BYTES`` bytes that the processes of this broker share.
-
-        Each start of their parent creates a new one.
-        """
+        """A secret of ``KEY_BYTES`` bytes that the processes of this broker share. It is new after each start."""
 
     def shard_of(self, full_name: str) -> int | None:
-        """Return the shard of a topic, or None if no shard has it."""
+        """Return the shard of the topic with this name, or None if the topic does not exist."""
 
     def home(self, full_name: str) -> int:
-        """Return the shard for a topic that is created by a write. It is the same in all processes."""
+        """Return the shard in which a topic is created by a write to it. All processes return the same shard."""
 
     def least_loaded(self) -> int:
-        """Return the shard for a topic that is created by a request."""
+        """Return the shard in which a topic is created by a request to create it."""
 
     def connect(self, shard: int, peer: LinkPeer) -> Link:
-        """Return a link to a shard, possibly this process's own."""
+        """Return a link to the process of a shard, which may be this process."""
 
 
 class Parts(Protocol):
-    """The processes of a broker, as a protocol sees them that has an object of its own in each of them."""
+    """The processes of a broker, for a protocol that has state in each of them.
+
+    An object with state is a part. It has a name, and each process has one of that name.
+    """
 
     @property
     def local(self) -> Any:
@@ -83,26 +83,26 @@ class Parts(Protocol):
         """Return the shard of a topic."""
 
     def next_shard(self) -> int:
-        """Return the shard for a topic that is created by a request."""
+        """Return the shard in which a topic is created by a request to create it."""
 
     def require_reported(self) -> None:
         """Raise Pending until all processes have reported their topics and values, or Unavailable if one does not."""
 
     def call_part(self, shard: int, part: str, function: Callable[..., Any], *values: Any, **options: Any) -> Any:
-        """Call a function in another process with the object ``part`` of that process as its first argument.
+        """Call a function in another process. Its first argument is the object named ``part`` of that process.
 
-        A function with a completion reports there. The result of another one is returned. Raises Pending until it is
-        known.
+        If the function takes a completion, the completion gets the result. Otherwise, the result is returned; Pending
+        is raised until it is known.
         """
 
     def watch_values(self, changed: Callable[[Any], None]) -> None:
-        """Call ``changed`` with each value that a protocol has stored in the first shard, or removed.
+        """Call ``changed`` when a protocol stores or removes a value in the first shard.
 
-        It has the fields ``wire``, ``key`` and ``value``.
+        The argument has the fields ``wire`` (name of the protocol), ``key`` and ``value``.
         """
 
     def watch_topics(self, changed: Callable[[bytes], None]) -> None:
-        """Call ``changed`` with the id of each topic that changes."""
+        """Call ``changed`` with the topic's id when a topic is created, changed or deleted."""
 
 
 class Router(Protocol):
@@ -117,18 +117,18 @@ class Router(Protocol):
 
     @property
     def is_clogged(self) -> bool:
-        """Whether a session should wait with its next request, because a shard has many to answer."""
+        """Whether sessions should delay their next request, because a shard has too many unanswered ones."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once when a clogged shard has answered most requests."""
+        """Call ``callback`` once, when the shard has answered most requests."""
 
     def forward(
         self, shard: int, by: Caller, frame: bytes, then: Completion[bytes], *, sees_files: bool = False
     ) -> None:
-        """Execute a request of the `polywire` protocol, which has one response, in the process of a shard.
+        """Execute a request of the `polywire` protocol in the process of a shard, without checking permissions.
 
-        The caller must be authorized to make it. ``then`` gets the frame of the response, which may be an error frame,
-        or Unavailable if the process has ended. ``then`` is never called from inside this call.
+        ``then`` gets the frame of the response, which may be an error frame, or Unavailable if the process has ended.
+        It is never called inside this call.
         """
 
 

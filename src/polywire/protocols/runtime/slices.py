@@ -1,7 +1,6 @@
 """Build long responses in slices of time on the event loop.
 
-Other connections are served between two slices. Each pass of the loop runs one slice for all such responses together. A
-response is delivered once and complete, or not at all if it was cancelled.
+Other connections are served between two slices. In each pass of the loop, all long responses share one slice.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ _Part = TypeVar("_Part")
 
 
 class Slices(Generic[_Part]):
-    """Runs an iterator in slices, then calls ``done`` with everything it yielded, or with its error.
+    """Runs an iterator in slices, then calls ``done`` with a list of the yielded values, or with its error.
 
-    The iterator must yield often; ``b""`` and None are discarded. It must not rely on values that it read before a yield, because
-    other code may change them between two slices.
+    The iterator must yield often: ``b""`` or None if there is no value. Other code runs between two slices, so it must
+    read the broker's state again after each yield.
 
     ``done`` is called at most once, not after ``cancel``, and not before the constructor has returned.
     """
@@ -36,7 +35,7 @@ class Slices(Generic[_Part]):
         broker.sliced.put(self._make)
 
     def _make(self, end: float) -> bool:
-        """Run a slice. Return whether there is more to do."""
+        """Run the iterator until ``end``. Return whether it has more to do."""
         if self._cancelled:
             return False
         now = self._broker.clock.monotonic

@@ -36,7 +36,7 @@ class Words(FramedSession[WireBroker]):
         if word == "slow":
             self.clock.advance(QUANTUM_S)
         if word == "last":
-            self._stop_taking()
+            self._stop_receiving()
         return True
 
     def owes(self) -> bool:

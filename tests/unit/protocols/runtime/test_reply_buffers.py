@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polywire.protocols.runtime.reply_buffers import KEPT_BYTES_MAX, REPLY_BYTES_MIN, ReplyBuffers
+from polywire.protocols.runtime.reply_buffers import FREE_BYTES_MAX, REPLY_BYTES_MIN, ReplyBuffers
 
 
 def test_a_returned_buffer_is_reused() -> None:
@@ -27,19 +27,19 @@ def test_a_buffer_has_the_requested_size() -> None:
 
 def test_cached_buffers_are_bounded_and_the_oldest_are_dropped() -> None:
     buffers = ReplyBuffers()
-    size = KEPT_BYTES_MAX // 4
+    size = FREE_BYTES_MAX // 4
     given = [bytearray(size) for _ in range(5)]
     for buffer in given:
         buffers.give(buffer)
-    assert buffers.kept_bytes == 4 * size
+    assert buffers.free_bytes == 4 * size
     taken = [buffers.take(size) for _ in range(4)]
     assert [id(buffer) for buffer in taken] == [id(buffer) for buffer in reversed(given[1:])]
-    assert buffers.kept_bytes == 0
+    assert buffers.free_bytes == 0
 
 
 def test_a_buffer_that_has_grown_too_large_is_not_cached() -> None:
     buffers = ReplyBuffers()
     kept = buffers.take()
     buffers.give(kept)
-    buffers.give(bytearray(KEPT_BYTES_MAX + 1))
-    assert buffers.kept_bytes == len(kept)
+    buffers.give(bytearray(FREE_BYTES_MAX + 1))
+    assert buffers.free_bytes == len(kept)

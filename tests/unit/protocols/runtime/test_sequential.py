@@ -39,7 +39,7 @@ class Letters(SequentialSession[WireBroker]):
             if letter == "!":
                 raise PeerError("no letter", fatal=True)
             if letter == "e":
-                self._stop_taking()
+                self._stop_receiving()
                 return len(data)
             self.owed += letter == "o"
             if letter == "y":
@@ -52,14 +52,14 @@ class Letters(SequentialSession[WireBroker]):
 
     def pay(self) -> None:
         self.owed -= 1
-        self._go_on()
+        self._continue()
 
     def sleep(self) -> None:
         self._reasons |= Wait.HOLDING
 
     def wake(self) -> None:
         self._reasons &= ~Wait.HOLDING
-        self._go_on()
+        self._continue()
 
     @property
     def phase(self) -> Phase:
