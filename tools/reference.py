@@ -287,7 +287,7 @@ def kafka_settings_page() -> Iterator[str]:
     yield "setting without an effect is stored and returned by DescribeConfigs, and changes nothing."
     yield ""
     rows = [
-        (f"`{name}`", f"`{config.default}`" if config.default else "–", config.spelled, config.effect or "none")
+        (f"`{name}`", f"`{config.default}`" if config.default else "–", config.allowed_text, config.effect or "none")
         for name, config in TOPIC_CONFIGS.items()
     ]
     yield from table(("name", "default", "values", "effect"), rows)

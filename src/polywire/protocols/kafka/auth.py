@@ -1,7 +1,7 @@
 """Logins: SaslHandshake and SaslAuthenticate with PLAIN and SCRAM (spec: kafka#sasl).
 
-After a failed login, the client gets an error response and the connection is closed. The response does not show whether
-the user exists.
+A failed login gets an error response, then the connection is closed. The response is the same for an unknown user and a
+wrong password.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def sasl_handshake(session: KafkaSession, answer: Answer, request: Any, /) -> An
 
 
 def sasl_authenticate(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """Process one message of the mechanism."""
+    """SaslAuthenticate: process the client's next message of the SASL mechanism."""
     response = schema.response(Api.SASL_AUTHENTICATE)
     conversation, token = session.sasl, bytes(request.auth_bytes)
     try:
@@ -64,7 +64,7 @@ def sasl_authenticate(session: KafkaSession, answer: Answer, request: Any, /) ->
 
 
 def _prove(session: KafkaSession, answer: Answer, token: bytes) -> None:
-    """Verify a SCRAM proof against the verifier of its challenge.
+    """Verify the client's SCRAM proof, which answers the challenge sent before.
 
     Raises Refused for an invalid message, and Busy if too many logins wait.
     """
@@ -76,22 +76,25 @@ def _prove(session: KafkaSession, answer: Answer, token: bytes) -> None:
     access.log_in_with_proof(challenge.name, challenge.verifier, messages, proof, done, peer=peer)
 
 
-def _verified(session: KafkaSession, answer: Answer, last: bytes, who: Principal | BrokerError) -> None:
-    """Finish a login with the user, or with the error. ``last`` is the last message of the mechanism."""
+def _verified(session: KafkaSession, answer: Answer, last: bytes, principal: Principal | BrokerError) -> None:
+    """Respond to a login.
+
+    ``principal`` is the user, or the error. ``last`` is the last message that SCRAM sends to the client.
+    """
     if session.closed:
         return
     response = schema.response(Api.SASL_AUTHENTICATE)
     session.sasl.enter(Step.IDLE)
-    if not isinstance(who, BrokerError):
+    if not isinstance(principal, BrokerError):
         try:
-            session.logged_in(who)
+            session.logged_in(principal)
         except BrokerError as error:
             # the traceback's frames refer to this local variable, which would be a reference cycle
-            who = error.with_traceback(None)
-    if isinstance(who, Busy):
-        session.fail(PeerError(who.message, fatal=True))
-    elif isinstance(who, BrokerError):
+            principal = error.with_traceback(None)
+    if isinstance(principal, Busy):
+        session.fail(PeerError(principal.message, fatal=True))
+    elif isinstance(principal, BrokerError):
         session.end(answer)
-        answer.ok(response(error=WireError.SASL_AUTHENTICATION_FAILED, message=who.message))
+        answer.ok(response(error=WireError.SASL_AUTHENTICATION_FAILED, message=principal.message))
     else:
         answer.ok(response(auth_bytes=last))

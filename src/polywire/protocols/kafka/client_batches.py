@@ -1,7 +1,4 @@
-"""The client's side of record batches: encode records into a batch and decode fetched batches.
-
-It is meant for tests and tools, and is simple rather than fast.
-"""
+"""The client's side of record batches, for tests and tools: encode records into a batch, and decode fetched batches."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ def encode_batch(
     base_sequence: int = -1,
     attributes: int = 0,
 ) -> bytes:
-    """Return one batch with these records, in order. The offsets of the records are ignored."""
+    """Return a batch with these records, in order. The records' offsets are ignored."""
     times = [_NO_TIME_MS if record.origin_time_us is None else record.origin_time_us // 1000 for record in records]
     body = b"".join(
         _encode_record(record, time - times[0], number)
@@ -142,7 +139,6 @@ class _Reader:
         return bytes(self._view[self._at - size : self._at])
 
     def varint(self) -> int:
-        """Return the next varint, in zigzag encoding."""
         found = shift = 0
         while True:
             (byte,) = self.take(1)

@@ -135,7 +135,7 @@ def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> 
 
 
 def topic_operations(session: KafkaSession, topic: Topic) -> int:
-    """Return what the client may do with a topic, as a bit set of Kafka's operations."""
+    """Return the operations that the client may perform on a topic, as Kafka's bit set."""
     return sum({1 << bit for bit, action in TOPIC_OPERATIONS if session.permits(action, topic)})
 
 
@@ -162,14 +162,14 @@ def describe_log_dirs(session: KafkaSession, answer: Answer, request: Any, /) ->
 
 
 def _sizes(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
-    """Yield the sizes of the requested partitions, or of all partitions; None is a pause for other requests."""
+    """Yield the sizes of the requested partitions, or of all partitions. After each None, other requests may run."""
     if request.topics is None:
         topics = [topic for topic in session.broker.topics() if session.leads(topic)]
-        asked = {topic: range(len(topic.partitions)) for topic in topics}
+        requested = {topic: range(len(topic.partitions)) for topic in topics}
     else:
         named = ((session.broker.find_topic(entry.topic), entry.partitions) for entry in request.topics)
-        asked = {topic: numbers for topic, numbers in named if topic is not None and session.leads(topic)}
-    for topic, numbers in asked.items():
+        requested = {topic: numbers for topic, numbers in named if topic is not None and session.leads(topic)}
+    for topic, numbers in requested.items():
         partitions = []
         for step, number in enumerate(numbers):
             if 0 <= number < len(topic.partitions):
@@ -195,17 +195,17 @@ def elect_leaders(session: KafkaSession, answer: Answer, request: Any, /) -> Any
 
     def entries() -> Iterator[Any]:
         # a request without partitions is about those that need an election; there are none
-        for asked in request.topic_partitions or ():
-            topic = session.broker.find_topic(asked.topic)
+        for topic_request in request.topic_partitions or ():
+            topic = session.broker.find_topic(topic_request.topic)
             count = 0 if topic is None else len(topic.partitions)
             partitions: list[Any] = []
-            for number in asked.partitions:
+            for number in topic_request.partitions:
                 there = 0 <= number < count
                 error = WireError.ELECTION_NOT_NEEDED if there else WireError.UNKNOWN_TOPIC_OR_PARTITION
                 partitions.append(made.PartitionResult(partition_id=number, error=error))
                 if len(partitions) % PARTITIONS_PER_STEP == 0:
                     yield None
-            yield made(topic=asked.topic, partition_result=partitions)
+            yield made(topic=topic_request.topic, partition_result=partitions)
 
     return answer_in_slices(
         session.broker, answer, entries(), lambda results: response(replica_election_results=results)

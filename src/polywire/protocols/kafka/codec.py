@@ -28,7 +28,7 @@ _APIS: Final = {int(api): api for api in Api}
 
 
 def decode_head(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> tuple[Request, int]:
-    """Return a request without its body, and the position of the body.
+    """Decode the header of a request. Return the request without its body, and the position of the body.
 
     For an unknown version of API_VERSIONS, the position is 0. Raises PeerError for malformed requests and unsupported
     versions.
@@ -71,15 +71,15 @@ def decode_request(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> Requ
 
 
 def decode_wide_body(frame: Buffer, head: Request, start: int) -> Iterator[Any]:
-    """Decode a body of any size in steps.
+    """Decode a request body of any size in steps.
 
-    None is yielded between the steps, and the body at the end. Raises PeerError if it is malformed.
+    Yields None after each step, and the body at the end. Raises PeerError if the body is malformed.
     """
     return decode_with_pauses(schema.request_program(head.api, head.version), frame, start)
 
 
 def bare_token(frame: Buffer) -> Request:
-    """Return the request for a frame that is only a SASL token, without a header."""
+    """Return the request for a frame that is only a SASL token, without a header (SaslHandshake version 0)."""
     body = schema.request(Api.SASL_AUTHENTICATE)(auth_bytes=bytes(frame))
     return Request(Api.SASL_AUTHENTICATE, BARE, 0, None, body)
 
@@ -98,26 +98,21 @@ def encode_response(request: Request, body: Any) -> list[Buffer]:
 
 
 def encode_response_entries(request: Request, body: Any) -> Iterator[None]:
-    """Encode the entries of a response in steps.
+    """Encode the entries of a response in steps. Yields after each step.
 
-    The entries are replaced by bytes, which ``encode_response`` copies. The response must not contain records.
+    The entries in ``body`` are replaced by their encoded bytes, which ``encode_response`` copies. The response must not
+    contain records.
     """
     return encode_entries(schema.response_program(request.api, request.version), body)
 
 
 def encode_response_entry(request: Request, entry: Any) -> Iterator[bytes | None]:
-    """Encode one entry of a response in steps.
-
-    None is yielded between the steps, and the bytes at the end.
-    """
+    """Encode one entry of a response in steps. Yields None after each step, and the bytes at the end."""
     return encode_entry(schema.response_program(request.api, request.version), entry)
 
 
 def unknown_version() -> Any:
-    """Return the response to an unknown version of API_VERSIONS.
-
-    It has the supported versions, so that the client can try again.
-    """
+    """Return the response to an unknown version of API_VERSIONS: it has the versions that the broker supports."""
     answer = schema.response(Api.API_VERSIONS)
     first, last, _ = SERVED[Api.API_VERSIONS]
     own = answer.ApiKeys(api_key=int(Api.API_VERSIONS), min_version=first, max_version=last)

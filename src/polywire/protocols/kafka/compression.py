@@ -43,9 +43,9 @@ _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 
 
 def decode_batch(records: Buffer | None, *, bytes_max: int, keep_times: bool = True) -> tuple[BatchHead, Built]:
-    """Decode the batch of a partition in a PRODUCE request into a stored batch. Raises Refused for an invalid batch.
+    """Decode the record batch of a partition in a PRODUCE request into a stored batch.
 
-    ``bytes_max`` limits the size of the batch as it was sent.
+    ``bytes_max`` limits the size of the batch before decompression. Raises Refused for an invalid batch.
     """
     head = check_batch(records, bytes_max=bytes_max)
     assert records is not None, "check_batch rejects a missing batch"
@@ -101,7 +101,7 @@ def compress(plain: Buffer, codec: Codec) -> Buffer:
 
 
 def _unlz4(packed: Buffer, limit: int) -> Buffer:
-    """Decompress consecutive frames.
+    """Decompress consecutive LZ4 frames.
 
     Raises Damaged for damaged frames, and TooFar if the result is larger than ``limit``.
     """
@@ -129,9 +129,9 @@ def _unlz4(packed: Buffer, limit: int) -> Buffer:
 
 
 def _lz4_frame(view: memoryview, start: int, parts: int) -> tuple[int, int, int]:
-    """Return the end of a frame, its maximum decompressed size and its number of blocks.
+    """Return the end of an LZ4 frame, its maximum decompressed size and its number of blocks.
 
-    Raises Damaged for a damaged frame, and TooFar if it has more blocks than ``parts``.
+    Raises Damaged for a damaged frame, and TooFar if it has more than ``parts`` blocks.
     """
     if len(view) - start < 7 or bytes(view[start : start + 4]) != _LZ4_MAGIC:
         raise Damaged("not an LZ4 frame")

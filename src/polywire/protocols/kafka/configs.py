@@ -1,8 +1,8 @@
 """Topic and broker settings under Kafka's names (spec: kafka#describeconfigs, kafka#alterconfigs).
 
-* Some settings are implemented by the broker. They apply to the topic, whichever protocol set them.
+* The broker implements some settings. They apply to the topic, whichever protocol the clients use.
 * Kafka's other settings are stored and returned, but have no effect.
-* All requests reject unknown names and values that are out of range.
+* All requests reject unknown names and invalid values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polywire.broker.settings import TOPIC_RANGES, BrokerSettings, Compression, 
 from polywire.errors import BrokerError, Denied, ErrorCode, Invalid
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import WIRE, Api, WireError
-from polywire.protocols.kafka.replies import Gathering, answer_in_slices, refuse
+from polywire.protocols.kafka.replies import PendingResponse, answer_in_slices, refuse
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.records.columns import BATCH_BYTES_MAX
@@ -58,10 +58,14 @@ _PARSED_MAX: Final = 256  # topic settings whose parsed form is cached; in store
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A topic setting: its type, its default, and its effect, which is empty if it has none.
+    """A topic setting.
 
-    ``words`` are the allowed words; None allows any word. ``numbers`` are the allowed numbers; None allows all numbers
-    of the type.
+    Attributes:
+        kind: Kafka's number of the value's type.
+        words: the allowed words; None allows any word.
+        numbers: the allowed numbers; None allows all numbers of the type.
+        default: the value if none is set.
+        effect: description of the effect; empty if the setting has none.
     """
 
     kind: int
@@ -76,7 +80,7 @@ class Config:
         return self.numbers or _NUMBERS.get(self.kind)
 
     @property
-    def spelled(self) -> str:
+    def allowed_text(self) -> str:
         """The allowed values, as messages and the reference page describe them."""
         if self.kind == BOOLEAN:
             return "true or false"
@@ -152,11 +156,13 @@ Requests check and describe settings by this table. The reference page is genera
 
 
 @dataclass(frozen=True, slots=True)
-class Produced:
+class ProduceLimits:
     """A topic's limits for produced batches.
 
-    They are the maximum size, and how far timestamps may differ from the broker's clock. ``before_ms`` is None if
-    timestamps may be arbitrarily old.
+    Attributes:
+        bytes_max: maximum size of a batch.
+        has_times_of_append: whether consumers get append times instead of the producers' timestamps.
+        before_ms, after_ms: how far timestamps may be behind and ahead of the broker's clock; None for any time.
     """
 
     bytes_max: int = BATCH_BYTES_MAX
@@ -165,19 +171,19 @@ class Produced:
     after_ms: int = AHEAD_MS_MAX
 
 
-USUAL: Final = Produced()
+DEFAULT_LIMITS: Final = ProduceLimits()
 
 
-def produced_to(settings: TopicSettings) -> Produced:
-    kept = settings.wire_options.get(WIRE)
-    return USUAL if kept is None else _parsed(kept)
+def produce_limits(settings: TopicSettings) -> ProduceLimits:
+    stored = settings.wire_options.get(WIRE)
+    return DEFAULT_LIMITS if stored is None else _parsed(stored)
 
 
 @lru_cache(_PARSED_MAX)
-def _parsed(kept: bytes) -> Produced:
-    given = msgspec.json.decode(kept, type=dict[str, str])
+def _parsed(stored: bytes) -> ProduceLimits:
+    given = msgspec.json.decode(stored, type=dict[str, str])
     before_ms = _number(given, BEFORE)
-    return Produced(
+    return ProduceLimits(
         bytes_max=_number(given, "max.message.bytes"),
         has_times_of_append=given.get(TIME_TYPE) == TIME_OF_APPEND,
         before_ms=None if before_ms == _LONG_MAX else before_ms,
@@ -186,10 +192,7 @@ def _parsed(kept: bytes) -> Produced:
 
 
 def _number(given: Mapping[str, str], name: str) -> int:
-    """Return the effective number.
-
-    A stored number that is out of range, which earlier versions accepted, has no effect.
-    """
+    """Return the stored number, or the default if it is out of range. Earlier versions stored such numbers."""
     config = TOPIC_CONFIGS[name]
     value = given.get(name, config.default)
     return int(value if _is_allowed(config, value) else config.default)
@@ -197,8 +200,8 @@ def _number(given: Mapping[str, str], name: str) -> int:
 
 def given_of(settings: TopicSettings) -> dict[str, str]:
     """Return the values that clients have set over this protocol, by name."""
-    kept = settings.wire_options.get(WIRE)
-    return {} if kept is None else msgspec.json.decode(kept, type=dict[str, str])
+    stored = settings.wire_options.get(WIRE)
+    return {} if stored is None else msgspec.json.decode(stored, type=dict[str, str])
 
 
 def given_values(configs: Iterable[Any]) -> dict[str, str | None]:
@@ -213,21 +216,21 @@ def given_values(configs: Iterable[Any]) -> dict[str, str | None]:
 
 
 def settings_of(given: Mapping[str, str | None], base: TopicSettings | None = None) -> TopicSettings:
-    """Apply values to the settings of a topic; None restores the default.
+    """Return ``base`` with other values. None as a value restores the default.
 
     Raises Invalid(INVALID_REQUEST) for an unknown name or an invalid value.
     """
     settings = base or TopicSettings()
-    kept = given_of(settings)
+    stored = given_of(settings)
     for name, value in given.items():
         if value is None:
-            kept.pop(name, None)
+            stored.pop(name, None)
         else:
-            kept[name] = _checked(name, value)
+            stored[name] = _checked(name, value)
         settings = _with(settings, name, value)
     options = {wire: data for wire, data in settings.wire_options.items() if wire != WIRE}
-    if kept:
-        options[WIRE] = msgspec.json.encode(kept)
+    if stored:
+        options[WIRE] = msgspec.json.encode(stored)
     return replace(settings, wire_options=options)
 
 
@@ -247,7 +250,7 @@ def _with(settings: TopicSettings, name: str, value: str | None) -> TopicSetting
 
 
 def _limit(value: str | None, name: str, scale: int) -> int | None:
-    """Convert a limit from Kafka's convention: -1 (unlimited) becomes 0, and 0 becomes 1, the smallest limit."""
+    """Convert a limit from Kafka's convention (-1 for unlimited) to the broker's (0 for unlimited, at least 1)."""
     if value is None:
         return None
     number = int(value)
@@ -262,7 +265,8 @@ def _checked(name: str, value: str) -> str:
     value = value.strip()
     if not _is_allowed(config, value):
         raise Invalid(
-            ErrorCode.INVALID_REQUEST, f"topic setting is invalid: {name} (use {config.spelled}) value={value[:255]!r}"
+            ErrorCode.INVALID_REQUEST,
+            f"topic setting is invalid: {name} (use {config.allowed_text}) value={value[:255]!r}",
         )
     return value
 
@@ -316,25 +320,25 @@ def entries_of(made: Any, broker: BrokerSettings, settings: TopicSettings) -> li
 
 def describe_configs(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     response = schema.response(Api.DESCRIBE_CONFIGS)
-    entries = (_described(session, response.Results, asked, request) for asked in request.resources)
-    made = partial(_answered, response)
+    entries = (_described(session, response.Results, resource, request) for resource in request.resources)
+    made = partial(_response, response)
     return answer_in_slices(session.broker, answer, entries, made, at_once=DESCRIBED_AT_ONCE_MAX)
 
 
-def _answered(response: Any, results: list[Any]) -> Any:
+def _response(response: Any, results: list[Any]) -> Any:
     return response(results=results)
 
 
-def _described(session: KafkaSession, made: Any, asked: Any, request: Any) -> Any:
-    result = made(resource_type=asked.resource_type, resource_name=asked.resource_name, configs=[])
+def _described(session: KafkaSession, made: Any, resource: Any, request: Any) -> Any:
+    result = made(resource_type=resource.resource_type, resource_name=resource.resource_name, configs=[])
     try:
-        described = _describe(session, asked)
+        described = _describe(session, resource)
     except BrokerError as error:
-        refuse(result, error, _refusal(error, asked.resource_type))
+        refuse(result, error, _refusal(error, resource.resource_type))
         return result
-    names = None if asked.configuration_keys is None else frozenset(asked.configuration_keys)
+    names = None if resource.configuration_keys is None else frozenset(resource.configuration_keys)
     result.configs = [
-        _config_entry(made.Configs, one, request) for one in described if names is None or one.name in names
+        _config_entry(made.Configs, setting, request) for setting in described if names is None or setting.name in names
     ]
     return result
 
@@ -350,23 +354,25 @@ class _Described:
     documentation: str | None = None
 
 
-def _describe(session: KafkaSession, asked: Any) -> Sequence[_Described]:
-    """Return the settings of a resource. Raises BrokerError if it does not exist or may not be described."""
+def _describe(session: KafkaSession, resource: Any) -> Sequence[_Described]:
+    """Return the settings of a resource. Raises BrokerError if it does not exist or the client may not read them."""
     broker = session.broker
-    if asked.resource_type == TOPIC:
-        session.authorize(Action.TOPIC_DESCRIBE, broker.resource(asked.resource_name))
-        settings = broker.topic(asked.resource_name).settings
+    if resource.resource_type == TOPIC:
+        session.authorize(Action.TOPIC_DESCRIBE, broker.resource(resource.resource_name))
+        settings = broker.topic(resource.resource_name).settings
         found = []
         for name, config in TOPIC_CONFIGS.items():
             value, is_own = value_of(name, settings, broker.settings)
             source = TOPIC_CONFIG if is_own else DEFAULT_CONFIG
-            one = _Described(name, value, config.kind, source, False, config.default, config.effect or WITHOUT_EFFECT)
-            found.append(one)
+            setting = _Described(
+                name, value, config.kind, source, False, config.default, config.effect or WITHOUT_EFFECT
+            )
+            found.append(setting)
         return found
     session.authorize(Action.CLUSTER_DESCRIBE)
-    if asked.resource_type != BROKER or asked.resource_name not in ("", str(session.shared.node_id)):
+    if resource.resource_type != BROKER or resource.resource_name not in ("", str(session.shared.node_id)):
         raise Invalid(ErrorCode.INVALID_REQUEST, "only topics and this broker have settings")
-    if not asked.resource_name:
+    if not resource.resource_name:
         return ()
     return [_Described(name, value, kind, STATIC_CONFIG, read_only=True) for name, value, kind in _of_broker(session)]
 
@@ -394,70 +400,70 @@ def _of_broker(session: KafkaSession) -> Iterator[tuple[str, str, int]]:
     yield "offsets.retention.minutes", str(settings.positions_expiry_us // 60_000_000), INT
 
 
-def _config_entry(made: Any, one: _Described, request: Any) -> Any:
+def _config_entry(made: Any, setting: _Described, request: Any) -> Any:
     named = []
     if request.include_synonyms:
-        named.append(made.Synonyms(name=one.name, value=one.value, source=one.source))
-        if one.source == TOPIC_CONFIG and one.default is not None:
-            named.append(made.Synonyms(name=one.name, value=one.default, source=DEFAULT_CONFIG))
+        named.append(made.Synonyms(name=setting.name, value=setting.value, source=setting.source))
+        if setting.source == TOPIC_CONFIG and setting.default is not None:
+            named.append(made.Synonyms(name=setting.name, value=setting.default, source=DEFAULT_CONFIG))
     return made(
-        name=one.name,
-        value=one.value,
-        read_only=one.read_only,
-        config_source=one.source,
+        name=setting.name,
+        value=setting.value,
+        read_only=setting.read_only,
+        config_source=setting.source,
         synonyms=named,
-        config_type=one.kind,
-        documentation=one.documentation if request.include_documentation else None,
+        config_type=setting.kind,
+        documentation=setting.documentation if request.include_documentation else None,
     )
 
 
 def alter_configs(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """Set the named settings, and reset all others to their defaults."""
+    """AlterConfigs: set the named settings, and reset all others to their defaults."""
 
-    def given(asked: Any, settings: TopicSettings) -> dict[str, str | None]:
+    def given(resource: Any, settings: TopicSettings) -> dict[str, str | None]:
         del settings
-        return dict.fromkeys(TOPIC_CONFIGS) | given_values(asked.configs)
+        return dict.fromkeys(TOPIC_CONFIGS) | given_values(resource.configs)
 
     _alter(session, answer, request, schema.response(Api.ALTER_CONFIGS), given)
 
 
 def incremental_alter_configs(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """Change the named settings only."""
+    """IncrementalAlterConfigs: change the named settings only."""
     _alter(session, answer, request, schema.response(Api.INCREMENTAL_ALTER_CONFIGS), _operated)
 
 
-def _operated(asked: Any, settings: TopicSettings) -> dict[str, str | None]:
-    """Return the values after the requested operations.
+def _operated(resource: Any, settings: TopicSettings) -> dict[str, str | None]:
+    """Return the new values of the changed settings, by name; None restores the default.
 
     Raises Invalid(INVALID_REQUEST) for a repeated setting, a missing value, or an unknown operation.
     """
     made: dict[str, str | None] = {}
-    for one in asked.configs:
-        if one.name in made or (one.value is None and one.config_operation != DELETE):
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"setting has no value, or is repeated name={one.name[:255]!r}")
-        match one.config_operation:
+    for change in resource.configs:
+        if change.name in made or (change.value is None and change.config_operation != DELETE):
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"change has no value, or is repeated name={change.name[:255]!r}")
+        match change.config_operation:
             case 0:
-                made[one.name] = one.value
+                made[change.name] = change.value
             case 1:
-                made[one.name] = None
+                made[change.name] = None
             case 2 | 3:
-                made[one.name] = _listed(one, settings)
+                made[change.name] = _listed(change, settings)
             case _:
-                raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown operation number={one.config_operation}")
+                raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown operation number={change.config_operation}")
     return made
 
 
-def _listed(asked: Any, settings: TopicSettings) -> str:
-    """Return a list setting with words appended or removed.
+def _listed(change: Any, settings: TopicSettings) -> str:
+    """Return the value of a setting that is a list of words, after words were appended or removed.
 
     Raises Invalid(INVALID_REQUEST) if the setting is not a list.
     """
-    config = TOPIC_CONFIGS.get(asked.name)
+    config = TOPIC_CONFIGS.get(change.name)
     if config is None or config.kind != LIST:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"setting is not a list name={asked.name[:255]!r}")
-    words = [word for word in given_of(settings).get(asked.name, config.default).split(",") if word]
-    named = [word.strip() for word in asked.value.split(",")]
-    if asked.config_operation == APPEND:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"setting is not a list name={change.name[:255]!r}")
+    words = [word for word in given_of(settings).get(change.name, config.default).split(",") if word]
+    named = [word.strip() for word in change.value.split(",")]
+    if change.config_operation == APPEND:
         return ",".join([*words, *(word for word in named if word not in words)])
     return ",".join(word for word in words if word not in named)
 
@@ -469,56 +475,59 @@ def _alter(
     response: Any,
     given: Callable[[Any, TopicSettings], dict[str, str | None]],
 ) -> None:
-    """Change topic settings. Settings of the broker cannot be changed over this protocol."""
+    """Change the settings of topics. Settings of the broker cannot be changed over this protocol.
+
+    ``given`` returns the new values of a topic's settings, from the request's entry and the current settings.
+    """
     body = response(responses=[])
-    gathering = Gathering(answer, body)
+    pending_response = PendingResponse(answer, body)
 
     def entries() -> Iterator[None]:
-        for asked in request.resources:
-            made = response.Responses(resource_type=asked.resource_type, resource_name=asked.resource_name)
+        for resource in request.resources:
+            made = response.Responses(resource_type=resource.resource_type, resource_name=resource.resource_name)
             body.responses.append(made)
-            gathering.expect()
+            pending_response.expect()
             try:
-                _alter_one(session, gathering, asked, made, given, validate_only=request.validate_only)
+                _alter_one(session, pending_response, resource, made, given, validate_only=request.validate_only)
             except BrokerError as error:
-                refuse(made, error, _refusal(error, asked.resource_type))
-                gathering.settled()
+                refuse(made, error, _refusal(error, resource.resource_type))
+                pending_response.count_result()
             yield None
 
-    gathering.ask(session.broker, entries())
+    pending_response.run(session.broker, entries())
 
 
 def _alter_one(
     session: KafkaSession,
-    gathering: Gathering,
-    asked: Any,
+    pending_response: PendingResponse,
+    resource: Any,
     made: Any,
     given: Callable[[Any, TopicSettings], dict[str, str | None]],
     *,
     validate_only: bool,
 ) -> None:
     broker = session.broker
-    if asked.resource_type != TOPIC:
+    if resource.resource_type != TOPIC:
         session.authorize(Action.CLUSTER_ALTER)
         refuse(
             made,
             Invalid(ErrorCode.INVALID_REQUEST, "only topic settings can be changed"),
             WireError.INVALID_REQUEST,
         )
-        gathering.settled()
+        pending_response.count_result()
         return
-    session.authorize(Action.TOPIC_ALTER, broker.resource(asked.resource_name))
-    topic = broker.topic(asked.resource_name)
-    settings = settings_of(given(asked, topic.settings), topic.settings)
+    session.authorize(Action.TOPIC_ALTER, broker.resource(resource.resource_name))
+    topic = broker.topic(resource.resource_name)
+    settings = settings_of(given(resource, topic.settings), topic.settings)
     if validate_only:
         settings.check()
-        gathering.settled()
+        pending_response.count_result()
     else:
-        broker.configure_topic(topic, settings, done=partial(gathering.changed, made))
+        broker.configure_topic(topic, settings, done=partial(pending_response.set_result, made))
 
 
 def _refusal(error: BrokerError, resource_type: int) -> WireError | None:
-    """Return the Kafka error for errors that depend on the type of the resource, None for other errors."""
+    """Return the Kafka error if it depends on the type of the resource, otherwise None."""
     if isinstance(error, Denied) and resource_type != TOPIC:
         return WireError.CLUSTER_AUTHORIZATION_FAILED
     return WireError.INVALID_CONFIG if resource_type == TOPIC and isinstance(error, Invalid) else None

@@ -1,6 +1,6 @@
 """ConsumerGroupHeartbeat: members of consumer groups (spec: kafka#consumer-groups).
 
-A member must have permission for all topics of its group. A pattern matches only topics that the member's user may
+A member needs permission to read all topics of its group. A pattern selects only topics that the member's user may
 read.
 """
 
@@ -36,18 +36,18 @@ _ERRORS: Final = {
 
 
 Found = Callable[[PatternError | None, bool], None]
-"""Called after a search for topics that match a pattern.
+"""Called when the search for topics that match a pattern has ended.
 
-Arguments are the pattern's error (or None), and whether all topics were searched.
+The arguments are the error of the pattern (or None), and whether all topics were searched.
 """
 Looking = Callable[[Pattern, set[str], Found], None]
-"""Searches topics that match a pattern, and adds them to a set."""
+"""Starts a search for the topics that match a pattern. Their names are added to the set."""
 
 
 def consumer_group_heartbeat(peer: Peer, reply: Reply, request: Any, /) -> Any:
     """ConsumerGroupHeartbeat.
 
-    Topics are matched with a pattern when it is new, and after topics were created or deleted.
+    The topics that match a pattern are searched when the pattern is new, and when topics were created or deleted.
     """
     return heartbeat(peer, reply, request, partial(look_here, peer, reply))
 
@@ -104,9 +104,9 @@ def look_here(peer: Peer, reply: Reply, pattern: Pattern, found: set[str], then:
 
 
 def matching(peer: Peer, pattern: Pattern) -> Iterator[Topic | PatternError | None]:
-    """Yield the readable topics that match a pattern.
+    """Yield the topics that match a pattern and that the client may read.
 
-    None is a pause for other requests. A PatternError ends the search.
+    Other requests may run after each yield, also of None. A PatternError is yielded last.
     """
     for topic in peer.broker.topics():
         try:

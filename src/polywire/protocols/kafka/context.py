@@ -49,7 +49,7 @@ class KafkaBroker(
     WireBroker,
     Protocol,
 ):
-    """The broker, as the Kafka protocol uses it."""
+    """The methods of the broker that the Kafka protocol uses."""
 
     @property
     def participants(self) -> Participants: ...
@@ -60,7 +60,7 @@ class KafkaBroker(
 
     @property
     def consumers(self) -> ConsumerGroups:
-        """Groups whose members get their assignment in heartbeat responses."""
+        """Consumer groups, whose members get their assignment in heartbeat responses."""
 
     @property
     def transactions(self) -> Transactions:
@@ -68,7 +68,7 @@ class KafkaBroker(
 
 
 class KafkaRouter(KafkaBroker, Forwarding, Protocol):
-    """The broker of several processes, as the Kafka protocol uses it."""
+    """The methods of a broker with several processes that the Kafka protocol uses."""
 
     local: KafkaBroker
     """The broker of this process."""
@@ -82,7 +82,7 @@ class KafkaRouter(KafkaBroker, Forwarding, Protocol):
 
     @property
     def processes(self) -> Mapping[int, Any]:
-        """The other processes that have reported where clients reach them, by shard (``routing.messages.Process``)."""
+        """The other processes that have reported their addresses, by shard (``routing.messages.Process``)."""
 
     def shard_of_topic(self, topic: Topic) -> int:
         """Return the shard of a topic."""
@@ -91,21 +91,25 @@ class KafkaRouter(KafkaBroker, Forwarding, Protocol):
         """Call a function with an object of another process. See ``shards.Parts``."""
 
     def know_processes(self, shards: Iterable[int]) -> None:
-        """Raise Pending if the processes of shards have yet to report where clients reach them."""
+        """Raise Pending until the processes of these shards have reported their addresses."""
 
     def resolve(self, names: Iterable[str], ids: Iterable[bytes], *, creates: Callable[[str], Caller | None]) -> None:
-        """Raise Pending while topics have yet to be reported. See ``routing.broker.ResolvedBroker``."""
+        """Raise Pending until other processes have reported these topics, or created them.
+
+        See ``routing.broker.ResolvedBroker``.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
     """Settings of the Kafka protocol.
 
-    * ``host``, ``port``: the advertised address; by default (empty and 0) the one that each client connected to.
-    * ``acks_all``: the durability level for acks=all.
-    * ``answer_bytes_max``: limit for the records in a response; a single batch may exceed it.
-    * ``replication_factor_max``: the highest replication factor that clients can request. Only one copy is stored.
-    * ``data_dir``: the data directory that DescribeLogDirs reports.
+    Attributes:
+        host, port: the advertised address. By default (empty and 0), it is the one that each client connected to.
+        acks_all: the durability level for acks=all.
+        answer_bytes_max: limit for the records in a response; a single batch may exceed it.
+        replication_factor_max: the highest replication factor that clients can request. Only one copy is stored.
+        data_dir: the data directory that DescribeLogDirs reports.
     """
 
     host: str = ""
@@ -117,10 +121,7 @@ class KafkaSettings:
 
 
 class Shared:
-    """State shared by the sessions of a listener.
-
-    ``served`` contains only requests that have a handler.
-    """
+    """State shared by the sessions of a listener."""
 
     __slots__ = (
         "_cluster_id",
@@ -143,7 +144,13 @@ class Shared:
         off_loop: OffLoopQueue,
         shards: ReachedShards | None = None,
     ) -> None:
-        """``shards`` are the processes of the broker, if there are several."""
+        """Create the state.
+
+        Args:
+            served: the supported versions of the requests that have a handler.
+            off_loop: the queue for decompressing large batches in a thread.
+            shards: the shards of the broker, if it has several processes.
+        """
         self.broker: Final = broker
         self.shards: Final = shards
         self.node_id: Final = NODE_ID if shards is None else node_of(shards.own)
@@ -159,27 +166,24 @@ class Shared:
     def cluster_id(self) -> str:
         """The cluster id: 22 characters that never change for a data directory (spec: kafka#metadata)."""
         if not self._cluster_id:
-            kept = self.broker.wire_state(WIRE).get(_CLUSTER_ID)
-            if kept is None:
-                kept = urlsafe_b64encode(secrets.token_bytes(16)).rstrip(b"=")
-                self._keep(kept)
-            self._cluster_id = kept.decode()
+            stored = self.broker.wire_state(WIRE).get(_CLUSTER_ID)
+            if stored is None:
+                stored = urlsafe_b64encode(secrets.token_bytes(16)).rstrip(b"=")
+                self._store_cluster_id(stored)
+            self._cluster_id = stored.decode()
         return self._cluster_id
 
-    def _keep(self, cluster_id: bytes) -> None:
+    def _store_cluster_id(self, cluster_id: bytes) -> None:
         with suppress(BrokerError):  # the disk is full; the id stays in memory until the next start
             self.broker.set_wire_state(WIRE, _CLUSTER_ID, cluster_id)
 
     def coordinates(self, name: str) -> bool:
-        """Return whether this shard coordinates the group or transactional id.
-
-        If there is only one shard, it coordinates all.
-        """
+        """Return whether this shard coordinates the group or transactional id."""
         return self.shards is None or self.shards.home(name) == self.shards.own
 
     def learn_cluster_id(self, cluster_id: str) -> None:
         if cluster_id and cluster_id != self._cluster_id:
-            self._keep(cluster_id.encode())
+            self._store_cluster_id(cluster_id.encode())
             self._cluster_id = cluster_id
 
     def address(self, local: tuple[str, int]) -> tuple[str, int]:

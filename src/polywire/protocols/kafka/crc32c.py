@@ -82,7 +82,6 @@ def _by_tables(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_s
 @cython.nogil
 @cython.exceptval(check=False)
 def crc32c_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.uint:
-    """The caller has checked the range."""
     if cython.compiled and _HAS_INSTRUCTION:
         crc: cython.uint = crc32c_chains(p + at, size)
     else:

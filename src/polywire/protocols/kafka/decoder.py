@@ -79,8 +79,10 @@ _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 class BatchHead(NamedTuple):
     """The header of a batch.
 
-    ``end`` is the position after the batch. ``codec`` is the compression of the records. ``producer_id`` is -1 if the
-    producer is not idempotent.
+    Attributes:
+        end: position after the batch.
+        codec: number of the compression of the records.
+        producer_id: -1 if the producer is not idempotent.
     """
 
     end: int
@@ -98,8 +100,9 @@ class BatchHead(NamedTuple):
 class Built(NamedTuple):
     """A stored batch without sequence numbers.
 
-    The greatest record time is in milliseconds; it is -1 if no record has a time. The last field counts records without
-    a key.
+    Attributes:
+        max_time_ms: greatest record time in milliseconds; -1 if no record has a time.
+        null_keys: number of records without a key.
     """
 
     batch: bytearray
@@ -131,9 +134,9 @@ def _crc_matches(p: cython.p_const_uchar, end: cython.Py_ssize_t) -> cython.bint
 
 
 def check_batch(records: Buffer | None, *, bytes_max: int = BATCH_BYTES_MAX) -> BatchHead:
-    """Return the header of the batch of a partition in a PRODUCE request.
+    """Check the record data of a partition in a PRODUCE request. Return the header of its batch.
 
-    Raises Refused unless there is exactly one batch: intact, of an allowed kind, and at most ``bytes_max`` long.
+    Raises Refused unless there is exactly one valid batch of a supported kind, with at most ``bytes_max`` bytes.
     """
     if records is None or len(records) == 0:
         raise Refused(WireError.INVALID_RECORD, "the partition has no record batch")
@@ -256,7 +259,7 @@ def _measure_headers(
     sums: cython.p_longlong,
     found: cython.p_longlong,
 ) -> cython.Py_ssize_t:
-    """Add a record's headers to ``sums``. Return the position after them, or -1 if they are malformed."""
+    """Add the sizes of a record's headers to ``sums``. Return the position after them, or -1 if they are malformed."""
     sums[4] += count
     while count > 0:
         at = _sized(p, at, end, found)
@@ -286,7 +289,9 @@ def _measure_payload(
     which: cython.int,
     found: cython.p_longlong,
 ) -> cython.Py_ssize_t:
-    """Store a key (``which`` 1) or a value (0) in ``span`` and ``sums``.
+    """Measure a key (``which`` 1) or a value (``which`` 0).
+
+    Write its position and length to ``span``, and add its size to ``sums``.
 
     Returns the position after it, or -1 if it is malformed.
     """
@@ -309,7 +314,7 @@ def _measure_payload(
 def _measure_time(
     delta: cython.longlong, base_time: cython.longlong, timed: cython.bint, sums: cython.p_longlong
 ) -> cython.longlong:
-    """Return the time of a record in microseconds, and count times out of range in ``sums``."""
+    """Return a record's time in microseconds. If it is out of range, increment its counter in ``sums``."""
     time: cython.longlong = base_time
     if timed and -_DELTA_MAX <= delta <= _DELTA_MAX:
         time += delta
@@ -339,12 +344,13 @@ def _measure(
     spans: cython.p_uchar,
     sums: cython.p_longlong,
 ) -> cython.bint:
-    """Return whether all records are valid, and store them in ``spans``.
+    """Parse all records and write their positions and sizes to ``spans``. Return whether they are valid.
 
-    A span is: i64 time, i32 position and length of key and of value, position and count of headers.
+    ``spans`` has for each record: i64 time, i32 position and length of the key and of the value, position and number of
+    the headers.
 
-    If ``timed``, the time deltas of records are used. ``sums`` has: bytes of values and of keys, null values, null
-    keys, headers, bytes of their names and of their values, records without time, greatest time, times out of range.
+    ``sums`` gets: bytes of values and of keys, null values, null keys, headers, bytes of their names and of their
+    values, records without time, greatest time, times out of range. If ``timed``, records have individual times.
     """
     end: cython.Py_ssize_t
     place: cython.Py_ssize_t = 0
@@ -395,9 +401,9 @@ def _fill(
     spans: cython.p_const_uchar,
     count: cython.Py_ssize_t,
 ) -> cython.void:
-    """Copy the keys or the values into their columns.
+    """Copy the keys or the values of all records into their columns.
 
-    ``spans`` points to the key or the value in the first span.
+    ``spans`` points to the first record's position of the key or the value.
     """
     length: cython.longlong
     end: cython.Py_ssize_t = 0
@@ -537,7 +543,7 @@ def _put_producer(p: cython.p_uchar, at: cython.Py_ssize_t, head: object) -> cyt
 def build(plain: Lendable, start: int, stop: int, head: BatchHead, *, keep_times: bool = True) -> Built:
     """Build a stored batch from the decompressed records between ``start`` and ``stop``.
 
-    If ``keep_times``, records have the producer's timestamps. Raises Refused if a record is malformed or too large.
+    ``keep_times``: whether to store the producer's timestamps. Raises Refused if a record is malformed or too large.
     """
     source: Lent = lend(plain)
     at: cython.Py_ssize_t = start

@@ -1,15 +1,16 @@
 """Encode stored batches as Kafka record batches, version 2.
 
-* One call encodes a chunk of a read, whichever protocol wrote the records, without a Python object per record.
+* One call encodes a chunk of a read, without a Python object per record. The records may come from any protocol.
 * A record is written completely or not at all.
 * Stored batches must be valid.
 
-Batches sent to consumers can differ from stored batches. The first one begins at the requested record. A batch longer
-than ``SPLIT_BYTES`` is split, and short consecutive batches of the same epoch are joined up to ``JOIN_BYTES``. Records
-are not compressed and have no producer id. Length, counts, greatest time and CRC are written when a batch is complete
-(layout: see ``decoder``).
+The batches that consumers get can differ from the stored ones. The first begins at the requested record. A batch longer
+than ``SPLIT_BYTES`` is split. Short consecutive batches of the same epoch are joined up to ``JOIN_BYTES``. Records are
+not compressed and have no producer id.
 
-The ``state`` array has these i64 words:
+Length, counts, greatest time and CRC are written when a batch is complete (layout: see ``decoder``).
+
+The ``state`` array of a call has these i64 words:
 
 * next offset to write, bytes of ``out`` that may be used
 * position in ``out``, position in the chunk of a compressed batch
@@ -83,13 +84,14 @@ _EVENT_NAMES: Final = b"event.typeevent.schema_versionevent.aggregate_versioneve
 @cython.final
 @cython.cclass
 class _Out:
-    """The output buffer.
+    """The output buffer, and the Kafka batch that is being written to it.
 
-    If a batch is open, ``start`` is its position. Space for its header is reserved there, and ``count`` records follow.
-    Otherwise ``start`` is -1.
-
-    ``next`` is the offset to write next. ``base`` and ``last`` are the first and last offset of the open batch.
-    ``first_time`` and ``max_time`` are in milliseconds.
+    Attributes:
+        next: the next offset to write.
+        start: position of the batch, which begins with space for its header; -1 if none was begun.
+        count: number of its records.
+        base, last: its first and last offset.
+        first_time, max_time: in milliseconds.
     """
 
     if cython.compiled:
@@ -250,7 +252,7 @@ def _size(p: cython.p_const_uchar, offsets_at: cython.Py_ssize_t, row: cython.Py
 @cython.nogil
 @cython.exceptval(check=False)
 def _pair_bytes(name: cython.longlong, value: cython.longlong) -> cython.longlong:
-    """Return the size of a header. A null value has the length -1."""
+    """Return the size of a header, given the length of its name and its value. A null value has the length -1."""
     return _varint_bytes(name) + name + _varint_bytes(value) + (value if value > 0 else 0)
 
 
@@ -258,7 +260,7 @@ def _pair_bytes(name: cython.longlong, value: cython.longlong) -> cython.longlon
 @cython.nogil
 @cython.exceptval(check=False)
 def _name_size(p: cython.p_const_uchar, places: cython.p_const_longlong, entry: cython.Py_ssize_t) -> cython.longlong:
-    """Return the size of a header's name. A name that is not text is written as hexadecimal digits."""
+    """Return the size of a header's name. A name that is not text is sent as hexadecimal digits."""
     size: cython.longlong = _size(p, places[26], entry)
     return size if p[places[24] + entry] == 2 else 2 * size
 
@@ -269,7 +271,10 @@ def _name_size(p: cython.p_const_uchar, places: cython.p_const_longlong, entry: 
 def _headers_bytes(
     p: cython.p_const_uchar, places: cython.p_const_longlong, row: cython.Py_ssize_t, count: cython.p_longlong
 ) -> cython.longlong:
-    """Return the size of a record's headers, including the fields of an event, and store their number in ``count``."""
+    """Return the size of a record's headers, and store their number in ``count``.
+
+    The fields of an event become headers.
+    """
     total: cython.longlong = 0
     i: cython.Py_ssize_t
     count[0] = 0
@@ -411,7 +416,7 @@ def _time(
 def _put_record(
     out: _Out, p: cython.p_const_uchar, places: cython.p_const_longlong, row: cython.Py_ssize_t, offset: cython.longlong
 ) -> cython.bint:
-    """Write a record into the open batch or a new one. Return False if it does not fit."""
+    """Write a record to the current batch or a new one. Return False if it does not fit into the output."""
     to: cython.p_uchar = out.p
     at: cython.Py_ssize_t
     time: cython.longlong = out.append_time if out.stamped else _time(p, places, row, out.append_time)
@@ -475,7 +480,7 @@ def _put_record(
 def _put_batch(
     out: _Out, p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong
 ) -> cython.bint:
-    """Write the records of the batch at ``at``, beginning with the next offset. Return False if one does not fit."""
+    """Write the records of the stored batch at ``at``, from the next offset on. Return False if one does not fit."""
     base: cython.longlong = load_i64(p, at + 32)
     count: cython.Py_ssize_t = load_u32(p, at + 28)
     behind: cython.longlong = base + load_u32(p, at + 84)
@@ -531,7 +536,7 @@ def _put_chunk(out: _Out, chunk: Lent, state: array[int]) -> cython.int:
 def begin(offset: int, *, at: int, limit: int) -> array[int]:
     """Return the state for output that begins with the record at ``offset``.
 
-    The output is written at position ``at`` and has at most ``limit`` bytes.
+    The output is written to ``out[at:limit]``.
     """
     return array("q", (offset, at + limit, at, 0, 0))
 
@@ -539,9 +544,11 @@ def begin(offset: int, *, at: int, limit: int) -> array[int]:
 def put_batches(chunk: Lendable, state: array[int], out: Lendable, *, append_times: bool = False) -> int:
     """Encode the stored batches in ``chunk`` from position ``state[POSITION]`` on.
 
-    Returns DONE, FULL or COMPRESSED. Only complete Kafka batches are written. If ``append_times``, the topic uses
-    append times. After FULL, ``state[NEEDED]`` is the space that the next record needs. Raises ValueError if ``out`` is
-    shorter than the state says.
+    Returns DONE, FULL or COMPRESSED. Incomplete Kafka batches are not written. After FULL, ``state[NEEDED]`` is the
+    size of the next record's batch.
+
+    ``append_times``: whether consumers get append times instead of the producers' timestamps. Raises ValueError if
+    ``out`` is shorter than the state says.
     """
     writer: _Out = _Out(out, state, append_times)
     reason: cython.int

@@ -63,7 +63,7 @@ WIRE_ERRORS: Final[dict[ErrorCode, WireError]] = {
 def wire_error(error: BrokerError, *, denied: WireError = WireError.TOPIC_AUTHORIZATION_FAILED) -> WireError:
     """Return the Kafka error for an error of the broker.
 
-    ``denied`` is the error for a missing permission. It depends on the resource: topic, group, cluster or transactional
+    ``denied`` is returned for a missing permission. It depends on the resource: topic, group, cluster or transactional
     id.
     """
     return denied if error.code is ErrorCode.DENIED else WIRE_ERRORS[error.code]

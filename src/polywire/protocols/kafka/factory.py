@@ -1,7 +1,6 @@
-"""The entry point of the Kafka protocol: recognise connections and open sessions.
+"""The entry point of the Kafka protocol: detect Kafka connections and open sessions.
 
-Only requests that have a handler are supported and advertised. A connection of another protocol is never recognised as
-Kafka.
+ApiVersions lists only requests that have a handler. A connection of another protocol is never recognised as Kafka.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
 
 
 TODAY_ONLY: Final = frozenset({Api.ALTER_USER_SCRAM_CREDENTIALS})
-"""Requests that only a broker with a single process supports."""
+"""Requests that a broker with several processes does not support."""
 
 ROUTED_COMMANDS: Final[Mapping[Api, Command]] = table(
     *(
@@ -143,9 +142,11 @@ class KafkaFactory:
         off_loop: OffLoopQueue | None = None,
         router: KafkaRouter | None = None,
     ) -> None:
-        """``off_loop`` is the process's queue for work in threads, if it has one.
+        """Create the factory.
 
-        ``router`` is the broker of all processes, if there are several.
+        Args:
+            off_loop: the process's queue for work in threads, if it has one.
+            router: the broker of all processes, if there are several.
         """
         commands = COMMANDS if router is None else ROUTED_COMMANDS
         served: dict[Api, Served] = {api: SERVED[api] for api in sorted(commands)}
@@ -181,7 +182,7 @@ class KafkaFactory:
         return ((PART, self.own, (permit, enter)),)
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether the bytes begin a Kafka request that cannot be a Kafka 0.7 request (spec: kafka#recognition).
+        """Return whether the bytes begin a Kafka request and not a Kafka 0.7 request (spec: kafka#recognition).
 
         Returns None if more bytes are needed.
         """
@@ -208,8 +209,8 @@ class KafkaFactory:
 def _names_a_topic(prefix: bytes, api: int) -> bool:
     """Return whether these bytes may be a request of Kafka 0.7.
 
-    Such a request has a topic name where Kafka has a correlation id. A client's first correlation id begins with zero
-    bytes.
+    Kafka 0.7 has a topic name at the position of Kafka's correlation id, which begins with zero bytes in a client's
+    first request.
     """
     if api in (2, 3):
         return prefix[8:10] != b"\0\0" and prefix[10] >= 0x20

@@ -1,6 +1,7 @@
-"""Reject late commits to topics of a group that another shard coordinates (decision 0128).
+"""Reject late offset commits to the topics of a group that another shard coordinates (decision 0128).
 
-After a commit of one generation is stored, no commit of an earlier generation is stored.
+The coordinator forwards commits to the shards of the topics. After a commit of one generation was stored there, commits
+of earlier generations are rejected.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ GROUPS_MAX: Final = 100_000  # groups that are remembered; the one that has been
 
 
 class Turns:
-    """Numbers the generations of groups at their coordinator, in the order in which it sees them.
+    """Numbers the generations of groups at their coordinator, in the order in which they occur.
 
-    No number is used twice, even if a group was dropped in between.
+    No number is used twice, even if a group's entry was evicted.
     """
 
     __slots__ = ("_latest", "_next")
@@ -25,10 +26,7 @@ class Turns:
         self._next = 0
 
     def number(self, group: str, generation: tuple[int, ...]) -> int:
-        """Return the number of a group's current generation.
-
-        ``generation`` identifies the generation and is never used again.
-        """
+        """Return the number of a group's current generation. ``generation`` identifies it and is never used again."""
         latest = self._latest.pop(group, None)
         if latest is None or latest[0] != generation:
             self._next += 1
@@ -40,10 +38,10 @@ class Turns:
 
 
 class Fences:
-    """The latest generation of each group that has committed over a link.
+    """The latest generation of each group that has committed offsets from another shard.
 
-    A generation is the start number of the coordinator's process, and the number from ``Turns``. It never decreases. It
-    is not stored: a late request can only arrive over a link, and links end with this process.
+    A generation is the start number of the coordinator's process, and the number from ``Turns``. The entries are not
+    stored: when this process ends, so do the links, and with them all late requests.
     """
 
     __slots__ = ("_latest",)

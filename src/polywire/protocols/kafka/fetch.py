@@ -1,7 +1,7 @@
 """Fetch (spec: kafka#fetch, kafka#fetch-sessions).
 
-In a fetch session, the cost of a request depends on the number of partitions that changed or have data. It does not
-depend on the number of all partitions. Permissions are checked for every read.
+In a fetch session, the cost of a request depends on the number of partitions with changes or data, not on the number of
+all partitions. Permissions are checked for every read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.fetch_sessions import FetchSession, Wanted, WantedTopic
+from polywire.protocols.kafka.fetch_sessions import FetchSession, SessionPartition, SessionTopic
 from polywire.protocols.kafka.fetching import Fetching
 from polywire.protocols.kafka.lookup import led_topic
 from polywire.protocols.kafka.messages import NO_OFFSET, Api, WireError
@@ -26,35 +26,35 @@ IDS_SINCE: Final = 13  # first version that names topics by id
 
 
 def fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    kept = session.fetch_session
-    if kept is not None and (kept.is_over or kept.number != request.session_id):
-        kept = None
+    fetch_session = session.fetch_session
+    if fetch_session is not None and (fetch_session.is_over or fetch_session.number != request.session_id):
+        fetch_session = None
     names_ids = answer.request.version >= IDS_SINCE
     if request.session_epoch not in (BEGINNING, SESSIONLESS):
-        error = _session_error(kept, request, names_ids=names_ids)
+        error = _session_error(fetch_session, request, names_ids=names_ids)
         if error is not WireError.NONE:
             return schema.response(Api.FETCH)(error=error, responses=[])
-        assert kept is not None, "_session_error checked this"
-        session.shared.fetch_sessions.use(kept)
-        kept.advance()
-        IncrementalFetching(session, answer, request, kept).begin(request)
+        assert fetch_session is not None, "_session_error checked this"
+        session.shared.fetch_sessions.use(fetch_session)
+        fetch_session.advance()
+        IncrementalFetching(session, answer, request, fetch_session).begin(request)
         return None
-    if kept is not None:
-        kept.end()
+    if fetch_session is not None:
+        fetch_session.end()
     if request.session_epoch == BEGINNING:
-        kept = _open(session, names_ids=names_ids) if request.topics else None
+        fetch_session = _open(session, names_ids=names_ids) if request.topics else None
     else:
-        kept = None
-    Fetching(session, answer, request, kept).begin(request)
+        fetch_session = None
+    Fetching(session, answer, request, fetch_session).begin(request)
     return None
 
 
-def _session_error(kept: FetchSession | None, request: Any, *, names_ids: bool) -> WireError:
-    if kept is None:
+def _session_error(fetch_session: FetchSession | None, request: Any, *, names_ids: bool) -> WireError:
+    if fetch_session is None:
         return WireError.FETCH_SESSION_ID_NOT_FOUND
-    if kept.epoch != request.session_epoch:
+    if fetch_session.epoch != request.session_epoch:
         return WireError.INVALID_FETCH_SESSION_EPOCH
-    return WireError.NONE if kept.names_ids == names_ids else WireError.FETCH_SESSION_TOPIC_ID_ERROR
+    return WireError.NONE if fetch_session.names_ids == names_ids else WireError.FETCH_SESSION_TOPIC_ID_ERROR
 
 
 def _open(session: KafkaSession, *, names_ids: bool) -> FetchSession | None:
@@ -66,77 +66,79 @@ def _open(session: KafkaSession, *, names_ids: bool) -> FetchSession | None:
 
 
 class IncrementalFetching(Fetching):
-    """A request in a session. It names only changes, and the response has only partitions with new data or a new state.
+    """A request in a fetch session.
 
-    In addition to the base class: ``_refused`` has the partitions that cannot be read. ``_topics`` caches the topics of
-    the partitions that were checked.
+    It names only changed partitions; the response has only partitions with new data or state.
     """
 
-    __slots__ = ("_in_session", "_refused", "_topic_entries", "_topics")
+    __slots__ = ("_fetch_session", "_refused", "_topic_entries", "_topics")
 
-    def __init__(self, session: KafkaSession, answer: Answer, request: Any, kept: FetchSession) -> None:
-        super().__init__(session, answer, request, kept)
-        self._in_session: Final = kept
-        self._refused: list[tuple[Wanted, Any]] = []
-        self._topics: dict[WantedTopic, Topic | BrokerError] = {}
-        self._topic_entries: dict[WantedTopic, Any] = {}
+    def __init__(self, session: KafkaSession, answer: Answer, request: Any, fetch_session: FetchSession) -> None:
+        super().__init__(session, answer, request, fetch_session)
+        self._fetch_session: Final = fetch_session
+        self._refused: list[tuple[SessionPartition, Any]] = []  # partitions that cannot be read, and their entries
+        self._topics: dict[SessionTopic, Topic | BrokerError] = {}  # cache of topics that were checked
+        self._topic_entries: dict[SessionTopic, Any] = {}
 
     def begin(self, request: Any) -> None:
-        """Apply the changes to the session, and read what is available."""
-        self._with_pauses(self._change(request), self._look)
+        """Apply the request's changes to the session, then read its partitions that are ready."""
+        self._with_pauses(self._change(request), self._read_ready)
 
     def _change(self, request: Any) -> Iterator[None]:
-        for named in request.topics:
-            for one in named.partitions:
-                self._in_session.want(named, one)
+        for topic_request in request.topics:
+            for partition_request in topic_request.partitions:
+                self._fetch_session.add(topic_request, partition_request)
                 yield None
-        for named in request.forgotten:
-            for partition in named.partitions:
-                self._in_session.forget(named, partition)
+        for topic_request in request.forgotten:
+            for partition in topic_request.partitions:
+                self._fetch_session.forget(topic_request, partition)
                 yield None
 
-    def _look(self) -> None:
-        kept = self._in_session
-        if kept.is_over:
+    def _read_ready(self) -> None:
+        fetch_session = self._fetch_session
+        if fetch_session.is_over:
             self._answer.ok(schema.response(Api.FETCH)(error=WireError.FETCH_SESSION_ID_NOT_FOUND, responses=[]))
             return
-        if kept.is_empty:
-            kept.end()  # the response reports the error
-        kept.has_news = False
-        self._asked, self._refused, self._topics = [], [], {}
-        self._with_pauses(self._look_at_each(), self.run)
+        if fetch_session.is_empty:
+            fetch_session.end()  # the response reports the error
+        fetch_session.has_new_ready = False
+        self._partitions, self._refused, self._topics = [], [], {}
+        self._with_pauses(self._check_ready(), self.run)
 
-    def _look_at_each(self) -> Iterator[None]:
+    def _check_ready(self) -> Iterator[None]:
         made = schema.response(Api.FETCH).Responses.Partitions
-        for wanted in list(self._in_session.ready):
+        for wanted in list(self._fetch_session.ready):
             entry = made(index=wanted.partition, high_watermark=NO_OFFSET, records=b"")
-            self._ask(self._topic(wanted.topic), wanted.topic.topic_id, wanted, entry)
+            self._check(self._topic(wanted.topic), wanted.topic.topic_id, wanted, entry)
             if entry.error:
                 self._refused.append((wanted, entry))
             yield None
 
-    def _topic(self, named: WantedTopic) -> Topic | BrokerError:
-        """Return the topic, or the error if it cannot be read. It is looked up once for all its partitions."""
-        found = self._topics.get(named)
+    def _topic(self, topic: SessionTopic) -> Topic | BrokerError:
+        """Return the topic, or the error if it cannot be read.
+
+        The result is cached for the topic's other partitions.
+        """
+        found = self._topics.get(topic)
         if found is None:
             try:
-                found = led_topic(self._session, Action.FETCH, named.name, named.topic_id)
+                found = led_topic(self._session, Action.FETCH, topic.name, topic.topic_id)
             except BrokerError as error:
                 # the error's traceback refers to this connection, which would in turn refer to the error
                 found = error.with_traceback(None)
-            self._topics[named] = found
+            self._topics[topic] = found
         return found
 
-    def _read(self, partition: Partition, asked: Wanted, entry: Any) -> bool:
-        if not super()._read(partition, asked, entry):
+    def _read(self, partition: Partition, wanted: SessionPartition, entry: Any) -> bool:
+        if not super()._read(partition, wanted, entry):
             return False
-        if not entry.error and asked.fetch_offset == entry.high_watermark:
-            self._hear_of(partition, asked, entry.high_watermark)
-            self._in_session.rest(asked)
+        if not entry.error and wanted.fetch_offset == entry.high_watermark:
+            self._register(partition, wanted, entry.high_watermark)
+            self._fetch_session.mark_read(wanted)
         return True
 
-    def _hear_of(self, partition: Partition, wanted: Wanted, offset: int) -> None:
-        """Register the session for the partition's next record.
+    def _register(self, partition: Partition, wanted: SessionPartition, offset: int) -> None:
+        """Have the session notified of the partition's next record.
 
         Raises BrokerError if the partition cannot be read.
         """
@@ -145,17 +147,12 @@ class IncrementalFetching(Fetching):
 
     # Waiting
 
-    def _has_come(self, wake: Callable[[], None]) -> bool:
-        """Return whether a partition of the session has become ready.
+    def _has_ended(self, wake: Callable[[], None]) -> bool:
+        self._fetch_session.ready_callback = wake
+        return self._fetch_session.has_new_ready
 
-        If none has, ``wake`` is called when one does.
-        """
-        self._in_session.news = wake
-        return self._in_session.has_news
-
-    def _wait_for(self, partition: Partition, asked: Wanted, offset: int, wake: Callable[[], None]) -> None:
-        """The session wakes this request when the partition has a new record."""
-        self._hear_of(partition, asked, offset)
+    def _wait_for(self, partition: Partition, wanted: SessionPartition, offset: int, wake: Callable[[], None]) -> None:
+        self._register(partition, wanted, offset)
 
     def _woken(self, ticket: int) -> None:
         if ticket != self._ticket:
@@ -163,37 +160,37 @@ class IncrementalFetching(Fetching):
         self._ticket += 1
         self._stop_waiting()
         self._number = self._bytes = 0
-        self._look()
+        self._read_ready()
 
     def _stop_waiting(self) -> None:
-        self._in_session.news = None
+        self._fetch_session.ready_callback = None
         super()._stop_waiting()
 
     # The response
 
     def _finish(self) -> None:
         self._ticket += 1
-        kept = self._in_session
-        self._body.session_id = 0 if kept.is_over else kept.number
-        self._with_pauses(self._tell_each(), self._tell)
+        fetch_session = self._fetch_session
+        self._body.session_id = 0 if fetch_session.is_over else fetch_session.number
+        self._with_pauses(self._add_changed(), self._send)
 
-    def _tell_each(self) -> Iterator[None]:
+    def _add_changed(self) -> Iterator[None]:
         """Add partitions to the response that have new data or a new state."""
-        for _, wanted, entry in self._asked:
+        for _, wanted, entry in self._partitions:
             if entry.records:
-                self._in_session.served(wanted)
+                self._fetch_session.move_back(wanted)
             if (
                 entry.records
                 or entry.error
                 or (wanted.end, wanted.start) != (entry.high_watermark, entry.log_start_offset)
             ):
-                self._tell_of(wanted, entry)
+                self._add_entry(wanted, entry)
             yield None
         for wanted, entry in self._refused:
-            self._tell_of(wanted, entry)
+            self._add_entry(wanted, entry)
             yield None
 
-    def _tell_of(self, wanted: Wanted, entry: Any) -> None:
+    def _add_entry(self, wanted: SessionPartition, entry: Any) -> None:
         topic = wanted.topic
         topic_entry = self._topic_entries.get(topic)
         if topic_entry is None:

@@ -1,7 +1,7 @@
-"""Fetch sessions: they store a consumer's partitions between its requests (spec: kafka#fetch-sessions).
+"""Fetch sessions: they store the partitions that a consumer reads, between its requests (spec: kafka#fetch-sessions).
 
 * The cost of a fetch depends on the number of partitions with new data, not on all partitions of the session.
-* Only the connection that opened a session can use it, and the session ends with the connection.
+* A session belongs to the connection that opened it, and ends with it.
 * The sessions of a listener share limits on their number and memory.
 """
 
@@ -22,22 +22,25 @@ IDLE_S: Final = 120.0  # seconds after which a session may be evicted for anothe
 EPOCH_MAX: Final = 2**31 - 1
 
 
-class WantedTopic:
-    """A topic, named as the client names it, with its partitions by number."""
+class SessionTopic:
+    """A topic of a session, with the name and id that the client uses, and its partitions by number."""
 
     __slots__ = ("name", "partitions", "topic_id")
 
     def __init__(self, name: str, topic_id: bytes) -> None:
         self.name: Final = name
         self.topic_id: Final = topic_id
-        self.partitions: Final[dict[int, Wanted]] = {}
+        self.partitions: Final[dict[int, SessionPartition]] = {}
 
 
-class Wanted:
-    """A partition of a session. Fields that a request's entry also has have the same name as there.
+class SessionPartition:
+    """A partition of a session.
 
-    ``wait`` is the registration for the next record. ``end`` and ``start`` are the log's end and start as last sent to
-    the client.
+    Attributes:
+        current_leader_epoch, fetch_offset, partition, partition_max_bytes: as in the last request that named the
+            partition.
+        wait: registration for the next record, if there is one.
+        start, end: the log's first offset and high watermark, as last sent to the client.
     """
 
     __slots__ = (
@@ -52,7 +55,7 @@ class Wanted:
         "wait",
     )
 
-    def __init__(self, session: FetchSession, topic: WantedTopic, partition: int) -> None:
+    def __init__(self, session: FetchSession, topic: SessionTopic, partition: int) -> None:
         self.session: Final = session
         self.topic: Final = topic
         self.partition: Final = partition
@@ -61,9 +64,9 @@ class Wanted:
         self.wait: Handle | None = None
 
     def woken(self) -> None:
-        """Mark the partition as ready, because a record was appended or the partition was deleted."""
+        """Mark the partition as ready: a record was appended, or the partition was deleted."""
         self.wait = None
-        self.session.note(self)
+        self.session.mark_ready(self)
 
     def stop_waiting(self) -> None:
         if self.wait is not None:
@@ -72,15 +75,17 @@ class Wanted:
 
 
 class FetchSession:
-    """The partitions of one consumer.
+    """The partitions that one consumer reads.
 
-    A request checks only the partitions in ``ready``, in that order. For any other partition, the client has read all
-    records, and the session is registered for the next one.
+    A request checks only the partitions in ``ready``, in that order. The others have no unread records, and are
+    registered with the broker for the next one.
 
-    * ``epoch``: epoch of the next request.
-    * ``news``: called when a partition becomes ready while a request waits.
-    * ``has_news``: whether a partition became ready since this was last set to False.
-    * ``names_ids``: whether requests name topics by id.
+    Attributes:
+        epoch: the epoch that the next request must have.
+        names_ids: whether requests name topics by id.
+        ready_callback: called when a partition becomes ready while a request waits.
+        has_new_ready: whether a partition has become ready since a request set this to False.
+        is_over: whether the session has ended.
     """
 
     __slots__ = (
@@ -88,24 +93,24 @@ class FetchSession:
         "_topics",
         "bytes",
         "epoch",
-        "has_news",
+        "has_new_ready",
         "is_over",
         "names_ids",
-        "news",
         "number",
         "ready",
+        "ready_callback",
         "used_at",
     )
 
     def __init__(self, sessions: FetchSessions, number: int, now: float, *, names_ids: bool) -> None:
         self._sessions: Final = sessions
-        self._topics: dict[str | bytes, WantedTopic] = {}
+        self._topics: dict[str | bytes, SessionTopic] = {}
         self.number: Final = number
         self.names_ids: Final = names_ids
         self.epoch = 1
-        self.ready: dict[Wanted, None] = {}
-        self.news: Callable[[], None] | None = None
-        self.has_news = self.is_over = False
+        self.ready: dict[SessionPartition, None] = {}
+        self.ready_callback: Callable[[], None] | None = None
+        self.has_new_ready = self.is_over = False
         self.bytes = 0
         self.used_at = now
 
@@ -113,33 +118,35 @@ class FetchSession:
     def is_empty(self) -> bool:
         return not self._topics
 
-    def want(self, named: Any, one: Any) -> Wanted | None:
-        """Add a partition or change its position.
+    def add(self, topic_request: Any, partition_request: Any) -> SessionPartition | None:
+        """Add a partition, or update the one that exists.
 
-        Return None if the session has ended because of the memory limit.
+        Returns None if the session has ended because of the memory limit.
         """
         if self.is_over:
             return None
-        key = _key(named)
+        key = _key(topic_request)
         topic = self._topics.get(key)
         if topic is None:
-            if not self._sessions.allocate(self, TOPIC_BYTES + len(named.topic)):
+            if not self._sessions.allocate(self, TOPIC_BYTES + len(topic_request.topic)):
                 return None
-            topic = self._topics[key] = WantedTopic(named.topic, named.topic_id)
-        wanted = topic.partitions.get(one.partition)
+            topic = self._topics[key] = SessionTopic(topic_request.topic, topic_request.topic_id)
+        wanted = topic.partitions.get(partition_request.partition)
         if wanted is None:
             if not self._sessions.allocate(self, PARTITION_BYTES):
                 return None
-            wanted = topic.partitions[one.partition] = Wanted(self, topic, one.partition)
-        wanted.fetch_offset = one.fetch_offset
-        wanted.partition_max_bytes = one.partition_max_bytes
-        wanted.current_leader_epoch = one.current_leader_epoch
+            wanted = topic.partitions[partition_request.partition] = SessionPartition(
+                self, topic, partition_request.partition
+            )
+        wanted.fetch_offset = partition_request.fetch_offset
+        wanted.partition_max_bytes = partition_request.partition_max_bytes
+        wanted.current_leader_epoch = partition_request.current_leader_epoch
         self.ready[wanted] = None
         return wanted
 
-    def forget(self, named: Any, partition: int) -> None:
-        """Remove a partition. An unknown partition is ignored."""
-        key = _key(named)
+    def forget(self, topic_request: Any, partition: int) -> None:
+        """Remove a partition if it is in the session."""
+        key = _key(topic_request)
         topic = self._topics.get(key)
         wanted = None if topic is None else topic.partitions.pop(partition, None)
         if topic is None or wanted is None:
@@ -152,18 +159,18 @@ class FetchSession:
             freed += TOPIC_BYTES + len(topic.name)
         self._sessions.free(self, freed)
 
-    def rest(self, wanted: Wanted) -> None:
-        """Mark a partition as not ready until it is woken."""
+    def mark_read(self, wanted: SessionPartition) -> None:
+        """Mark a partition as not ready: the client has read all records."""
         self.ready.pop(wanted, None)
 
-    def note(self, wanted: Wanted) -> None:
+    def mark_ready(self, wanted: SessionPartition) -> None:
         self.ready[wanted] = None
-        self.has_news = True
-        if self.news is not None:
-            self.news()
+        self.has_new_ready = True
+        if self.ready_callback is not None:
+            self.ready_callback()
 
-    def served(self, wanted: Wanted) -> None:
-        """Move a partition behind the other ready ones, because its records were sent."""
+    def move_back(self, wanted: SessionPartition) -> None:
+        """Move a partition whose records were sent behind the other ready ones."""
         if wanted in self.ready:
             del self.ready[wanted]
             self.ready[wanted] = None
@@ -175,7 +182,7 @@ class FetchSession:
         self._sessions.end(self)
 
     def release(self, end: float, now: Callable[[], float]) -> bool:
-        """Free partitions until time ``end``. Return whether some are left."""
+        """Free the memory of an ended session, until time ``end``. Return whether partitions are left."""
         self.ready.clear()
         while self._topics:
             topic = next(iter(self._topics.values()))
@@ -190,16 +197,13 @@ class FetchSession:
 
 
 class FetchSessions:
-    """The sessions of one listener, in the order of their last use.
-
-    ``_bytes`` is the size of all sessions. It includes ended ones that are not completely freed yet.
-    """
+    """The sessions of one listener."""
 
     __slots__ = ("_broker", "_by_use", "_bytes", "_number")
 
     def __init__(self, broker: WireBroker) -> None:
         self._broker: Final = broker
-        self._by_use: dict[FetchSession, None] = {}
+        self._by_use: dict[FetchSession, None] = {}  # least recently used first
         self._bytes = 0
         self._number = 0
 
@@ -209,7 +213,7 @@ class FetchSessions:
 
     @property
     def bytes(self) -> int:
-        """The estimated size of all sessions."""
+        """The estimated memory of all sessions, including ended ones that are not completely freed yet."""
         return self._bytes
 
     def open(self, *, names_ids: bool) -> FetchSession | None:
@@ -227,9 +231,10 @@ class FetchSessions:
         self._by_use[session] = None
 
     def allocate(self, session: FetchSession, size: int) -> bool:
-        """Return whether a session may grow by ``size``.
+        """Return whether a session may grow by ``size`` bytes.
 
-        If the memory limit is reached, end the session and evict an idle one, so that the next client finds memory.
+        If the memory limit is reached, the session is ended. An idle session is evicted, too, so that the next client
+        finds memory.
         """
         if self._bytes + size > BYTES_MAX:
             self._evict(session)
@@ -244,7 +249,7 @@ class FetchSessions:
         session.bytes -= size
 
     def _evict(self, other: FetchSession | None) -> bool:
-        """End the least recently used session, if it is idle and not ``other``. Return whether it was ended."""
+        """End the least recently used session, if it is idle and not ``other``. Return whether a session was ended."""
         oldest = next(iter(self._by_use), None)
         if oldest is None or oldest is other or oldest.used_at + IDLE_S > self._broker.clock.monotonic():
             return False
@@ -256,18 +261,18 @@ class FetchSessions:
         if session.is_over:
             return
         session.is_over = True
-        session.news = None
+        session.ready_callback = None
         del self._by_use[session]
         now = self._broker.clock.monotonic
         self._broker.sliced.put(lambda end: session.release(end, now))
 
 
-def _key(named: Any) -> str | bytes:
-    """Return the key of a topic: its id if requests name ids, otherwise its name."""
-    topic_id: bytes = named.topic_id
-    name: str = named.topic
+def _key(topic_request: Any) -> str | bytes:
+    """Return the key of a topic: its id if the request names ids, otherwise its name."""
+    topic_id: bytes = topic_request.topic_id
+    name: str = topic_request.topic
     return name if topic_id == NO_ID else topic_id
 
 
-def _key_of(topic: WantedTopic) -> str | bytes:
+def _key_of(topic: SessionTopic) -> str | bytes:
     return topic.name if topic.topic_id == NO_ID else topic.topic_id

@@ -2,7 +2,7 @@
 
 * Available records are returned immediately. If there are none, the request waits until a record is appended.
 * Only the first batch may exceed the size limits.
-* A request reads one partition at a time, and pins no memory between its callbacks.
+* A request reads one partition at a time, and pins no memory while it waits.
 * A request for thousands of partitions is processed in slices.
 """
 
@@ -19,7 +19,7 @@ from polywire.errors import BrokerError
 from polywire.log.base import Handle, Read
 from polywire.protocols.kafka import encoder, schema
 from polywire.protocols.kafka.codec import encode_response_entry
-from polywire.protocols.kafka.configs import produced_to
+from polywire.protocols.kafka.configs import produce_limits
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.fetch_sessions import FetchSession
 from polywire.protocols.kafka.lookup import led_topic, missing_error, partition_of
@@ -35,51 +35,53 @@ from polywire.records.compression import expand_body
 
 WAIT_MS_MAX: Final = 5 * 60_000
 READ_BYTES_MIN: Final = 4096  # smallest useful read, because a batch has a header in addition to its records
-ROOM_BYTES: Final = 64 * 1024  # how much larger records can be in a response than in the log
+GROWTH_BYTES: Final = 64 * 1024  # how much larger records can be in a response than in the log
 ENCODED_AT_ONCE_MAX: Final = 1_000  # entries of a response that are encoded in one step, about 1 ms
 _LENGTH: Final = Struct("<4xI")
 
 
 class Fetching:
-    """One request that names all of its partitions.
+    """A request that names all of its partitions.
 
-    Partitions are looked up, read, waited for and encoded. If there are many, this is done in slices.
-
-    Partitions before ``_number`` have their records in the response. The result of an operation is ignored unless it
-    has the current ``_ticket``. ``_kept`` is the session to fill with the partitions, or None.
+    They are checked, read, and waited for if they have too few records.
     """
 
     __slots__ = (
         "_answer",
-        "_asked",
         "_body",
         "_bytes",
         "_bytes_max",
         "_count",
         "_deadline",
         "_has_failed",
-        "_kept",
         "_min_bytes",
         "_number",
+        "_opened_session",
+        "_partitions",
         "_session",
         "_slices",
         "_stops",
         "_ticket",
     )
 
-    def __init__(self, session: KafkaSession, answer: Answer, request: Any, kept: FetchSession | None) -> None:
+    def __init__(
+        self, session: KafkaSession, answer: Answer, request: Any, opened_session: FetchSession | None
+    ) -> None:
         self._session: Final = session
         self._answer: Final = answer
-        self._kept: Final = kept
+        self._opened_session: Final = opened_session  # gets the partitions; None outside of fetch sessions
         self._min_bytes: Final = request.min_bytes
         self._bytes_max: Final = min(request.max_bytes, session.shared.settings.answer_bytes_max)
         now = session.broker.clock.monotonic()
         self._deadline: Final = now + min(max(request.max_wait_ms, 0), WAIT_MS_MAX) / 1000
         self._stops: list[Handle] = []
         self._slices: Slices[None] | None = None
-        self._number = self._bytes = self._ticket = self._count = 0
+        self._partitions: list[tuple[Partition, Any, Any]] = []  # the partition, its request and its response entry
+        self._number = 0  # partitions before this one were read
+        self._bytes = 0  # records in the response
+        self._count = 0  # entries in the response
+        self._ticket = 0  # incremented when an operation must be ignored that was begun with an earlier ticket
         self._has_failed = False
-        self._asked: list[tuple[Partition, Any, Any]] = []
         self._body: Final = schema.response(Api.FETCH)(responses=[])
         answer.cancel = self._cancel
 
@@ -99,47 +101,54 @@ class Fetching:
         self._slices = Slices(self._session.broker, steps, done)
 
     def begin(self, request: Any) -> None:
-        self._with_pauses(self._ask_each(request.topics), self.run)
+        self._with_pauses(self._check_each(request.topics), self.run)
 
-    def _ask_each(self, topics: list[Any]) -> Iterator[None]:
-        """Build the response without records. Partitions that cannot be fetched get an error."""
+    def _check_each(self, topics: list[Any]) -> Iterator[None]:
+        """Add an entry without records to the response for each partition.
+
+        Partitions that cannot be read get an error.
+        """
         response = schema.response(Api.FETCH)
-        for asked in topics:
-            topic_entry = response.Responses(topic=asked.topic, topic_id=asked.topic_id, partitions=[])
+        for topic_request in topics:
+            topic_entry = response.Responses(topic=topic_request.topic, topic_id=topic_request.topic_id, partitions=[])
             self._body.responses.append(topic_entry)
             topic: Topic | BrokerError
             try:
-                topic = led_topic(self._session, Action.FETCH, asked.topic, asked.topic_id)
+                topic = led_topic(self._session, Action.FETCH, topic_request.topic, topic_request.topic_id)
             except BrokerError as error:
                 # the error's traceback refers to this connection, which would in turn refer to the error
                 topic = error.with_traceback(None)
-            self._count += len(asked.partitions)
-            for one in asked.partitions:
-                entry = response.Responses.Partitions(index=one.partition, high_watermark=NO_OFFSET, records=b"")
+            self._count += len(topic_request.partitions)
+            for partition_request in topic_request.partitions:
+                entry = response.Responses.Partitions(
+                    index=partition_request.partition, high_watermark=NO_OFFSET, records=b""
+                )
                 topic_entry.partitions.append(entry)
-                wanted = None if self._kept is None else self._kept.want(asked, one)
-                self._ask(topic, asked.topic_id, wanted or one, entry)
+                wanted = (
+                    None if self._opened_session is None else self._opened_session.add(topic_request, partition_request)
+                )
+                self._check(topic, topic_request.topic_id, wanted or partition_request, entry)
                 yield None
             yield None
 
-    def _ask(self, topic: Topic | BrokerError, topic_id: bytes, one: Any, entry: Any) -> None:
-        """Check whether a partition can be fetched.
+    def _check(self, topic: Topic | BrokerError, topic_id: bytes, partition_request: Any, entry: Any) -> None:
+        """Check whether a partition can be read. If so, add it to the partitions to read; otherwise, set its error.
 
-        ``topic`` is the topic or its error. It was looked up once for all its partitions.
+        ``topic`` is the topic, or the error if it cannot be read.
         """
         if isinstance(topic, BrokerError):
             self._refuse(entry, missing_error(topic, topic_id))
             return
         try:
-            partition = partition_of(topic, one.partition)
+            partition = partition_of(topic, partition_request.partition)
         except BrokerError as error:
             self._refuse(entry, missing_error(error, topic_id))
             return
-        stale = leader_error(partition, one.current_leader_epoch)
+        stale = leader_error(partition, partition_request.current_leader_epoch)
         if stale is not None:
             self._refuse(entry, stale)
         else:
-            self._asked.append((partition, one, entry))
+            self._partitions.append((partition, partition_request, entry))
 
     def _refuse(self, entry: Any, error: WireError) -> None:
         entry.error, entry.records = error, b""
@@ -156,13 +165,16 @@ class Fetching:
         return ticket == self._ticket and self._read_until(end)
 
     def _read_until(self, end: float) -> bool:
-        """Read partitions until time ``end``. Return whether more can be read now."""
+        """Read partitions until time ``end``.
+
+        Return whether to call again: partitions are left and no disk read is awaited.
+        """
         now = self._session.broker.clock.monotonic
-        while self._number < len(self._asked):
-            if not self._read(*self._asked[self._number]):
+        while self._number < len(self._partitions):
+            if not self._read(*self._partitions[self._number]):
                 return False
             self._number += 1
-            if now() >= end and self._number < len(self._asked):
+            if now() >= end and self._number < len(self._partitions):
                 return True
         if self._has_failed or self._bytes >= self._min_bytes or now() >= self._deadline:
             self._finish()
@@ -172,33 +184,33 @@ class Fetching:
 
     # One partition
 
-    def _read(self, partition: Partition, asked: Any, entry: Any) -> bool:
+    def _read(self, partition: Partition, wanted: Any, entry: Any) -> bool:
         """Add a partition's records to the response. Return False if they must be read from disk first."""
-        log, offset = partition.log, asked.fetch_offset
+        log, offset = partition.log, wanted.fetch_offset
         entry.high_watermark = entry.last_stable_offset = log.readable_offset
         entry.log_start_offset = log.first_offset
-        room = min(asked.partition_max_bytes, self._bytes_max - self._bytes)
+        space = min(wanted.partition_max_bytes, self._bytes_max - self._bytes)
         if partition.ended:
             self._refuse(entry, WireError.UNKNOWN_TOPIC_OR_PARTITION)
             return True
         if not log.first_offset <= offset <= log.readable_offset:
             self._refuse(entry, WireError.OFFSET_OUT_OF_RANGE)
             return True
-        if offset == log.readable_offset or (room <= 0 and self._bytes):
+        if offset == log.readable_offset or (space <= 0 and self._bytes):
             return True
-        then = partial(self._arrived, self._ticket, partition, asked, entry)
+        then = partial(self._arrived, self._ticket, partition, wanted, entry)
         try:
-            bytes_max = max(room, READ_BYTES_MIN)
+            bytes_max = max(space, READ_BYTES_MIN)
             read = self._session.broker.fetch(partition, offset, bytes_max=bytes_max, then=then)
         except BrokerError as error:
             self._refuse(entry, wire_error(error))
             return True
         if not isinstance(read, Read):
             return False
-        self._take(read, partition, offset, room, entry)
+        self._take(read, partition, offset, space, entry)
         return True
 
-    def _arrived(self, ticket: int, partition: Partition, asked: Any, entry: Any, read: Read | BrokerError) -> None:
+    def _arrived(self, ticket: int, partition: Partition, wanted: Any, entry: Any, read: Read | BrokerError) -> None:
         if ticket != self._ticket:
             if isinstance(read, Read):
                 read.pin.release()
@@ -206,15 +218,15 @@ class Fetching:
         if isinstance(read, BrokerError):
             self._refuse(entry, wire_error(read))
         else:
-            room = min(asked.partition_max_bytes, self._bytes_max - self._bytes)
-            self._take(read, partition, asked.fetch_offset, room, entry)
+            space = min(wanted.partition_max_bytes, self._bytes_max - self._bytes)
+            self._take(read, partition, wanted.fetch_offset, space, entry)
         self._number += 1
         self.run()
 
-    def _take(self, read: Read, partition: Partition, offset: int, room: int, entry: Any) -> None:
-        appended = produced_to(partition.topic.settings).has_times_of_append
+    def _take(self, read: Read, partition: Partition, offset: int, space: int, entry: Any) -> None:
+        appended = produce_limits(partition.topic.settings).has_times_of_append
         try:
-            entry.records = self._encode(read, offset, room, append_times=appended)
+            entry.records = self._encode(read, offset, space, append_times=appended)
         except BrokerError as error:
             self._refuse(entry, wire_error(error))
             return
@@ -222,13 +234,13 @@ class Fetching:
             read.pin.release()
         self._bytes += len(entry.records)
 
-    def _encode(self, read: Read, offset: int, room: int, *, append_times: bool) -> memoryview:
-        """Encode a read as Kafka batches of at most ``room`` bytes.
+    def _encode(self, read: Read, offset: int, space: int, *, append_times: bool) -> memoryview:
+        """Encode a read as Kafka batches of at most ``space`` bytes. The first record of the response may be larger.
 
-        The first record of the response may exceed ``room``. Raises BrokerError.
+        Raises BrokerError.
         """
         size = sum([len(chunk) for chunk in read.chunks])
-        out = bytearray(min(max(room, 0), size + size // 4 + ROOM_BYTES))
+        out = bytearray(min(max(space, 0), size + size // 4 + GROWTH_BYTES))
         state = encoder.begin(offset, at=0, limit=len(out))
         for chunk in read.chunks:
             state[encoder.POSITION] = 0
@@ -252,32 +264,29 @@ class Fetching:
         self._with_pauses(self._wait_for_each(self._ticket, wake), _nothing)
 
     def _wait_for_each(self, ticket: int, wake: Callable[[], None]) -> Iterator[None]:
-        """Register with each partition.
-
-        A partition with newer records than the last read calls ``wake`` immediately.
-        """
-        if self._has_come(wake):
+        """Have ``wake`` called when a partition has records that were not read."""
+        if self._has_ended(wake):
             wake()
             return
-        for partition, asked, entry in self._asked:
+        for partition, wanted, entry in self._partitions:
             if ticket != self._ticket:
                 return
             try:
-                self._wait_for(partition, asked, entry.high_watermark, wake)
+                self._wait_for(partition, wanted, entry.high_watermark, wake)
             except BrokerError:  # the topic was deleted in the meantime
                 wake()
                 return
             yield None
 
-    def _has_come(self, wake: Callable[[], None]) -> bool:
-        """Return whether something other than a new record ends the wait, such as an event in the session.
+    def _has_ended(self, wake: Callable[[], None]) -> bool:
+        """Return whether the request need not wait for records. If it must, ``wake`` is called when that changes.
 
-        If not, ``wake`` is called when it does.
+        Overridden for requests in a session, which wait for other events.
         """
         return False
 
-    def _wait_for(self, partition: Partition, asked: Any, offset: int, wake: Callable[[], None]) -> None:
-        """Register for a partition's records after this offset. Raises BrokerError if the partition cannot be read."""
+    def _wait_for(self, partition: Partition, wanted: Any, offset: int, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called for records from ``offset`` on. Raises BrokerError if the partition cannot be read."""
         self._stops.append(self._session.broker.wait(partition, offset, wake))
 
     def _woken(self, ticket: int) -> None:
@@ -285,7 +294,7 @@ class Fetching:
             return
         self._stop_waiting()
         self._number = self._bytes = 0
-        for _, _, entry in self._asked:
+        for _, _, entry in self._partitions:
             entry.records = b""
         self.run()
 
@@ -301,29 +310,29 @@ class Fetching:
             self._slices.cancel()
 
     def _finish(self) -> None:
-        """Send the response, because everything was read or the time limit has passed."""
+        """Send the response: enough was read, or the time limit has passed."""
         self._ticket += 1
-        kept = self._kept
-        if kept is None or kept.is_over:
-            self._tell()
+        opened_session = self._opened_session
+        if opened_session is None or opened_session.is_over:
+            self._send()
         else:
-            self._body.session_id = kept.number
-            self._with_pauses(self._keep_each(), self._tell)
+            self._body.session_id = opened_session.number
+            self._with_pauses(self._remember_each(), self._send)
 
-    def _keep_each(self) -> Iterator[None]:
-        """Store in the session what the client will know after this response."""
-        for _, wanted, entry in self._asked:
+    def _remember_each(self) -> Iterator[None]:
+        """Store in the new session the offsets that the response sends to the client."""
+        for _, wanted, entry in self._partitions:
             wanted.end, wanted.start = entry.high_watermark, entry.log_start_offset
             yield None
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         if self._count <= ENCODED_AT_ONCE_MAX:
             self._answer.large(self._body)
         else:
             self._with_pauses(self._encode_each(), partial(self._answer.large, self._body))
 
     def _encode_each(self) -> Iterator[None]:
-        """Encode the entries in steps. Records that are sent without a copy are left as they are."""
+        """Encode the entries in steps, except large ones, whose records are sent without a copy."""
         topics = self._body.responses
         for number, topic_entry in enumerate(topics):
             if max((len(entry.records) for entry in topic_entry.partitions), default=0) < PART_BYTES_MIN:

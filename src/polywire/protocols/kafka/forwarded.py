@@ -1,6 +1,6 @@
-"""A session for requests that another process forwards on behalf of its client (decision 0128).
+"""Requests that another process of the broker forwards for its client (decision 0128).
 
-* The requests run with the permissions of the client, which are checked here.
+* The requests need the permissions of the client. They are checked here.
 * Offsets are stored in the order of a group's generations, even if a request arrives late.
 """
 
@@ -27,7 +27,7 @@ NO_GENERATION: Final = -1
 
 
 class Origin(NamedTuple):
-    """The process that forwards a request: its shard, and the number of its broker's start."""
+    """The process that forwards a request: its shard, and the number of starts of its broker."""
 
     shard: int
     start: int
@@ -37,7 +37,7 @@ class Origin(NamedTuple):
 
 
 class ForwardedKafkaSession(KafkaSession):
-    """Executes forwarded requests."""
+    """Executes the requests of a client of another process."""
 
     __slots__ = ("origin",)
 
@@ -69,7 +69,10 @@ def _principal(shared: Shared, user: str, peer: str) -> Principal:
 def execute(
     shared: Shared, table: Mapping[Api, Command], sender: Sender, requests: memoryview, then: Completion[bytes]
 ) -> ForwardedRequests:
-    """Execute forwarded requests. See ``Executor``. They have no response if this process does not know the user."""
+    """Execute forwarded requests (see ``Executor``).
+
+    They are rejected if this process does not know the client's user.
+    """
     run = ForwardedRequests(shared.broker.loop, requests, sender.peer, None, then)
     return run.run(partial(ForwardedKafkaSession, shared, table, sender))
 
@@ -77,7 +80,7 @@ def execute(
 def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     """Commit offsets for a group that another shard coordinates.
 
-    That shard has checked the member and the generation.
+    The coordinator has checked the member and its generation.
     """
     assert isinstance(session, ForwardedKafkaSession), "only forwarded requests have this handler"
     fence = partial(session.shared.fences.check, request.group_id, session.origin.start, request.generation)
@@ -86,9 +89,9 @@ def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Non
 
 
 def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """Stage offsets in a transaction for a group that another shard coordinates.
+    """Stage offsets in a transaction, for a group that another shard coordinates.
 
-    The transaction's coordinator has permitted it.
+    The coordinator of the transaction has checked the producer.
     """
     assert isinstance(session, ForwardedKafkaSession), "only forwarded requests have this handler"
     fence = partial(session.shared.fences.check, request.group_id, session.origin.start, request.generation_id)

@@ -1,7 +1,7 @@
 """ListGroups, DescribeGroups, ConsumerGroupDescribe, DeleteGroups.
 
-A user sees a group, of any protocol, only with permission for all of its topics. Long lists are built in slices (spec:
-kafka#describing-groups, kafka#consumer-groups, kafka#deleting-groups).
+A user sees a group only with permission for all topics of the group, whichever protocol its members use. Long lists are
+built in slices (spec: kafka#describing-groups, kafka#consumer-groups, kafka#deleting-groups).
 """
 
 from __future__ import annotations
@@ -39,10 +39,7 @@ GROUP_OPERATIONS: Final = ((3, Action.GROUP_JOIN), (6, Action.GROUP_DELETE), (8,
 
 
 def _may(peer: Peer, action: Action, group: str) -> bool:
-    """Return whether the client may perform an action on a group.
-
-    This requires permission for all of the group's topics.
-    """
+    """Return whether the client may perform an action on all topics of a group."""
     try:
         authorize_known(peer, action, group)
     except BrokerError:
@@ -51,10 +48,10 @@ def _may(peer: Peer, action: Action, group: str) -> bool:
 
 
 def _find(peer: Peer, name: str) -> tuple[ConsumerGroupView | None, ClassicView | None]:
-    """Return a group as a consumer group or as a classic group.
+    """Return a group, as a consumer group or as a classic group; the other value is None.
 
-    Both are None if the group does not exist or the client may not see it. Raises Denied if the client may see no group
-    at all.
+    Both are None if the group does not exist or the client may not see it. Raises Denied if the client may not see any
+    group.
     """
     try:
         authorize_known(peer, Action.GROUP_DESCRIBE, name)
@@ -180,9 +177,9 @@ def _partitions(peer: Peer, made: Any, partitions: Mapping[str, Collection[int]]
 
 
 def _operations(peer: Peer, name: str) -> int:
-    """Return what the client may do with a group, as a bit set of Kafka's operations.
+    """Return the operations that the client may perform on a group, as Kafka's bit set.
 
-    The name "" stands for a missing group.
+    A missing group has the name "".
     """
     return sum(1 << bit for bit, action in GROUP_OPERATIONS if _may(peer, action, name))
 

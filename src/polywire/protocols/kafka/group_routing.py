@@ -1,10 +1,10 @@
 """Groups of a broker with several processes (decision 0128).
 
-The hash of a group's name selects its coordinator shard, which stores members and generations. The shards that own the
-topics store the committed offsets, where every protocol finds them. The coordinator checks the member that commits, and
-forwards the commit.
+The hash of a group's name selects its coordinator shard, which stores members and generations. Committed offsets are
+stored by the shards of the topics, because other protocols look for them there. The coordinator checks the member that
+commits, and forwards the commit.
 
-* If this shard is not the coordinator, the request gets the error that makes clients look up the coordinator.
+* Requests to another shard than the coordinator get the error after which clients look up the coordinator.
 * A late commit never overwrites a newer commit of the group.
 """
 
@@ -34,7 +34,7 @@ def coordinates(session: RoutedKafkaSession, group: str) -> bool:
 
 
 def at_coordinator(handler: Handler, refused: Callable[[Any, Request], Any]) -> Handler:
-    """Return a handler for groups that this shard coordinates. ``refused`` builds the response for other groups."""
+    """Return a handler that rejects groups of other coordinators. ``refused`` builds the response to these."""
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
         if coordinates(routed(session), request.group_id):
@@ -57,8 +57,11 @@ def _join_refused(request: Any, head: Request) -> Any:
 # Committed offsets
 
 
-class Part:
-    """The response to the part of a request that this shard executes itself. Implements ``Reply``."""
+class LocalPart:
+    """The part of a request that this shard executes itself.
+
+    Implements ``Reply``: the response is passed to ``then``.
+    """
 
     def __init__(self, request: Request, then: Callable[[Any], None]) -> None:
         self.request = request
@@ -80,9 +83,9 @@ def _failed(made: Any, topic: Any, error: WireError) -> Any:
 
 
 def divided(session: RoutedKafkaSession, topics: Iterable[Any]) -> dict[int, list[Any]]:
-    """Split entries that name topics by the shards that have the topics.
+    """Group a request's entries for topics by the shards of the topics.
 
-    Entries of unknown topics are for this shard, which then reports that the topic does not exist.
+    Entries of unknown topics are assigned to this shard, which reports that the topic does not exist.
     """
     by_shard: dict[int, list[Any]] = {}
     for topic in topics:
@@ -100,7 +103,7 @@ def _shard_of(session: RoutedKafkaSession, topic: Any) -> int:
 
 
 def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """This shard checks the member once, and each shard stores the offsets for its topics."""
+    """OffsetCommit: check the member here, then store the offsets in the shards of the topics."""
     session = routed(session)
     by_shard = divided(session, request.topics)
     own = session.shards.own
@@ -112,28 +115,28 @@ def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any
         return _commit_refused(request, answer.request, positions.member_error(session, request, error))
     here = by_shard.pop(own, None)
     entries: list[Any] = []
-    by_shard = {shard: _read_by(session, request, topics, entries) for shard, topics in by_shard.items()}
+    by_shard = {shard: _may_commit(session, request, topics, entries) for shard, topics in by_shard.items()}
     number = turn_of(session, request.group_id)
     bodies = {shard: changed(request, topics=topics, generation=number) for shard, topics in by_shard.items() if topics}
 
-    def joined(found: Bodies) -> Any:
+    def join(found: Bodies) -> Any:
         response = schema.response(Api.OFFSET_COMMIT)
         for shard, body in found.items():
             if body is None:
                 error = WireError.COORDINATOR_LOAD_IN_PROGRESS
                 entries.extend(_failed(response.Topics, topic, error) for topic in by_shard[shard])
             else:
-                entries.extend(_not_late(session, request, body.topics))
+                entries.extend(_retriable(session, request, body.topics))
         return response(topics=entries)
 
     if here is None:
-        return ask_shards(session, answer, bodies, joined)
+        return ask_shards(session, answer, bodies, join)
 
     def stored(body: Any) -> None:
         entries.extend(body.topics)
-        ask_shards(session, answer, bodies, joined)
+        ask_shards(session, answer, bodies, join)
 
-    part = Part(answer.request, stored)
+    part = LocalPart(answer.request, stored)
     positions.offset_commit(session, part, changed(request, topics=here))
     if part.cancel is not None:
         answer.cancel = part.cancel
@@ -141,15 +144,18 @@ def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any
 
 
 def turn_of(session: RoutedKafkaSession, group: str) -> int:
-    """Return the number that orders a group's commits in other shards. It increases when partitions change owners."""
+    """Return the number of the group's current generation, which shards compare to reject late commits.
+
+    It increases when partitions change owners.
+    """
     broker = session.broker
     return session.shared.turns.number(group, (broker.classic.generation(group), broker.consumers.turn(group)))
 
 
-def _read_by(session: RoutedKafkaSession, request: Any, topics: Iterable[Any], failed: list[Any]) -> list[Any]:
-    """Return those of ``topics`` whose offsets the member may commit.
+def _may_commit(session: RoutedKafkaSession, request: Any, topics: Iterable[Any], failed: list[Any]) -> list[Any]:
+    """Return the topics whose offsets the member may commit. For each other topic, add an error to ``failed``.
 
-    The topics belong to other shards. The others of them get an error in ``failed``.
+    Used for topics of other shards, which do not know the member.
     """
     response, free = schema.response(Api.OFFSET_COMMIT), []
     for topic in topics:
@@ -168,24 +174,24 @@ def _name_of(session: RoutedKafkaSession, topic: Any) -> str:
     return name
 
 
-def _not_late(session: RoutedKafkaSession, request: Any, topics: Iterable[Any]) -> Iterator[Any]:
-    """Yield a shard's response entries.
+def _retriable(session: RoutedKafkaSession, request: Any, topics: Iterable[Any]) -> Iterator[Any]:
+    """Yield the response entries of another shard. If it has rejected a commit as late, let the client retry.
 
-    If a commit came too late, set an error after which the member commits again.
+    That can happen to a current member if the group's generation has changed while the commit was forwarded.
     """
     broker, group = session.broker, request.group_id
     may = (
         broker.consumers.has_member(group, request.member_id) or broker.classic.generation(group) == request.generation
     )
     for topic in topics:
-        for one in topic.partitions if may else ():
-            if one.error == WireError.ILLEGAL_GENERATION:
-                one.error = WireError.COORDINATOR_LOAD_IN_PROGRESS
+        for entry in topic.partitions if may else ():
+            if entry.error == WireError.ILLEGAL_GENERATION:
+                entry.error = WireError.COORDINATOR_LOAD_IN_PROGRESS
         yield topic
 
 
 def offset_fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """Return offsets of one or several groups from the topics of all shards."""
+    """OffsetFetch: return offsets of one or several groups from the topics of all shards."""
     session = routed(session)
     if answer.request.version < MANY_GROUPS_SINCE:
         if not coordinates(session, request.group_id):
@@ -199,27 +205,25 @@ def offset_fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
         for shard, part in () if errors[group.group_id] else _fetches(session, group).items():
             by_shard.setdefault(shard, []).append(part)
 
-    def joined(found: Bodies) -> Any:
+    def join(found: Bodies) -> Any:
         entries = []
         for group in request.groups:
-            asked = [shard for shard, some in by_shard.items() if any(one.group_id == group.group_id for one in some)]
-            if not asked:
+            shards = [shard for shard, some in by_shard.items() if any(one.group_id == group.group_id for one in some)]
+            if not shards:
                 entries.append(response.Groups(group_id=group.group_id, topics=[], error=errors[group.group_id]))
             else:
-                parts = {shard: _group_of(found[shard], group.group_id) for shard in asked}
+                parts = {shard: _group_of(found[shard], group.group_id) for shard in shards}
                 entries.append(_joined_fetch(response.Groups, group, parts))
         return response(groups=entries)
 
-    return ask_shards(
-        session, answer, {shard: changed(request, groups=some) for shard, some in by_shard.items()}, joined
-    )
+    return ask_shards(session, answer, {shard: changed(request, groups=some) for shard, some in by_shard.items()}, join)
 
 
-def _fetch_error(session: RoutedKafkaSession, asked: Any) -> WireError:
-    if not coordinates(session, asked.group_id):
+def _fetch_error(session: RoutedKafkaSession, group_request: Any) -> WireError:
+    if not coordinates(session, group_request.group_id):
         return WireError.NOT_COORDINATOR
     try:
-        positions.check_reader(session, asked)
+        positions.check_reader(session, group_request)
     except BrokerError as error:
         return positions.epoch_error(error)
     return WireError.NONE
@@ -229,19 +233,19 @@ def _group_of(body: Any, group: str) -> Any:
     return None if body is None else next((one for one in body.groups if one.group_id == group), None)
 
 
-def _fetches(session: RoutedKafkaSession, asked: Any) -> dict[int, Any]:
-    if asked.topics is None:
-        return dict.fromkeys(range(session.shards.count), asked)
-    by_shard = divided(session, asked.topics) or {session.shards.own: []}
-    return {shard: changed(asked, topics=topics) for shard, topics in by_shard.items()}
+def _fetches(session: RoutedKafkaSession, group_request: Any) -> dict[int, Any]:
+    if group_request.topics is None:
+        return dict.fromkeys(range(session.shards.count), group_request)
+    by_shard = divided(session, group_request.topics) or {session.shards.own: []}
+    return {shard: changed(group_request, topics=topics) for shard, topics in by_shard.items()}
 
 
-def _joined_fetch(made: Any, asked: Any, parts: Bodies) -> Any:
-    """Join the offsets of one group from several shards. If one shard has failed, return its error instead."""
+def _joined_fetch(made: Any, group_request: Any, parts: Bodies) -> Any:
+    """Join the offsets of one group from several shards. If a shard has failed, return its error instead."""
     errors = [WireError.COORDINATOR_LOAD_IN_PROGRESS if part is None else part.error for part in parts.values()]
     error = next((one for one in errors if one), WireError.NONE)
     topics = [] if error else [topic for part in parts.values() for topic in part.topics]
-    named = {"group_id": asked.group_id} if "group_id" in made.DEFAULTS else {}
+    named = {"group_id": group_request.group_id} if "group_id" in made.DEFAULTS else {}
     return made(error=error, topics=topics, **named)
 
 
@@ -257,7 +261,7 @@ def _fetch_refused(request: Any, head: Request) -> Any:
 
 
 def offset_delete(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """Each shard deletes the offsets for its topics, except for topics that members of the group read."""
+    """OffsetDelete: delete offsets in the shards of the topics, except for topics that members of the group read."""
     session = routed(session)
     response = schema.response(Api.OFFSET_DELETE)
     group, classic = request.group_id, session.broker.classic
@@ -267,7 +271,7 @@ def offset_delete(session: KafkaSession, answer: Answer, request: Any, /) -> Any
     entries = [_failed(response.Topics, topic, error) for topic in request.topics if topic.name in read]
     by_shard = divided(session, free)
 
-    def joined(found: Bodies) -> Any:
+    def join(found: Bodies) -> Any:
         missing = [body for body in found.values() if body is not None and body.error]
         if len(missing) == len(found) and not entries and missing:
             return missing[0]
@@ -282,20 +286,20 @@ def offset_delete(session: KafkaSession, answer: Answer, request: Any, /) -> Any
         return response(topics=entries)
 
     bodies = {shard: changed(request, topics=topics) for shard, topics in by_shard.items()}
-    return ask_shards(session, answer, bodies, joined)
+    return ask_shards(session, answer, bodies, join)
 
 
 # Lists for tools
 
 
 def list_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """List the groups that this shard coordinates. Tools send the request to every broker."""
+    """ListGroups: list the groups that this shard coordinates. Clients send the request to every broker."""
     session = routed(session)
     own = session.shards.own
     states = {state.casefold() for state in request.states_filter or ()}
     types = {type_.casefold() for type_ in request.types_filter or ()}
 
-    def joined(found: Bodies) -> Any:
+    def join(found: Bodies) -> Any:
         response = schema.response(Api.LIST_GROUPS)
         if any(body is None for body in found.values()):
             return response(error=WireError.COORDINATOR_NOT_AVAILABLE, groups=[])
@@ -303,27 +307,28 @@ def list_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
             return found[own]
         by_id: dict[str, Any] = {}
         for shard in sorted(found, key=lambda shard: shard != own):
-            for one in found[shard].groups:
-                known = by_id.get(one.group_id)
-                has_more = known is None or (known.group_state == EMPTY and one.group_state != EMPTY)
-                if has_more and coordinates(session, one.group_id):
-                    by_id[one.group_id] = one
+            for group in found[shard].groups:
+                known = by_id.get(group.group_id)
+                has_more = known is None or (known.group_state == EMPTY and group.group_state != EMPTY)
+                if has_more and coordinates(session, group.group_id):
+                    by_id[group.group_id] = group
         entries = [
-            one
-            for _, one in sorted(by_id.items())
-            if (not states or one.group_state.casefold() in states)
-            and (not types or one.group_type.casefold() in types)
+            group
+            for _, group in sorted(by_id.items())
+            if (not states or group.group_state.casefold() in states)
+            and (not types or group.group_type.casefold() in types)
         ]
         return response(groups=entries)
 
     everyone = dict.fromkeys(range(session.shards.count), changed(request, states_filter=[], types_filter=[]))
-    ask_shards(session, answer, everyone, joined, version=SERVED[Api.LIST_GROUPS].last)
+    ask_shards(session, answer, everyone, join, version=SERVED[Api.LIST_GROUPS].last)
 
 
 def describe_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     """DescribeGroups: return the coordinator's view of each group.
 
-    If a group has no members there, but has some in another shard, return that shard's view.
+    If the group has no members there, but has some in another shard (those of other protocols), return that shard's
+    view.
     """
     session = routed(session)
     response = schema.response(Api.DESCRIBE_GROUPS)
@@ -331,7 +336,7 @@ def describe_groups(session: KafkaSession, answer: Answer, request: Any, /) -> N
     def failed(group: str, error: WireError) -> Any:
         return response.Groups(error=error, group_id=group, group_state="", members=[])
 
-    def joined(found: Bodies) -> Any:
+    def join(found: Bodies) -> Any:
         known: dict[str, Any] = {}
         for shard in sorted(found, key=lambda shard: shard != session.shards.own):
             for one in found[shard].groups if found[shard] is not None else ():
@@ -352,28 +357,28 @@ def describe_groups(session: KafkaSession, answer: Answer, request: Any, /) -> N
 
     names = [group for group in request.groups if coordinates(session, group)]
     bodies = dict.fromkeys(range(session.shards.count), changed(request, groups=names)) if names else {}
-    ask_shards(session, answer, bodies, joined)
+    ask_shards(session, answer, bodies, join)
 
 
 def consumer_group_describe(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """Describe the groups that this shard coordinates."""
+    """ConsumerGroupDescribe: describe the groups that this shard coordinates."""
     session = routed(session)
     response = schema.response(Api.CONSUMER_GROUP_DESCRIBE)
-    elsewhere = [group for group in request.group_ids if not coordinates(session, group)]
+    of_others = [group for group in request.group_ids if not coordinates(session, group)]
     made = response.Groups
-    entries = [made(error=WireError.NOT_COORDINATOR, group_id=group, members=[]) for group in elsewhere]
+    entries = [made(error=WireError.NOT_COORDINATOR, group_id=group, members=[]) for group in of_others]
 
-    def joined(body: Any) -> None:
+    def join(body: Any) -> None:
         answer.ok(response(groups=[*body.groups, *entries]))
 
     here = [group for group in request.group_ids if coordinates(session, group)]
-    part = Part(answer.request, joined)
+    part = LocalPart(answer.request, join)
     group_lists.consumer_group_describe(session, part, changed(request, group_ids=here))
     answer.cancel = part.cancel
 
 
 def delete_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """Delete the offsets of a group in all shards, unless the group has members."""
+    """DeleteGroups: delete the offsets of a group in all shards, unless the group has members."""
     session = routed(session)
     response, own = schema.response(Api.DELETE_GROUPS), session.shards.own
     errors: dict[str, int] = dict.fromkeys(request.groups_names, WireError.NOT_COORDINATOR)
@@ -383,7 +388,7 @@ def delete_groups(session: KafkaSession, answer: Answer, request: Any, /) -> Non
         return response(results=[response.Results(group_id=group, error=error) for group, error in errors.items()])
 
     def coordinator_answered(found: Bodies) -> Any:
-        _note(found, names, errors)
+        _collect_errors(found, names, errors)
         free = [group for group in names if errors[group] in _NO_GROUP]
         if not free:
             return made()
@@ -393,9 +398,9 @@ def delete_groups(session: KafkaSession, answer: Answer, request: Any, /) -> Non
             known = {group: errors[group] for group in free}
             for shard, body in bodies.items():
                 of_shard: dict[str, int] = {}
-                _note({shard: body}, free, of_shard)
+                _collect_errors({shard: body}, free, of_shard)
                 for group, error in of_shard.items():
-                    known[group] = _worse(known[group], error)
+                    known[group] = _joined_error(known[group], error)
             errors.update(known)
             return made()
 
@@ -407,7 +412,7 @@ def delete_groups(session: KafkaSession, answer: Answer, request: Any, /) -> Non
     ask_shards(session, answer, bodies, coordinator_answered, again=False)
 
 
-def _note(found: Bodies, names: Iterable[str], errors: dict[str, int]) -> None:
+def _collect_errors(found: Bodies, names: Iterable[str], errors: dict[str, int]) -> None:
     for body in found.values():
         if body is None:
             errors.update(dict.fromkeys(names, WireError.COORDINATOR_NOT_AVAILABLE))
@@ -415,15 +420,15 @@ def _note(found: Bodies, names: Iterable[str], errors: dict[str, int]) -> None:
             errors.update({one.group_id: one.error for one in body.results})
 
 
-def _worse(one: int, other: int) -> int:
-    """Combine two shards' results for deleting a group.
+def _joined_error(error: int, other_error: int) -> int:
+    """Combine the results of two shards for deleting a group.
 
-    The result is an error if one has failed, otherwise success if at least one has deleted the group.
+    It is an error if one has failed, otherwise success if at least one has deleted something.
     """
-    for error in (one, other):
-        if error not in _NO_GROUP:
-            return error
-    return min(one, other)
+    for result in (error, other_error):
+        if result not in _NO_GROUP:
+            return result
+    return min(error, other_error)
 
 
 GROUP_HANDLERS: Final[Mapping[Api, Handler]] = {

@@ -1,6 +1,6 @@
 """Classic groups: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
-Every request gets a response. A member must have permission for all topics of its group (spec: kafka#joingroup,
+Every request gets a response. A member needs permission to read all topics of its group (spec: kafka#joingroup,
 kafka#syncgroup, kafka#heartbeat, kafka#leavegroup).
 """
 
@@ -40,8 +40,8 @@ ELSEWHERE: Final = frozenset({ErrorCode.STOPPING, ErrorCode.UNREACHABLE, ErrorCo
 def group_error(error: BrokerError) -> WireError:
     """Return the Kafka error for a group request.
 
-    If another process is responsible, the error is about the coordinator and not the leader. Clients treat a leader
-    error from a coordinator as fatal.
+    If another process is responsible, the error is about the coordinator, not the leader: clients treat a leader error
+    from a coordinator as fatal.
     """
     if error.code is ErrorCode.BUSY and not is_full(error):
         return WireError.COORDINATOR_LOAD_IN_PROGRESS
@@ -51,24 +51,18 @@ def group_error(error: BrokerError) -> WireError:
 
 
 def is_full(error: BrokerError) -> bool:
-    """Return whether the error is a limit that lasts until clients leave.
-
-    A log that is full for a short time does not count.
-    """
+    """Return whether the error is a limit on groups or members. It lasts until clients leave, unlike a full log."""
     return error.code is ErrorCode.BUSY and error.retry_after_ms is None
 
 
 def authorize_group(peer: Peer, action: Action, topics: Iterable[str]) -> None:
-    """Require permission for all of these topics. Without topics, require it for at least one topic.
-
-    Raises Denied if a permission is missing.
-    """
+    """Require permission for these topics; without topics, for any topic. Raises Denied."""
     for _ in authorizing_group(peer, action, topics):
         pass
 
 
 def authorizing_group(peer: Peer, action: Action, topics: Iterable[str]) -> Iterator[None]:
-    """Require permission as ``authorize_group``, checking one topic per step."""
+    """Do the same as ``authorize_group``. Yields after each topic."""
     named = False
     for topic in topics:
         named = True
@@ -79,10 +73,10 @@ def authorizing_group(peer: Peer, action: Action, topics: Iterable[str]) -> Iter
 
 
 def authorizing_known(peer: Peer, action: Action, topics: Iterable[str], missing: ErrorCode) -> Iterator[None]:
-    """Require permission for all topics of an existing group, checking one per step.
+    """Require permission for all topics of an existing group. Yields after each topic.
 
-    A group that the client may not use looks like a missing one: Missing(missing) is raised. Denied is raised if the
-    client may use no group at all.
+    Raises Missing(``missing``), as for a group that does not exist, or Denied if the client has no permission for any
+    topic.
     """
     peer.broker.access.authorize_somewhere(peer.principal, action)
     for topic in topics:
@@ -94,21 +88,21 @@ def authorizing_known(peer: Peer, action: Action, topics: Iterable[str], missing
 
 
 def authorize_known(peer: Peer, action: Action, group: str) -> None:
-    """Require permission for all topics that a group reads, or has committed offsets for.
+    """Require permission for all topics that a group reads or has committed offsets for.
 
-    Raises Missing(GROUP_MISSING) if the client may not use this group, and Denied if it may use no group at all.
+    Raises Missing(GROUP_MISSING), as for a group that does not exist, or Denied if the client has no permission for any
+    topic.
     """
     for _ in authorizing_known(peer, action, peer.broker.classic.topics(group), ErrorCode.GROUP_MISSING):
         pass
 
 
-def _go_through(
+def _run_steps(
     peer: Peer, reply: Reply, steps: Iterator[None], then: Callable[[], None], refuse: Callable[[BrokerError], None]
 ) -> None:
-    """Run the steps, then call ``then``.
+    """Run the steps, then call ``then``. Many steps run in slices, which end if the connection closes.
 
-    Many steps run in slices, and end when the connection closes. Errors of the steps and of ``then`` are passed to
-    ``refuse``.
+    Errors of the steps and of ``then`` are passed to ``refuse``.
     """
 
     def done(outcome: list[None] | BrokerError) -> None:
@@ -172,7 +166,7 @@ def join_group(peer: Peer, reply: Reply, request: Any, /) -> None:
     def refused(error: BrokerError) -> None:
         refuse(WireError.GROUP_MAX_SIZE_REACHED if is_full(error) else group_error(error))
 
-    _go_through(peer, reply, steps(), then, refused)
+    _run_steps(peer, reply, steps(), then, refused)
 
 
 def _reading_join(peer: Peer, reply: Reply, request: Any) -> Generator[None, None, Join]:
@@ -195,7 +189,7 @@ def _reading_join(peer: Peer, reply: Reply, request: Any) -> Generator[None, Non
         may_skip=version >= SKIPPING_SINCE,
         wire=WIRE,
         writing=WRITING if read.is_known else None,
-        kept=read.kept,
+        kept=read.owned,
     )
 
 
@@ -248,10 +242,10 @@ def sync_group(peer: Peer, reply: Reply, request: Any, /) -> None:
 def _as_member(
     peer: Peer, reply: Reply, request: Any, then: Callable[[], None], refuse: Callable[[BrokerError], None]
 ) -> None:
-    """Call ``then`` if the member's user may use all topics of the group. Otherwise pass the error to ``refuse``."""
+    """Call ``then`` if the client may use the group. Otherwise, pass the error to ``refuse``."""
     topics = peer.broker.classic.subscribed_topics(request.group_id)
     steps = authorizing_known(peer, Action.GROUP_JOIN, topics, ErrorCode.MEMBER_MISSING)
-    _go_through(peer, reply, steps, then, refuse)
+    _run_steps(peer, reply, steps, then, refuse)
 
 
 def heartbeat(peer: Peer, reply: Reply, request: Any, /) -> None:
@@ -288,7 +282,7 @@ def leave_group(peer: Peer, reply: Reply, request: Any, /) -> None:
 
 
 def _left(peer: Peer, reply: Reply, request: Any, leave: Callable[[str, str | None], WireError]) -> Any:
-    """Process LeaveGroup. ``leave`` is called with a member's id and instance id."""
+    """Process LeaveGroup. ``leave`` is called with the member id and the instance id of each member."""
     response = schema.response(Api.LEAVE_GROUP)
     if reply.request.version < MANY_LEAVE_SINCE:
         return response(error=leave(request.member_id, None))

@@ -16,7 +16,7 @@ from polywire.protocols.kafka.peer import Peer
 def topic_of(peer: Peer, action: Action, name: str, topic_id: bytes = NO_ID) -> Topic:
     """Return the topic that a request names, by its id if there is one.
 
-    Raises Missing(TOPIC_MISSING), and Denied.
+    Raises Missing(TOPIC_MISSING), or Denied.
     """
     broker = peer.broker
     if topic_id != NO_ID:
@@ -29,7 +29,7 @@ def topic_of(peer: Peer, action: Action, name: str, topic_id: bytes = NO_ID) -> 
 
 
 def led_topic(peer: Peer, action: Action, name: str, topic_id: bytes = NO_ID) -> Topic:
-    """Return the topic as ``topic_of`` does. Raises NotOwner(NOT_OWNER) if another process has it."""
+    """Return the topic like ``topic_of``. Raises NotOwner(NOT_OWNER) if it belongs to another process."""
     topic = topic_of(peer, action, name, topic_id)
     if not peer.leads(topic):
         raise NotOwner(ErrorCode.NOT_OWNER, f"another process owns the topic name={topic.name.full!r}")
@@ -44,10 +44,7 @@ def partition_of(topic: Topic, number: int) -> Partition:
 
 
 def missing_error(error: BrokerError, topic_id: bytes) -> WireError:
-    """Return the Kafka error for a topic that cannot be used.
-
-    For a missing topic, the error depends on whether the request named the topic by id or by name.
-    """
+    """Return the Kafka error for a topic that cannot be used. It depends on whether the request named the topic by id."""
     if topic_id != NO_ID and error.code is ErrorCode.TOPIC_MISSING:
         return WireError.UNKNOWN_TOPIC_ID
     return wire_error(error)

@@ -74,7 +74,9 @@ class Api(IntEnum):
 class Served(NamedTuple):
     """Supported versions of a request.
 
-    These are the range that is advertised, and the first version that is accepted.
+    Attributes:
+        first, last: the versions that ApiVersions reports.
+        answered_from: the first version that has a working implementation. Older ones are rejected.
     """
 
     first: int
@@ -135,7 +137,7 @@ SERVED: Final[Mapping[Api, Served]] = {
     Api.CONSUMER_GROUP_HEARTBEAT: _served(0, 1),
     Api.CONSUMER_GROUP_DESCRIBE: _served(0, 1),
 }
-"""The versions that a session may advertise. It advertises the requests that have a handler."""
+"""    The versions that ApiVersions reports for requests that have a handler."""
 
 
 class WireError(IntEnum):
@@ -227,7 +229,7 @@ class Codec(IntEnum):
 
 
 class Refused(Exception):
-    """An error code for one part of a request."""
+    """An error for one part of a request, such as a partition."""
 
     def __init__(self, error: WireError, message: str) -> None:
         super().__init__(message)
@@ -238,7 +240,8 @@ class Refused(Exception):
 class Request(NamedTuple):
     """A decoded request.
 
-    ``body`` is a record of the type for the request's api. For an unknown version of API_VERSIONS it is None.
+    Attributes:
+        body: a record of the type for the api; None for an unknown version of API_VERSIONS.
     """
 
     api: Api

@@ -17,7 +17,7 @@ from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.context import epoch_of
 from polywire.protocols.kafka.lookup import led_topic, partition_of
 from polywire.protocols.kafka.messages import NO_EPOCH, NO_OFFSET, Api, WireError
-from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, Gathering, answer_in_slices, refuse
+from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, PendingResponse, answer_in_slices, refuse
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.protocols.kafka.times import TimeSearch
@@ -36,34 +36,38 @@ READABLE_END: Final = -1  # offset in DeleteRecords that means: delete all reada
 def list_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     response = schema.response(Api.LIST_OFFSETS)
     body = response(topics=[])
-    gathering = Gathering(answer, body)
+    pending_response = PendingResponse(answer, body)
 
     def entries() -> Iterator[None]:
-        for asked in request.topics:
-            topic = response.Topics(name=asked.name, partitions=[])
+        for topic_request in request.topics:
+            topic = response.Topics(name=topic_request.name, partitions=[])
             body.topics.append(topic)
-            for one in asked.partitions:
-                entry = response.Topics.Partitions(index=one.index, timestamp=-1, offset=NO_OFFSET)
+            for partition_request in topic_request.partitions:
+                entry = response.Topics.Partitions(index=partition_request.index, timestamp=-1, offset=NO_OFFSET)
                 topic.partitions.append(entry)
                 try:
-                    partition = partition_of(led_topic(session, Action.TOPIC_DESCRIBE, asked.name), one.index)
-                    _list(session, gathering, answer.request.version, partition, one, entry)
+                    partition = partition_of(
+                        led_topic(session, Action.TOPIC_DESCRIBE, topic_request.name), partition_request.index
+                    )
+                    _list(session, pending_response, answer.request.version, partition, partition_request, entry)
                 except BrokerError as error:
                     refuse(entry, error)
                 yield None
 
-    gathering.ask(session.broker, entries())
+    pending_response.run(session.broker, entries())
 
 
 def _list(
-    session: KafkaSession, gathering: Gathering, version: int, partition: Partition, asked: Any, entry: Any
+    session: KafkaSession,
+    pending_response: PendingResponse,
+    version: int,
+    partition: Partition,
+    partition_request: Any,
+    entry: Any,
 ) -> None:
-    """Fill the entry of one partition, or start a search by time.
-
-    Raises BrokerError if the partition cannot be read.
-    """
-    log, time_ms = partition.log, asked.timestamp
-    stale = leader_error(partition, asked.current_leader_epoch)
+    """Fill a partition's response entry, or start a search by time that does it. Raises BrokerError."""
+    log, time_ms = partition.log, partition_request.timestamp
+    stale = leader_error(partition, partition_request.current_leader_epoch)
     if stale is not None:
         entry.error = stale
         return
@@ -79,17 +83,19 @@ def _list(
         case -5 | -6:
             pass
         case _:
-            gathering.expect()
+            pending_response.expect()
             search = TimeSearch(
                 session.broker,
                 partition,
                 None if time_ms == GREATEST_TIME else time_ms,
-                partial(_found, gathering, partition, entry),
+                partial(_found, pending_response, partition, entry),
             )
-            gathering.on_cancel(search.cancel)
+            pending_response.on_cancel(search.cancel)
 
 
-def _found(gathering: Gathering, partition: Partition, entry: Any, found: tuple[int, int] | BrokerError | None) -> None:
+def _found(
+    pending_response: PendingResponse, partition: Partition, entry: Any, found: tuple[int, int] | BrokerError | None
+) -> None:
     if isinstance(found, BrokerError):
         refuse(entry, found)
     elif found is not None:
@@ -98,7 +104,7 @@ def _found(gathering: Gathering, partition: Partition, entry: Any, found: tuple[
             entry.leader_epoch = partition.log.epoch_at(entry.offset)
         except BrokerError:  # the record was trimmed in the meantime
             entry.leader_epoch = NO_EPOCH
-    gathering.settled()
+    pending_response.count_result()
 
 
 def leader_error(partition: Partition, epoch: int) -> WireError | None:
@@ -120,35 +126,35 @@ def offset_for_leader_epoch(session: KafkaSession, answer: Answer, request: Any,
 
 
 def _ends(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
-    """Yield topics with the ends of the requested epochs. None is a pause for other requests."""
-    for asked in request.topics:
+    """Yield the response's topics, with the ends of the requested epochs. After each None, other requests may run."""
+    for topic_request in request.topics:
         partitions: list[Any] = []
-        for one in asked.partitions:
-            partitions.append(_end(session, asked.topic, one, made.Partitions))
+        for partition_request in topic_request.partitions:
+            partitions.append(_end(session, topic_request.topic, partition_request, made.Partitions))
             if not len(partitions) % PARTITIONS_PER_STEP:
                 yield None
-        yield made(topic=asked.topic, partitions=partitions)
+        yield made(topic=topic_request.topic, partitions=partitions)
 
 
-def _end(session: KafkaSession, name: str, asked: Any, made: Any) -> Any:
-    entry = made(partition=asked.partition, leader_epoch=NO_EPOCH, end_offset=NO_OFFSET)
+def _end(session: KafkaSession, name: str, partition_request: Any, made: Any) -> Any:
+    entry = made(partition=partition_request.partition, leader_epoch=NO_EPOCH, end_offset=NO_OFFSET)
     try:
-        partition = partition_of(led_topic(session, Action.TOPIC_DESCRIBE, name), asked.partition)
+        partition = partition_of(led_topic(session, Action.TOPIC_DESCRIBE, name), partition_request.partition)
     except BrokerError as error:
         refuse(entry, error)
         return entry
-    stale = leader_error(partition, asked.current_leader_epoch)
+    stale = leader_error(partition, partition_request.current_leader_epoch)
     if stale is not None:
         entry.error = stale
     else:
-        entry.leader_epoch, entry.end_offset = epoch_end(partition, asked.leader_epoch)
+        entry.leader_epoch, entry.end_offset = epoch_end(partition, partition_request.leader_epoch)
     return entry
 
 
 def epoch_end(partition: Partition, epoch: int) -> tuple[int, int]:
-    """Return the latest epoch that is not above ``epoch``, and the offset at which it ends.
+    """Return the partition's latest epoch up to ``epoch``, and the offset at which it ends.
 
-    Return -1 and -1 if the epoch is older than the log.
+    Both are -1 if the partition has no such epoch.
     """
     log, current = partition.log, epoch_of(partition)
     if not 0 < epoch <= current:
@@ -165,24 +171,31 @@ def epoch_end(partition: Partition, epoch: int) -> tuple[int, int]:
 def delete_records(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     response = schema.response(Api.DELETE_RECORDS)
     body = response(topics=[])
-    gathering = Gathering(answer, body)
+    pending_response = PendingResponse(answer, body)
 
     def entries() -> Iterator[None]:
-        for asked in request.topics:
-            topic = response.Topics(name=asked.name, partitions=[])
+        for topic_request in request.topics:
+            topic = response.Topics(name=topic_request.name, partitions=[])
             body.topics.append(topic)
-            for one in asked.partitions:
-                entry = response.Topics.Partitions(index=one.index, low_watermark=NO_OFFSET)
+            for partition_request in topic_request.partitions:
+                entry = response.Topics.Partitions(index=partition_request.index, low_watermark=NO_OFFSET)
                 topic.partitions.append(entry)
-                gathering.expect()
+                pending_response.expect()
                 try:
-                    partition = partition_of(led_topic(session, Action.TOPIC_PURGE, asked.name), one.index)
-                    _trim(session, partition, one.offset, partial(_trimmed, gathering, partition, entry))
+                    partition = partition_of(
+                        led_topic(session, Action.TOPIC_PURGE, topic_request.name), partition_request.index
+                    )
+                    _trim(
+                        session,
+                        partition,
+                        partition_request.offset,
+                        partial(_trimmed, pending_response, partition, entry),
+                    )
                 except BrokerError as error:
-                    gathering.changed(entry, error)
+                    pending_response.set_result(entry, error)
                 yield None
 
-    gathering.ask(session.broker, entries())
+    pending_response.run(session.broker, entries())
 
 
 def _trim(session: KafkaSession, partition: Partition, offset: int, done: Completion[int]) -> None:
@@ -194,7 +207,7 @@ def _trim(session: KafkaSession, partition: Partition, offset: int, done: Comple
     session.broker.trim_partition(partition, offset, done=done)
 
 
-def _trimmed(gathering: Gathering, partition: Partition, entry: Any, result: int | BrokerError) -> None:
+def _trimmed(pending_response: PendingResponse, partition: Partition, entry: Any, result: int | BrokerError) -> None:
     if not isinstance(result, BrokerError):
         entry.low_watermark = partition.log.first_offset
-    gathering.changed(entry, result)
+    pending_response.set_result(entry, result)

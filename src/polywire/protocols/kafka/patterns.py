@@ -1,7 +1,7 @@
-"""Match names by the part of RE2's syntax that clients use (spec: kafka#patterns, decision 0117).
+"""Match names with the part of RE2's syntax that clients use (spec: kafka#patterns, decision 0117).
 
-A pattern becomes a nondeterministic automaton. Matching visits each character once with all possible states, so it
-takes linear time. Sets of states and their successors are cached, so that most characters need only one look-up.
+A pattern becomes a nondeterministic automaton. For each character of a name, all states that it can be in are computed,
+so matching takes linear time. Sets of states and their successors are cached, so that most characters need one look-up.
 
 A pattern must match the whole name. The size of a pattern and the work for one name are limited.
 """
@@ -36,8 +36,10 @@ class PatternError(Exception):
 class _State:
     """A state of the automaton.
 
-    If there is a ``check``, it tests the character that leads to ``next``. Without it, both successors are reached
-    without a character. If ``edge`` is set, they are reached only at this end of the name.
+    Attributes:
+        check: tests the character that leads to ``next``. Without it, ``next`` and ``other`` are reached without a
+            character.
+        edge: ``^`` or ``$`` if the state can only be passed at that end of the name, otherwise empty.
     """
 
     __slots__ = ("check", "edge", "next", "other")
@@ -50,12 +52,9 @@ class _State:
 
 
 class Pattern:
-    """A compiled pattern.
+    """A compiled pattern."""
 
-    ``_known`` caches sets of states. ``_held`` is the number of states in these sets, at most ``KNOWN_STATES_MAX``.
-    """
-
-    __slots__ = ("_begin", "_end", "_held", "_known", "_start", "text")
+    __slots__ = ("_begin", "_end", "_known", "_known_states", "_start", "text")
 
     def __init__(self, text: str) -> None:
         """Compile a pattern. Raises PatternError if it is malformed."""
@@ -63,21 +62,23 @@ class Pattern:
             raise PatternError(f"pattern is too long limit={PATTERN_CHARACTERS_MAX}")
         self.text: Final = text
         self._start, self._end = _Reader(text).read()
-        self._known: dict[frozenset[_State], dict[str, frozenset[_State]]] = {}
-        self._held = 0
-        self._begin = self._closed([self._start], first=True, last=False, left=WALK_STATES_MAX)[0]
+        self._known: dict[
+            frozenset[_State], dict[str, frozenset[_State]]
+        ] = {}  # cached steps: states → character → states
+        self._known_states = 0  # number of states in these sets, at most ``KNOWN_STATES_MAX``
+        self._begin = self._reached([self._start], first=True, last=False, left=WALK_STATES_MAX)[0]
 
     def matches(self, name: str) -> bool:
         """Return whether the pattern matches the whole name. Raises PatternError if that takes too long."""
         if not name:
-            return self._end in self._closed([self._start], first=True, last=True, left=WALK_STATES_MAX)[0]
+            return self._end in self._reached([self._start], first=True, last=True, left=WALK_STATES_MAX)[0]
         states, left = self._begin, WALK_STATES_MAX
         for character in name[:-1]:
             states, left = self._step(states, character, left)
             if not states:
                 return False
         reached = [state.next for state in states if state.check is not None and state.check(name[-1]) and state.next]
-        return self._end in self._closed(reached, first=False, last=True, left=left)[0]
+        return self._end in self._reached(reached, first=False, last=True, left=left)[0]
 
     def _step(self, states: frozenset[_State], character: str, left: int) -> tuple[frozenset[_State], int]:
         """Return the states after one character, and how many more states may be visited."""
@@ -89,16 +90,18 @@ class Pattern:
             reached = [
                 state.next for state in states if state.check is not None and state.check(character) and state.next
             ]
-            found, left = self._closed(reached, first=False, last=False, left=left - len(states))
+            found, left = self._reached(reached, first=False, last=False, left=left - len(states))
             known[character] = found
-            self._held += len(found) + 1
-            if self._held > KNOWN_STATES_MAX:
+            self._known_states += len(found) + 1
+            if self._known_states > KNOWN_STATES_MAX:
                 self._known.clear()
-                self._held = 0
+                self._known_states = 0
         return found, left
 
-    def _closed(self, states: Iterable[_State], *, first: bool, last: bool, left: int) -> tuple[frozenset[_State], int]:
-        """Return all states that are reached without a character, and how many more states may be visited."""
+    def _reached(
+        self, states: Iterable[_State], *, first: bool, last: bool, left: int
+    ) -> tuple[frozenset[_State], int]:
+        """Return these states and those reached from them without a character, and how many more may be visited."""
         seen: set[_State] = set()
         todo = list(states)
         while todo:
@@ -123,7 +126,7 @@ class _Part:
 
 
 class _Reader:
-    """The parser of a pattern. It creates at most ``STATES_MAX`` states."""
+    """The parser of a pattern. Raises PatternError for a pattern that needs more than ``STATES_MAX`` states."""
 
     __slots__ = ("_at", "_count", "_depth", "_ignores_case", "_text")
 
@@ -150,7 +153,7 @@ class _Reader:
             raise PatternError(f"pattern is too complex (use smaller counts in repetitions) states_max={STATES_MAX}")
         return _State(check)
 
-    def _nothing(self) -> _Part:
+    def _empty(self) -> _Part:
         state = self._state()
         return _Part(state, state)
 
@@ -172,7 +175,7 @@ class _Reader:
         return made
 
     def _sequence(self) -> _Part:
-        made = self._nothing()
+        made = self._empty()
         while self._at < len(self._text) and self._text[self._at] not in "|)":
             part = self._repeated()
             made.last.next = part.first
@@ -192,13 +195,13 @@ class _Reader:
         return part
 
     def _times(self, part: _Part, begin: int, end: int, least: int, most: int | None) -> _Part:
-        """Return ``least`` to ``most`` copies of a part. Each copy is parsed again from the text."""
+        """Return ``least`` to ``most`` copies of a part. To make a copy, its text is parsed again."""
         if (least, most) in ((0, None), (1, None), (0, 1)):
             return self._loop(part, least=least, most=most)
-        made = self._nothing()
+        made = self._empty()
         copies = least if most is None else most
         for number in range(copies):
-            copy = self._again(begin, end)
+            copy = self._parse_again(begin, end)
             if number >= least:
                 copy = self._loop(copy, least=0, most=1)
             elif most is None and number == copies - 1:
@@ -217,7 +220,7 @@ class _Reader:
             part.last.other = first if least == 0 else part.first
         return _Part(first, last)
 
-    def _again(self, begin: int, end: int) -> _Part:
+    def _parse_again(self, begin: int, end: int) -> _Part:
         at, self._at = self._at, begin
         part = self._repeated_until(end)
         self._at = at
@@ -269,7 +272,7 @@ class _Reader:
         return self._of(self._exactly(sign))
 
     def _edge(self, sign: str) -> _Part:
-        part = self._nothing()
+        part = self._empty()
         part.first.edge = sign
         return part
 
@@ -305,7 +308,7 @@ class _Reader:
         r"""Parse ``\Q…\E``: the text between is literal."""
         close = self._text.find("\\E", self._at)
         close = len(self._text) if close < 0 else close
-        made = self._nothing()
+        made = self._empty()
         for character in self._text[self._at + 1 : close]:
             part = self._of(self._exactly(character))
             made.last.next = part.first

@@ -1,4 +1,4 @@
-"""The part of a session that handlers of group requests use."""
+"""The interface of sessions that handlers of group requests use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Peer(Protocol):
     def peer_address(self) -> str: ...
 
     def leads(self, topic: Topic) -> bool:
-        """Return whether this process has the topic."""
+        """Return whether the topic belongs to this process."""
 
     @property
     def principal(self) -> Principal:
@@ -31,7 +31,7 @@ class Peer(Protocol):
 
     @property
     def caller(self) -> Caller:
-        """The user, as the owner of what the client creates."""
+        """The client's user, who becomes the owner of objects that the client creates."""
 
     def authorize(self, action: Action, where: Where = None) -> None:
         """Raise Denied if the client may not perform an action."""

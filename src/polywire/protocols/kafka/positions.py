@@ -1,7 +1,7 @@
 """OffsetCommit, OffsetFetch, OffsetDelete (spec: kafka#offsetcommit, kafka#offsetfetch, kafka#deleting-groups).
 
-An error in one partition does not affect others. If the member may not send the request, the whole request fails.
-Requests for thousands of partitions are processed in slices.
+A partition with an error does not affect the others. If the member may not send the request, all partitions get an
+error. Requests for thousands of partitions are processed in slices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polywire.protocols.kafka.groups import authorize_group, authorize_known, gr
 from polywire.protocols.kafka.lookup import led_topic
 from polywire.protocols.kafka.messages import METADATA_BYTES_MAX, NO_ID, NO_OFFSET, WIRE, Api, WireError
 from polywire.protocols.kafka.peer import Peer, Reply
-from polywire.protocols.kafka.replies import Gathering, answer_in_slices
+from polywire.protocols.kafka.replies import PendingResponse, answer_in_slices
 from polywire.types import PositionKind
 
 POSITIONS_AT_ONCE_MAX: Final = 500  # offsets of a commit that are stored in one step, about 1 ms
@@ -35,17 +35,14 @@ _NAMES: Final = ("name", "topic_id")
 
 
 def _topic_error(error: BrokerError, version: int) -> WireError:
-    """Return the Kafka error for a topic that cannot be used.
-
-    For a missing topic, the error depends on whether the request named the topic by id or by name.
-    """
+    """Return the Kafka error for a topic that cannot be used. It depends on whether the version names topics by id."""
     if version >= BY_ID_SINCE and error.code is ErrorCode.TOPIC_MISSING:
         return WireError.UNKNOWN_TOPIC_ID
     return wire_error(error)
 
 
 def epoch_error(error: BrokerError) -> WireError:
-    """Return the Kafka error for a member of a consumer group, whose generations are called member epochs."""
+    """Return the Kafka error for a member of a consumer group. Its generations are called member epochs."""
     return WireError.STALE_MEMBER_EPOCH if error.code is ErrorCode.GENERATION_STALE else group_error(error)
 
 
@@ -58,8 +55,14 @@ def member_error(peer: Peer, request: Any, error: BrokerError) -> WireError:
 # OffsetCommit
 
 
-class _Asked(NamedTuple):
-    """The partitions of one topic in a commit, and the response entry of each."""
+class _TopicCommit(NamedTuple):
+    """Offsets to commit for one topic.
+
+    Attributes:
+        topic: the request's entry of the topic.
+        partitions: the request's entries of some of its partitions.
+        entries: the response's entries of the same partitions.
+    """
 
     topic: Any
     partitions: Sequence[Any]
@@ -67,23 +70,17 @@ class _Asked(NamedTuple):
 
 
 def offset_commit(peer: Peer, reply: Reply, request: Any, /) -> None:
-    """OffsetCommit.
-
-    A large commit is split into parts. Each part is stored completely or not at all.
-    """
+    """OffsetCommit. A large commit is split into parts. Each part is stored completely or not at all."""
     store(peer, reply, request, partial(check_member, peer, request))
 
 
 def store(peer: Peer, reply: Reply, request: Any, check: Callable[[], None]) -> None:
-    """Process a commit.
-
-    ``check`` is called before each part. It raises BrokerError if the group may not commit now.
-    """
+    """Commit the offsets of a request. ``check`` is called before each part, and raises BrokerError to reject it."""
     body = schema.response(Api.OFFSET_COMMIT)(topics=[])
-    gathering = Gathering(reply, body)
+    pending_response = PendingResponse(reply, body)
     parts = _parts(request.topics, body.topics)
-    commit = partial(_commit, peer, reply.request.version, request, check, gathering)
-    gathering.ask(peer.broker, map(commit, parts), at_once=1)
+    commit = partial(_commit, peer, reply.request.version, request, check, pending_response)
+    pending_response.run(peer.broker, map(commit, parts), at_once=1)
 
 
 def check_member(peer: Peer, request: Any) -> None:
@@ -96,7 +93,7 @@ def check_member(peer: Peer, request: Any) -> None:
 
 
 def check_read(peer: Peer, request: Any, topic: str, partitions: Sequence[int]) -> None:
-    """Raise BrokerError if partitions are assigned to another member. ``check_member`` was called before."""
+    """Raise BrokerError if partitions are assigned to another member. ``check_member`` must have been called."""
     classic, consumers = peer.broker.classic, peer.broker.consumers
     group, member_id, by = request.group_id, request.member_id, peer.caller
     if consumers.has_member(group, member_id):
@@ -105,10 +102,13 @@ def check_read(peer: Peer, request: Any, topic: str, partitions: Sequence[int]) 
         classic.check_partitions(group, topic, member_id, partitions, by=by)
 
 
-def _parts(topics: Iterable[Any], topic_entries: list[Any]) -> Iterator[list[_Asked]]:
-    """Yield parts of at most ``POSITIONS_AT_ONCE_MAX`` partitions, and add their entries to ``topic_entries``."""
+def _parts(topics: Iterable[Any], topic_entries: list[Any]) -> Iterator[list[_TopicCommit]]:
+    """Split a commit into parts of at most ``POSITIONS_AT_ONCE_MAX`` partitions.
+
+    Response entries are added to ``topic_entries``.
+    """
     made = schema.response(Api.OFFSET_COMMIT).Topics
-    part: list[_Asked] = []
+    part: list[_TopicCommit] = []
     room = POSITIONS_AT_ONCE_MAX
     for topic in topics:
         at = 0
@@ -117,7 +117,7 @@ def _parts(topics: Iterable[Any], topic_entries: list[Any]) -> Iterator[list[_As
             some = topic.partitions[at : at + room]
             entries = [made.Partitions(index=one.index) for one in some]
             topic_entries[-1].partitions += entries
-            part.append(_Asked(topic, some, entries))
+            part.append(_TopicCommit(topic, some, entries))
             at += max(len(some), 1)
             room -= max(len(some), 1)
             if room == 0:
@@ -128,36 +128,41 @@ def _parts(topics: Iterable[Any], topic_entries: list[Any]) -> Iterator[list[_As
 
 
 def _commit(
-    peer: Peer, version: int, request: Any, check: Callable[[], None], gathering: Gathering, part: Sequence[_Asked]
+    peer: Peer,
+    version: int,
+    request: Any,
+    check: Callable[[], None],
+    pending_response: PendingResponse,
+    part: Sequence[_TopicCommit],
 ) -> None:
-    """Store one part. Permissions are checked for each part."""
+    """Check permissions and store one part."""
     classic, consumers = peer.broker.classic, peer.broker.consumers
     member = request.group_id, request.member_id, request.generation
     is_consumer = consumers.has_member(*member[:2])
-    whole = [entry for asked in part for entry in asked.entries]
+    all_entries = [entry for topic in part for entry in topic.entries]
     try:
         check()
     except BrokerError as error:
-        _refuse(whole, member_error(peer, request, error))
+        _refuse(all_entries, member_error(peer, request, error))
         return
     commits = _commits(peer, version, part)
 
     def done(outcome: int | BrokerError) -> None:
         if isinstance(outcome, BrokerError):
-            _refuse(whole, wire_error(outcome))
-        gathering.settled()
+            _refuse(all_entries, wire_error(outcome))
+        pending_response.count_result()
 
     made = {name: stored for name, (stored, _) in commits.items()}
     by, generation = peer.caller, max(request.generation, -1)
-    gathering.expect()
+    pending_response.expect()
     try:
         if is_consumer:
             refused = consumers.commit(*member[:2], made, epoch=generation, wire=WIRE, by=by, done=done)
         else:
             refused = classic.commit(member[0], made, generation=generation, member_id=member[1], by=by, done=done)
     except BrokerError as error:
-        _refuse(whole, group_error(error))
-        gathering.settled()
+        _refuse(all_entries, group_error(error))
+        pending_response.count_result()
         return
     for name, why in refused.items():
         for entry in commits[name][1]:
@@ -169,34 +174,38 @@ def _refuse(entries: Iterable[Any], code: WireError) -> None:
         entry.error = code
 
 
-def _commits(peer: Peer, version: int, part: Iterable[_Asked]) -> dict[str, tuple[dict[int, Commit], list[Any]]]:
-    """Return the offsets to store and their entries, by full topic name.
+def _commits(
+    peer: Peer, version: int, topics: Iterable[_TopicCommit]
+) -> dict[str, tuple[dict[int, Commit], list[Any]]]:
+    """Return the offsets to store and their response entries, by full topic name.
 
-    Entries of offsets that cannot be stored get an error.
+    Offsets that cannot be stored are skipped, and their entries get an error.
     """
     found: dict[str, tuple[dict[int, Commit], list[Any]]] = {}
-    for asked in part:
+    for topic_commit in topics:
         try:
-            topic = led_topic(peer, Action.OFFSET_COMMIT, asked.topic.name, asked.topic.topic_id)
+            topic = led_topic(peer, Action.OFFSET_COMMIT, topic_commit.topic.name, topic_commit.topic.topic_id)
         except BrokerError as error:
-            _refuse(asked.entries, _topic_error(error, version))
+            _refuse(topic_commit.entries, _topic_error(error, version))
             continue
         stored, entries = found.setdefault(topic.name.full, ({}, []))
-        stored.update(read_commits(topic, asked.partitions, asked.entries))
-        entries += [answered for answered in asked.entries if not answered.error]
+        stored.update(read_commits(topic, topic_commit.partitions, topic_commit.entries))
+        entries += [entry for entry in topic_commit.entries if not entry.error]
     return found
 
 
-def read_commits(topic: Topic, asked: Iterable[Any], entries: Iterable[Any]) -> dict[int, Commit]:
-    """Return the offsets to store for a topic. Entries of partitions that do not exist get an error."""
+def read_commits(topic: Topic, partition_requests: Iterable[Any], entries: Iterable[Any]) -> dict[int, Commit]:
+    """Return the offsets to store, by partition. Entries of missing partitions or of too long metadata get an error."""
     found: dict[int, Commit] = {}
-    for one, answered in zip(asked, entries, strict=True):
-        if not 0 <= one.index < len(topic.partitions):
-            answered.error = WireError.UNKNOWN_TOPIC_OR_PARTITION
-        elif len((one.metadata or "").encode("utf-8", "replace")) > METADATA_BYTES_MAX:
-            answered.error = WireError.OFFSET_METADATA_TOO_LARGE
+    for partition_request, entry in zip(partition_requests, entries, strict=True):
+        if not 0 <= partition_request.index < len(topic.partitions):
+            entry.error = WireError.UNKNOWN_TOPIC_OR_PARTITION
+        elif len((partition_request.metadata or "").encode("utf-8", "replace")) > METADATA_BYTES_MAX:
+            entry.error = WireError.OFFSET_METADATA_TOO_LARGE
         else:
-            found[one.index] = Commit(one.offset, max(one.leader_epoch, -1), one.metadata or "")
+            found[partition_request.index] = Commit(
+                partition_request.offset, max(partition_request.leader_epoch, -1), partition_request.metadata or ""
+            )
     return found
 
 
@@ -210,7 +219,7 @@ def offset_fetch(peer: Peer, reply: Reply, request: Any, /) -> Any:
     made: Callable[[list[Any]], Any]
     if version >= MANY_GROUPS_SINCE:
         group, stable = response.Groups, request.require_stable
-        groups = (_fetched(peer, version, group, asked, stable=stable) for asked in request.groups)
+        groups = (_fetched(peer, version, group, group_request, stable=stable) for group_request in request.groups)
         entries, made = chain.from_iterable(groups), partial(_groups_response, response)
     else:
         try:
@@ -222,12 +231,12 @@ def offset_fetch(peer: Peer, reply: Reply, request: Any, /) -> Any:
     return answer_in_slices(peer.broker, reply, entries, made, at_once=TOPICS_AT_ONCE_MAX)
 
 
-def check_reader(peer: Peer, asked: Any) -> None:
-    """Raise BrokerError if the client may not see a group's committed offsets, or has an old member epoch."""
-    group, member, consumers = asked.group_id, asked.member_id, peer.broker.consumers
+def check_reader(peer: Peer, group_request: Any) -> None:
+    """Raise BrokerError if the client may not read the group's committed offsets, or sends an old member epoch."""
+    group, member, consumers = group_request.group_id, group_request.member_id, peer.broker.consumers
     authorize_group(peer, Action.OFFSET_FETCH, ())
-    if member and asked.member_epoch >= 0 and consumers.has_member(group, member):
-        consumers.check_epoch(group, member, asked.member_epoch, by=peer.caller)
+    if member and group_request.member_epoch >= 0 and consumers.has_member(group, member):
+        consumers.check_epoch(group, member, group_request.member_epoch, by=peer.caller)
 
 
 def _groups_response(response: Any, groups: list[Any]) -> Any:
@@ -238,12 +247,12 @@ def _topics_response(response: Any, topics: list[Any]) -> Any:
     return response(topics=topics)
 
 
-def _fetched(peer: Peer, version: int, made: Any, asked: Any, *, stable: bool) -> Iterator[Any]:
-    group = asked.group_id
+def _fetched(peer: Peer, version: int, made: Any, group_request: Any, *, stable: bool) -> Iterator[Any]:
+    group = group_request.group_id
     topics: list[Any] = []
     try:
-        check_reader(peer, asked)
-        for topic in _positions(peer, version, made, group, asked.topics, stable=stable):
+        check_reader(peer, group_request)
+        for topic in _positions(peer, version, made, group, group_request.topics, stable=stable):
             if topic is None:
                 yield None
             else:
@@ -255,30 +264,31 @@ def _fetched(peer: Peer, version: int, made: Any, asked: Any, *, stable: bool) -
 
 
 def _positions(
-    peer: Peer, version: int, made: Any, group: str, asked: list[Any] | None, *, stable: bool
+    peer: Peer, version: int, made: Any, group: str, topic_requests: list[Any] | None, *, stable: bool
 ) -> Iterator[Any]:
     """Yield an entry for each named topic, or for each topic that has committed offsets.
 
-    None is a pause for other requests. If ``stable``, offsets that an open transaction may change are not returned
-    (spec: kafka#stable-offsets).
+    After each None, other requests may run.
+
+    ``stable``: return an error instead of offsets that an open transaction may change (spec: kafka#stable-offsets).
     """
-    if asked is None:
+    if topic_requests is None:
         yield from _all_positions(peer, version, made, group, stable=stable)
         return
-    for one in asked:
-        names = {field: getattr(one, field) for field in _NAMES if hasattr(one, field)}
+    for topic_request in topic_requests:
+        names = {field: getattr(topic_request, field) for field in _NAMES if hasattr(topic_request, field)}
         held: Mapping[int, Position] = {}
         undecided: Set[int] = frozenset()
         code = WireError.NONE
         try:
-            topic = led_topic(peer, Action.OFFSET_FETCH, one.name, names.get("topic_id", NO_ID))
+            topic = led_topic(peer, Action.OFFSET_FETCH, topic_request.name, names.get("topic_id", NO_ID))
             held = peer.broker.classic.positions(group, topic.name.full)
             undecided = _undecided(peer, group, topic, stable=stable)
         except BrokerError as error:
             code = _topic_error(error, version)
             if code is WireError.UNKNOWN_TOPIC_OR_PARTITION:
                 code = WireError.NONE  # the group has no committed offsets for this topic
-        yield from _topic_entry(made.Topics, names, one.indexes, held, undecided, code)
+        yield from _topic_entry(made.Topics, names, topic_request.indexes, held, undecided, code)
 
 
 def _topic_entry(
@@ -289,7 +299,7 @@ def _topic_entry(
     undecided: Set[int],
     code: WireError = WireError.NONE,
 ) -> Iterator[Any]:
-    """Yield the entry of one topic, after a None for each pause."""
+    """Yield None several times, then the entry of the topic. Other requests may run after each None."""
     partitions = []
     for number in numbers:
         partitions.append(_entry(made.Partitions, number, held.get(number), undecided, code))
@@ -299,7 +309,7 @@ def _topic_entry(
 
 
 def _undecided(peer: Peer, group: str, topic: Topic, *, stable: bool) -> Set[int]:
-    """Return the partitions whose offsets an open transaction may change; none unless ``stable``."""
+    """Return the partitions whose offsets an open transaction may change, or none if ``stable`` is false."""
     return peer.broker.transactions.undecided(group, topic.name.full) if stable else frozenset()
 
 
@@ -331,7 +341,7 @@ def _entry(
 
 
 def offset_delete(peer: Peer, reply: Reply, request: Any, /) -> Any:
-    """Delete committed offsets of topics that no member of the group reads."""
+    """OffsetDelete: delete committed offsets of topics that no member of the group reads."""
     del reply
     response = schema.response(Api.OFFSET_DELETE)
     classic = peer.broker.classic
@@ -342,20 +352,20 @@ def offset_delete(peer: Peer, reply: Reply, request: Any, /) -> Any:
     except BrokerError as error:
         return response(error=group_error(error), topics=[])
     topics = []
-    for asked in request.topics:
-        entries = [response.Topics.Partitions(index=one.index) for one in asked.partitions]
-        topics.append(response.Topics(name=asked.name, partitions=entries))
+    for topic_request in request.topics:
+        entries = [response.Topics.Partitions(index=one.index) for one in topic_request.partitions]
+        topics.append(response.Topics(name=topic_request.name, partitions=entries))
         try:
-            peer.authorize(Action.GROUP_DELETE, peer.broker.resource(asked.name))
-            peer.broker.topic(asked.name)
+            peer.authorize(Action.GROUP_DELETE, peer.broker.resource(topic_request.name))
+            peer.broker.topic(topic_request.name)
         except BrokerError as error:
             _refuse(entries, wire_error(error))
             continue
-        if classic.has_readers(request.group_id, asked.name):
+        if classic.has_readers(request.group_id, topic_request.name):
             _refuse(entries, WireError.GROUP_SUBSCRIBED_TO_TOPIC)
             continue
         for entry in entries:
-            _delete(peer, request.group_id, asked.name, entry)
+            _delete(peer, request.group_id, topic_request.name, entry)
     return response(topics=topics)
 
 

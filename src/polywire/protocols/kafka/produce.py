@@ -17,7 +17,7 @@ from polywire.errors import BrokerError, ErrorCode, PeerError
 from polywire.log.base import Read
 from polywire.protocols.kafka import schema, transactions
 from polywire.protocols.kafka.compression import decode_batch, expand
-from polywire.protocols.kafka.configs import Produced, produced_to
+from polywire.protocols.kafka.configs import ProduceLimits, produce_limits
 from polywire.protocols.kafka.decoder import BATCH_HEAD_BYTES, BatchHead, Built, build, check_batch
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.lookup import led_topic, missing_error, partition_of
@@ -39,7 +39,8 @@ LEVELS: Final = {0: Level.MEMORY, 1: Level.WRITTEN}
 STEPS_AT_ONCE: Final = 16  # partitions that are stored between two checks of the time
 
 Opened = tuple[BatchHead, Built] | Refused
-_Asked = tuple[Any, Topic, Any, int]
+_Batch = tuple[Any, Topic, Any, int]
+"""The response's entry, the topic, the batch, and its size limit."""
 
 
 def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
@@ -47,7 +48,7 @@ def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
 
 
 class _Slices:
-    """A request whose partitions are stored in slices. ``release`` frees the request's bytes."""
+    """A request whose partitions are stored in slices. Implements ``Work``."""
 
     __slots__ = ("_release", "_slices")
 
@@ -61,11 +62,7 @@ class _Slices:
 
 
 class Producing:
-    """One request. It is answered when ``_left``, the number of pending results, is 0.
-
-    ``_large`` has the partitions whose batch takes too long to decompress on the event loop. Each is an entry, a topic,
-    a batch and its size limit. ``_expanded_max`` is how many more bytes may be decompressed on the event loop.
-    """
+    """A Produce request in progress. It is answered when all of its batches are stored or rejected."""
 
     __slots__ = (
         "_acks",
@@ -75,34 +72,34 @@ class Producing:
         "_has_failed",
         "_is_wide",
         "_large",
-        "_left",
+        "_outstanding",
         "_refused",
         "_session",
         "_transactional_id",
     )
 
     def __init__(self, session: KafkaSession, answer: Answer, request: Any, *, refused: Refused | None = None) -> None:
-        """``refused`` is the reason why the request's transaction cannot stage anything, or None."""
+        """``refused`` is the error for transactional batches; None if the request's transaction can be used."""
         self._refused: Final = refused
         self._session: Final = session
         self._answer: Final = answer
         self._acks: Final = request.acks
         self._transactional_id: Final = request.transactional_id
-        self._large: Final[list[_Asked]] = []
+        self._large: Final[list[_Batch]] = []  # batches to decompress in a thread
         self._body: Final = schema.response(Api.PRODUCE)(responses=[])
-        self._expanded_max = LARGE_BYTES
-        self._has_failed = self._is_wide = False
-        self._left = 1
+        self._expanded_max = LARGE_BYTES  # bytes that may still be decompressed on the event loop
+        self._has_failed = self._is_wide = False  # wide: the partitions are stored in slices
+        self._outstanding = 1  # results to wait for; one of them is the end of the partitions
 
     # Partition by partition
 
     def begin(self, topics: Sequence[Any]) -> None:
-        self._with_pauses(self._take_each(topics), self._open_large)
+        self._with_pauses(self._store_each(topics), self._begin_large)
 
     def _with_pauses(self, steps: Iterator[None], then: Callable[[], None]) -> None:
         """Run the steps, then call ``then``.
 
-        After a short time, the remaining steps run in slices. Other connections are served between the slices, but not
+        After ``QUANTUM_S``, the remaining steps run in slices. Between these, other connections are served, but not
         this one.
         """
         session = self._session
@@ -123,54 +120,59 @@ class Producing:
         release = session.output.pin() if session.work is None else session.work.leave
         session.work = _Slices(Slices(session.broker, steps, done), release)
 
-    def _take_each(self, topics: Sequence[Any]) -> Iterator[None]:
-        """In each step, check, decompress and store the batch of one partition."""
+    def _store_each(self, topics: Sequence[Any]) -> Iterator[None]:
+        """Check, decompress and store the batch of one partition in each step."""
         response = schema.response(Api.PRODUCE)
-        for asked in topics:
-            topic_entry = response.Responses(name=asked.name, topic_id=asked.topic_id, partitions=[])
+        for topic_request in topics:
+            topic_entry = response.Responses(name=topic_request.name, topic_id=topic_request.topic_id, partitions=[])
             self._body.responses.append(topic_entry)
-            for one in asked.partitions:
-                entry = response.Responses.Partitions(index=one.index)
+            for partition_request in topic_request.partitions:
+                entry = response.Responses.Partitions(index=partition_request.index)
                 topic_entry.partitions.append(entry)
-                topic = self._topic_of(asked, one, entry)
+                topic = self._topic_of(topic_request, partition_request, entry)
                 if topic is not None:
-                    self._take((entry, topic, one.records, produced_to(topic.settings).bytes_max))
+                    self._store_batch(
+                        (entry, topic, partition_request.records, produce_limits(topic.settings).bytes_max)
+                    )
                 yield None
             yield None
 
-    def _topic_of(self, asked: Any, one: Any, entry: Any) -> Topic | None:
-        """Return the topic if the client may write to the partition. Otherwise set the entry's error."""
+    def _topic_of(self, topic_request: Any, partition_request: Any, entry: Any) -> Topic | None:
+        """Return the topic if the client may write to the partition.
+
+        Otherwise, set the entry's error and return None.
+        """
         if self._acks not in LEVELS and self._acks != ALL:
             self._refuse(entry, WireError.INVALID_REQUIRED_ACKS)
             return None
         try:
-            topic = led_topic(self._session, Action.PRODUCE, asked.name, asked.topic_id)
-            partition_of(topic, one.index)
+            topic = led_topic(self._session, Action.PRODUCE, topic_request.name, topic_request.topic_id)
+            partition_of(topic, partition_request.index)
         except BrokerError as error:
-            self._refuse(entry, missing_error(error, asked.topic_id), error.message)
+            self._refuse(entry, missing_error(error, topic_request.topic_id), error.message)
             return None
         return topic
 
-    def _take(self, asked: _Asked) -> None:
-        """Decompress and store a batch. A large batch is left for ``_open_large``."""
-        entry, topic, records, bytes_max = asked
+    def _store_batch(self, batch: _Batch) -> None:
+        """Decompress and store a batch. A batch that takes long to decompress is added to ``_large`` instead."""
+        entry, topic, records, bytes_max = batch
         try:
             head = check_batch(records, bytes_max=bytes_max)
             source, start, stop = memoryview(records), BATCH_HEAD_BYTES, head.end
             if head.codec:
                 expanded = self._expanded(source[start:stop], Codec(head.codec))
                 if expanded is None:
-                    self._large.append(asked)
+                    self._large.append(batch)
                     return
                 source, start, stop = memoryview(expanded), 0, len(expanded)
-            self._put(entry, topic, (head, build(source, start, stop, head)))
+            self._store_or_refuse(entry, topic, (head, build(source, start, stop, head)))
         except Refused as refused:
-            self._put(entry, topic, refused)
+            self._store_or_refuse(entry, topic, refused)
 
     def _expanded(self, source: memoryview, codec: Codec) -> Buffer | None:
-        """Decompress a batch; return None if it is too large to decompress on the event loop.
+        """Decompress a batch.
 
-        Raises Refused for damaged bytes.
+        Return None if it is too large to decompress on the event loop. Raises Refused for damaged bytes.
         """
         try:
             expanded = expand(source, codec, self._expanded_max)
@@ -181,15 +183,15 @@ class Producing:
         self._expanded_max -= len(expanded)
         return expanded
 
-    def _open_large(self) -> None:
+    def _begin_large(self) -> None:
         session = self._session
         if not self._large:
-            self._handed_on()
+            self._resume_session()
             return
         release = session.output.pin() if session.work is None else session.work.leave
-        session.work = session.shared.off_loop.put(self._open_each, self._opened, release)
+        session.work = session.shared.off_loop.put(self._decompress_large, self._opened, release)
 
-    def _open_each(self) -> Sequence[Opened]:
+    def _decompress_large(self) -> Sequence[Opened]:
         """Decompress the large batches. Called in the thread."""
         return [_open(records, bytes_max) for _, _, records, bytes_max in self._large]
 
@@ -199,20 +201,20 @@ class Producing:
             return
         large = [(entry, topic) for entry, topic, _, _ in self._large]
         self._large.clear()  # this releases the views of the request's bytes
-        self._with_pauses(self._put_each(large, opened), self._handed_on)
+        self._with_pauses(self._store_opened(large, opened), self._resume_session)
 
-    def _put_each(self, asked: Sequence[tuple[Any, Topic]], opened: Sequence[Opened]) -> Iterator[None]:
-        for (entry, topic), found in zip(asked, opened, strict=True):
-            self._put(entry, topic, found)
+    def _store_opened(self, large: Sequence[tuple[Any, Topic]], opened: Sequence[Opened]) -> Iterator[None]:
+        for (entry, topic), found in zip(large, opened, strict=True):
+            self._store_or_refuse(entry, topic, found)
             yield None
 
-    def _handed_on(self) -> None:
-        """Let the session continue, because all batches were passed to the broker."""
-        self._settled()
+    def _resume_session(self) -> None:
+        """Let the session handle its next request: all batches were passed to the broker."""
+        self._count_result()
         if self._session.work is not None:
-            self._session.worked()
+            self._session.end_work()
 
-    def _put(self, entry: Any, topic: Topic, found: Opened) -> None:
+    def _store_or_refuse(self, entry: Any, topic: Topic, found: Opened) -> None:
         if isinstance(found, Refused):
             self._refuse(entry, found.error, found.message)
             return
@@ -232,7 +234,7 @@ class Producing:
                 WireError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
                 "batch is transactional, but the request has no transactional id",
             )
-        limits = produced_to(topic.settings)
+        limits = produce_limits(topic.settings)
         if not limits.has_times_of_append:
             _check_times(built, limits, broker.clock.now_us() // 1000)
         if topic.settings.compaction and built.null_keys:
@@ -250,29 +252,32 @@ class Producing:
                 sequence=head.base_sequence,
             )
         level = self._session.shared.settings.acks_all if self._acks == ALL else LEVELS[self._acks]
-        self._left += 1
+        self._outstanding += 1
         stored = partial(self._stored, entry, partition)
         self._session.append_queue.produce(partition, built.batch, level, stored, by=self._session.caller)
 
     def _stage(self, entry: Any, partition: Partition, head: BatchHead, batch: bytearray) -> None:
-        """Stage the records of one partition in a transaction.
+        """Stage the records of one partition in the transaction.
 
         Raises Refused or BrokerError if they are not accepted.
         """
         id_, version = self._transactional_id, self._answer.request.version
         assert id_ is not None, "a transactional batch has a transactional id"
         if self._refused is not None:
-            raise _kept(self._refused)
+            raise _without_traceback(self._refused)
         transactions.stage(self._session, id_, version, partition, head, batch, partial(self._staged, entry, partition))
-        self._left += 1
+        self._outstanding += 1
 
     def _staged(self, entry: Any, partition: Partition, result: int | BrokerError) -> None:
-        """Set the result of staged records. Their offset is unknown (spec: kafka#base-offsets-in-transactions)."""
+        """Set the result of staged records.
+
+        They get no offset before the commit (spec: kafka#base-offsets-in-transactions).
+        """
         if isinstance(result, BrokerError):
             self._refuse(entry, _produce_error(result), result.message)
         else:
             entry.log_start_offset = partition.log.first_offset
-        self._settled()
+        self._count_result()
 
     def _stored(self, entry: Any, partition: Partition, result: int | BrokerError) -> None:
         if isinstance(result, BrokerError):
@@ -286,14 +291,14 @@ class Producing:
         else:
             entry.base_offset = result
             entry.log_start_offset = partition.log.first_offset
-            if self._acks and produced_to(partition.topic.settings).has_times_of_append:
-                self._look_at_time(entry, partition, result)
+            if self._acks and produce_limits(partition.topic.settings).has_times_of_append:
+                self._read_append_time(entry, partition, result)
                 return
-        self._settled()
+        self._count_result()
 
-    def _look_at_time(self, entry: Any, partition: Partition, offset: int) -> None:
-        """Read the stored batch, to return exactly the append time that consumers will see."""
-        timed = partial(self._timed, entry)
+    def _read_append_time(self, entry: Any, partition: Partition, offset: int) -> None:
+        """Read the batch that was stored at ``offset``, because the response must have its append time."""
+        timed = partial(self._set_append_time, entry)
         try:
             read = self._session.broker.fetch(partition, offset, bytes_max=1, then=timed)
         except BrokerError as error:
@@ -302,21 +307,20 @@ class Producing:
             if isinstance(read, Read):
                 timed(read)
 
-    def _timed(self, entry: Any, read: Read | BrokerError) -> None:
-        """Set the append time from the batch that was read. If the batch was already deleted, set none."""
+    def _set_append_time(self, entry: Any, read: Read | BrokerError) -> None:
         if isinstance(read, Read):
             if read.chunks:
                 entry.log_append_time_ms = read_header(read.chunks[0]).append_time_us // 1000
             read.pin.release()
-        self._settled()
+        self._count_result()
 
     def _refuse(self, entry: Any, error: WireError, message: str | None = None) -> None:
         entry.error, entry.message = error, message
         self._has_failed = True
 
-    def _settled(self) -> None:
-        self._left -= 1
-        if self._left:
+    def _count_result(self) -> None:
+        self._outstanding -= 1
+        if self._outstanding:
             return
         if self._acks and self._is_wide:
             encode_in_slices(self._session.broker, self._answer, self._body)
@@ -328,11 +332,8 @@ class Producing:
             self._answer.nothing()
 
 
-def _check_times(built: Built, limits: Produced, now_ms: int) -> None:
-    """Raise Refused if timestamps differ too much from the broker's clock.
-
-    The individual records are checked only if the topic limits how old timestamps may be.
-    """
+def _check_times(built: Built, limits: ProduceLimits, now_ms: int) -> None:
+    """Raise Refused if timestamps differ too much from the broker's clock."""
     if built.max_time_ms > now_ms + limits.after_ms:
         raise Refused(
             WireError.INVALID_TIMESTAMP,
@@ -349,17 +350,14 @@ def _open(records: Any, bytes_max: int) -> Opened:
     try:
         return decode_batch(records, bytes_max=bytes_max)
     except Refused as refused:
-        return _kept(refused)
+        return _without_traceback(refused)
 
 
-def _kept(refused: Refused) -> Refused:
+def _without_traceback(refused: Refused) -> Refused:
     """Remove the error's traceback. Its frames refer to the error, which would be a reference cycle."""
     return refused.with_traceback(None)
 
 
 def _produce_error(error: BrokerError) -> WireError:
-    """Return the Kafka error for records that were not stored.
-
-    If the log has no free space, the error is one after which clients retry.
-    """
+    """Return the Kafka error for records that were not stored. If the log is full, clients retry after it."""
     return WireError.REQUEST_TIMED_OUT if error.code is ErrorCode.BUSY else wire_error(error)

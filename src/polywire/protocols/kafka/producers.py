@@ -61,47 +61,47 @@ def stamp_sequence(
 
 
 def describe_producers(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeProducers: list known producers and those with an open transaction.
+    """DescribeProducers: list the active producers of partitions, with or without a transactional id.
 
-    Each partition is listed once, even if the request names it again.
+    Each partition is listed once, even if the request repeats it.
     """
     response = schema.response(Api.DESCRIBE_PRODUCERS)
-    entries = _Active(session, response.Topics).gather(request.topics)
+    entries = _Active(session, response.Topics).fill(request.topics)
     return answer_in_slices(session.broker, answer, entries, lambda topics: response(topics=topics), at_once=8)
 
 
 class _Active:
-    """The active producers of the requested partitions.
-
-    ``_by_partition`` has the response entries. Its keys are the incarnations of the requested partitions.
-    """
+    """The active producers of the requested partitions."""
 
     __slots__ = ("_by_partition", "_made", "_session")
 
     def __init__(self, session: KafkaSession, made: Any) -> None:
         self._session: Final = session
         self._made: Final = made
-        self._by_partition: dict[int, tuple[Partition, list[Any]]] = {}
+        self._by_partition: dict[int, tuple[Partition, list[Any]]] = {}  # entries, by the partition's incarnation
 
-    def gather(self, topics: list[Any]) -> Iterator[Any]:
-        """Yield the requested topics with the producers of their partitions. None is a pause for other requests."""
+    def fill(self, topics: list[Any]) -> Iterator[Any]:
+        """Yield the requested topics with the producers of their partitions.
+
+        After each None, other requests may run.
+        """
         found = []
-        for asked in topics:
-            entry = self._made(name=asked.name, partitions=[])
+        for topic_request in topics:
+            entry = self._made(name=topic_request.name, partitions=[])
             found.append(entry)
             try:
-                topic: Topic | BrokerError = led_topic(self._session, Action.FETCH, asked.name)
+                topic: Topic | BrokerError = led_topic(self._session, Action.FETCH, topic_request.name)
             except BrokerError as error:
                 # the error's traceback refers to this connection, which would in turn refer to the error
                 topic = error.with_traceback(None)
-            for number in asked.indexes:
-                self._ask(topic, number, entry.partitions)
+            for number in topic_request.indexes:
+                self._add_partition(topic, number, entry.partitions)
                 yield None
-        yield from self._gather_remembered()
-        yield from self._gather_transactional()
+        yield from self._add_remembered()
+        yield from self._add_transactional()
         yield from found
 
-    def _ask(self, topic: Topic | BrokerError, number: int, entries: list[Any]) -> None:
+    def _add_partition(self, topic: Topic | BrokerError, number: int, entries: list[Any]) -> None:
         made = self._made.Partitions(index=number, active_producers=[])
         if isinstance(topic, BrokerError):
             made.error, made.message = wire_error(topic), topic.message
@@ -114,7 +114,7 @@ class _Active:
             self._by_partition[partition.incarnation] = (partition, made.active_producers)
         entries.append(made)
 
-    def _gather_remembered(self) -> Iterator[None]:
+    def _add_remembered(self) -> Iterator[None]:
         for state in self._session.broker.producers_of(self._by_partition):
             if state is not None and len(state.id) == _IDENTITY.size and state.id[:1] == b"k":
                 self._by_partition[state.incarnation][1].append(self._remembered(state))
@@ -130,10 +130,10 @@ class _Active:
             current_txn_start_offset=-1,
         )
 
-    def _gather_transactional(self) -> Iterator[None]:
+    def _add_transactional(self) -> Iterator[None]:
         """Add the producers that hold a transactional id.
 
-        Their sequence numbers continue across transactions, and records of an open transaction are not in the log yet.
+        They are listed apart, because records of an open transaction are not in the log yet.
         """
         for known in self._session.broker.transactions.visible(by=ITSELF, participants=True):
             if known.producer is not None:

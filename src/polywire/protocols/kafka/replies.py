@@ -1,7 +1,4 @@
-"""Build the response to a request for many topics or partitions in steps.
-
-A response is sent once, when all of its entries are known.
-"""
+"""Build the response to a request for many topics or partitions in steps. It is sent when all entries are known."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ AT_ONCE_MAX: Final = 64  # entries that are processed without a pause
 PARTITIONS_PER_STEP: Final = 16  # partitions of one entry that are processed without a pause
 
 
-class Gathering:
-    """A response that waits for several results.
+class PendingResponse:
+    """A response whose entries are set by several callbacks.
 
-    It is sent when ``settled`` was called once for each ``expect``, and once more for the end of the steps.
+    It is sent when all steps passed to ``run`` have run, and ``count_result`` was called as often as ``expect``.
     """
 
     __slots__ = ("_answer", "_body", "_broker", "_cancels", "_is_over", "_left")
@@ -41,7 +38,7 @@ class Gathering:
         answer.cancel = self._cancel
 
     def on_cancel(self, cancel: Callable[[], None]) -> None:
-        """Set a function to call if the connection closes before the response is complete."""
+        """Call ``cancel`` if the connection closes before the response is sent."""
         self._cancels.append(cancel)
 
     def _cancel(self) -> None:
@@ -49,30 +46,30 @@ class Gathering:
         for cancel in self._cancels:
             cancel()
 
-    def ask(self, broker: KafkaBroker, entries: Iterator[None], *, at_once: int = AT_ONCE_MAX) -> None:
-        """Process one entry in each step.
+    def run(self, broker: KafkaBroker, entries: Iterator[None], *, at_once: int = AT_ONCE_MAX) -> None:
+        """Run the steps that fill the response; each one handles one entry.
 
-        A few entries are processed immediately. If there are more, other requests are served between the steps, and the
-        steps end when the connection closes.
+        At most ``at_once`` steps run immediately. The others run in slices, between other requests, and stop if the
+        connection closes.
         """
         for _ in zip(range(at_once), entries, strict=False):
             pass
         if next(entries, _END) is _END:
-            self.settled()
+            self.count_result()
             return
         self._broker = broker
 
-        def done(asked: list[None] | BrokerError) -> None:
-            assert not isinstance(asked, BrokerError), "errors are set in the entries"
-            self.settled()
+        def done(results: list[None] | BrokerError) -> None:
+            assert not isinstance(results, BrokerError), "errors are set in the entries"
+            self.count_result()
 
         self.on_cancel(Slices(broker, entries, done).cancel)
 
     def expect(self) -> None:
+        """Delay the response until ``count_result`` is called once more."""
         self._left += 1
 
-    def settled(self) -> None:
-        """Count one result, or the end of the steps."""
+    def count_result(self) -> None:
         self._left -= 1
         if self._left:
             return
@@ -81,16 +78,16 @@ class Gathering:
         elif not self._is_over:
             encode_in_slices(self._broker, self._answer, self._body)
 
-    def changed(self, entry: Any, result: int | BrokerError) -> None:
-        """Set the result of a broker's operation in an entry, and count it."""
+    def set_result(self, entry: Any, result: int | BrokerError) -> None:
+        """Count the result of a broker's operation. If it is an error, set it in the entry."""
         if isinstance(result, BrokerError):
             # the broker is stopping, or another process has ended: the outcome is unknown
             refuse(entry, result, WireError.REQUEST_TIMED_OUT if result.code is ErrorCode.STOPPING else None)
-        self.settled()
+        self.count_result()
 
 
 def refuse(entry: Any, error: BrokerError, code: WireError | None = None) -> None:
-    """Set the error of an entry. Also set its message, if this version has one."""
+    """Set the error of an entry, and its message if the entry has one."""
     entry.error = wire_error(error) if code is None else code
     if hasattr(entry, "message"):
         entry.message = error.message
@@ -104,9 +101,10 @@ def answer_in_slices(
     *,
     at_once: int = AT_ONCE_MAX,
 ) -> Any:
-    """Return the body that ``made`` builds from the entries. Return None if it is built later, in slices.
+    """Return the response that ``made`` builds from the entries, or None if it is sent later.
 
-    An entry ``None`` is a pause and not part of the body. A few entries are processed immediately.
+    At most ``at_once`` entries are built immediately; if there are more, the rest is built in slices. A None between
+    the entries lets other requests run.
     """
     first = [entry for _, entry in zip(range(at_once), entries, strict=False)]
     following = next(entries, _END)
@@ -125,7 +123,8 @@ def answer_in_slices(
 def _encoded(answer: Reply, entries: Iterator[Any]) -> Iterator[bytes | None]:
     """Encode each entry as soon as it is built.
 
-    Only bytes stay in memory, because hundreds of thousands of objects would slow down garbage collection.
+    Until the response is sent, only bytes are in memory: hundreds of thousands of objects would slow down garbage
+    collection.
     """
     for entry in entries:
         if entry is None:
@@ -135,7 +134,7 @@ def _encoded(answer: Reply, entries: Iterator[Any]) -> Iterator[bytes | None]:
 
 
 def encode_in_slices(broker: KafkaBroker, answer: Reply, body: Any) -> None:
-    """Encode the entries of a large response in slices, then send it, unless the connection has closed."""
+    """Encode the entries of a large response in slices, then send it. If the connection closes, encoding stops."""
 
     def done(encoded: list[None] | BrokerError) -> None:
         del encoded

@@ -1,7 +1,4 @@
-"""Reply slots: they keep the responses of one connection in order (spec: kafka#framing, kafka#headers).
-
-A slot is filled once, immediately or by a later callback of the broker. The response has the version of its request.
-"""
+"""Reply slots: they keep the responses of one connection in order (spec: kafka#framing, kafka#headers)."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from polywire.protocols.runtime.pipelined import ReplyOwner, ReplySlot
 
 
 class Answer(ReplySlot[ReplyOwner]):
-    """The slot of one response. ``request`` is the request that it answers."""
+    """The slot of the response to ``request``. The response has the version of the request."""
 
     __slots__ = ("request",)
 
@@ -29,14 +26,14 @@ class Answer(ReplySlot[ReplyOwner]):
         self.fill(() if self.session.closed else encode_response(self.request, body))
 
     def large(self, body: Any) -> None:
-        """Fill the slot with a body. Its record buffers are sent without a copy."""
+        """Fill the slot without copying the record buffers of ``body``."""
         if self.session.closed:
             self.fill(())
         else:
             self.fill(encode_response(self.request, body), _nothing)
 
     def nothing(self) -> None:
-        """Send no response for this request, so that later responses can be sent."""
+        """Fill the slot of a request that has no response."""
         self.fill(())
 
 

@@ -47,16 +47,17 @@ TRANSITIONS: Final[Mapping[Step, frozenset[Step]]] = {
 
 
 class Words(NamedTuple):
-    """A user name, and a password or an access token."""
+    """The content of a PLAIN token: a user name, and a password or an access token."""
 
     name: str
     secret: str
 
 
 class Introduction(NamedTuple):
-    """The client's first SCRAM message: user name and nonce.
+    """The client's first SCRAM message.
 
-    ``header`` and ``bare`` are the two parts of the message as text. Both signatures cover them.
+    Attributes:
+        header, bare: the two parts of the message as text. The proofs are computed from them.
     """
 
     header: str
@@ -66,6 +67,8 @@ class Introduction(NamedTuple):
 
 
 class Challenge:
+    """The server's first SCRAM message: nonce, salt and iterations."""
+
     __slots__ = ("_introduction", "_nonce", "name", "text", "verifier")
 
     def __init__(self, introduction: Introduction, verifier: Verifier, nonce: str | None = None) -> None:
@@ -76,9 +79,9 @@ class Challenge:
         self.text: Final = f"r={self._nonce},s={b64encode(verifier.salt).decode()},i={verifier.iterations}"
 
     def read(self, token: bytes) -> tuple[bytes, bytes]:
-        """Return the signed messages, and the client's proof.
+        """Return the messages from which the proofs are computed, and the client's proof.
 
-        Raises Refused if the message does not answer this challenge.
+        Raises Refused if the client's message does not belong to this challenge.
         """
         text = _text(token)
         without_proof, comma, proof = text.rpartition(",p=")
@@ -89,14 +92,16 @@ class Challenge:
         return f"{self._introduction.bare},{self.text},{without_proof}".encode(), _from_base64(proof)
 
     def accepted(self, messages: bytes) -> bytes:
-        """Return the server's last message, which proves to the client that the server knows the verifier."""
+        """Return the server's last message. It proves to the client that the server knows the user's verifier."""
         return b"v=" + b64encode(self.verifier.signature(messages))
 
 
 class Conversation:
     """The login of one connection.
 
-    ``step`` changes only as ``TRANSITIONS`` allows. ``mechanism`` is the mechanism that was agreed on last.
+    Attributes:
+        mechanism: the SASL mechanism that the client has chosen last.
+        is_bare: whether tokens are sent without a request header (SaslHandshake version 0).
     """
 
     __slots__ = ("_step", "challenge", "is_bare", "mechanism")
@@ -116,7 +121,7 @@ class Conversation:
         return self._step
 
     def enter(self, step: Step) -> None:
-        """Change to a state. Raises Refused if it cannot follow the current one."""
+        """Change to a state. Raises Refused if ``TRANSITIONS`` does not allow it."""
         if step not in TRANSITIONS[self._step]:
             raise Refused(WireError.ILLEGAL_SASL_STATE, "the message does not fit the state of the login")
         self._step = step
@@ -150,7 +155,7 @@ def read_introduction(token: bytes) -> Introduction:
 
 
 def _is_mandatory(extensions: Sequence[str]) -> bool:
-    """Return whether one of these extensions is mandatory. The broker supports none (RFC 5802, section 5.1)."""
+    """Return whether one of the extensions must be supported. The broker supports none (RFC 5802, section 5.1)."""
     return any(extension.startswith("m=") for extension in extensions)
 
 

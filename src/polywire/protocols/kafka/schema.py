@@ -1,9 +1,7 @@
-"""Compile the table of messages into record types, and into one program for each version of a structure.
+"""Compile the table of messages into record types and programs.
 
-A program says how that version is encoded (see ``structures``).
-
-* The table is parsed once. Programs are compiled on first use.
-* A record has the fields of all versions of its message, so handlers need not check the version.
+A program describes how one version of a structure is encoded (see ``structures``). It is compiled on first use. A
+record type has the fields of all versions of its message, so handlers need not check the version.
 """
 
 from __future__ import annotations
@@ -18,8 +16,9 @@ from polywire.protocols.kafka.messages import Api
 from polywire.protocols.kafka.structures import Kind, Program, Record, Step
 
 RecordType: TypeAlias = Any
-"""A type made from the table. Its fields are attributes, and so are the types of nested structures (``topics`` →
-``Topics``).
+"""The type of a structure.
+
+Its fields are attributes, and so are the types of its nested structures (``topics`` → ``Topics``).
 """
 
 VERSION_MAX: Final = 32767
@@ -61,10 +60,13 @@ ALWAYS: Final = Versions(0, VERSION_MAX)
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a structure.
+    """A field of a structure.
 
-    ``nullable_from`` is the first version in which it may be null, or None. ``structure`` is the structure of its
-    values, None for plain values.
+    Attributes:
+        versions: the versions that have the field.
+        nullable_from: first version in which the value may be null; None if it never may.
+        tag: number of a tagged field, otherwise None.
+        structure: the structure of the value, or of the elements of an array; None for plain values.
     """
 
     name: str
@@ -87,7 +89,11 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A request and its response. ``flexible_from`` is the first version with tags and compact lengths."""
+    """A request and its response.
+
+    Attributes:
+        flexible_from: first version with tags and compact lengths.
+    """
 
     api: Api
     versions: Versions

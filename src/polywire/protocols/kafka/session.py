@@ -1,7 +1,6 @@
 """One Kafka connection: requests and responses in order (spec: kafka#framing, kafka#connections).
 
-* Responses are sent in the order of their requests. PRODUCE requests are pipelined. Any other request starts after all
-  earlier requests were answered.
+* PRODUCE requests are pipelined. Any other request starts when all earlier requests are answered.
 * A malformed request closes the connection.
 * Requests need no tasks or futures.
 """
@@ -55,17 +54,16 @@ BUSY_WAIT_S: Final = 2.0  # how long batches wait for space in the log before th
 class Handler(Protocol):
     """Executes a request.
 
-    It returns the body of the response, or None if it sends the response later. Raises PeerError to close the
-    connection.
+    Returns the body of the response, or None if the response is sent later. Raises PeerError to close the connection.
     """
 
     def __call__(self, session: KafkaSession, answer: Answer, request: Any, /) -> Any: ...
 
 
 class Work(Protocol):
-    """A request in progress. Until it is finished, no other request of its connection is handled."""
+    """A Produce request that is decompressed in a thread or stored in slices. Later requests of its connection wait."""
 
-    def leave(self) -> None: ...
+    def leave(self) -> None: ...  # called once, at its end or when the connection closes
 
 
 class Command(commands.Command[Api, Handler]):
@@ -75,11 +73,10 @@ class Command(commands.Command[Api, Handler]):
 class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Answer]):
     """The session of one client.
 
-    No further request is handled while ``work`` is set, or while batches wait for space in the log. ``work`` is a
-    request whose batches are decompressed in a thread or stored in slices.
-
-    ``_principal`` is the user at the last check. It is None before the first request that requires a login.
-    ``software`` is the client's name and version. It is empty until the client has sent them.
+    Attributes:
+        software: name and version of the client's software; empty until the client has sent them.
+        work: the request that delays later ones, if there is one.
+        fetch_session: the connection's fetch session, if one is open.
     """
 
     __slots__ = (
@@ -104,7 +101,12 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         resume: Callable[[], None],
         served: Mapping[Api, Served] | None = None,
     ) -> None:
-        """``served`` are the supported versions, if they differ from those for clients."""
+        """Open the session.
+
+        Args:
+            table: the handlers of the supported requests.
+            served: the supported versions, if they differ from those for clients.
+        """
         super().__init__(shared.broker, output, resume)
         self.shared: Final = shared
         self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._continue)
@@ -114,15 +116,14 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self.work: Work | None = None
         self._commands: Final = table
         self._served: Final[Mapping[Api, Served]] = shared.served if served is None else served
-        self._principal: Principal | None = None
-        self._lingers = False
+        self._principal: Principal | None = None  # the user at the last check; None before a login was required
+        self._lingers = False  # see ``end``
         self._caller: Caller | None = None
 
     # The driver's interface
 
     @property
     def spoken_dialect(self) -> str:
-        """The client's software, because versions differ from request to request."""
         return self.software
 
     @property
@@ -138,9 +139,9 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return self.work is not None or bool(self.append_queue.waiting) or super()._waits()
 
     def _frame_bytes(self, data: memoryview, at: int) -> int:
-        """Return the size of the frame at ``at``, or 0 if its length is incomplete.
+        """Return the size of the request at ``at``, or 0 if its length is incomplete.
 
-        Raises PeerError if it is invalid.
+        Raises PeerError for an invalid length.
         """
         if len(data) - at < LENGTH_BYTES:
             return 0
@@ -150,10 +151,6 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return LENGTH_BYTES + size
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
-        """Handle one request. Return False if it must wait for earlier responses.
-
-        Raises PeerError for a malformed request.
-        """
         frame = data[at + LENGTH_BYTES : end]
         if self._principal is None and self.sasl.takes_tokens:
             command, request = self._commands[Api.SASL_AUTHENTICATE], bare_token(frame)
@@ -168,34 +165,34 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
                 return True
             assert command is not None, "every supported request has a handler"
             if self._principal is None and not command.anonymous:
-                self._meet()
+                self._require_login()
         self._prepare(request)
         answer = self.append(Answer(self, request, blocking=not command.pipelined))
         self._handle(command, answer)
         return True
 
     def _handle(self, command: Command, answer: Answer) -> None:
-        """Start a request. Raises PeerError to close the connection."""
+        """Execute a request. Raises PeerError to close the connection."""
         request = answer.request
         body = unknown_version() if request.body is None else command.handler(self, answer, request.body)
         if body is not None:
             answer.ok(body)
 
     def _take_wide(self, frame: memoryview) -> None:
-        """Decode a large request in slices. Meanwhile, no other request of this connection is handled.
+        """Decode a large request in slices, then execute it. Later requests of this connection wait.
 
-        The frame is copied because its buffer is reused. Raises PeerError.
+        The bytes are copied, because the receive buffer is reused. Raises PeerError.
         """
         head, at = decode_head(frame, self._served)
         command = self._commands[head.api]
         if self._principal is None and not command.anonymous:
-            self._meet()
+            self._require_login()
         answer = self.append(Answer(self, head, blocking=True))
         answer.cancel = Slices(
-            self.broker, _read(bytes(frame), head, at), partial(self._wide_read, command, answer)
+            self.broker, _read(bytes(frame), head, at), partial(self._wide_decoded, command, answer)
         ).cancel
 
-    def _wide_read(self, command: Command, answer: Answer, read: list[Any] | BrokerError) -> None:
+    def _wide_decoded(self, command: Command, answer: Answer, read: list[Any] | BrokerError) -> None:
         assert not isinstance(read, BrokerError), "decoding does not call the broker"
         (body,) = read
         answer.cancel = None
@@ -208,7 +205,10 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
             self.fail(error)
 
     def _handle_wide(self, command: Command, answer: Answer) -> None:
-        """Start a request that was decoded in slices, once other processes have answered. Raises PeerError."""
+        """Execute a request that was decoded in slices, as soon as other processes have sent what it needs.
+
+        Raises PeerError.
+        """
         try:
             self._prepare(answer.request)
         except Pending as pending:
@@ -229,20 +229,20 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
 
     @property
     def principal(self) -> Principal:
-        """Return the user. Raises Denied(LOGIN_REQUIRED) before the login."""
+        """The client's user. Raises Denied(LOGIN_REQUIRED) before the login."""
         if self._principal is None:
             self._principal = self.output.certified or self.broker.access.anonymous()
         return self._principal
 
-    def _meet(self) -> None:
-        """Require a login. Without one, raise PeerError, because Kafka clients expect the connection to close."""
+    def _require_login(self) -> None:
+        """Raise PeerError before the login, because Kafka clients expect that the connection is closed."""
         try:
             self._principal = self.principal
         except Denied as denied:
             raise PeerError(f"{denied.message}{LOGIN_ADVICE}", fatal=True) from None
 
     def logged_in(self, principal: Principal) -> None:
-        """Set the user.
+        """Set the client's user.
 
         Raises Busy if there are too many connections, and Denied(LOGIN_FAILED) if another user is logged in (KIP-368).
         """
@@ -264,7 +264,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return self.output.peer
 
     def leads(self, topic: Topic) -> bool:
-        """Return whether this process has the topic, so that its clients are to use this process."""
+        """Return whether the topic belongs to this process."""
         del topic
         return True
 
@@ -274,7 +274,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return self.shared.node_id
 
     def nodes(self) -> dict[int, tuple[str, int]]:
-        """Return host and port of each node at which this client reaches it."""
+        """Return the host and port of each node, as this client can reach them."""
         return {self.shared.node_id: self.address}
 
     def coordinator(self, name: str) -> int:
@@ -283,11 +283,11 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return self.shared.node_id
 
     def _prepare(self, request: Request) -> None:
-        """Let other processes answer what the request needs of them. Raises Pending."""
+        """Raise Pending if the request needs information from other processes. Overridden for a broker with several."""
 
     @property
     def caller(self) -> Caller:
-        """The user, as the owner of what the client creates."""
+        """The client's user, who becomes the owner of objects that the client creates."""
         if self._caller is None or self._caller.principal is not self._principal:
             self._caller = caller_of(self._principal, self.peer_address)
         return self._caller
@@ -300,7 +300,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return self.broker.access.permits(self.principal, action, where)
 
     def fail(self, error: PeerError) -> None:
-        """Close the connection after an error that was found outside ``receive``. Waiting requests are dropped."""
+        """Drop waiting requests and close the connection. Used for errors that are found outside ``receive``."""
         self.append_queue.drop()
         self._stop_receiving()
         self._leave_work()
@@ -308,9 +308,9 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
             self.output.fail(error)
 
     def end(self, answer: Answer) -> None:
-        """Close the connection after this response.
+        """Close the connection ``LINGER_S`` after this response.
 
-        There is a short delay, because some clients drop unread data when they see that the connection has closed.
+        Some clients drop unread data when the connection closes.
         """
         self._stop_receiving()
         # a response without bytes cannot be sent; closing the connection replaces it
@@ -327,19 +327,16 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self._end_when_done()
 
     def owes(self) -> bool:
-        """Whether a request is unanswered.
-
-        A failed request without a response also counts, until the connection is closed to report it.
-        """
+        """Return whether a request is unanswered, or the connection waits to be closed (see ``end``)."""
         return self._lingers or super().owes()
 
     def refuse_silently(self) -> None:
-        """Close the connection soon, because a request that has no response has failed (spec: kafka#produce)."""
+        """Close the connection, because a request that has no response (acks 0) has failed (spec: kafka#produce)."""
         error = PeerError("records with acks=0 could not be stored", fatal=True)
         self.broker.loop.call_soon(self.fail, error)
 
-    def worked(self) -> None:
-        """End ``work``, and continue with the next request."""
+    def end_work(self) -> None:
+        """End ``work``, and execute the next request."""
         self._leave_work()
         self._continue()
 
@@ -365,10 +362,7 @@ def _cancel(handle: Handle) -> None:
 
 
 def _read(frame: bytes, head: Request, start: int) -> Iterator[Any]:
-    """Decode the body of a request in steps.
-
-    None is yielded between the steps, and the body or the error at the end.
-    """
+    """Decode the body of a request in steps. Yields None after each step, and the body or the error at the end."""
     try:
         yield from decode_wide_body(frame, head, start)
     except PeerError as error:

@@ -2,8 +2,8 @@
 """Decode structures with the programs that ``schema`` compiles from the table of messages.
 
 * A message is decoded with one call, or in steps if it has many elements. Nothing is read beyond the given end.
-* The count of an array must not be above the number of bytes after it. There is another limit for all arrays and
-  tags of a message together.
+* An array must not have more elements than bytes follow it. The elements and tags of all arrays together are limited,
+  too.
 * Record bytes are not copied.
 
 Numbers are big-endian. In flexible versions, lengths and counts are unsigned varints plus one, where 0 is null. In
@@ -53,13 +53,13 @@ _STRUCTURE = cython.declare(cython.int, 20)
 
 
 class Wide(PeerError):
-    """A message has more elements than the limit."""
+    """A message has too many elements to decode it with one call."""
 
 
 @cython.final
 @cython.cclass
 class _Cursor:
-    """The read position. It is between 0 and ``end``, which is within the buffer."""
+    """The read position ``at`` in a message."""
 
     if cython.compiled:
         lent: Lent
@@ -203,7 +203,7 @@ def _single(c: _Cursor, step: Step, flexible: cython.bint) -> object:
 
 @cython.cfunc
 def _spend(c: _Cursor, name: str, count: cython.longlong) -> cython.void:
-    """Count elements or tags against the limit, before they are read. Raises Wide above the limit."""
+    """Subtract elements or tags from the number that may still be read. Raises Wide if it is exceeded."""
     c.elements_left -= count
     if c.elements_left < 0:
         raise Wide(f"a message has too many elements field={name} count={count}", fatal=True)
@@ -293,16 +293,16 @@ def decode(program: Program, source: Buffer, start: int = 0, *, elements_max: in
 
     Bytes after it are ignored. Record batches are returned as views of ``source``.
 
-    Raises PeerError for malformed bytes, and Wide for too many elements.
+    Raises PeerError for malformed bytes, and Wide for more than ``elements_max`` elements.
     """
     return _structure(_Cursor(source, start, elements_max), program)
 
 
 def decode_with_pauses(program: Program, source: Buffer, start: int = 0) -> Iterator[Any]:
-    """Decode the structure in short steps.
+    """Decode the structure at ``start`` in short steps.
 
-    None is yielded between the steps, and the structure at the end. ``source`` must not change meanwhile. Raises the
-    errors of ``decode``.
+    Yields None after each step, and the structure at the end. ``source`` must not change meanwhile. Raises the errors
+    of ``decode``.
     """
     c: _Cursor = _Cursor(source, start, ELEMENTS_MAX)
     made = _empty(program)
@@ -311,7 +311,7 @@ def decode_with_pauses(program: Program, source: Buffer, start: int = 0) -> Iter
 
 
 def _read_with_pauses(c: _Cursor, program: Program, made: object) -> Iterator[None]:
-    """Read the fields of a structure into its record, in steps."""
+    """Read the fields of a structure into ``made``. Yields after each step."""
     step: Step
     found: list[object]
     count: cython.longlong

@@ -43,11 +43,14 @@ _STRUCTURE = cython.declare(cython.int, 20)
 @cython.final
 @cython.cclass
 class _Writer:
-    """The output buffer.
+    """The output: written bytes, and record buffers that are not copied.
 
-    ``p`` points to the ``size`` bytes of ``out``, of which ``at`` bytes are written. ``cuts`` has pairs of a position
-    and records: these records are sent without a copy, before the byte at this position. ``outside`` is the total size
-    of such records.
+    Attributes:
+        p: pointer to the bytes of ``out``.
+        at: number of bytes written.
+        size: size of ``out``.
+        cuts: pairs of a position and a record buffer, which belongs before the byte at this position.
+        outside: total size of these buffers.
     """
 
     if cython.compiled:
@@ -231,11 +234,11 @@ def _tag_of(step: Step) -> int:
 
 
 def encode(program: Program, record: object, prefix: bytes = b"") -> list[Buffer]:
-    """Encode ``prefix`` and the structure as consecutive buffers. The first one begins with the length.
+    """Encode a message: its length, ``prefix`` and the structure. Return consecutive buffers.
 
-    If a value is null and the version does not allow that, it becomes an empty value. Records of at least
-    ``PART_BYTES_MIN`` bytes are returned as separate buffers and not copied. Raises ValueError or OverflowError for
-    values that do not fit.
+    Record bytes of at least ``PART_BYTES_MIN`` become separate buffers and are not copied. A null in a field that this
+    version does not allow to be null becomes an empty value. Raises ValueError or OverflowError for values that do not
+    fit.
     """
     w: _Writer = _Writer(256)
     at: cython.Py_ssize_t
@@ -263,9 +266,10 @@ def encode(program: Program, record: object, prefix: bytes = b"") -> list[Buffer
 
 
 def encode_entries(program: Program, record: Any) -> Iterator[None]:
-    """Encode the entries of a structure's arrays in steps, and replace them by bytes, which ``encode`` copies.
+    """Encode the entries of a structure's arrays. Yields after each step.
 
-    Entries must not contain records. Raises ValueError or OverflowError for values that do not fit.
+    The entries are replaced by their bytes, which ``encode`` copies. They must not contain records. Raises ValueError
+    or OverflowError for values that do not fit.
     """
     step: Step
     for step in program.steps:
@@ -282,9 +286,9 @@ def encode_entries(program: Program, record: Any) -> Iterator[None]:
 
 
 def encode_entry(program: Program, entry: Any) -> Iterator[bytes | None]:
-    """Encode one entry of an array in this program.
+    """Encode one entry of an array. ``program`` is that of the structure with the array.
 
-    None is yielded between the steps, and the bytes at the end.
+    Yields None after each step, and the bytes at the end.
     """
     own: Program = _program_of(program, type(entry))
     if _is_wide(own, entry):
@@ -310,7 +314,7 @@ def _entry_bytes(program: Program, entry: object) -> bytes:
 
 @cython.cfunc
 def _is_wide(program: Program, entry: object) -> cython.bint:
-    """Return whether one of the entry's own arrays has many entries."""
+    """Return whether one of the entry's arrays has many entries."""
     step: Step
     widest: cython.Py_ssize_t = 0
     for step in program.steps:
@@ -321,7 +325,7 @@ def _is_wide(program: Program, entry: object) -> cython.bint:
 
 @cython.cfunc
 def _program_of(program: Program, record: object) -> Program:
-    """Return the program for entries of this type; None if the structure has no such entries."""
+    """Return the program of the array in ``program`` whose elements are of this record's type, or None."""
     step: Step
     found: Program
     for step in program.steps:

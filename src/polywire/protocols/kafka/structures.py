@@ -28,7 +28,7 @@ class Kind(IntEnum):
 
 
 class Record:
-    """Base class of the types made from the table. Fields are set by keyword and have defaults."""
+    """Base class of the record types. Fields are set by keyword and have defaults."""
 
     __slots__ = ()
     DEFAULTS: ClassVar[dict[str, object]] = {}
@@ -66,11 +66,12 @@ def _values(record: Record) -> list[object]:
 class Program:
     """How one version of a structure is encoded.
 
-    * ``record``: the type to create.
-    * ``steps``: its fields in order.
-    * ``tagged``: its tagged fields.
-    * ``defaults``: names and values of fields that may be absent.
-    * ``bytes_min``: minimum size of the structure.
+    Attributes:
+        record: the record type.
+        steps: the fields in the order of encoding, without tagged ones.
+        tagged: the tagged fields.
+        defaults: names and values of fields that may be absent.
+        bytes_min: minimum size of the structure.
     """
 
     if not cython.compiled:  # structures.pxd declares these for compiled code
@@ -100,8 +101,11 @@ class Program:
 class Step:
     """How one field of a structure is encoded.
 
-    ``tag`` is -1 if the field has no tag. ``bytes_min`` is the minimum size of the field. ``element_bytes_min`` is the
-    minimum size of an element of its array, at least 1.
+    Attributes:
+        tag: number of a tagged field, otherwise -1.
+        program: the program of a nested structure; None for plain values.
+        bytes_min: minimum size of the field.
+        element_bytes_min: minimum size of an element if the field is an array, at least 1.
     """
 
     if not cython.compiled:  # structures.pxd declares these for compiled code

@@ -1,11 +1,12 @@
-"""The consumer protocol's metadata and assignments in JoinGroup and SyncGroup (spec: kafka#subscription-bytes).
+"""The bytes of subscriptions and assignments in JoinGroup and SyncGroup (spec: kafka#subscription-bytes).
 
-Malformed metadata counts as a subscription without topics. The member can still join, because only the group's leader
-has to understand its metadata.
+A member with a malformed subscription can still join: only the leader of the group has to understand it. The broker
+assumes that it has no topics.
 
-    subscription: i16 version | i32 count | count × (i16 length | topic) | i32 length, user data | since version 1: topics with partitions
-    assignment: i16 version | topics with partitions | i32 length, user data
-    topics with partitions: i32 count | count × (i16 length | topic | i32 count | count × i32 partition)
+    subscription: i16 version | i32 count | count × (i16 length | topic) | i32 length, user data | since version 1:
+        topics with partitions
+    assignment: i16 version | topics with partitions | i32 length, user data topics with partitions: i32 count | count ×
+        (i16 length | topic | i32 count | count × i32 partition)
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ PARTITIONS_MAX: Final = 100_000  # partitions of one topic
 OWNED_SINCE: Final = 1  # first version of a subscription that has the partitions that a member owns
 EAGER: Final = frozenset({"range", "roundrobin", "RoundRobinAssigner", "sticky"})
 """Assignors whose members stop reading while they rejoin."""
-GRADUAL: Final = frozenset({"cooperative-sticky"})
-"""Cooperative assignors: members continue to read partitions that are not revoked."""
+COOPERATIVE: Final = frozenset({"cooperative-sticky"})
+"""Assignors whose members continue to read, while they rejoin, the partitions that are not revoked."""
 _I16: Final = Struct(">h")
 _I32: Final = Struct(">i")
 
@@ -31,30 +32,31 @@ Partitions = Mapping[str, Collection[int]]
 class Subscription(NamedTuple):
     """The topics that a member subscribes to.
 
-    ``kept`` are the partitions that it reads while it joins. If ``is_known``, the broker can encode an assignment for
-    the member.
+    Attributes:
+        owned: the partitions that the member continues to read while it joins.
+        is_known: whether the broker can compute the member's assignment.
     """
 
     topics: frozenset[str]
-    kept: Partitions
+    owned: Partitions
     is_known: bool
 
 
 Steps = Generator[None, None, Subscription]
-"""Decodes in steps. The generator's return value is the result."""
+"""Decodes a subscription. Yields after each step, and returns the result."""
 
 NO_SUBSCRIPTION: Final = Subscription(frozenset(), {}, is_known=False)
 
 
 def read_subscriptions(protocols: Collection[tuple[str, bytes]]) -> Steps:
-    """Decode a member's subscription from all of its protocols, one topic in each step."""
+    """Decode a member's subscriptions, one for each assignor, and join them. Yields after each topic."""
     found: list[Subscription] = []
     for _, metadata in protocols:
         found.append((yield from _subscription(metadata)))
     names = {name for name, _ in protocols}
     topics = frozenset().union(*(one.topics for one in found))
-    kept = found[0].kept if found and names <= GRADUAL else {}
-    return Subscription(topics, kept, is_known=names <= EAGER | GRADUAL and all(one.is_known for one in found))
+    owned = found[0].owned if found and names <= COOPERATIVE else {}
+    return Subscription(topics, owned, is_known=names <= EAGER | COOPERATIVE and all(one.is_known for one in found))
 
 
 def _subscription(metadata: bytes) -> Steps:
@@ -67,16 +69,16 @@ def _subscription(metadata: bytes) -> Steps:
             yield
     except (ValueError, error):
         return NO_SUBSCRIPTION
-    kept: dict[str, Collection[int]] = {}
+    owned: dict[str, Collection[int]] = {}
     try:
         reader.skip(reader.number(_I32))
         if version >= OWNED_SINCE:
             for topic, partitions in reader.partitions():
-                kept[topic] = partitions
+                owned[topic] = partitions
                 yield
     except (ValueError, error):
         return Subscription(frozenset(topics), {}, is_known=False)
-    return Subscription(frozenset(topics), kept, is_known=True)
+    return Subscription(frozenset(topics), owned, is_known=True)
 
 
 class _Reader:

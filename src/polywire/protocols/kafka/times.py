@@ -5,8 +5,8 @@ only find records by append time. PRODUCE rejects timestamps that are too far ah
 topic's `message.timestamp.after.max.ms`, by default an hour. The search therefore starts that much before the requested
 time and scans from there.
 
-* It finds the first matching record by offset even if timestamps are out of order.
-* It runs in slices. It reads one chunk at a time, and pins no memory between the slices.
+* Among the matching records, the one with the lowest offset is found, even if timestamps are out of order.
+* The search runs in slices. It reads one chunk at a time, and pins no memory between the slices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.log.base import Read
-from polywire.protocols.kafka.configs import AHEAD_MS_MAX, produced_to
+from polywire.protocols.kafka.configs import AHEAD_MS_MAX, produce_limits
 from polywire.records.batch import layout, read_header, walk
 from polywire.records.columns import NO_TIME, BatchHeader, Column
 from polywire.records.compression import expand_body
@@ -35,10 +35,10 @@ Found = tuple[int, int]
 
 
 class TimeSearch:
-    """One search. ``done`` is called once with the result, unless ``cancel`` is called first.
+    """A search in one partition. It finds the first record with a timestamp of at least ``time_ms``.
 
-    The result is the first record with a timestamp of at least ``time_ms``. If ``time_ms`` is None, it is the first
-    record with the greatest timestamp. Without a match, it is None.
+    If ``time_ms`` is None, it finds the first record with the greatest timestamp. ``done`` gets the record, None if
+    there is none, or an error. It is not called after ``cancel``.
     """
 
     __slots__ = ("_best", "_broker", "_done", "_end", "_offset", "_partition", "_time_us")
@@ -58,9 +58,9 @@ class TimeSearch:
         self._end: Final = partition.log.readable_offset
         self._offset = partition.log.first_offset
         if self._time_us is None:
-            broker.sliced.put(self._look)
+            broker.sliced.put(self._scan)
             return
-        ahead_ms = max(produced_to(partition.topic.settings).after_ms, AHEAD_MS_MAX)
+        ahead_ms = max(produce_limits(partition.topic.settings).after_ms, AHEAD_MS_MAX)
         start = partition.log.offset_at(max(self._time_us - ahead_ms * 1000, 0), self._begin)
         if isinstance(start, int):
             self._begin(start)
@@ -73,10 +73,13 @@ class TimeSearch:
             self._finish(start)
             return
         self._offset = max(self._offset, start)
-        self._broker.sliced.put(self._look)
+        self._broker.sliced.put(self._scan)
 
-    def _look(self, end: float) -> bool:
-        """Scan data in memory until ``end``. Return whether to be called again."""
+    def _scan(self, end: float) -> bool:
+        """Search data in memory until ``end``.
+
+        Return whether to call again; not if the search ended or waits for a read.
+        """
         now = self._broker.clock.monotonic
         while self._done is not None:
             if self._offset >= self._end:
@@ -89,7 +92,7 @@ class TimeSearch:
                 break
             if not isinstance(read, Read):
                 break
-            self._look_through(read)
+            self._search_chunk(read)
             if now() >= end:
                 return self._done is not None
         return False
@@ -101,14 +104,14 @@ class TimeSearch:
         if self._done is None:
             read.pin.release()
             return
-        self._look_through(read)
-        self._broker.sliced.put(self._look)
+        self._search_chunk(read)
+        self._broker.sliced.put(self._scan)
 
-    def _look_through(self, read: Read) -> None:
-        """Search a chunk that was read, and continue after it if there is no match."""
+    def _search_chunk(self, read: Read) -> None:
+        """Search a chunk that was read. If there is no match, the search continues after it."""
         try:
             found = next(
-                filter(None, (self._look_into(batch) for chunk in read.chunks for batch in _plain(chunk))), None
+                filter(None, (self._search_batch(batch) for chunk in read.chunks for batch in _plain(chunk))), None
             )
         except BrokerError as error:
             self._finish(error)
@@ -119,8 +122,11 @@ class TimeSearch:
         if found is not None:
             self._finish(found)
 
-    def _look_into(self, batch: memoryview) -> Found | None:
-        """Return the matching record if this batch has it. Otherwise update the greatest time."""
+    def _search_batch(self, batch: memoryview) -> Found | None:
+        """Return the matching record of this batch, if any.
+
+        If the greatest time is searched, update it and return None.
+        """
         header = read_header(batch)
         if self._time_us is None:
             for offset, time_us in self._times(batch, header):
@@ -135,7 +141,7 @@ class TimeSearch:
         places = layout(batch)
         at, size = places[2 * Column.ORIGIN_TIMES_US], places[2 * Column.ORIGIN_TIMES_US + 1]
         offsets = _offsets(batch, header, places)
-        if at < 0 or produced_to(self._partition.topic.settings).has_times_of_append:
+        if at < 0 or produce_limits(self._partition.topic.settings).has_times_of_append:
             return [(offset, header.append_time_us) for offset in offsets]
         times = batch[at : at + size].cast("q")
         return [

@@ -24,7 +24,7 @@ from polywire.protocols.kafka.context import Shared, epoch_of
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.lookup import missing_error, topic_of
 from polywire.protocols.kafka.messages import NO_ID, NO_OPERATIONS, Api, WireError
-from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, Gathering, answer_in_slices, refuse
+from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, PendingResponse, answer_in_slices, refuse
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.types import TopicName
@@ -51,11 +51,11 @@ def is_topic_name(name: str) -> bool:
 
 def metadata(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     version = answer.request.version
-    asked = request.topics
-    if asked is None or (version == 0 and not asked):
+    topic_requests = request.topics
+    if topic_requests is None or (version == 0 and not topic_requests):
         entries = _all_entries(session, session.broker.topics(), request)
     else:
-        entries = _asked_entries(session, asked, request, version)
+        entries = _named_entries(session, topic_requests, request, version)
     return answer_in_slices(session.broker, answer, entries, partial(_metadata, session))
 
 
@@ -80,17 +80,17 @@ def _all_entries(session: KafkaSession, topics: list[Topic], request: Any) -> It
             yield None
 
 
-def _asked_entries(session: KafkaSession, asked: list[Any], request: Any, version: int) -> Iterator[Any]:
+def _named_entries(session: KafkaSession, topic_requests: list[Any], request: Any, version: int) -> Iterator[Any]:
     made = schema.response(Api.METADATA).Topics
-    for one in asked:
-        if one.topic_id != NO_ID and version < BY_ID_SINCE:
-            yield made(error=WireError.INVALID_REQUEST, name=one.name, topic_id=one.topic_id)
+    for topic_request in topic_requests:
+        if topic_request.topic_id != NO_ID and version < BY_ID_SINCE:
+            yield made(error=WireError.INVALID_REQUEST, name=topic_request.name, topic_id=topic_request.topic_id)
             continue
         try:
-            topic = _find(session, one.name, one.topic_id, may_create=request.may_create)
+            topic = _find(session, topic_request.name, topic_request.topic_id, may_create=request.may_create)
         except BrokerError as error:
-            named = one.name if one.topic_id == NO_ID else None
-            yield made(error=missing_error(error, one.topic_id), name=named, topic_id=one.topic_id)
+            named = topic_request.name if topic_request.topic_id == NO_ID else None
+            yield made(error=missing_error(error, topic_request.topic_id), name=named, topic_id=topic_request.topic_id)
         else:
             yield from _entry(session, topic, request)
 
@@ -115,7 +115,7 @@ def _find(session: KafkaSession, name: str | None, topic_id: bytes, *, may_creat
 
 
 def _entry(session: KafkaSession, topic: Topic, request: Any) -> Iterator[Any]:
-    """Yield the metadata of a topic, after a None for each pause."""
+    """Yield None several times, then the metadata of the topic. Other requests may run after each None."""
     made = schema.response(Api.METADATA).Topics
     partitions: list[Any] = []
     node = session.node_of(topic)
@@ -132,7 +132,7 @@ def _entry(session: KafkaSession, topic: Topic, request: Any) -> Iterator[Any]:
 
 
 def led(made: Any, partition: Partition, node_id: int) -> Any:
-    """Return a partition as a record of the type ``made``. A node is its leader and its only replica."""
+    """Return a partition as a record of the type ``made``. The node is its leader and its only replica."""
     nodes = [node_id]
     return made(
         index=partition.number,
@@ -144,7 +144,7 @@ def led(made: Any, partition: Partition, node_id: int) -> Any:
 
 
 def describe_topic_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """Topics are sorted by name and returned page by page."""
+    """DescribeTopicPartitions: return one page of the topics, sorted by name."""
     response = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS)
     following: list[Any] = []
 
@@ -155,10 +155,7 @@ def describe_topic_partitions(session: KafkaSession, answer: Answer, request: An
 
 
 def _paged(session: KafkaSession, request: Any, following: list[Any]) -> Iterator[Any]:
-    """Yield the topics of a page.
-
-    If there is another page, its cursor is added to ``following``.
-    """
+    """Yield the topics of a page. If there is another page, add its cursor to ``following``."""
     response = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS)
     names = sorted({one.name for one in request.topics} or {topic.name.full for topic in session.broker.topics()})
     begin = ("", 0) if request.cursor is None else (request.cursor.topic_name, max(request.cursor.index, 0))
@@ -197,12 +194,12 @@ def _described(session: KafkaSession, topic: Topic, shown: Sequence[Partition]) 
 def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     response = schema.response(Api.CREATE_TOPICS)
     body = response(topics=[])
-    gathering = Gathering(answer, body)
-    copies = Counter(asked.name for asked in request.topics)
-    named = {asked.name: asked for asked in request.topics}
+    pending_response = PendingResponse(answer, body)
+    copies = Counter(topic_request.name for topic_request in request.topics)
+    named = {topic_request.name: topic_request for topic_request in request.topics}
 
     def entries() -> Iterator[None]:
-        for name, asked in named.items():
+        for name, topic_request in named.items():
             entry = response.Topics(name=name, num_partitions=-1, replication_factor=-1)
             body.topics.append(entry)
             try:
@@ -211,29 +208,31 @@ def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> Non
                     raise Invalid(ErrorCode.INVALID_TOPIC, f"topic name is invalid name={name!r}")
                 if copies[name] > 1:
                     raise Invalid(ErrorCode.INVALID_REQUEST, "the request names the topic more than once")
-                _create(session, gathering, asked, entry, validate_only=request.validate_only)
+                _create(session, pending_response, topic_request, entry, validate_only=request.validate_only)
             except BrokerError as error:
                 refuse(entry, error)
             yield None
 
-    gathering.ask(session.broker, entries())
+    pending_response.run(session.broker, entries())
 
 
-def _create(session: KafkaSession, gathering: Gathering, asked: Any, entry: Any, *, validate_only: bool) -> None:
+def _create(
+    session: KafkaSession, pending_response: PendingResponse, topic_request: Any, entry: Any, *, validate_only: bool
+) -> None:
     """Create one topic, or only validate the request. Raises BrokerError if it cannot be created."""
     broker = session.broker
-    name = TopicName.parse(asked.name)
-    if broker.find_topic(asked.name) is not None:
-        raise Conflict(ErrorCode.TOPIC_EXISTS, f"topic exists name={asked.name!r}")
-    wrong = _check_numbers(asked, session)
+    name = TopicName.parse(topic_request.name)
+    if broker.find_topic(topic_request.name) is not None:
+        raise Conflict(ErrorCode.TOPIC_EXISTS, f"topic exists name={topic_request.name!r}")
+    wrong = _check_numbers(topic_request, session)
     if wrong is not None:
-        refuse(entry, Invalid(ErrorCode.INVALID_REQUEST, _explained(wrong, asked, session.shared)), wrong)
+        refuse(entry, Invalid(ErrorCode.INVALID_REQUEST, _explained(wrong, topic_request, session.shared)), wrong)
         return
-    count = len(asked.assignments) or (
-        broker.settings.partition_count if asked.num_partitions < 0 else asked.num_partitions
+    count = len(topic_request.assignments) or (
+        broker.settings.partition_count if topic_request.num_partitions < 0 else topic_request.num_partitions
     )
     try:
-        settings = settings_of(given_values(asked.configs))
+        settings = settings_of(given_values(topic_request.configs))
     except Invalid as bad:
         refuse(entry, bad, WireError.INVALID_CONFIG)
         return
@@ -242,7 +241,7 @@ def _create(session: KafkaSession, gathering: Gathering, asked: Any, entry: Any,
     if validate_only:
         broker.check_new_topic(name, count, settings, by=session.caller)
         return
-    gathering.expect()
+    pending_response.expect()
     try:
         broker.make_topic(
             name,
@@ -250,53 +249,53 @@ def _create(session: KafkaSession, gathering: Gathering, asked: Any, entry: Any,
             settings,
             by=session.caller,
             then=partial(_made, entry),
-            done=partial(gathering.changed, entry),
+            done=partial(pending_response.set_result, entry),
         )
     except BrokerError as error:
-        gathering.changed(entry, error)
+        pending_response.set_result(entry, error)
 
 
 def _made(entry: Any, topic: Topic) -> None:
     entry.topic_id = topic.id
 
 
-def _check_numbers(asked: Any, session: KafkaSession) -> WireError | None:
+def _check_numbers(topic_request: Any, session: KafkaSession) -> WireError | None:
     """Return the error for the requested numbers of partitions and replicas; None if they are valid.
 
     Up to ``replication_factor_max`` replicas can be requested, but only one is stored.
     """
-    if asked.assignments:
-        numbers = [one.index for one in asked.assignments]
-        if (asked.num_partitions, asked.replication_factor) != (DEFAULT, DEFAULT):
+    if topic_request.assignments:
+        numbers = [one.index for one in topic_request.assignments]
+        if (topic_request.num_partitions, topic_request.replication_factor) != (DEFAULT, DEFAULT):
             return WireError.INVALID_REQUEST
         if sorted(numbers) != list(range(len(numbers))):
             return WireError.INVALID_REPLICA_ASSIGNMENT
-        alone = all(_is_one_node(session, one.broker_ids) for one in asked.assignments)
+        alone = all(_is_one_node(session, one.broker_ids) for one in topic_request.assignments)
         return None if alone else WireError.INVALID_REPLICA_ASSIGNMENT
-    if asked.num_partitions == 0 or asked.num_partitions < DEFAULT:
+    if topic_request.num_partitions == 0 or topic_request.num_partitions < DEFAULT:
         return WireError.INVALID_PARTITIONS
     is_right = (
-        asked.replication_factor == DEFAULT
-        or REPLICATION_FACTOR <= asked.replication_factor <= session.shared.settings.replication_factor_max
+        topic_request.replication_factor == DEFAULT
+        or REPLICATION_FACTOR <= topic_request.replication_factor <= session.shared.settings.replication_factor_max
     )
     return None if is_right else WireError.INVALID_REPLICATION_FACTOR
 
 
 def _is_one_node(session: KafkaSession, ids: Sequence[int]) -> bool:
-    """Return whether an assignment names a single node of this broker. The broker chooses the node itself."""
+    """Return whether the ids of an assignment are those of one node of this broker. Which one makes no difference."""
     return len(ids) == 1 and ids[0] in session.nodes()
 
 
-def _explained(wrong: WireError, asked: Any, shared: Shared) -> str:
+def _explained(wrong: WireError, topic_request: Any, shared: Shared) -> str:
     match wrong:
         case WireError.INVALID_PARTITIONS:
-            return f"the number of partitions must be above 0 got={asked.num_partitions}"
+            return f"the number of partitions must be above 0 got={topic_request.num_partitions}"
         case WireError.INVALID_REPLICATION_FACTOR:
             most = shared.settings.replication_factor_max
             return (
                 f"the replication factor must be {'1' if most == 1 else f'1 to {most}'}: each partition has one replica"
                 " (to accept a higher number, start the broker with --kafka-replication-factor-max)"
-                f" got={asked.replication_factor}"
+                f" got={topic_request.replication_factor}"
             )
         case WireError.INVALID_REPLICA_ASSIGNMENT:
             return f"assignments must number all partitions from 0 and name only this broker node_id={shared.node_id}"
@@ -305,36 +304,42 @@ def _explained(wrong: WireError, asked: Any, shared: Shared) -> str:
 
 
 def create_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """Add partitions until a topic has the requested number."""
+    """CreatePartitions: add partitions until each topic has the requested number."""
     response = schema.response(Api.CREATE_PARTITIONS)
     body = response(results=[])
-    gathering = Gathering(answer, body)
+    pending_response = PendingResponse(answer, body)
 
     def entries() -> Iterator[None]:
-        for asked in request.topics:
-            entry = response.Results(name=asked.name)
+        for topic_request in request.topics:
+            entry = response.Results(name=topic_request.name)
             body.results.append(entry)
             try:
-                topic = topic_of(session, Action.TOPIC_ALTER, asked.name)
-                _grow(session, gathering, topic, asked, entry, validate_only=request.validate_only)
+                topic = topic_of(session, Action.TOPIC_ALTER, topic_request.name)
+                _grow(session, pending_response, topic, topic_request, entry, validate_only=request.validate_only)
             except BrokerError as error:
                 refuse(entry, error)
             yield None
 
-    gathering.ask(session.broker, entries())
+    pending_response.run(session.broker, entries())
 
 
 def _grow(
-    session: KafkaSession, gathering: Gathering, topic: Topic, asked: Any, entry: Any, *, validate_only: bool
+    session: KafkaSession,
+    pending_response: PendingResponse,
+    topic: Topic,
+    topic_request: Any,
+    entry: Any,
+    *,
+    validate_only: bool,
 ) -> None:
     """Add partitions to one topic, or only validate the request. Raises BrokerError if they cannot be added."""
-    added = asked.count - len(topic.partitions)
+    added = topic_request.count - len(topic.partitions)
     if added <= 0:
         raise Invalid(
             ErrorCode.INVALID_PARTITION_COUNT,
             f"partition count is not above the current one current={len(topic.partitions)}",
         )
-    given = asked.assignments
+    given = topic_request.assignments
     if given is not None and (len(given) != added or not all(_is_one_node(session, one.broker_ids) for one in given)):
         refuse(
             entry,
@@ -342,18 +347,18 @@ def _grow(
             WireError.INVALID_REPLICA_ASSIGNMENT,
         )
     elif not validate_only:
-        gathering.expect()
+        pending_response.expect()
         try:
-            session.broker.grow_topic(topic, asked.count, done=partial(gathering.changed, entry))
+            session.broker.grow_topic(topic, topic_request.count, done=partial(pending_response.set_result, entry))
         except BrokerError as error:
-            gathering.changed(entry, error)
+            pending_response.set_result(entry, error)
 
 
 def delete_topics(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """The request names topics by name or by id."""
+    """DeleteTopics. The request names topics by name or by id."""
     response = schema.response(Api.DELETE_TOPICS)
     body = response(responses=[])
-    gathering = Gathering(answer, body)
+    pending_response = PendingResponse(answer, body)
     named = [(name, NO_ID) for name in request.topic_names]
     named += [(one.name, one.topic_id) for one in request.topics]
 
@@ -361,14 +366,14 @@ def delete_topics(session: KafkaSession, answer: Answer, request: Any, /) -> Non
         for name, topic_id in named:
             entry = response.Responses(name=name, topic_id=topic_id)
             body.responses.append(entry)
-            gathering.expect()
+            pending_response.expect()
             try:
                 topic = topic_of(session, Action.TOPIC_DELETE, name or "", topic_id)
                 entry.name, entry.topic_id = topic.name.full, topic.id
-                session.broker.delete_topic(topic, done=partial(gathering.changed, entry))
+                session.broker.delete_topic(topic, done=partial(pending_response.set_result, entry))
             except BrokerError as error:
                 refuse(entry, error, missing_error(error, topic_id))
-                gathering.settled()
+                pending_response.count_result()
             yield None
 
-    gathering.ask(session.broker, entries())
+    pending_response.run(session.broker, entries())

@@ -30,8 +30,8 @@ _WORDS: Final = {
     TransactionState.COMMITTED: "CompleteCommit",
     TransactionState.ABORTED: "CompleteAbort",
 }
-_PASSING: Final = frozenset({"PrepareCommit", "PrepareAbort", "Dead", "PrepareEpochFence"})
-"""Kafka's states that a transaction never has in Polywire. As filters, they are accepted and match nothing."""
+_UNUSED_STATES: Final = frozenset({"PrepareCommit", "PrepareAbort", "Dead", "PrepareEpochFence"})
+"""Kafka's states that no transaction has in Polywire. As filters, they are accepted and match nothing."""
 
 
 def _number(transaction: Transaction) -> int:
@@ -39,7 +39,7 @@ def _number(transaction: Transaction) -> int:
 
 
 def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """List the transactional ids that the client may use and that match the filters."""
+    """ListTransactions: list the transactional ids that the client may use and that match the filters."""
     response = schema.response(Api.LIST_TRANSACTIONS)
     try:
         session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
@@ -67,7 +67,7 @@ def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) ->
         return made(transactional_id=known.id, producer_id=_number(known), transaction_state=_WORDS[known.state])
 
     known = session.broker.transactions.visible(by=session.caller)
-    unknown = sorted(states.difference(_WORDS.values(), _PASSING))
+    unknown = sorted(states.difference(_WORDS.values(), _UNUSED_STATES))
     return answer_in_slices(
         session.broker,
         answer,
@@ -83,7 +83,7 @@ def _matches(pattern: Pattern, id_: str) -> bool:
 
 
 def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """DescribeTransactions. The partitions of an id are included while its transaction is open."""
+    """DescribeTransactions. The partitions are included only while the transaction is open."""
     response = schema.response(Api.DESCRIBE_TRANSACTIONS)
     entries = (_described(session, response.TransactionStates, id_) for id_ in request.transactional_ids)
     return answer_in_slices(session.broker, answer, entries, lambda made: response(transaction_states=made))

@@ -1,6 +1,6 @@
 """InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn (spec: kafka#transactions).
 
-* A fenced producer changes nothing.
+* Requests of a fenced producer change nothing.
 * Records and committed offsets of a transaction become visible atomically.
 * EndTxn can be repeated with the same result.
 """
@@ -28,7 +28,7 @@ from polywire.protocols.kafka.groups import authorize_group, group_error
 from polywire.protocols.kafka.lookup import led_topic
 from polywire.protocols.kafka.messages import Api, Refused, WireError
 from polywire.protocols.kafka.positions import read_commits
-from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, Gathering
+from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, PendingResponse
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.records.header import stamp_producer
@@ -69,9 +69,9 @@ def _fenced(version: int, since: int = FENCED_SINCE) -> WireError:
 
 
 def find_transaction(session: KafkaSession, id_: str) -> Transaction | None:
-    """Return the latest transaction of an id in this shard.
+    """Return the latest transaction of a transactional id, or None.
 
-    If another shard coordinates the id, this is the part of the transaction in this shard. Raises Denied(DENIED).
+    If another shard coordinates the id, return the part of the transaction in this shard. Raises Denied(DENIED).
     """
     if session.shared.coordinates(id_):
         return session.broker.transactions.find(id_, by=session.caller)
@@ -79,7 +79,10 @@ def find_transaction(session: KafkaSession, id_: str) -> Transaction | None:
 
 
 def held_by(session: KafkaSession, id_: str, *, producer_id: int, epoch: int, fenced: WireError) -> Transaction:
-    """Return the latest transaction of an id. Raises Refused if another producer holds the id."""
+    """Return the latest transaction of a transactional id.
+
+    Raises Refused unless this producer, in this epoch, holds the id.
+    """
     try:
         session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
         found = find_transaction(session, id_)
@@ -100,7 +103,7 @@ def check_holder(found: Transaction | None, *, producer_id: int, epoch: int, fen
 
 
 def check_settled(broker: KafkaBroker, transaction: Transaction) -> None:
-    """Raise Refused while a transaction is being ended."""
+    """Raise Refused while the end of an earlier transaction is not complete."""
     if broker.transactions.is_ending(transaction):
         raise Refused(WireError.CONCURRENT_TRANSACTIONS, "the transaction is being committed")
     if broker.participants.is_deciding(transaction.id):
@@ -110,9 +113,9 @@ def check_settled(broker: KafkaBroker, transaction: Transaction) -> None:
 
 
 def check_begun(transaction: Transaction) -> None:
-    """Raise Refused if the transaction is a participant that is not open.
+    """Raise Refused if this shard has lost its part of the transaction.
 
-    A power failure can lose a participant that was just opened.
+    A power failure can do that soon after it was opened.
     """
     if transaction.is_participant and not transaction.is_open:
         raise Refused(WireError.CONCURRENT_TRANSACTIONS, "this process has lost its part of the transaction (abort it)")
@@ -143,7 +146,7 @@ def hold(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 
 
 def _hold(session: KafkaSession, request: Any, fenced: WireError, done: Completion[int]) -> Transaction:
-    """Let a producer hold a transactional id. Raises Refused or BrokerError if it may not."""
+    """Assign the transactional id to the client's producer. Raises Refused or BrokerError if it must not have it."""
     id_, transactions, level = request.transactional_id, session.broker.transactions, session.shared.settings.acks_all
     session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
     if not id_:
@@ -160,8 +163,8 @@ def _hold(session: KafkaSession, request: Any, fenced: WireError, done: Completi
         if producer is None or producer.id != request.producer_id:
             raise Refused(fenced, "the transactional id has another producer")
         if request.producer_epoch != known.producer_epoch:
-            asked = producer.first_epoch + request.producer_epoch
-            if asked != producer.asked_epoch or known.is_open:
+            epoch_before = producer.first_epoch + request.producer_epoch
+            if epoch_before != producer.asked_epoch or known.is_open:
                 raise Refused(fenced, "the producer has another epoch")
             session.broker.settle(level, done)
             return known
@@ -179,21 +182,23 @@ def _hold(session: KafkaSession, request: Any, fenced: WireError, done: Completi
 
 
 def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """AddPartitionsToTxn: add all partitions or none. Many are looked up in slices."""
+    """AddPartitionsToTxn: add all partitions or none. Many partitions are looked up in slices."""
     body = schema.response(Api.ADD_PARTITIONS_TO_TXN)(topics=[])
-    gathering = Gathering(answer, body)
-    gathering.ask(session.broker, _add_each(session, answer, request, body, gathering))
+    pending_response = PendingResponse(answer, body)
+    pending_response.run(session.broker, _add_each(session, answer, request, body, pending_response))
 
 
-def _add_each(session: KafkaSession, answer: Answer, request: Any, body: Any, gathering: Gathering) -> Iterator[None]:
+def _add_each(
+    session: KafkaSession, answer: Answer, request: Any, body: Any, pending_response: PendingResponse
+) -> Iterator[None]:
     made = schema.response(Api.ADD_PARTITIONS_TO_TXN).Topics
     entries: list[Any] = []
     found: list[Partition] = []
-    for asked in request.topics:
-        topic_entry = made(name=asked.name, partitions=[])
+    for topic_request in request.topics:
+        topic_entry = made(name=topic_request.name, partitions=[])
         body.topics.append(topic_entry)
-        topic = _writable(session, asked.name)
-        for number in asked.partitions:
+        topic = _writable(session, topic_request.name)
+        for number in topic_request.partitions:
             entry = made.Partitions(index=number)
             topic_entry.partitions.append(entry)
             entries.append(entry)
@@ -211,19 +216,19 @@ def _add_each(session: KafkaSession, answer: Answer, request: Any, body: Any, ga
     def done(result: int | BrokerError) -> None:
         if isinstance(result, BrokerError):
             _refuse(entries, transaction_error(result))
-        gathering.settled()
+        pending_response.count_result()
 
-    gathering.expect()
+    pending_response.expect()
     try:
         transaction = current(session, answer, request)
         check_begun(transaction)
         session.broker.transactions.add_partitions(transaction, found, level=Level.WRITTEN, done=done)
     except Refused as refused:
         _refuse(entries, refused.error)
-        gathering.settled()
+        pending_response.count_result()
     except BrokerError as error:
         _refuse(entries, transaction_error(error))
-        gathering.settled()
+        pending_response.count_result()
 
 
 def _writable(session: KafkaSession, name: str) -> Topic | BrokerError:
@@ -242,7 +247,7 @@ def _refuse(entries: Iterable[Any], code: WireError) -> None:
 def current(session: KafkaSession, answer: Answer, request: Any) -> Transaction:
     """Return the transaction of a request.
 
-    Raises Refused if another producer holds the id, and while the transaction is being ended.
+    Raises Refused if another producer holds the id, or the transaction is being ended.
     """
     found = held_by(
         session,
@@ -256,7 +261,7 @@ def current(session: KafkaSession, answer: Answer, request: Any) -> Transaction:
 
 
 def add_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
-    """AddOffsetsToTxn: announce that offsets of a group will be committed in the transaction."""
+    """AddOffsetsToTxn: open the transaction. The group's offsets follow with TxnOffsetCommit."""
     response = schema.response(Api.ADD_OFFSETS_TO_TXN)
     try:
         authorize_group(session, Action.OFFSET_COMMIT, ())
@@ -291,27 +296,33 @@ def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) ->
 def move(session: KafkaSession, answer: Answer, request: Any, check: Callable[[], None]) -> None:
     """Process a TxnOffsetCommit. ``check`` raises BrokerError if the group may not commit now."""
     body = schema.response(Api.TXN_OFFSET_COMMIT)(topics=[])
-    gathering = Gathering(answer, body)
+    pending_response = PendingResponse(answer, body)
     begins = answer.request.version >= ADDING_OFFSETS_SINCE
-    gathering.ask(session.broker, _move_each(session, request, body, gathering, check, begins=begins))
+    pending_response.run(session.broker, _move_each(session, request, body, pending_response, check, begins=begins))
 
 
 def _move_each(
-    session: KafkaSession, request: Any, body: Any, gathering: Gathering, check: Callable[[], None], *, begins: bool
+    session: KafkaSession,
+    request: Any,
+    body: Any,
+    pending_response: PendingResponse,
+    check: Callable[[], None],
+    *,
+    begins: bool,
 ) -> Iterator[None]:
     made = schema.response(Api.TXN_OFFSET_COMMIT).Topics
     moved: list[tuple[str, dict[int, Commit]]] = []
-    for asked in request.topics:
-        topic_entry = made(name=asked.name, partitions=[])
+    for topic_request in request.topics:
+        topic_entry = made(name=topic_request.name, partitions=[])
         body.topics.append(topic_entry)
         topic: Topic | BrokerError
         commits: dict[int, Commit] = {}
         try:
-            topic = led_topic(session, Action.OFFSET_COMMIT, asked.name)
+            topic = led_topic(session, Action.OFFSET_COMMIT, topic_request.name)
         except BrokerError as error:
             topic = error.with_traceback(None)
-        for at in range(0, len(asked.partitions), PARTITIONS_PER_STEP):
-            some = asked.partitions[at : at + PARTITIONS_PER_STEP]
+        for at in range(0, len(topic_request.partitions), PARTITIONS_PER_STEP):
+            some = topic_request.partitions[at : at + PARTITIONS_PER_STEP]
             entries = [made.Partitions(index=one.index) for one in some]
             topic_entry.partitions += entries
             if isinstance(topic, BrokerError):
@@ -322,7 +333,7 @@ def _move_each(
         if commits and not isinstance(topic, BrokerError):
             moved.append((topic.name.full, commits))
     entries = [entry for topic_entry in body.topics for entry in topic_entry.partitions if not entry.error]
-    _move(session, request, moved, entries, gathering, check, begins=begins)
+    _move(session, request, moved, entries, pending_response, check, begins=begins)
 
 
 def _move(
@@ -330,22 +341,22 @@ def _move(
     request: Any,
     moved: Iterable[tuple[str, dict[int, Commit]]],
     entries: Sequence[Any],
-    gathering: Gathering,
+    pending_response: PendingResponse,
     check: Callable[[], None],
     *,
     begins: bool,
 ) -> None:
     """Stage offsets in the transaction, or set the error of their entries.
 
-    If ``begins``, this request may begin the transaction.
+    ``begins``: whether this request may open the transaction.
     """
 
     def done(result: int | BrokerError) -> None:
         if isinstance(result, BrokerError):
             _refuse(entries, transaction_error(result))
-        gathering.settled()
+        pending_response.count_result()
 
-    gathering.expect()
+    pending_response.expect()
     try:
         authorize_group(session, Action.OFFSET_COMMIT, ())
         transaction = _open(session, request, begins=begins)
@@ -358,14 +369,17 @@ def _move(
         session.broker.settle(level_of(transaction, session.shared.settings.acks_all), done)
     except Refused as refused:
         _refuse(entries, refused.error)
-        gathering.settled()
+        pending_response.count_result()
     except BrokerError as error:
         _refuse(entries, group_error(error))
-        gathering.settled()
+        pending_response.count_result()
 
 
 def _open(session: KafkaSession, request: Any, *, begins: bool) -> Transaction:
-    """Return the open transaction. If ``begins``, it may be begun. Raises Refused if none is open."""
+    """Return the producer's transaction.
+
+    Raises Refused if it is not open, unless ``begins`` allows the caller to open it.
+    """
     transaction = held_by(
         session,
         request.transactional_id,
@@ -380,7 +394,10 @@ def _open(session: KafkaSession, request: Any, *, begins: bool) -> Transaction:
 
 
 def check_member(session: KafkaSession, request: Any) -> None:
-    """Raise BrokerError if the member has left the group. A request without member fields is not checked."""
+    """Raise BrokerError if the member has left the group.
+
+    Old clients do not send the member; then nothing is checked.
+    """
     if request.generation_id < 0 and not request.member_id:
         return
     consumers, classic = session.broker.consumers, session.broker.classic
@@ -410,9 +427,9 @@ def _hold_offsets(session: KafkaSession, transaction: Transaction, scope: Scope,
 
 
 def not_added(version: int) -> Refused:
-    """Return the error for records whose partition was not added to the transaction.
+    """Return the error for records whose partition is not in the transaction.
 
-    ``version`` is the version of the Produce request.
+    ``version`` is that of the Produce request.
     """
     error = WireError.TRANSACTION_ABORTABLE if version >= ABORTABLE_SINCE else WireError.INVALID_TXN_STATE
     return Refused(error, "the partition is not in the transaction")
@@ -429,7 +446,7 @@ def stage(
 ) -> None:
     """Stage the records of one partition until the transaction ends.
 
-    ``version`` is the version of the Produce request. Raises Refused or BrokerError if they are not accepted.
+    ``version`` is that of the Produce request. Raises Refused or BrokerError if the records are not accepted.
     """
     transactions = session.broker.transactions
     transaction = held_by(
@@ -485,18 +502,18 @@ def end(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
 
 
 def _has_ended(known: Transaction, request: Any) -> bool:
-    """Return whether this request is a repetition whose original has already incremented the epoch."""
+    """Return whether this request repeats one that has already ended the transaction and incremented the epoch."""
     if known.producer is None or known.state is not _ENDED[request.committed]:
         return False
-    asked = known.producer.first_epoch + request.producer_epoch
-    return (known.producer.id, known.producer.asked_epoch) == (request.producer_id, asked) and asked == known.epoch - 1
+    epoch_before = known.producer.first_epoch + request.producer_epoch
+    return (known.producer.id, known.producer.asked_epoch) == (
+        request.producer_id,
+        epoch_before,
+    ) and epoch_before == known.epoch - 1
 
 
 def _raised(session: KafkaSession, answer: Answer, transaction: Transaction, epoch: int) -> Completion[int]:
-    """Return a completion that sends the producer's next epoch.
-
-    If another producer has taken the id, it sends PRODUCER_FENCED.
-    """
+    """Return a completion that responds with the producer's next epoch, or PRODUCER_FENCED if it was fenced meanwhile."""
     response, id_ = schema.response(Api.END_TXN), transaction.id
 
     def done(result: int | BrokerError) -> None:
@@ -531,7 +548,7 @@ def _end(
 
 
 def _check_rights(session: KafkaSession, transaction: Transaction) -> None:
-    """Check the permissions for the staged records and offsets again. Raises Denied if one is missing."""
+    """Raise Denied if a permission for the staged records or offsets was revoked meanwhile."""
     for topic in session.broker.transactions.topics(transaction):
         session.authorize(Action.PRODUCE, topic)
     for scope in transaction.positions:

@@ -1,7 +1,7 @@
 """DescribeAcls, DescribeUserScramCredentials, AlterUserScramCredentials (spec: kafka#acls, kafka#other-calls).
 
-ACLs are derived from the users' permissions. A topic's access list can deny what an ACL grants. An action without an
-ACL is not allowed. Long lists are built in slices.
+The ACLs are computed from the users' permissions. An action without an ACL is not allowed; one with an ACL can still be
+denied by a topic's access list. Long lists are built in slices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polywire.protocols.kafka.cluster import CLUSTER_OPERATIONS, TOPIC_OPERATION
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.group_lists import GROUP_OPERATIONS
 from polywire.protocols.kafka.messages import Api, Refused, WireError
-from polywire.protocols.kafka.replies import Gathering, answer_in_slices, refuse
+from polywire.protocols.kafka.replies import PendingResponse, answer_in_slices, refuse
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.types import DEFAULT_STREAM, TopicName
@@ -66,13 +66,14 @@ def describe_acls(session: KafkaSession, answer: Answer, request: Any, /) -> Any
             return response(error=WireError.POLICY_VIOLATION, message=message)
         return response(resources=found.resources())
 
-    return answer_in_slices(session.broker, answer, found.gather(session, request), made)
+    return answer_in_slices(session.broker, answer, found.fill(session, request), made)
 
 
 class _Rules:
     """ACLs by resource.
 
-    ``count`` is their number. It can exceed ``RULES_MAX`` by the ACLs of one resource.
+    Attributes:
+        count: number of ACLs. It can exceed ``RULES_MAX`` by the ACLs of one resource.
     """
 
     __slots__ = ("_by_resource", "_made", "count")
@@ -82,8 +83,8 @@ class _Rules:
         self._by_resource: dict[Resource, list[Any]] = {}
         self.count = 0
 
-    def gather(self, session: KafkaSession, request: Any) -> Iterator[None]:
-        """Collect the ACLs that match the filter, in steps."""
+    def fill(self, session: KafkaSession, request: Any) -> Iterator[None]:
+        """Collect the ACLs that match the filter. Yields after each step."""
         if request.permission_type not in (ANY, ALLOW) or request.host_filter not in (None, EVERY):
             return
         for user in session.broker.access.users():
@@ -172,7 +173,7 @@ def describe_user_scram_credentials(session: KafkaSession, answer: Answer, reque
             for user in access.users():
                 yield _credentials(response.Results, user.name, user) if user.verifiers else None
             return
-        for name, copies in Counter(one.name for one in request.users).items():
+        for name, copies in Counter(change.name for change in request.users).items():
             entry = _credentials(response.Results, name, access.find_user(name))
             if copies > 1:
                 entry = response.Results(
@@ -199,40 +200,41 @@ def _credentials(made: Any, name: str, user: User | None) -> Any:
 
 
 def alter_user_scram_credentials(session: KafkaSession, answer: Answer, request: Any, /) -> None:
-    """AlterUserScramCredentials: all changes of one user are applied together.
-
-    An error of one user does not affect others.
-    """
+    """AlterUserScramCredentials: apply all changes of a user together, independently of other users."""
     response = schema.response(Api.ALTER_USER_SCRAM_CREDENTIALS)
     body = response(results=[])
-    gathering = Gathering(answer, body)
-    gathering.ask(session.broker, _alter_each(session, request, body.results, gathering), at_once=ALTERED_AT_ONCE_MAX)
+    pending_response = PendingResponse(answer, body)
+    pending_response.run(
+        session.broker, _alter_each(session, request, body.results, pending_response), at_once=ALTERED_AT_ONCE_MAX
+    )
 
 
-def _alter_each(session: KafkaSession, request: Any, results: list[Any], gathering: Gathering) -> Iterator[None]:
-    asked: dict[str, list[Any]] = {}
-    for one in (*request.deletions, *request.upsertions):
-        asked.setdefault(one.name, []).append(one)
-    for name, changes in asked.items():
+def _alter_each(
+    session: KafkaSession, request: Any, results: list[Any], pending_response: PendingResponse
+) -> Iterator[None]:
+    by_user: dict[str, list[Any]] = {}
+    for change in (*request.deletions, *request.upsertions):
+        by_user.setdefault(change.name, []).append(change)
+    for name, changes in by_user.items():
         entry = schema.response(Api.ALTER_USER_SCRAM_CREDENTIALS).Results(user=name)
         results.append(entry)
-        _alter(session, name, changes, entry, gathering)
+        _alter(session, name, changes, entry, pending_response)
         yield None
 
 
-def _alter(session: KafkaSession, name: str, changes: list[Any], entry: Any, gathering: Gathering) -> None:
+def _alter(session: KafkaSession, name: str, changes: list[Any], entry: Any, pending_response: PendingResponse) -> None:
     def done(result: User | BrokerError) -> None:
         if isinstance(result, BrokerError):
             refuse(entry, result, _user_error(result))
-        gathering.settled()
+        pending_response.count_result()
 
-    gathering.expect()
+    pending_response.expect()
     try:
         session.authorize(Action.USER_ALTER)
         session.broker.access.set_verifiers(name, _verifiers(changes), by=session.principal, done=done)
     except Refused as refused:
         entry.error, entry.message = refused.error, refused.message
-        gathering.settled()
+        pending_response.count_result()
     except BrokerError as error:
         done(error)
 
@@ -246,36 +248,39 @@ def _user_error(error: BrokerError) -> WireError:
 
 
 def _verifiers(changes: list[Any]) -> dict[Mechanism, Verifier | None]:
-    """Return the new verifier of each mechanism, None for a deleted one. Raises Refused for an invalid change."""
+    """Return the new verifier of each changed mechanism; None for a deleted one.
+
+    Raises Refused for an invalid change.
+    """
     found: dict[Mechanism, Verifier | None] = {}
-    for one in changes:
-        mechanism = MECHANISMS.get(one.mechanism)
+    for change in changes:
+        mechanism = MECHANISMS.get(change.mechanism)
         if mechanism is None:
             raise Refused(
                 WireError.UNSUPPORTED_SASL_MECHANISM,
-                f"unknown mechanism (use 1 for SCRAM-SHA-256 or 2 for SCRAM-SHA-512) mechanism={one.mechanism}",
+                f"unknown mechanism (use 1 for SCRAM-SHA-256 or 2 for SCRAM-SHA-512) mechanism={change.mechanism}",
             )
         if mechanism in found:
             raise Refused(WireError.DUPLICATE_RESOURCE, "the request changes the same mechanism twice")
-        found[mechanism] = _verifier(one, mechanism) if hasattr(one, "salt") else None
+        found[mechanism] = _verifier(change, mechanism) if hasattr(change, "salt") else None
     return found
 
 
-def _verifier(one: Any, mechanism: Mechanism) -> Verifier:
+def _verifier(change: Any, mechanism: Mechanism) -> Verifier:
     """Return the verifier for a password that the client has salted.
 
-    Raises Refused if the salt, its hash or the number of iterations is not accepted.
+    Raises Refused if the salt, the salted password or the number of iterations is not allowed.
     """
-    if one.iterations not in ITERATIONS_RANGE:
+    if change.iterations not in ITERATIONS_RANGE:
         limits = f"{ITERATIONS_RANGE[0]} to {ITERATIONS_RANGE[-1]}"
         raise Refused(
             WireError.UNACCEPTABLE_CREDENTIAL,
-            f"number of iterations is out of range iterations={one.iterations} limits={limits}",
+            f"number of iterations is out of range iterations={change.iterations} limits={limits}",
         )
-    salt, salted = bytes(one.salt), bytes(one.salted_password)
+    salt, salted = bytes(change.salt), bytes(change.salted_password)
     if not is_salt(salt) or len(salted) != mechanism.key_bytes:
         raise Refused(
             WireError.UNACCEPTABLE_CREDENTIAL,
             "salt must have 1 to 64 bytes, and the salted password as many bytes as the hash",
         )
-    return verifier_of(salted, mechanism, salt=salt, iterations=one.iterations)
+    return verifier_of(salted, mechanism, salt=salt, iterations=change.iterations)

@@ -12,7 +12,7 @@ import pytest
 from polywire.broker.settings import Compression, TopicSettings
 from polywire.broker.topics import Topic
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.configs import AFTER, BEFORE, INT, LONG, TOPIC_CONFIGS, produced_to
+from polywire.protocols.kafka.configs import AFTER, BEFORE, INT, LONG, TOPIC_CONFIGS, produce_limits
 from polywire.protocols.kafka.context import KafkaSettings
 from polywire.protocols.kafka.messages import Api, WireError
 from polywire.records.columns import BATCH_BYTES_MAX
@@ -216,8 +216,8 @@ def test_stored_values_out_of_range_have_no_effect() -> None:
     """Earlier versions accepted them."""
     given = {"max.message.bytes": "20000000", BEFORE: "-1", AFTER: "-5"}
     stored = TopicSettings(wire_options={"kafka": json.dumps(given).encode()})
-    assert produced_to(stored) == produced_to(TopicSettings())
-    assert produced_to(TopicSettings(wire_options={"kafka": json.dumps({BEFORE: "7"}).encode()})).before_ms == 7
+    assert produce_limits(stored) == produce_limits(TopicSettings())
+    assert produce_limits(TopicSettings(wire_options={"kafka": json.dumps({BEFORE: "7"}).encode()})).before_ms == 7
 
 
 def test_defaults_can_be_set(peer: Dialogue) -> None:

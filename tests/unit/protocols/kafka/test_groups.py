@@ -318,12 +318,12 @@ def test_a_member_that_cannot_be_assigned_is_refused_in_a_shared_group(peer: Ask
 
 def test_owned_partitions_are_read_from_subscriptions() -> None:
     both = complete("t", owned=(("t", (1, 2)), ("u", ())))
-    kept = read([("cooperative-sticky", both)])
-    assert kept.is_known
-    assert kept.topics == {"t"}
-    assert dict(kept.kept) == {"t": (1, 2), "u": ()}
+    cooperative = read([("cooperative-sticky", both)])
+    assert cooperative.is_known
+    assert cooperative.topics == {"t"}
+    assert dict(cooperative.owned) == {"t": (1, 2), "u": ()}
     eager = read([("range", both), ("cooperative-sticky", both)])
-    assert (dict(eager.kept), eager.is_known) == ({}, True)
+    assert (dict(eager.owned), eager.is_known) == ({}, True)
     for cut in range(len(both) - 4):
         assert not read([("range", both[:cut])]).is_known
 
