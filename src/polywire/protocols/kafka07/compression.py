@@ -1,6 +1,7 @@
 """Decompress message sets under a limit (spec: kafka-0.7#wrappers).
 
-The limit applies to all compressed messages of one request together, whatever sizes they claim. Order is preserved.
+A wrapper is a compressed message whose value is a message set. The limit applies to all wrappers of one request
+together, whatever sizes they claim. The order of messages is preserved.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ class ExpandsTooFar(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class PlainSet:
-    """A checked message set without wrappers.
+    """A valid message set without wrappers: the bytes ``data[start:stop]``.
 
-    It has the set's range in the data, its number of records, and its longest value.
+    Attributes:
+        records: number of messages.
+        longest: size in bytes of the longest value.
     """
 
     data: Buffer
@@ -56,24 +59,22 @@ class PlainSet:
 
 
 OpenedSet = tuple[ProduceEntry, list[PlainSet] | PeerError]
-"""A message set of a request, with its content or the reason for rejecting it."""
+"""A message set of a request: its messages, or the error if it is rejected."""
 
 
 class Expander:
-    """Decompresses the wrappers of one request.
-
-    ``_left`` is how many bytes may still be decompressed. Each wrapper counts as at least ``PART_BYTES_MIN``.
-    """
+    """Decompresses the wrappers of one request."""
 
     __slots__ = ("_bytes_max", "_left")
 
     def __init__(self, bytes_max: int = EXPANDED_BYTES_MAX) -> None:
-        self._left = self._bytes_max = bytes_max
+        self._bytes_max = bytes_max
+        self._left = bytes_max  # bytes that may still be decompressed; a wrapper counts as at least PART_BYTES_MIN
 
     def open_set(self, data: Buffer, start: int, stop: int, *, depth: int = 0) -> list[PlainSet]:
-        """Return the message set as sets without wrappers, in order.
+        """Check a message set and decompress its wrappers. Return sets without wrappers, in order.
 
-        Raises PeerError if it is invalid or expands too far.
+        Raises PeerError if the set is damaged, nested too deeply, or expands too far.
         """
         is_sound, records, wrappers, longest = survey(data, start, stop)
         # if these bytes were ignored, a message could be lost without an error
@@ -119,9 +120,10 @@ class Expander:
 
 
 def open_sets(data: Buffer, entries: Iterable[ProduceEntry], bytes_max: int) -> list[OpenedSet]:
-    """Decompress the message sets of one request, up to the first rejected one.
+    """Check and decompress the message sets of one request, until one is rejected.
 
-    Raises ExpandsTooFar if they expand to more than ``bytes_max``, unless that is ``EXPANDED_BYTES_MAX``.
+    Raises ExpandsTooFar if they expand to more than ``bytes_max`` and a larger limit may be tried; with
+    ``EXPANDED_BYTES_MAX``, the set is rejected instead.
     """
     expander = Expander(bytes_max)
     found: list[OpenedSet] = []
@@ -138,7 +140,7 @@ def open_sets(data: Buffer, entries: Iterable[ProduceEntry], bytes_max: int) -> 
 
 
 def wrap(message_set: bytes, codec: CompressionCodec) -> bytes:
-    """Return a message set as one compressed message. With the codec ``NONE``, return it unchanged."""
+    """Return a message set as one compressed message; unchanged with the codec ``NONE``."""
     match codec:
         case CompressionCodec.NONE:
             return message_set

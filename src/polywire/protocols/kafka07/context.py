@@ -9,4 +9,4 @@ from polywire.protocols.runtime.broker import WireBroker
 
 
 class Kafka07Broker(Topics, Records, WireBroker, Protocol):
-    """The operations of the broker that this protocol uses: topics and records."""
+    """The methods of the broker that the Kafka 0.7 protocol uses."""

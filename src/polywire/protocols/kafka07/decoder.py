@@ -1,7 +1,7 @@
-"""Decode Kafka 0.7 produce requests: records from a receive buffer, or message sets one by one.
+"""Decode Kafka 0.7 produce requests: many at once from a receive buffer, or message sets one by one.
 
-One call handles a whole receive buffer, creates no Python object per record, and verifies every CRC. A frame is handled
-on this fast path only if all of its message sets are valid and uncompressed. Other frames go to the parser in
+One call handles a whole receive buffer, creates no Python object per record, and verifies every CRC. It stores the
+records of a run: consecutive produce frames whose message sets are valid and uncompressed. Other frames are parsed by
 ``messages``.
 
 A message set (spec: kafka-0.7#messages) is a sequence of entries; numbers are big-endian::
@@ -95,13 +95,16 @@ def _i32(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
 
 
 class RecordSpans:
-    """The records of one run. A listener has one object and reuses it.
+    """The records of a run. The object is reused for all connections of a listener.
 
-    * ``spans``: i64, four per record, as for ``from_spans``.
-    * ``flags``, ``crcs``: u8 and u32 per record, as stored.
-    * ``groups_of``, ``sets_of``: i32 per record, the numbers of its (topic, partition) group and of its message set.
-    * ``groups``: i64, four per group: position and length of the topic, partition, first record.
-    * ``counts``: i64, numbers of records, groups and sets.
+    A group has the records of a run for one topic and partition number.
+
+    Attributes:
+        spans: i64, four per record, as for ``from_spans``.
+        flags, crcs: u8 and u32 per record, as they are stored.
+        groups_of, sets_of: i32 per record, the numbers of its group and of its message set.
+        groups: i64, four per group: position and length of the topic, partition, first record.
+        counts: i64, numbers of records, groups and message sets.
     """
 
     __slots__ = ("counts", "crcs", "flags", "groups", "groups_of", "sets_of", "spans")
@@ -118,7 +121,7 @@ class RecordSpans:
 
 @cython.cclass
 class _BorrowedSpans:
-    """Borrowed buffers of a ``RecordSpans``, and how far they are filled."""
+    """The buffers of a ``RecordSpans`` as pointers, and its counts."""
 
     if cython.compiled:
         spans: Lent
@@ -155,9 +158,9 @@ def _take_set(
     crcs: cython.p_uchar,
     record: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Store the records of an uncompressed, valid set, beginning with number ``record``.
+    """Store the records of a valid, uncompressed message set, beginning with record number ``record``.
 
-    Returns the next number, -1 if the set is compressed or invalid, and -2 if there is no space.
+    Returns the number of the next record, -1 if the set is compressed or invalid, and -2 if there is no space.
     """
     at: cython.Py_ssize_t = start
     size: cython.longlong
@@ -257,7 +260,7 @@ def _take_entry(
     found: _BorrowedSpans,
     last: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Store the records of a produce entry, and return its group.
+    """Store the records of a produce entry, and return the number of its group.
 
     Returns -1 if ``messages`` must parse the entry, and -2 if there is no space.
     """
@@ -286,9 +289,9 @@ def _take_frame(
     found: _BorrowedSpans,
     last: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Store the records of the frame whose type is at ``at``.
+    """Store the records of the frame whose type is at ``at``, and return the group number of its last entry.
 
-    Returns the group of its last entry, or -1 or -2 as ``_take_entry`` does.
+    Returns -1 if ``messages`` must parse the frame, and -2 if there is no space.
     """
     count: cython.longlong = 1
     end: cython.Py_ssize_t
@@ -317,13 +320,13 @@ def _take_frame(
 
 
 def scan(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) -> tuple[int, int, int]:
-    """Store the run of produce frames at ``start`` in ``run``.
+    """Store the run of produce frames at ``start`` in ``run``. Frames above ``bytes_max`` bytes end the run.
 
-    Returns (reason, position after the run, end of the next frame).
+    Returns the reason for the end (MORE, FRAME or FULL), the position after the run, and another position. For FRAME,
+    that is the end of the next frame, or its start if its length is impossible; otherwise, it is the position after the
+    run.
 
-    ``bytes_max`` is the size limit of a frame; longer frames are parsed by ``messages``. If the reason is FRAME, the
-    third number is the end of the next frame, or its position if its length is impossible. Otherwise it is the position
-    after the run. Raises ValueError if the arguments do not fit the buffer.
+    Raises ValueError if the arguments do not fit the buffer.
     """
     lent: Lent = lend(data)
     found: _BorrowedSpans = _BorrowedSpans(run)
@@ -364,9 +367,9 @@ def scan(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) 
 def _survey(
     p: cython.p_const_uchar, start: cython.Py_ssize_t, stop: cython.Py_ssize_t, found: cython.p_longlong
 ) -> cython.bint:
-    """Return whether a message set is valid.
+    """Check a message set. Return whether it is valid.
 
-    Its numbers of records and wrappers, and its longest value, are stored in ``found``.
+    ``found`` gets its numbers of records and wrappers, and the length of its longest value.
     """
     at: cython.Py_ssize_t = start
     size: cython.longlong
@@ -393,9 +396,9 @@ def _survey(
 
 
 def survey(data: Buffer, start: int, stop: int) -> tuple[bool, int, int, int]:
-    """Check a message set with its CRCs.
+    """Check a message set, including its CRCs. The GIL is released.
 
-    Returns whether it is valid, its numbers of records and wrappers, and its longest value. The GIL is released. Raises
+    Returns whether it is valid, its numbers of records and wrappers, and the length of its longest value. Raises
     ValueError for a range outside the buffer.
     """
     lent: Lent = lend(data)
@@ -430,7 +433,7 @@ def _next_wrapper(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.P
 
 
 def next_wrapper(data: Buffer, start: int, stop: int) -> tuple[int, int, int]:
-    """Return the first compressed message of a checked set: position of its entry, end, and codec.
+    """Find the first compressed message of a valid message set. Return the start and end of its entry, and its codec.
 
     Returns (stop, stop, 0) if there is none.
     """
@@ -447,10 +450,12 @@ def next_wrapper(data: Buffer, start: int, stop: int) -> tuple[int, int, int]:
 
 
 def take(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) -> tuple[int, int]:
-    """Store records of a checked set without wrappers. Return the position after them, and their number.
+    """Store records of a valid message set without wrappers in ``run``.
 
-    Stops when ``run`` is full or has ``bytes_max`` bytes of values, but stores at least one record. Groups and sets do
-    not change.
+    Return the position after them, and their number.
+
+    Stops when ``run`` is full or its values have ``bytes_max`` bytes, but stores at least one record. Groups and sets
+    do not change.
     """
     lent: Lent = lend(data)
     found: _BorrowedSpans = _BorrowedSpans(run)
@@ -487,7 +492,7 @@ def take(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) 
 
 @cython.cfunc
 def _put_rows(run: RecordSpans, rows: Lendable, group: cython.int) -> cython.Py_ssize_t:
-    """Write the numbers of a group's records into ``rows``, and return how many there are."""
+    """Write the numbers of a group's records to ``rows``, and return how many there are."""
     groups: Lent = lend(run.groups_of)
     target: Lent = lend_writable(rows)
     i: cython.Py_ssize_t
@@ -502,7 +507,7 @@ def _put_rows(run: RecordSpans, rows: Lendable, group: cython.int) -> cython.Py_
 
 
 def rows_of_group(run: RecordSpans, count: int, group: int) -> array[int]:
-    """Return the numbers (i32) of one group's records among the first ``count``."""
+    """Return the numbers (i32) of the records of a group, among the first ``count`` records."""
     rows = array("i", bytes(4 * count))
     del rows[_put_rows(run, rows, group) :]
     return rows
@@ -525,9 +530,9 @@ def crcs_of(run: RecordSpans, rows: Lendable) -> array[int]:
 
 
 def spread(run: RecordSpans, rows: Lendable, seed: int, partition_count: int) -> array[int]:
-    """Return a partition (i32) for each record. All records of a message set get the same random partition.
+    """Choose a random partition for each message set. Return the partition (i32) of each record in ``rows``.
 
-    This is for PRODUCE requests with partition -1 (spec: kafka-0.7#topics-and-partitions).
+    Used for PRODUCE requests with partition -1 (spec: kafka-0.7#topics-and-partitions).
     """
     sets: Lent = lend(run.sets_of)
     chosen: Lent = lend(rows)

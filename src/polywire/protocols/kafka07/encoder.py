@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-any-return"
 """Encode stored batches as Kafka 0.7 messages: one call per read, into a reusable buffer.
 
-The bytes at an address never change (spec: kafka-0.7#virtual-addresses). A record is truncated only where the protocol
-requires it. Batches must be valid.
+The address of a record is its position in the partition's sequence of messages (spec: kafka-0.7#virtual-addresses). The
+bytes at an address never change. A record is truncated only where the protocol requires it. Batches must be valid.
 
 A record is encoded as ``i32 size | u8 magic | [u8 0] | u32 CRC-32 | value`` at its address. Its magic is 1 unless its
 flag ``KAFKA_MAGIC_0`` is set.
@@ -39,10 +39,16 @@ _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 
 
 @cython.cclass
-class _Place:
-    """The state of writing: next address, bytes written, and limit.
+class _Writer:
+    """The output of a call.
 
-    If ``skips``, holes are skipped and count as written.
+    Attributes:
+        at: position in ``out`` of the next byte.
+        start: position in ``out`` of the first byte for this partition.
+        limit: number of bytes that may be written.
+        address: address of the next byte.
+        position: position in the chunk of the batch at which writing has stopped.
+        skips: whether holes are omitted. Then they are counted as if they were written.
     """
 
     if cython.compiled:
@@ -100,7 +106,7 @@ def _crc(
 def _put_head(
     p: cython.p_uchar, at: cython.Py_ssize_t, head: cython.Py_ssize_t, length: cython.longlong, crc: cython.uint
 ) -> cython.void:
-    """Write the ``head`` (9 or 10) bytes before a value."""
+    """Write the first ``head`` bytes of a message: all before the value."""
     _put_u32(p, at, length + head - 4)
     p[at + 4] = head - 9
     if head == 10:
@@ -115,32 +121,32 @@ def _put_part(
     record: cython.Py_ssize_t,
     head: cython.Py_ssize_t,
     skipped: cython.longlong,
-    place: _Place,
+    writer: _Writer,
 ) -> cython.bint:
     """Write a record from its byte ``skipped`` on, up to the limit. Return whether it was written completely."""
     value_at: cython.Py_ssize_t = places[2] + load_i32(p, places[0] + 4 * record)
     length: cython.longlong = load_i32(p, places[0] + 4 * record + 4) - load_i32(p, places[0] + 4 * record)
     size: cython.longlong = head + length - skipped
-    whole: cython.bint = size <= place.limit
+    whole: cython.bint = size <= writer.limit
     small: Lent = lend_writable(bytearray(16))
     if not whole:
-        size = place.limit
+        size = writer.limit
     _put_head(small.p, 0, head, length, _crc(p, places, record, value_at, length))
-    place.address += size
-    place.limit -= size
+    writer.address += size
+    writer.limit -= size
     while size > 0 and skipped < head:
-        place.out.p[place.at] = small.p[skipped]
-        place.at += 1
+        writer.out.p[writer.at] = small.p[skipped]
+        writer.at += 1
         skipped += 1
         size -= 1
-    move(place.out.p, place.at, p, value_at + skipped - head, size)
-    place.at += size
+    move(writer.out.p, writer.at, p, value_at + skipped - head, size)
+    writer.at += size
     return whole
 
 
 @cython.cfunc
-def _put_batch(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, place: _Place) -> cython.int:
-    """Write the batch's records, beginning at the address. Return DONE, FULL, CUT, HOLE or PACKED."""
+def _put_batch(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, writer: _Writer) -> cython.int:
+    """Write the records of a batch that begins at the address or before it. Return DONE, FULL, CUT, HOLE or PACKED."""
     if cython.compiled:
         places = cython.declare(cython.longlong[54])
     else:
@@ -164,90 +170,93 @@ def _put_batch(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_s
             begins = base + load_u32(p, places[52] + 4 * record)
         value_at = places[2] + start
         start += length
-        if begins + head + length <= place.address:
+        if begins + head + length <= writer.address:
             begins += head + length
             continue
-        if begins > place.address:
-            if not place.skips:
+        if begins > writer.address:
+            if not writer.skips:
                 return 3
-            if begins + head + length - place.address > place.limit:
+            if begins + head + length - writer.address > writer.limit:
                 return 1
-            place.limit -= begins - place.address
-            place.address = begins
-        if begins < place.address or (place.at == place.start and head + length > place.limit):
-            if not _put_part(p, places, record, head, place.address - begins, place):
+            writer.limit -= begins - writer.address
+            writer.address = begins
+        if begins < writer.address or (writer.at == writer.start and head + length > writer.limit):
+            if not _put_part(p, places, record, head, writer.address - begins, writer):
                 return 2
-        elif head + length > place.limit:
+        elif head + length > writer.limit:
             return 1
         else:
-            _put_head(place.out.p, place.at, head, length, _crc(p, places, record, value_at, length))
-            move(place.out.p, place.at + head, p, value_at, length)
-            place.at += head + length
-            place.address += head + length
-            place.limit -= head + length
+            _put_head(writer.out.p, writer.at, head, length, _crc(p, places, record, value_at, length))
+            move(writer.out.p, writer.at + head, p, value_at, length)
+            writer.at += head + length
+            writer.address += head + length
+            writer.limit -= head + length
         begins += head + length
     return 0
 
 
 @cython.cfunc
-def _put_chunk(p: cython.p_const_uchar, size: cython.Py_ssize_t, place: _Place) -> cython.int:
-    """Write the records of the chunk's batches, beginning at the address.
+def _put_chunk(p: cython.p_const_uchar, size: cython.Py_ssize_t, writer: _Writer) -> cython.int:
+    """Write the records of a chunk's batches, beginning at the address.
 
-    If it stops early, ``place.position`` is the batch at which it stopped.
+    Return the reason for the end as ``_put_batch``.
     """
     reason: cython.int
-    place.position = 0
-    while size - place.position >= _HEADER_BYTES:
-        if load_u64(p, place.position + 40) + load_u32(p, place.position + 80) > place.address:
-            reason = _put_batch(p, place.position, size, place)
+    writer.position = 0
+    while size - writer.position >= _HEADER_BYTES:
+        if load_u64(p, writer.position + 40) + load_u32(p, writer.position + 80) > writer.address:
+            reason = _put_batch(p, writer.position, size, writer)
             if reason != 0:
                 return reason
-        if load_u32(p, place.position + 4) < _HEADER_BYTES:
+        if load_u32(p, writer.position + 4) < _HEADER_BYTES:
             return 3
-        place.position += load_u32(p, place.position + 4)
+        writer.position += load_u32(p, writer.position + 4)
     return 0
 
 
 def put_entries(
     chunks: Sequence[Lendable], address: int, limit: int, out: Buffer, at: int, *, written: int = 0
 ) -> tuple[int, int, int, int]:
-    """Write the bytes from ``address`` on into ``out`` at ``at``, at most ``limit``.
+    """Write at most ``limit`` bytes of messages, beginning with the byte at ``address``, to ``out[at:]``.
 
-    ``chunks`` are consecutive stored batches in offset order. ``written`` is the size of this response before ``at``.
-    If it is not 0, no record is truncated.
+    Args:
+        chunks: consecutive stored batches in offset order.
+        written: bytes for this partition that are already in the response. If there are some, no record is truncated.
 
-    Returns the reason, the bytes written by this call, and the chunk and position of the batch at which it stopped. For
-    HOLE, PACKED and FULL, everything before that batch was written. Raises ValueError if ``out`` is too small.
+    Returns the reason for the end, the number of bytes written, and the chunk and position of the batch at which
+    writing has stopped. For HOLE, PACKED and FULL, everything before that batch was written.
+
+    Raises ValueError if ``out`` is too small.
     """
-    place: _Place = _Place(out, at, limit, address, written)
+    writer: _Writer = _Writer(out, at, limit, address, written)
     lent: Lent
     begun: cython.Py_ssize_t = at
     number: cython.Py_ssize_t = 0
     reason: cython.int = 0
-    if at < 0 or place.limit < 0 or place.limit > place.out.size - begun:
-        raise ValueError(f"output is outside the buffer position={at} limit={limit} size={place.out.size}")
+    if at < 0 or writer.limit < 0 or writer.limit > writer.out.size - begun:
+        raise ValueError(f"output is outside the buffer position={at} limit={limit} size={writer.out.size}")
     for number in range(len(chunks)):
         lent = lend(chunks[number])
-        reason = _put_chunk(lent.p, lent.size, place)
+        reason = _put_chunk(lent.p, lent.size, writer)
         if reason != 0:
             break
-    return reason, place.at - begun, number, place.position
+    return reason, writer.at - begun, number, writer.position
 
 
-def gather_entries(chunks: Sequence[Lendable], address: int, limit: int, out: Buffer) -> tuple[int, int]:
-    """Write into ``out`` the records whose addresses are in the ``limit`` bytes from ``address`` on.
+def put_without_holes(chunks: Sequence[Lendable], address: int, limit: int, out: Buffer) -> tuple[int, int]:
+    """Write the records at the ``limit`` addresses from ``address`` on to ``out``, without the holes between them.
 
-    Holes between the records are omitted. Stops at a compressed batch. Returns the bytes written, and the address after
-    the last record. Raises ValueError if ``out`` is too small.
+    Stops at a compressed batch. Returns the bytes written, and the address after the last record. Raises ValueError if
+    ``out`` is too small.
     """
-    place: _Place = _Place(out, 0, limit, address, 0)
+    writer: _Writer = _Writer(out, 0, limit, address, 0)
     lent: Lent
     chunk: object
-    place.skips = True
-    if place.limit < 0 or place.limit > place.out.size:
-        raise ValueError(f"output is outside the buffer limit={limit} size={place.out.size}")
+    writer.skips = True
+    if writer.limit < 0 or writer.limit > writer.out.size:
+        raise ValueError(f"output is outside the buffer limit={limit} size={writer.out.size}")
     for chunk in chunks:
         lent = lend(chunk)
-        if _put_chunk(lent.p, lent.size, place) != 0:
+        if _put_chunk(lent.p, lent.size, writer) != 0:
             break
-    return place.at, place.address
+    return writer.at, writer.address

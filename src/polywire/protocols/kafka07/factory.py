@@ -1,4 +1,4 @@
-"""The Kafka 0.7 protocol for the server: recognise connections, open sessions, and share buffers between them."""
+"""The entry point of the Kafka 0.7 protocol: recognise connections and open sessions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Kafka07Factory:
     __slots__ = ("_broker", "_off_loop", "_producer", "_reply_buffers")
 
     def __init__(self, broker: Kafka07Broker, *, off_loop: OffLoopQueue | None = None) -> None:
-        """``off_loop`` is the queue for large requests, shared by the process."""
+        """``off_loop`` is the process's queue for work in threads, if it has one."""
         self._broker = broker
         self._producer = Producer(broker)
         self._reply_buffers = ReplyBuffers()
@@ -46,7 +46,10 @@ class Kafka07Factory:
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether a frame begins with a valid length, one of the five types and the start of a topic name."""
+        """Return whether the bytes begin a request: a valid length, a request type and the start of a topic name.
+
+        Returns None if more bytes are needed.
+        """
         length = int.from_bytes(prefix[:4], "big")
         if len(prefix) < 4:
             return None if prefix[:1] <= _FIRST_BYTE_MAX else False

@@ -1,7 +1,7 @@
-"""One FETCH or MULTIFETCH in progress: read from addresses and build the response.
+"""A FETCH or MULTIFETCH request in progress: read from addresses and build the response.
 
-It never blocks on a disk. One call per read copies records from stored columns into the response's buffer. A response
-has a size limit, whatever was requested, and every entry gets a share of it.
+Reads never block the event loop. One call per read copies the records into the buffer of the response. The size of a
+response is limited, whatever was requested. Each entry (the request for one partition) gets a share of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHARE_BYTES_MIN: Final = 64 * 1024  # minimum size of an entry's share
 # entries beyond this size get no data, because long first records may exceed their share
 ANSWER_BYTES_HARD_MAX: Final = 64 * 1024 * 1024
 # how much more is read than requested, because stored batches have headers and may begin before the address
-READ_ROOM_BYTES: Final = 64 * 1024
+READ_OVERHEAD_BYTES: Final = 64 * 1024
 # an entry waits for data that must be read from disk only if it has fewer bytes than this
 SMALL_ENTRY_BYTES: Final = 64 * 1024
 READS_MAX: Final = 8  # reads for one entry
@@ -52,7 +52,12 @@ _place: Final = header_fields("length", "base_offset")
 
 
 class ReadCursor(NamedTuple):
-    """The position at which a client is expected to continue to read: ``address``, in the batch at ``offset``."""
+    """The position at which a client will probably continue to read.
+
+    Attributes:
+        address: address of the next record.
+        offset: offset of the batch with this address.
+    """
 
     address: int
     offset: int
@@ -63,12 +68,7 @@ class ReadCursor(NamedTuple):
 
 
 class FetchReply:
-    """A response that is being built.
-
-    Entries before ``_number`` are complete: they are in ``_parts`` and ``_blocks[-1][_begun:_at]``. ``_capacity`` bytes
-    of that block may be used. No read is held between calls. ``_waits_for`` is the pending lookup, read or time slice.
-    ``_current`` is the number of the entry whose partition's offsets were just requested.
-    """
+    """Builds the response to a FETCH or MULTIFETCH request. Data is not pinned between two calls."""
 
     __slots__ = (
         "_at",
@@ -78,7 +78,6 @@ class FetchReply:
         "_bridges",
         "_broker",
         "_capacity",
-        "_current",
         "_done",
         "_entry_at",
         "_fetch",
@@ -86,6 +85,7 @@ class FetchReply:
         "_parts",
         "_read_cursors",
         "_reads",
+        "_refreshed_entry",
         "_reply_buffers",
         "_share",
         "_size",
@@ -103,6 +103,13 @@ class FetchReply:
         *,
         authorize: Authorize,
     ) -> None:
+        """Prepare the response.
+
+        Args:
+            read_cursors: the connection's cursors, by partition.
+            done: gets the response, and a function that returns the response's buffers to the pool.
+            authorize: raises Denied if the client may not read a topic.
+        """
         self._authorize = authorize
         self._broker = broker
         self._reply_buffers = reply_buffers
@@ -110,21 +117,21 @@ class FetchReply:
         self._fetch = fetch
         self._done = done
         self._share = max(ANSWER_BYTES_MAX // max(len(fetch.entries), 1), SHARE_BYTES_MIN)
-        self._blocks: list[bytearray] = []
-        self._capacity = 0
-        self._parts: list[memoryview] = []
+        self._blocks: list[bytearray] = []  # buffers of the response; only the last one is written
+        self._capacity = 0  # bytes of the last block that may be used
+        self._parts: list[memoryview] = []  # the response so far, without ``_blocks[-1][_begun:_at]``
         self._begun = self._at = 0
-        self._entry_at = NOT_BEGUN
-        self._size = 0
-        self._number = 0
-        self._current = NOT_BEGUN
-        self._written = 0
-        self._reads = 0
-        self._bridges = 0
-        self._waits_for: Handle | None = None
+        self._entry_at = NOT_BEGUN  # position of the current entry in the last block
+        self._size = 0  # bytes of complete entries
+        self._number = 0  # of the current entry
+        self._refreshed_entry = NOT_BEGUN  # the entry for which the offsets of its partition were requested last
+        self._written = 0  # bytes of records in the current entry
+        self._reads = 0  # for the current entry
+        self._bridges = 0  # holes filled in the current entry
+        self._waits_for: Handle | None = None  # look-up, read or time slice for which the response waits
 
     def run(self) -> None:
-        """Continue until the response must wait for something. At the end, ``done`` is called."""
+        """Write entries, until one must wait for something. After the last one, call ``done``."""
         self._waits_for = None  # the handle is obsolete; it refers to this response and its blocks
         if not self._blocks:
             self._open_block(BLOCK_BYTES)
@@ -135,7 +142,7 @@ class FetchReply:
             if self._number and now() >= end:
                 self._waits_for = self._broker.loop.call_soon(self.run)
                 return
-            if not self._answer_entry(self._fetch.entries[self._number]):
+            if not self._write_entry(self._fetch.entries[self._number]):
                 return
         self._finish()
 
@@ -146,11 +153,11 @@ class FetchReply:
 
     # One entry
 
-    def _answer_entry(self, entry: FetchEntry) -> bool:
-        """Write the entry. Return False if the response must first wait for something."""
+    def _write_entry(self, entry: FetchEntry) -> bool:
+        """Write an entry. Return False if it must wait for something; ``run`` is then called later."""
         try:
             partition = self._partition(entry)
-            if partition is not None and self._current != self._number:
+            if partition is not None and self._refreshed_entry != self._number:
                 self._waits_for = self._broker.when_current(partition, self._refreshed)
                 if self._waits_for is not None:
                     return False
@@ -166,13 +173,13 @@ class FetchReply:
             return True
 
     def _refreshed(self, result: BrokerError | None) -> None:
-        self._current = self._number
+        self._refreshed_entry = self._number
         if result is not None:
             self._refuse(result)
         self.run()
 
     def _partition(self, entry: FetchEntry) -> Partition | None:
-        """Return the partition; None if there is no such topic.
+        """Return the partition; None if the topic does not exist.
 
         Raises Missing(PARTITION_MISSING), Invalid(INVALID_TOPIC) or Denied.
         """
@@ -184,7 +191,7 @@ class FetchReply:
         return None if topic is None else topic.partitions[entry.partition]
 
     def _has_bytes(self, partition: Partition, entry: FetchEntry) -> bool:
-        """Return whether there is anything to read.
+        """Return whether the response has space, and the log has data from the address on.
 
         Raises Missing(OFFSET_OUT_OF_RANGE) for an address outside the log.
         """
@@ -209,11 +216,11 @@ class FetchReply:
         try:
             if isinstance(found, BrokerError):
                 raise found
-            answered = self._read_from(partition, entry, found)
+            is_complete = self._read_from(partition, entry, found)
         except BrokerError as error:
             self._refuse(error)
-            answered = True
-        if answered:
+            is_complete = True
+        if is_complete:
             self.run()
 
     def _read_from(self, partition: Partition, entry: FetchEntry, offset: int) -> bool:
@@ -230,9 +237,9 @@ class FetchReply:
         return self._read_on(partition, entry, offset)
 
     def _bytes_wanted(self, entry: FetchEntry) -> int:
-        return min(entry.bytes_max, self._share, BLOCK_BYTES) + READ_ROOM_BYTES
+        return min(entry.bytes_max, self._share, BLOCK_BYTES) + READ_OVERHEAD_BYTES
 
-    def _room(self, entry: FetchEntry) -> int:
+    def _space(self, entry: FetchEntry) -> int:
         return min(min(entry.bytes_max, self._share) - self._written, self._capacity - self._at)
 
     def _read_on(self, partition: Partition, entry: FetchEntry, offset: int) -> bool:
@@ -262,20 +269,20 @@ class FetchReply:
             if isinstance(read, BrokerError) and not (isinstance(read, Corrupt) and self._written):
                 raise read
             if isinstance(read, Read) and self._write(partition, entry, offset, read):
-                answered = self._read_on(partition, entry, read.next_offset)
+                is_complete = self._read_on(partition, entry, read.next_offset)
             else:
                 self._end_entry()
-                answered = True
+                is_complete = True
         except BrokerError as error:
             self._refuse(error)
-            answered = True
-        if answered:
+            is_complete = True
+        if is_complete:
             self.run()
 
     def _write(self, partition: Partition, entry: FetchEntry, offset: int, read: Read) -> bool:
-        """Write a read's records into the block. Return whether to read more.
+        """Write the records of a read. Return whether to read more for this entry.
 
-        Raises Missing if there are no bytes for the address, and Corrupt for a damaged batch.
+        Raises Missing if the address is in a hole, and Corrupt for a damaged batch.
         """
         try:
             reason, stopped_at = self._put(list(read.chunks), entry)
@@ -290,15 +297,17 @@ class FetchReply:
         self._remember(partition, ReadCursor(entry.address + self._written, stopped_at))
         if not done or read.next_offset >= read.readable_offset:
             return False
-        return self._written == 0 or (self._room(entry) > 0 and self._reads < READS_MAX)
+        return self._written == 0 or (self._space(entry) > 0 and self._reads < READS_MAX)
 
     def _put(self, chunks: list[memoryview], entry: FetchEntry) -> tuple[int, int]:
-        """Write records until the limit. Return the reason, and the offset of the batch at which it stopped.
+        """Write records until the entry's limit.
 
-        A first record that is too long gets its own block.
+        Return the reason for the end, and the offset of the batch at which it stopped.
+
+        The first record of an entry is sent even if it is larger than the entry's share.
         """
         while True:
-            limit = self._room(entry)
+            limit = self._space(entry)
             address = entry.address + self._written
             reason, size, number, position = encoder.put_entries(
                 chunks, address, limit, self._blocks[-1], self._at, written=self._written
@@ -322,9 +331,9 @@ class FetchReply:
     def _bridge(self, chunks: list[memoryview], entry: FetchEntry) -> bool:
         """Write bytes that replace the hole before the first of these records.
 
-        Returns False to leave that to the next response.
+        Returns False if the response must end before the hole. The next one then begins with it.
         """
-        address, limit = entry.address + self._written, self._room(entry)
+        address, limit = entry.address + self._written, self._space(entry)
         found = holes.hole_at(chunks[0], address)
         if found is None or self._bridges == BRIDGES_MAX:
             return False
@@ -332,7 +341,7 @@ class FetchReply:
         hole, record_bytes = found
         if not self._written and hole < limit < min(entry.bytes_max, hole + record_bytes):
             self._move_to_larger_block(entry, chunks[0], hole)
-            limit = self._room(entry)
+            limit = self._space(entry)
         begun = self._written > 0
         bridge = holes.bridge(chunks, address, limit, hole=hole, record_bytes=record_bytes, begun=begun)
         if bridge is None:
@@ -343,7 +352,7 @@ class FetchReply:
         return True
 
     def _move_to_larger_block(self, entry: FetchEntry, batch: memoryview, hole: int = 0) -> None:
-        """Send a first record that is longer than the entry's share in its own block, with the hole before it.
+        """Begin the entry again in a larger block, with space for its first record and the hole before it.
 
         The record is sent completely if the client requested that many bytes (spec: kafka-0.7#what-breaks).
         """
@@ -388,7 +397,7 @@ class FetchReply:
         self._number += 1
 
     def _refuse(self, error: BrokerError) -> None:
-        """End the entry with an error. If it already has bytes, the client gets the error at its next request."""
+        """End the entry with an error. If it already has records, the error follows in the next response."""
         if self._entry_at != NOT_BEGUN and self._written:
             self._end_entry()
         else:

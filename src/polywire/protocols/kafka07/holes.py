@@ -1,12 +1,12 @@
-"""Bytes that replace a hole left by compaction (decision 0119).
+"""Bytes for holes: addresses whose records were removed by compaction (decision 0119).
 
-A client adds the sizes of messages to an address (spec: kafka-0.7#iterating), so it can pass a hole only if the
-response has bytes for it. The bytes for addresses [a, b) must have the size b - a. There are three ways to fill a hole:
+A client computes the next address by adding the sizes of messages (spec: kafka-0.7#iterating). It can pass a hole only
+if the response has as many bytes as the hole. There are three ways to fill a hole:
 
-    kind      bytes                                                             the client gets   bytes
-    filler    a gzip wrapper around nothing, before a real message              no message        30 and more
-    wrapper   a gzip wrapper around the messages after the hole, at least one   messages          their compressed size and more
-    blank     a plain message of zero bytes                                     a message         10 and more
+    kind      bytes                                                             the client gets   bytes filler    a gzip
+    wrapper around nothing, before a real message              no message        30 and more wrapper   a gzip wrapper
+    around the messages after the hole, at least one   messages          their compressed size and more blank     a
+    plain message of zero bytes                                     a message         10 and more
 
 Wrappers are padded in the gzip header, which every gzip reader skips: ``1f 8b 08 flags 00000000 00 ff | extra field |
 deflate blocks | u32 CRC-32 | u32 size`` (RFC 1952). An extra field has at most 65,535 bytes; longer padding uses empty
@@ -45,9 +45,9 @@ _EMPTY_BLOCK: Final = b"\0\0\0\xff\xff"  # a stored block that is not the last o
 
 
 def hole_at(batch: memoryview, address: int) -> tuple[int, int] | None:
-    """Return the size of the hole from ``address`` to the next record, and the size of that record.
+    """Return the size of the hole at ``address``, and the size of the record after it; None if there is no hole.
 
-    Return None if there is no hole. The batch must not be compressed.
+    The batch must have the record after the hole, and must not be compressed.
     """
     index = record_at_address(batch, address, covering=True)
     if index < 0:
@@ -61,10 +61,12 @@ def hole_at(batch: memoryview, address: int) -> tuple[int, int] | None:
 def bridge(
     chunks: Sequence[memoryview], address: int, limit: int, *, hole: int, record_bytes: int, begun: bool
 ) -> bytes | None:
-    """Return the bytes of a response from ``address`` on, at most ``limit``; None if that is impossible.
+    """Return at most ``limit`` bytes for the addresses from ``address`` on, where a hole begins; None if impossible.
 
-    ``chunks`` begin with the batch after the hole. ``hole`` and ``record_bytes`` are the result of ``hole_at``. If
-    ``begun``, the response already has messages, so the hole can be left to the next response.
+    Args:
+        chunks: stored batches. The first one has the record after the hole.
+        hole, record_bytes: the result of ``hole_at``.
+        begun: whether the response already has messages. If so, it may end before the hole.
     """
     if hole + record_bytes <= limit:
         if hole >= FILLER_BYTES_MIN:
@@ -89,9 +91,9 @@ def bridge(
 
 
 def _repeated(message: bytes, size: int, hole: int) -> bytes | None:
-    """Return the message after a hole, in a wrapper of ``size`` bytes or unchanged.
+    """Return the message after a hole, unchanged or in a wrapper of ``size`` bytes.
 
-    Return None if the rest of the hole could then not be filled.
+    Returns None if the rest of the hole could then not be filled.
     """
     packed = wrapper(message, size, level=STORED)
     if packed is None and len(message) <= MESSAGE_BYTES_MAX:
@@ -102,7 +104,7 @@ def _repeated(message: bytes, size: int, hole: int) -> bytes | None:
 
 
 def wrapper(message_set: bytes, size: int, *, level: int = PACKED) -> bytes | None:
-    """Return a message set as one gzip message of exactly this size, or None if that is too small."""
+    """Return a message set as one gzip message of ``size`` bytes, or None if that is too small."""
     packer = zlib.compressobj(level, wbits=-zlib.MAX_WBITS)
     blocks = packer.compress(message_set) + packer.flush()
     padding = size - _WRAPPED_BYTES - len(blocks)
@@ -121,19 +123,19 @@ def wrapper(message_set: bytes, size: int, *, level: int = PACKED) -> bytes | No
 
 
 def _blank(size: int) -> bytes | None:
-    """Return a message of zero bytes that has this size, or None if that is too small."""
+    """Return a message of ``size`` bytes with a value of zeros, or None if that is too small."""
     return encode_message(bytes(size - BLANK_BYTES_MIN)) if size >= BLANK_BYTES_MIN else None
 
 
 def _messages(chunks: Sequence[memoryview], address: int, stop: int) -> tuple[bytes, int]:
     """Return the messages in [address, stop) without the holes between them, and the address after the last one."""
     out = bytearray(stop - address)
-    size, end = encoder.gather_entries(chunks, address, stop - address, out)
+    size, end = encoder.put_without_holes(chunks, address, stop - address, out)
     return bytes(out[:size]), end
 
 
 def _cut(batch: memoryview, address: int, limit: int) -> bytes:
-    """Return the first ``limit`` bytes of the message at an address. The message is longer than that."""
+    """Return the first ``limit`` bytes of the message at ``address``, which is longer."""
     out = bytearray(limit)
     encoder.put_entries([batch], address, limit, out, 0)
     return bytes(out)

@@ -70,7 +70,7 @@ class CompressionCodec(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProduceEntry:
-    """One message set: its range in the data, topic and partition."""
+    """A message set of a request: the bytes ``[start, stop)`` of the frame, its topic and partition."""
 
     topic: bytes
     partition: int
@@ -112,7 +112,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """OFFSETS: addresses at or before a time, in milliseconds, or ``LATEST`` or ``EARLIEST``."""
+    """OFFSETS: request addresses at or before a time in milliseconds; ``LATEST`` and ``EARLIEST`` are special times."""
 
     topic: bytes
     partition: int
@@ -180,7 +180,7 @@ def frame_length(data: Buffer, at: int) -> int:
 
 
 def entry_count(data: Buffer, at: int, stop: int) -> int:
-    """Return the number of entries that the request at ``at`` claims to have; 1 for request types without a count."""
+    """Return the number of entries that the request at ``at`` claims to have; 1 for types without such a number."""
     reader = _Reader(data, at, stop)
     many = reader.i16() in (RequestType.MULTIPRODUCE, RequestType.MULTIFETCH)
     return reader.i16() if many else 1
@@ -217,7 +217,7 @@ def _framed(kind: RequestType, body: bytes) -> bytes:
 
 
 class _Refused:
-    """The characters that Kafka 0.7 does not allow in topic names (spec: kafka-0.7#topic-names)."""
+    """Characters that Kafka 0.7 does not allow in topic names, as a container (spec: kafka-0.7#topic-names)."""
 
     def __contains__(self, char: object) -> bool:
         return isinstance(char, str) and (

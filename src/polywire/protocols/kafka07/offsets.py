@@ -1,4 +1,4 @@
-"""One OFFSETS request: addresses at which a client may start reading (spec: kafka-0.7#times).
+"""An OFFSETS request in progress: find addresses at which a client may start to read (spec: kafka-0.7#times).
 
 Addresses are in descending order, and each is the beginning of a record. Looking them up does not delay other clients.
 """
@@ -23,10 +23,10 @@ TIME_MS_MAX: Final = (
 
 
 class OffsetsReply:
-    """Looks up the addresses of one request.
+    """Looks up the addresses for one request.
 
-    These are at most two, newest first: the end or the first address after a time, and the partition's first address.
-    ``_waits_for`` is the pending lookup in the log, if any.
+    There are at most two: the end of the log, or the address after the records up to a time; and the log's first
+    address.
     """
 
     __slots__ = ("_addresses", "_authorize", "_broker", "_done", "_request", "_waits_for")
@@ -34,7 +34,7 @@ class OffsetsReply:
     def __init__(
         self, broker: Kafka07Broker, request: Offsets, done: Completion[list[int]], *, authorize: Authorize
     ) -> None:
-        """``done`` gets the addresses or the error."""
+        """``done`` gets the addresses or the error. ``authorize`` raises Denied."""
         self._authorize = authorize
         self._broker = broker
         self._request = request
@@ -47,7 +47,7 @@ class OffsetsReply:
             self._waits_for.cancel()
 
     def run(self) -> None:
-        """Start. ``done`` may be called before this returns.
+        """Start the look-up. ``done`` may be called inside this call.
 
         Raises PeerError if the connection must be closed.
         """
@@ -57,7 +57,10 @@ class OffsetsReply:
             raise PeerError(f"cannot list offsets: {error.message}", fatal=True) from None
 
     def _find(self) -> None:
-        """Find the partition. Raises BrokerError if it does not exist or may not be described."""
+        """Find the partition, then its addresses.
+
+        Raises BrokerError if it does not exist or the client may not describe it.
+        """
         request = self._request
         try:
             partition = self._partition(topic_name(request.topic), request.partition)
@@ -69,7 +72,7 @@ class OffsetsReply:
         if partition is None:
             self._done([0] if request.time_ms in (LATEST, EARLIEST) else [])
             return
-        self._waits_for = self._broker.when_current(partition, partial(self._current, partition))
+        self._waits_for = self._broker.when_current(partition, partial(self._refreshed, partition))
         if self._waits_for is None:
             self._begin(partition)
 
@@ -80,17 +83,14 @@ class OffsetsReply:
             self._done(error)
 
     def _partition(self, name: str, number: int) -> Partition | None:
-        """Return the partition; None if there is no such topic.
-
-        Raises Missing(PARTITION_MISSING) or Denied.
-        """
+        """Return the partition; None if the topic does not exist. Raises Missing(PARTITION_MISSING) or Denied."""
         self._authorize(Action.TOPIC_DESCRIBE, name)
         if not 0 <= number < self._broker.partition_count(name):
             raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition topic={name!r} partition={number}")
         topic = self._broker.find_topic(name)
         return None if topic is None else topic.partitions[number]
 
-    def _current(self, partition: Partition, result: BrokerError | None) -> None:
+    def _refreshed(self, partition: Partition, result: BrokerError | None) -> None:
         if result is None:
             self._begin(partition)
         else:
@@ -101,19 +101,16 @@ class OffsetsReply:
         if log.next_offset == 0:
             self._done([0] if time_ms in (LATEST, EARLIEST) else [])
         elif time_ms == EARLIEST:
-            self._take_offset(partition, log.first_offset, log.first_offset)
+            self._add_address(partition, log.first_offset, log.first_offset)
         elif time_ms == LATEST or time_ms >= TIME_MS_MAX:
-            self._take_offset(partition, log.first_offset, log.readable_offset)
+            self._add_address(partition, log.first_offset, log.readable_offset)
         elif time_ms < 0:
             self._done([])
         else:
             self._find_time(partition, time_ms)
 
     def _find_time(self, partition: Partition, time_ms: int) -> None:
-        """Find the address after the last record that is not newer than ``time_ms``.
-
-        If all records are newer, there is no such address.
-        """
+        """Find the address after the records up to a time. If all records are newer, ``done`` gets an empty list."""
         then = partial(self._time_found, partition)
         found = partition.log.offset_at(time_ms * 1000 + 1, then)
         if isinstance(found, int):
@@ -127,9 +124,9 @@ class OffsetsReply:
         elif found <= partition.log.first_offset:
             self._done([])
         else:
-            self._take_offset(partition, partition.log.first_offset, min(found, partition.log.readable_offset))
+            self._add_address(partition, partition.log.first_offset, min(found, partition.log.readable_offset))
 
-    def _take_offset(self, partition: Partition, first: int, offset: int) -> None:
+    def _add_address(self, partition: Partition, first: int, offset: int) -> None:
         then = partial(self._address_found, partition, first, offset)
         try:
             found = partition.log.address_of_offset(offset, then)
@@ -147,6 +144,6 @@ class OffsetsReply:
             return
         self._addresses.append(found)
         if offset > first and len(self._addresses) < self._request.count_max:
-            self._take_offset(partition, first, first)
+            self._add_address(partition, first, first)
         else:
             self._done(self._addresses[: self._request.count_max])

@@ -1,4 +1,4 @@
-"""Convert produced message sets to batches, one per partition and run (spec: kafka-0.7#reactions).
+"""Convert produced message sets to batches (spec: kafka-0.7#reactions).
 
 * The message sets of a connection are appended in order.
 * A message set is stored completely or not at all.
@@ -30,16 +30,20 @@ from polywire.types import Buffer, TopicName, check_topic_name
 # limit for the values of one batch; a longer message set becomes several consecutive batches
 BATCH_VALUES_BYTES_MAX: Final = 8 * 1024 * 1024
 # size of the header and alignment of a stored batch; a stored record is not longer than in the protocol
-BATCH_ROOM_BYTES: Final = 1024
-RECORD_ROOM_BYTES: Final = 9  # size of a stored record without its value: delta, CRC and flags
+BATCH_OVERHEAD_BYTES: Final = 1024
+RECORD_OVERHEAD_BYTES: Final = 9  # size of a stored record without its value: delta, CRC and flags
 
 Append = Callable[[Partition, bytearray], None]
 Authorize = Callable[[Action, str], None]
-"""Authorizes an action on the topic with this name. Raises Denied."""
+"""Raises Denied if the client may not perform the action on the topic with this name."""
 
 
 class Peer(NamedTuple):
-    """A producer. ``caller`` owns the topics that it creates."""
+    """The client that produces.
+
+    Attributes:
+        caller: returns the client's user, who becomes the owner of topics that it creates.
+    """
 
     authorize: Authorize
     caller: Callable[[], Caller]
@@ -58,35 +62,28 @@ def topic_name(topic: bytes) -> str:
 
 
 def _check_length(name: str) -> None:
-    """Raise Invalid if a new topic's name is too long for Kafka 0.7.
-
-    Other protocols may have created topics with such names.
-    """
+    """Raise Invalid if the name is too long for a new topic of Kafka 0.7. Other protocols allow longer names."""
     if len(name.encode("utf-16-le")) > 2 * messages.NAME_UNITS_MAX:
         raise Invalid(ErrorCode.INVALID_TOPIC, f"topic name is too long limit={messages.NAME_UNITS_MAX} name={name!r}")
 
 
 class Producer:
-    """Builds the batches of all connections of a listener, which share its buffers.
-
-    ``_run`` is used only during a call.
-    """
+    """Builds the batches of all connections of a listener, which share its buffers."""
 
     __slots__ = ("_broker", "_run", "_run_bytes_max", "_values_bytes_max")
 
     def __init__(self, broker: Kafka07Broker) -> None:
         self._broker = broker
         self._run = decoder.RecordSpans()
-        self._run_bytes_max = broker.settings.batch_bytes_max - BATCH_ROOM_BYTES
+        self._run_bytes_max = broker.settings.batch_bytes_max - BATCH_OVERHEAD_BYTES
         self._values_bytes_max = min(
-            BATCH_VALUES_BYTES_MAX, self._run_bytes_max - RECORD_ROOM_BYTES * decoder.RUN_RECORDS_MAX
+            BATCH_VALUES_BYTES_MAX, self._run_bytes_max - RECORD_OVERHEAD_BYTES * decoder.RUN_RECORDS_MAX
         )
 
     def take_run(self, data: memoryview, start: int, append: Append, peer: Peer) -> tuple[int, int, int]:
-        """Append all uncompressed, valid produce frames from ``start`` on.
+        """Append the run of valid, uncompressed produce frames at ``start``. Return the result of ``decoder.scan``.
 
-        Returns (reason, position, end) of ``decoder.scan``. Raises PeerError if a topic or partition is rejected. The
-        message sets before it are appended.
+        Raises PeerError if a topic or partition is rejected, after the message sets before it were appended.
         """
         run = self._run
         reason, at, end = decoder.scan(data, start, len(data), run, self._run_bytes_max)
@@ -102,7 +99,7 @@ class Producer:
         for number in range(group_count):
             place, size, partition, first = run.groups[4 * number : 4 * number + 4]
             try:
-                targets.append((self._target(bytes(data[place : place + size]), partition, peer), partition))
+                targets.append((self._topic_of(bytes(data[place : place + size]), partition, peer), partition))
             except PeerError as error:
                 refused, count = error, first
                 break
@@ -121,9 +118,9 @@ class Producer:
         partition: int,
         append: Append,
     ) -> None:
-        """Append these records to their partition. With ``rows`` None, append the first ``count`` records.
+        """Append the records with these numbers to a partition; the first ``count`` records if ``rows`` is None.
 
-        If the partition is -1, append each message set to a random partition.
+        With partition -1, each message set is appended to a random partition.
         """
         run, partitions = self._run, topic.partitions
         spans, flags = run.spans[: 4 * count], memoryview(run.flags)[:count]
@@ -134,9 +131,9 @@ class Producer:
             numbers = decoder.spread(run, chosen, random.getrandbits(32), len(partitions))
             order, starts = rows_by_partition(numbers, len(partitions))
             for number in range(len(partitions)):
-                own = array("i", [chosen[index] for index in order[starts[number] : starts[number + 1]]])
-                if own:
-                    append(partitions[number], self._batch(data, spans, own, flags))
+                rows_of_partition = array("i", [chosen[index] for index in order[starts[number] : starts[number + 1]]])
+                if rows_of_partition:
+                    append(partitions[number], self._batch(data, spans, rows_of_partition, flags))
         elif rows is None:
             columns: dict[int, Lendable] = {Column.VALUE_CRC32: run.crcs[:count]}
             append(partitions[max(partition, 0)], from_spans(data, spans, None, flags, columns=columns))
@@ -147,22 +144,25 @@ class Producer:
         return from_spans(data, spans, rows, flags, columns={Column.VALUE_CRC32: decoder.crcs_of(self._run, rows)})
 
     def find_topics(self, sets: Sequence[OpenedSet], peer: Peer) -> None:
-        """Find or create the topics of message sets, so that ``take_sets`` need not.
+        """Find or create the topics of these message sets.
 
-        Raises Pending while another process looks up or creates one. Rejected topics and those after them are ignored; ``take_sets``
-        rejects them.
+        Raises Pending until other processes have found or created them.
+
+        Call it before ``take_sets``, which cannot be repeated after Pending. Stops silently at a topic that must be
+        rejected.
         """
         with suppress(PeerError):
             for entry, _ in sets:
-                self._target(entry.topic, entry.partition, peer)
+                self._topic_of(entry.topic, entry.partition, peer)
 
     def take_sets(self, sets: Iterable[OpenedSet], append: Append, peer: Peer) -> Iterator[bool]:
-        """Append the message sets of a decoded request, batch by batch.
+        """Append the message sets of a request batch by batch.
 
-        Yields after each batch whether a set is complete. Raises PeerError at the first rejected set.
+        Yields after each batch: True if a message set is complete, otherwise False. Raises PeerError at the first
+        rejected set.
         """
         for entry, plain in sets:
-            topic = self._target(entry.topic, entry.partition, peer)
+            topic = self._topic_of(entry.topic, entry.partition, peer)
             if isinstance(plain, PeerError):
                 raise plain
             longest, limit = max((part.longest for part in plain), default=0), self._broker.settings.record_bytes_max
@@ -184,8 +184,8 @@ class Producer:
             left -= count
             yield False
 
-    def _target(self, name: bytes, partition: int, peer: Peer) -> Topic:
-        """Return the topic of a message set, before the set is checked. A missing topic is created.
+    def _topic_of(self, name: bytes, partition: int, peer: Peer) -> Topic:
+        """Return the topic of a message set. A missing topic is created.
 
         Raises PeerError if the topic or partition is rejected (spec: kafka-0.7#topics-and-partitions).
         """

@@ -1,8 +1,8 @@
-"""One Kafka 0.7 connection: requests strictly in order, with produce frames handled in bulk.
+"""One Kafka 0.7 connection.
 
-Responses are sent in the order of the requests. Producers get no responses. Their only acknowledgement is that a later
-FETCH or OFFSETS on the connection sees all message sets that were produced before it. Requests need no tasks or
-futures.
+Requests are executed in order; consecutive produce requests are decoded together. Producers get no responses. A
+response to FETCH or OFFSETS is their only acknowledgement: it implies that all earlier message sets of the connection
+are stored. Requests need no tasks or futures.
 """
 
 from __future__ import annotations
@@ -54,35 +54,32 @@ SMALL_ANSWER_BYTES: Final = 16 * 1024  # for a smaller response, a copy costs le
 
 
 class Handler(Protocol):
-    """Executes one request, whose message sets are in ``data``. Raises PeerError to close the connection."""
+    """Executes one request. Its message sets are in ``data``. Raises PeerError to close the connection."""
 
     def __call__(self, session: KafkaSession, data: memoryview, request: Any, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Command(commands.Command[RequestType, Handler]):
-    """A request type and its handler. Permissions for its actions are checked for each entry."""
+    """A request type and its handler. Permissions for its actions are checked for each entry of a request."""
 
 
 class KafkaSession(SequentialSession[Kafka07Broker]):
-    """The session of one client.
+    """The session of one client. At most one response is built at a time.
 
-    At most one response is being built (``_pending``). No further request is handled while
+    The next request waits while
 
-    * a response is being built,
+    * a response is built,
     * message sets wait for space in the log,
-    * a request waits until earlier message sets are stored (``_behind``),
-    * a large request is prepared in a thread (``_large``) and stored in slices (``_storing``).
-
-    If ``_is_inside``, only a part of a message set has been stored so far. ``_unsettled`` batches are not known to be
-    stored.
+    * a FETCH or OFFSETS request waits until earlier message sets are stored,
+    * a large request is prepared in a thread or stored in slices.
     """
 
     __slots__ = (
         "_append_queue",
-        "_behind",
         "_commands",
-        "_is_inside",
+        "_delayed",
+        "_is_partly_stored",
         "_large",
         "_off_loop",
         "_pending",
@@ -91,7 +88,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         "_read_cursors",
         "_reply_buffers",
         "_storing",
-        "_unsettled",
+        "_unstored",
     )
 
     def __init__(
@@ -109,14 +106,14 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         self._reply_buffers = reply_buffers
         self._off_loop = off_loop
         self._commands = commands
-        self._large: OffLoopWork | None = None
-        self._storing: Iterator[bool] = iter(())
-        self._is_inside = False
+        self._large: OffLoopWork | None = None  # a request that is prepared in the thread or stored in slices
+        self._storing: Iterator[bool] = iter(())  # the remaining steps of storing it
+        self._is_partly_stored = False  # whether one of its message sets is
         self._read_cursors: dict[Partition, ReadCursor] = {}
-        self._append_queue: Final = AppendQueue(broker, BUSY_WAIT_S, self._space_found, self._refused)
-        self._pending: FetchReply | OffsetsReply | None = None
-        self._unsettled = 0
-        self._behind: Callable[[], None] | None = None
+        self._append_queue: Final = AppendQueue(broker, BUSY_WAIT_S, self._queue_emptied, self._refused)
+        self._pending: FetchReply | OffsetsReply | None = None  # the response that is built
+        self._unstored = 0  # batches that are not known to be stored
+        self._delayed: Callable[[], None] | None = None  # executes the request that waits for these batches
         self._principal: Principal | None = None
 
     @property
@@ -128,19 +125,19 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         return LENGTH_BYTES + FRAME_BYTES_MAX
 
     def _waits(self) -> bool:
-        is_busy = self._pending is not None or self._behind is not None or self._large is not None
+        is_busy = self._pending is not None or self._delayed is not None or self._large is not None
         return is_busy or bool(self._append_queue.waiting) or super()._waits()
 
     def owes(self) -> bool:
-        """Whether a request is unanswered, or a message set is not stored yet."""
-        is_busy = self._pending is not None or self._behind is not None or self._large is not None
-        return is_busy or self._unsettled > 0
+        """Return whether a request is unanswered, or a message set is not stored yet."""
+        is_busy = self._pending is not None or self._delayed is not None or self._large is not None
+        return is_busy or self._unstored > 0
 
     def _receive(self, data: memoryview) -> int:
         at = self._wanted = 0
         now = self.broker.clock.monotonic
         quantum_end = now() + QUANTUM_S
-        while len(data) - at >= LENGTH_BYTES and (taken := self._take_some(data, at)):
+        while len(data) - at >= LENGTH_BYTES and (taken := self._take_requests(data, at)):
             at += taken
             if self._waits():
                 break
@@ -149,8 +146,8 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
                 break
         return at
 
-    def _take_some(self, data: memoryview, start: int) -> int:
-        """Handle a run of message sets and the request after it. Return the number of bytes consumed.
+    def _take_requests(self, data: memoryview, start: int) -> int:
+        """Execute a run of produce requests and the request after it. Return the number of bytes consumed.
 
         Returns 0 if the request at ``start`` is incomplete or must wait. Raises PeerError for an invalid request.
         """
@@ -168,19 +165,21 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         return at - start
 
     def _handle(self, data: memoryview, at: int, end: int) -> None:
-        """Parse and execute one request that was not handled in bulk. Raises PeerError for an invalid request."""
+        """Parse and execute a request that is not part of a run. Raises PeerError for an invalid request."""
         if entry_count(data, at, end) > ENTRIES_AT_ONCE_MAX:
-            self._large = self._off_loop.put(partial(_prepare, data, at, end), self._prepared_many, self.output.pin())
+            self._large = self._off_loop.put(
+                partial(_prepare, data, at, end), self._execute_prepared, self.output.pin()
+            )
         else:
             self._begin(data, parse(data, at, end))
 
-    def _prepared_many(self, prepared: Any) -> None:
+    def _execute_prepared(self, prepared: Any) -> None:
         if isinstance(prepared, PeerError):
             self._fail(prepared)
             return
         request, sets = prepared
         if sets is not None:
-            self._prepared(sets)
+            self._store_prepared(sets)
             return
         self._leave_off_loop()
         try:
@@ -191,43 +190,48 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
     def _begin(self, data: memoryview, request: Request) -> None:
         """Execute a request whose message sets are in ``data``. Raises PeerError to close the connection."""
         command = self._commands[request.kind]
-        if self._unsettled and not command.pipelined:
+        if self._unstored and not command.pipelined:
             # the response implies that all earlier message sets are stored
-            self._behind = partial(command.handler, self, memoryview(b""), request)
+            self._delayed = partial(command.handler, self, memoryview(b""), request)
             self.broker.commit()
         else:
             command.handler(self, data, request)
 
     def _stored(self, result: int | BrokerError) -> None:
-        self._unsettled -= 1
+        self._unstored -= 1
         if self._phase is CLOSED:
             return
         if isinstance(result, BrokerError):
             self.broker.loop.call_soon(self._fail, _not_stored(result))
-        elif not self._unsettled and self._behind is not None:
-            self._catch_up(self._behind)
-        elif not self._unsettled:
+        elif not self._unstored and self._delayed is not None:
+            self._run_delayed(self._delayed)
+        elif not self._unstored:
             self._end_when_done()
 
-    def _catch_up(self, then: Callable[[], None]) -> None:
+    def _run_delayed(self, then: Callable[[], None]) -> None:
         """Execute the request that waited for earlier message sets.
 
-        An error is raised later, because the session may be in ``receive``.
+        Errors are handled in a later callback, because the session may be inside ``receive``.
         """
         try:
             then()
         except PeerError as error:
             self.broker.loop.call_soon(self._fail, error)
         else:
-            self._behind = None
+            self._delayed = None
             self._continue()
 
     def fetch(self, _: memoryview, request: Fetch) -> None:
-        """Handle FETCH and MULTIFETCH. Raises PeerError for a negative size."""
+        """Execute FETCH or MULTIFETCH. Raises PeerError for a negative size."""
         if any(entry.bytes_max < 0 for entry in request.entries):
             raise PeerError("fetch size is negative", fatal=True)
         answering = FetchReply(
-            self.broker, self._reply_buffers, self._read_cursors, request, self._answered, authorize=self._authorize
+            self.broker,
+            self._reply_buffers,
+            self._read_cursors,
+            request,
+            self._send_response,
+            authorize=self._authorize,
         )
         self._pending = answering
         answering.run()
@@ -238,14 +242,14 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         listing.run()
 
     def _listed(self, addresses: list[int] | BrokerError) -> None:
-        """Respond to OFFSETS. After an error, close the connection, because the protocol has no error response."""
+        """Respond to OFFSETS. After an error, close the connection, because OFFSETS has no error response."""
         if isinstance(addresses, BrokerError):
             self._pending = None
             self._fail(PeerError(f"cannot list offsets: {addresses.message}", fatal=True))
         else:
-            self._answered([memoryview(encode_offsets_answer(addresses))], _nothing)
+            self._send_response([memoryview(encode_offsets_answer(addresses))], _nothing)
 
-    def _answered(self, parts: Parts, release: Release) -> None:
+    def _send_response(self, parts: Parts, release: Release) -> None:
         self._pending = None
         if len(parts) == 1 and len(parts[0]) <= SMALL_ANSWER_BYTES:
             answer = bytes(parts[0])
@@ -256,9 +260,9 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         self._continue()
 
     def _authorize(self, action: Action, name: str) -> None:
-        """Authorize an action of the user ``anonymous`` or of the client's certificate.
+        """Raise Denied if the client may not perform the action on the topic.
 
-        This protocol has no logins (decision 0115). Raises Denied.
+        This protocol has no logins, so the user is that of the TLS certificate or ``anonymous`` (decision 0115).
         """
         access = self.broker.access
         if self._principal is None or not access.is_current(self._principal):
@@ -272,7 +276,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
     # Produce
 
     def produce(self, data: memoryview, request: Produce) -> None:
-        """Handle PRODUCE and MULTIPRODUCE: store the message sets now, or in slices if they are large.
+        """Execute PRODUCE or MULTIPRODUCE: store the message sets now, or in slices if they are large.
 
         Raises PeerError if a message set is rejected.
         """
@@ -283,33 +287,33 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
                 sets = open_sets(data, entries, LARGE_BYTES)
         if sets is None:
             prepare = partial(open_sets, data, entries, EXPANDED_BYTES_MAX)
-            self._large = self._off_loop.put(prepare, self._prepared, self.output.pin())
+            self._large = self._off_loop.put(prepare, self._store_prepared, self.output.pin())
             return
         self._producer.find_topics(sets, self._peer)
         for _ in self._producer.take_sets(sets, self._append, self._peer):
             pass  # there are few entries, and they are short
 
-    def _prepared(self, sets: Any) -> None:
+    def _store_prepared(self, sets: Any) -> None:
         if isinstance(sets, PeerError):
             self._fail(sets)
             return
         try:
             self._producer.find_topics(sets, self._peer)
         except Pending as pending:
-            pending.then(partial(self._prepared, sets))
+            pending.then(partial(self._store_prepared, sets))
             return
         self._storing = self._producer.take_sets(sets, self._append, self._peer)
         self._store()
 
     def _store(self) -> None:
-        """Continue with a large request until the end of a time slice."""
+        """Store message sets of a large request until the end of a time slice."""
         if self._large is None or self._append_queue.waiting:
             return
         now = self.broker.clock.monotonic
         quantum_end = now() + QUANTUM_S
         try:
             for ended in self._storing:
-                self._is_inside = not ended
+                self._is_partly_stored = not ended
                 if self._append_queue.waiting:
                     return
                 if now() >= quantum_end:
@@ -323,33 +327,30 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
 
     def _leave_off_loop(self) -> None:
         large, self._large = self._large, None
-        self._storing, self._is_inside = iter(()), False
+        self._storing, self._is_partly_stored = iter(()), False
         if large is not None:
             large.leave()
 
     def _append(self, partition: Partition, batch: bytearray) -> None:
-        """Pass a batch to the broker. If the batch must wait for space, the connection waits, too."""
-        self._unsettled += 1
+        """Append a batch. While it waits for space in the log, the connection waits, too."""
+        self._unstored += 1
         self._append_queue.produce(partition, batch, Level.WRITTEN, self._stored)
 
     def _refused(self, done: Completion[int] | None, error: BrokerError) -> None:
-        """Close the connection, because a message set was not stored and later ones must not be.
-
-        The protocol has no error response.
-        """
+        """Close the connection, because a message set was not stored. The protocol has no error response for it."""
         del done  # producers get no responses
         self._fail(_not_stored(error))
 
-    def _space_found(self) -> None:
+    def _queue_emptied(self) -> None:
         self._store()
         self._continue()
 
     # Connection
 
     def _fail(self, error: PeerError) -> None:
-        """Close the connection after an error that was found outside ``receive``. Waiting requests are dropped."""
+        """Drop waiting requests and close the connection. Used for errors that are found outside ``receive``."""
         self._append_queue.drop()
-        self._behind = None
+        self._delayed = None
         self._stop_receiving()
         self._leave_off_loop()
         if self._phase is not CLOSED:
@@ -357,8 +358,8 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
 
     def close(self) -> None:
         self._enter(CLOSED)
-        self._behind = None
-        if self._is_inside and not self._append_queue.waiting:
+        self._delayed = None
+        if self._is_partly_stored and not self._append_queue.waiting:
             with suppress(PeerError):  # a message set that is partly stored must be stored completely
                 any(self._storing)
         self._leave_off_loop()
@@ -370,7 +371,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
 
 
 def _prepare(data: memoryview, at: int, end: int) -> tuple[Request, list[OpenedSet] | None]:
-    """Parse a request with very many entries, and decompress its message sets, if it has any.
+    """Parse a request with many entries. If it is a produce request, decompress its message sets. Called in the thread.
 
     Raises PeerError for an invalid request.
     """
