@@ -322,9 +322,9 @@ def polywire_verbs() -> Iterator[Asked]:
     yield polywire(Verb.GROUPS, messages.AskGroups())
     yield polywire(Verb.DELETE_GROUP, messages.DeleteGroup("g7" + NAME_ROOM, topic_name(7)), once=True)
     for verb in (Verb.TRANSACTIONS, Verb.WRITERS):
-        yield polywire(verb, messages.AskKept())
+        yield polywire(verb, messages.ListEntries())
     for verb in (Verb.DELETE_TRANSACTION, Verb.DELETE_WRITER):
-        yield polywire(verb, messages.DeleteKept("x"))
+        yield polywire(verb, messages.DeleteEntry("x"))
 
 
 def _short() -> bytes:

@@ -204,10 +204,10 @@ def _polywire() -> Iterator[Case]:
         (Verb.LEAVE, a.GROUP_JOIN, m.Member("g", TOPIC, "m", 1), b""),
         (Verb.GROUPS, a.GROUP_LIST, m.AskGroups(), b""),
         (Verb.DELETE_GROUP, a.GROUP_DELETE, m.DeleteGroup("g", TOPIC), b""),
-        (Verb.TRANSACTIONS, a.TRANSACTION, m.AskKept(), b""),
-        (Verb.DELETE_TRANSACTION, a.TRANSACTION, m.DeleteKept("T"), b""),
-        (Verb.WRITERS, a.STAGED_PUBLISH, m.AskKept(), b""),
-        (Verb.DELETE_WRITER, a.STAGED_PUBLISH, m.DeleteKept("w"), b""),
+        (Verb.TRANSACTIONS, a.TRANSACTION, m.ListEntries(), b""),
+        (Verb.DELETE_TRANSACTION, a.TRANSACTION, m.DeleteEntry("T"), b""),
+        (Verb.WRITERS, a.STAGED_PUBLISH, m.ListEntries(), b""),
+        (Verb.DELETE_WRITER, a.STAGED_PUBLISH, m.DeleteEntry("w"), b""),
     ]
     for verb, action, head, payload in requests:
         yield Case("polywire", verb.name, action, (verb, head, payload))

@@ -53,10 +53,10 @@ def _polywire() -> Iterator[Case]:
         (Verb.GROUPS, m.AskGroups("g")),
         (Verb.GROUPS, m.AskGroups(after=[TOPIC, "g"])),
         (Verb.DELETE_GROUP, m.DeleteGroup("g", OWN)),
-        (Verb.TRANSACTIONS, m.AskKept(after="A")),
-        (Verb.DELETE_TRANSACTION, m.DeleteKept("held")),
-        (Verb.DELETE_WRITER, m.DeleteKept("held")),
-        (Verb.WRITERS, m.AskKept(after="a")),
+        (Verb.TRANSACTIONS, m.ListEntries(after="A")),
+        (Verb.DELETE_TRANSACTION, m.DeleteEntry("held")),
+        (Verb.DELETE_WRITER, m.DeleteEntry("held")),
+        (Verb.WRITERS, m.ListEntries(after="a")),
         (Verb.LOGIN, m.LogIn("tenant", "wrong")),
     ]
     for verb, head in requests:

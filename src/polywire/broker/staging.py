@@ -33,7 +33,7 @@ TOKEN_BYTES: Final = 16
 NO_WRITE: Final = ("", 0)  # for batches that are staged without naming a writer and number
 STAGERS_MAX: Final = 65_536  # tokens whose writer is remembered; as many as batches can be staged
 TOKENS_MAX: Final = 10_000  # tokens of one publish: one per task of a Spark job
-LOT_TOKENS: Final = 100  # tokens to process per slice, which takes some tenths of a millisecond
+PORTION_TOKENS: Final = 100  # tokens to process per slice, which takes some tenths of a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +262,8 @@ class StagedPublish:
         """
         self._check(writer, number, tokens)
         self._check_writer(writer, number, by)
-        for lot in lots(tokens):
-            self.check_tokens(lot, by=by)
+        for portion in portions(tokens):
+            self.check_tokens(portion, by=by)
             yield
         if not self._is_published(writer, number):
             prepared, is_new = self._log.prepare(), False
@@ -277,8 +277,8 @@ class StagedPublish:
             if is_new:
                 yield from self._clean_up(writer, number, tokens)
                 return
-        for lot in lots(tokens):
-            self.abandon(lot, by=ITSELF)
+        for portion in portions(tokens):
+            self.abandon(portion, by=ITSELF)
             yield
         yield from self._abandon_left_over(writer, number)
         self._answer_duplicate(writer, done)
@@ -324,16 +324,16 @@ class StagedPublish:
 
     def _clean_up(self, writer: str, number: int, tokens: Sequence[bytes]) -> Iterator[None]:
         """Remove published tokens, and drop what failed attempts have staged for the same number."""
-        for lot in lots(tokens):
-            self._stagers.forget(lot)
+        for portion in portions(tokens):
+            self._stagers.forget(portion)
             yield
         with suppress(Busy):  # the publish succeeded in any case, and remaining staged data expires
             yield from self._abandon_left_over(writer, number)
 
     def _abandon_left_over(self, writer: str, number: int) -> Iterator[None]:
         """Drop unpublished data that was staged for this or a lower number of a writer."""
-        for lot in lots(self._stagers.of(writer)):
-            left = self._stagers.left_over(lot, writer, number)
+        for portion in portions(self._stagers.of(writer)):
+            left = self._stagers.left_over(portion, writer, number)
             if left:
                 self.abandon(left, by=ITSELF)
             yield
@@ -456,10 +456,10 @@ def check_token(token: bytes) -> None:
         raise Invalid(ErrorCode.INVALID_REQUEST, "token must not be all zeros")
 
 
-def lots(tokens: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+def portions(tokens: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     """Yield the tokens in portions of ``LOT_TOKENS``."""
-    for start in range(0, len(tokens), LOT_TOKENS):
-        yield tokens[start : start + LOT_TOKENS]
+    for start in range(0, len(tokens), PORTION_TOKENS):
+        yield tokens[start : start + PORTION_TOKENS]
 
 
 class StagingVerbs(RecordVerbs, Protocol):

@@ -50,7 +50,7 @@ BATCH_BYTES: Final = 1 << 20  # the records of one call are split into batches o
 RECORD_OVERHEAD_BYTES: Final = 64  # upper bound for the size of a record without key and value
 ABILITIES: Final = frozenset(Ability)
 _H = TypeVar("_H", bound=Head)
-_E = TypeVar("_E", bound=messages.KeptEntry)
+_E = TypeVar("_E", bound=messages.ListedEntry)
 _I = TypeVar("_I", TransactionInfo, WriterInfo)
 _flags: Final = header_fields("flags")
 
@@ -550,21 +550,21 @@ class PolywireClient(Scope):
 
     async def transactions(self) -> list[TransactionInfo]:
         """Return the user's transactional ids, sorted by name. Administrators see the ids of all users."""
-        return await self._kept(Verb.TRANSACTIONS, messages.KeptList[messages.TransactionEntry], TransactionInfo)
+        return await self._kept(Verb.TRANSACTIONS, messages.EntryList[messages.TransactionEntry], TransactionInfo)
 
     async def delete_transaction(self, transactional_id: str) -> None:
         """Delete a transactional id and abort its open transaction.
 
         Raises Missing(TRANSACTION_MISSING), and Denied if the id belongs to another user.
         """
-        await self._ask(Verb.DELETE_TRANSACTION, messages.DeleteKept(transactional_id), Head)
+        await self._ask(Verb.DELETE_TRANSACTION, messages.DeleteEntry(transactional_id), Head)
 
     async def writers(self) -> list[WriterInfo]:
         """Return the user's writers and the last number of each, sorted by name.
 
         Administrators see the writers of all users.
         """
-        return await self._kept(Verb.WRITERS, messages.KeptList[messages.WriterEntry], WriterInfo)
+        return await self._kept(Verb.WRITERS, messages.EntryList[messages.WriterEntry], WriterInfo)
 
     async def delete_writer(self, writer: str) -> None:
         """Delete a writer, so that its numbers can be used again.
@@ -573,7 +573,7 @@ class PolywireClient(Scope):
 
         Raises Missing(WRITER_MISSING), and Denied if the writer belongs to another user.
         """
-        await self._ask(Verb.DELETE_WRITER, messages.DeleteKept(writer), Head)
+        await self._ask(Verb.DELETE_WRITER, messages.DeleteEntry(writer), Head)
 
     def consume(
         self, topic: str, *, group: str | None = None, member: str | None = None, start: Start = EARLIEST
@@ -588,11 +588,11 @@ class PolywireClient(Scope):
         """
         return consume(self, topic, group=group, member=member, start=start)
 
-    async def _kept(self, verb: Verb, kind: type[messages.KeptList[_E]], info: Callable[..., _I]) -> list[_I]:
+    async def _kept(self, verb: Verb, kind: type[messages.EntryList[_E]], info: Callable[..., _I]) -> list[_I]:
         found: list[_I] = []
         after, more = "", True
         while more:
-            answer = await self._ask(verb, messages.AskKept(after), kind)
+            answer = await self._ask(verb, messages.ListEntries(after), kind)
             found += [info(*msgspec.structs.astuple(entry)) for entry in answer.entries]
             more = answer.more and bool(answer.entries)
             after = beyond(after, answer.entries[-1].name, "name") if more else ""

@@ -70,11 +70,11 @@ class ForwardedRequest:
         """See ``ReplyOwner``."""
         self._answered(encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload)
 
-    def settle(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
+    def respond(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
         """See ``ReplyOwner``."""
         self.answer(verb, correlation, head, payload)
 
-    def settle_error(self, verb: int, correlation: int, error: BrokerError) -> None:
+    def respond_error(self, verb: int, correlation: int, error: BrokerError) -> None:
         """See ``ReplyOwner``."""
         self._answered(encode_head(verb, correlation, failure_of(error), flags=ERROR))
 
@@ -114,4 +114,4 @@ def execute(
         request = decode_request(prefix.verb, frame[PREFIX_BYTES:head])
         COMMANDS[prefix.verb].handler(owner, prefix.correlation, request, frame[head:])
     except BrokerError as error:
-        owner.settle_error(prefix.verb, prefix.correlation, error)
+        owner.respond_error(prefix.verb, prefix.correlation, error)

@@ -72,7 +72,7 @@ def test_paged_lists() -> None:
     groups = _stub(PolywireClient, _ask=_answering(messages.GroupList([_group()], more=True)))
     with pytest.raises(Corrupt, match="does not advance"):
         asyncio.run(groups.groups())
-    writers = messages.KeptList([messages.WriterEntry("nightly", 7, 0, "")], more=True)
+    writers = messages.EntryList([messages.WriterEntry("nightly", 7, 0, "")], more=True)
     with pytest.raises(Corrupt, match="does not advance"):
         asyncio.run(_stub(PolywireClient, _ask=_answering(writers)).writers())
 

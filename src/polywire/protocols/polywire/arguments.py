@@ -28,10 +28,7 @@ def level_of(number: int) -> Level:
 
 
 def kind_of(number: int) -> PositionKind:
-    """Return the kind of committed position with this number: of a group or a consumer.
-
-    Raises Invalid(INVALID_REQUEST) for an unknown number.
-    """
+    """Return the kind of committed position with this number. Raises Invalid(INVALID_REQUEST) for an unknown number."""
     if not 0 <= number < len(KINDS):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown kind of position kind={number}")
     return KINDS[number]
@@ -45,15 +42,12 @@ def partition_of(topic: Topic, number: int) -> Partition:
 
 
 def find_partition(broker: PolywireBroker, name: str, number: int) -> Partition:
-    """Return a partition of the topic with this name.
-
-    Raises Missing(TOPIC_MISSING) or Missing(PARTITION_MISSING).
-    """
+    """Return a partition of the topic with this name. Raises Missing(TOPIC_MISSING, PARTITION_MISSING)."""
     return partition_of(broker.topic(name), number)
 
 
 def check_name(what: str, name: str) -> None:
-    """Raise Invalid(INVALID_NAME) for a name that is empty or too long."""
+    """Raise Invalid(INVALID_NAME) for an empty or too long name. ``what`` is the kind of name, for the message."""
     size = len(name.encode())
     if not 0 < size <= NAME_BYTES_MAX:
         raise Invalid(ErrorCode.INVALID_NAME, f"name must have 1 to {NAME_BYTES_MAX} bytes what={what} size={size}")

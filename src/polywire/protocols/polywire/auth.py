@@ -1,7 +1,7 @@
-"""Authentication and authorization of a `polywire` connection (spec: polywire#login).
+"""Logins and permissions of `polywire` connections (spec: polywire#login).
 
-Every request is authorized before it is executed. If a command has several actions, the request says which of them is
-checked.
+Every request is authorized before it is executed. If a command has several actions, the request determines the one that
+is checked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SOMEWHERE: Final = frozenset({Resource.ANY_TOPIC, Resource.ANY_STREAM})
 
 
 class Rights(ABC):
-    """The rights of a client, for commands that check more than the authorization of their request."""
+    """The client's user and permissions. Handlers use it to check more than what is checked for every request."""
 
     __slots__ = ("_access", "_broker")
 
@@ -45,22 +45,19 @@ class Rights(ABC):
     @property
     @abstractmethod
     def principal(self) -> Principal | None:
-        """The client's current user, or None."""
+        """The client's user, or None."""
 
     @property
     @abstractmethod
     def caller(self) -> Caller:
-        """The client's user, as the owner of what the client creates."""
+        """The client's user, who becomes the owner of objects that the client creates."""
 
     @abstractmethod
     def sees_files(self) -> bool:
-        """Return whether the client may learn where files are stored."""
+        """Return whether the client may learn the paths of the broker's files."""
 
     def check_tokens(self, tokens: Sequence[bytes]) -> None:
-        """Raise Denied if the client may not publish or drop the batches staged under these tokens.
-
-        That depends on the topics of the batches.
-        """
+        """Raise Denied if the client may not write to the topics of the batches staged under these tokens."""
         for topic in self._broker.staging.staged_topics(tokens):
             self._access.authorize(self.principal, Action.PRODUCE, topic)
 
@@ -69,23 +66,20 @@ class Rights(ABC):
 
 
 class Admission(Rights):
-    """The login of one connection.
+    """The login of one connection. Before a login, the user is that of the TLS certificate, or None."""
 
-    ``principal`` is the user who logged in last. Before a login, it is the user of the TLS certificate, or None.
-    """
-
-    __slots__ = ("_caller", "_is_met", "_output", "_principal")
+    __slots__ = ("_caller", "_has_logged_in", "_output", "_principal")
 
     def __init__(self, broker: PolywireBroker, output: Output) -> None:
         super().__init__(broker)
         self._output: Final = output
         self._caller: Caller | None = None
-        self._is_met = False
+        self._has_logged_in = False
         self._principal: Principal | None = None
 
     @property
     def principal(self) -> Principal | None:
-        return self._principal if self._is_met else self._output.certified
+        return self._principal if self._has_logged_in else self._output.certified
 
     @property
     def caller(self) -> Caller:
@@ -96,11 +90,11 @@ class Admission(Rights):
     def log_in(self, request: messages.LogIn, done: Callable[[BrokerError | None], None]) -> bool:
         """Start a login.
 
-        Returns True if it succeeded at once; otherwise ``done`` gets None or the error later. Raises Busy if too many
-        logins wait.
+        Returns True if it succeeded immediately. Otherwise, ``done`` gets None or the error later. Raises Busy if too
+        many logins wait.
         """
         self._set(None)
-        found = self._access.recall(request.name, request.password, peer=self._output.peer) or self._holder(request)
+        found = self._access.recall(request.name, request.password, peer=self._output.peer) or self._token_user(request)
         if found is not None:
             self._set(found)
             return True
@@ -121,15 +115,15 @@ class Admission(Rights):
     def _set(self, principal: Principal | None) -> None:
         self._output.identified(principal)
         self._principal = principal
-        self._is_met = True
+        self._has_logged_in = True
 
     @property
     def frame_bytes_max(self) -> int:
-        """The longest frame that this client may send now."""
+        """Size limit for a frame. It is lower before the login."""
         return FRAME_BYTES_MAX if self.principal is not None or self._access.is_open else LOGIN_FRAME_BYTES_MAX
 
-    def _holder(self, request: messages.LogIn) -> Principal | None:
-        """Return the user of the access token that was sent as a password; None if it is not a token."""
+    def _token_user(self, request: messages.LogIn) -> Principal | None:
+        """Return the user of an access token that was sent as the password; None if the password is no such token."""
         try:
             return self._access.log_in_with_token(request.password, peer=self._output.peer, name=request.name)
         except Denied:
@@ -167,7 +161,7 @@ class Admission(Rights):
         self._access.authorize(self.principal, action, self._broker.resource(full_name))
 
     def sees_files(self) -> bool:
-        """Return whether the client may learn where files are stored.
+        """Return whether the client may learn the paths of the broker's files.
 
         If authentication is on, only clients on this machine may.
         """
@@ -175,7 +169,7 @@ class Admission(Rights):
 
 
 def created_name(request: messages.CreateTopic) -> TopicName:
-    """Return the name of the topic to create. If the stream is ``default``, the requested name is a full name."""
+    """Return the name of the topic to create. In the stream ``default``, the requested name is a full name."""
     if request.stream == DEFAULT_STREAM:
         return TopicName.parse(request.name)
     return TopicName(request.stream, request.name)

@@ -1,6 +1,6 @@
-"""Check the batches of a request, and split them by the partitions of their records' keys (spec: polywire#produce).
+"""Check the batches of a request, and split them by the partitions of their keys (spec: polywire#produce).
 
-A split keeps the order of records within each partition.
+The records of a partition remain in order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _bits(*columns: Column) -> int:
 
 # Columns that only the broker or other protocols may set. Events belong to Cursus (concepts: records#event-fields), a
 # CRC column states that the CRC was verified, and deltas exist only after compaction.
-REFUSED_COLUMNS: Final = _bits(
+FORBIDDEN_COLUMNS: Final = _bits(
     Column.RECORD_FLAGS,
     Column.EVENT_TYPE_OFFSETS,
     Column.EVENT_TYPE_BYTES,
@@ -45,18 +45,20 @@ REFUSED_COLUMNS: Final = _bits(
     Column.OFFSET_DELTAS,
     Column.ADDRESS_DELTAS,
 )
-_REFUSED_FLAGS: Final = ~int(BatchFlags.WIDE)  # a plain integer, because a test with an enum is slow
+_FORBIDDEN_FLAGS: Final = ~int(BatchFlags.WIDE)  # a plain integer, because a test with an enum is slow
 _KEY_BIT: Final = _bits(Column.KEY_OFFSETS)
 _PRODUCER_BIT: Final = _bits(Column.PRODUCER_ID)
 _NUMBER: Final = Struct("<I")
 SPAN_BYTES: Final = 32  # size of the span of a record: two positions and two lengths
-STRETCH_RECORDS: Final = 50_000  # records that are processed without a pause, about 2 ms
-STRETCH_BYTES: Final = 1 << 20
+RANGE_RECORDS: Final = 50_000  # records that are processed without a pause, about 2 ms
+RANGE_BYTES: Final = 1 << 20
 MAPPED_BYTES_MIN: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
+    """A batch, or the records of a batch, for one partition."""
+
     partition: Partition
     batch: Buffer
 
@@ -66,10 +68,11 @@ class Part:
 
 
 def accepted_batches(payload: memoryview, *, by_key: bool) -> Iterator[memoryview]:
-    """Yield the batches of a payload. Each is validated completely.
+    """Validate the batches of a payload and yield each one.
 
-    Raises Invalid(INVALID_BATCH) for content that clients may not send. If ``by_key``, a batch with a producer is also
-    rejected, because its sequence numbers belong to one partition.
+    Raises Invalid(INVALID_BATCH) for an invalid batch, and for columns that clients must not send. ``by_key``: the
+    broker chooses the partition of each record. Then batches with a producer id are rejected, because their sequence
+    numbers are those of one partition.
     """
     if not payload:
         raise Invalid(ErrorCode.INVALID_BATCH, "request contains no batch")
@@ -78,7 +81,7 @@ def accepted_batches(payload: memoryview, *, by_key: bool) -> Iterator[memoryvie
         length = validate(payload, at)
         batch = payload[at : at + length]
         flags, columns, _ = _facts(batch)
-        if flags & _REFUSED_FLAGS or columns & REFUSED_COLUMNS:
+        if flags & _FORBIDDEN_FLAGS or columns & FORBIDDEN_COLUMNS:
             raise Invalid(
                 ErrorCode.INVALID_BATCH,
                 f"batch has flags or columns that clients must not send flags={flags:#x} columns={columns:#x}",
@@ -92,12 +95,10 @@ def accepted_batches(payload: memoryview, *, by_key: bool) -> Iterator[memoryvie
 def split_by_key(
     topic: Topic, batch: memoryview, round_robin: Iterator[int], chosen: list[bytes]
 ) -> Iterator[Part | None]:
-    """Yield the records of a batch, grouped by the partition of their key.
+    """Split a batch by the partitions of its records' keys. Yields None while that takes time.
 
-    Each record's partition (u32) is appended to ``chosen``.
-
-    Parts are built on demand. While that takes time, ``None`` is yielded as a pause. A batch without keys goes as a
-    whole to the next partition, round-robin. Raises Missing(PARTITION_MISSING) if the topic has no partitions.
+    The partition of each record (u32) is appended to ``chosen``. A batch without keys is not split; its partition is
+    chosen with ``round_robin``. Raises Missing(PARTITION_MISSING) if the topic has no partitions.
     """
     _, columns, record_count = _facts(batch)
     partitions = list(topic.written_to())
@@ -108,10 +109,10 @@ def split_by_key(
         return
     spans = _memory_for_spans(record_count)
     numbers, key_hash = array("i"), topic.settings.key_hash or KeyHash.FNV32
-    for first, stop in _stretches(record_count, len(batch)):
+    for first, stop in _ranges(record_count, len(batch)):
         fill_spans(batch, spans, first, stop)
-        own = spans[SPAN_BYTES * first : SPAN_BYTES * stop]
-        numbers.extend(partitions_of(batch, own, len(partitions), key_hash))
+        chunk = spans[SPAN_BYTES * first : SPAN_BYTES * stop]
+        numbers.extend(partitions_of(batch, chunk, len(partitions), key_hash))
         yield None
     chosen.append(numbers.tobytes())
     parts = split(batch, spans, numbers, len(partitions))
@@ -121,15 +122,15 @@ def split_by_key(
 
 
 def _memory_for_spans(record_count: int) -> memoryview:
-    """Return memory for the spans of this many records.
+    """Return memory for the spans of ``record_count`` records.
 
-    A large block is mapped, so it uses no memory until it is filled.
+    Large memory is mapped, so pages are allocated when used.
     """
     size = SPAN_BYTES * record_count
     return memoryview(bytearray(size) if size < MAPPED_BYTES_MIN else mmap.mmap(-1, size))
 
 
-def _stretches(record_count: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of records to process without a pause. Their number and size are limited."""
-    count = max(1, min(STRETCH_RECORDS, record_count * STRETCH_BYTES // size))
+def _ranges(record_count: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and last number plus one of records that can be processed without a pause."""
+    count = max(1, min(RANGE_RECORDS, record_count * RANGE_BYTES // size))
     return ((first, min(first + count, record_count)) for first in range(0, record_count, count))

@@ -43,7 +43,7 @@ _H = TypeVar("_H", bound=Head)
 
 
 class Prefix(NamedTuple):
-    """The part of a frame that has a fixed size."""
+    """The first 16 bytes of a frame."""
 
     length: int
     verb: int
@@ -53,13 +53,13 @@ class Prefix(NamedTuple):
 
 
 NO_PREFIX: Final = Prefix(0, 0, 0, 0, 0)
-"""The prefix before the first frame."""
+"""Stands for the prefix of a frame before the first one was received."""
 
 
 def decode_prefix(
     data: Buffer, at: int = 0, *, length_max: int = FRAME_BYTES_MAX, head_bytes_max: int = HEAD_BYTES_MAX
 ) -> Prefix:
-    """Decode the 16-byte prefix at ``at``. The default limits are those for requests.
+    """Decode the prefix of the frame at ``at``. By default, the limits are those for requests.
 
     Raises PeerError(fatal=True) if it is invalid.
     """
@@ -78,10 +78,7 @@ def decode_prefix(
 
 
 def decode_answer_prefix(data: Buffer, at: int = 0) -> Prefix:
-    """Decode the prefix of a response at ``at``, with the limits for responses.
-
-    Raises PeerError(fatal=True) if it is invalid.
-    """
+    """Decode the prefix of a response. Raises PeerError(fatal=True) if it is invalid."""
     return decode_prefix(data, at, length_max=ANSWER_FRAME_BYTES_MAX, head_bytes_max=ANSWER_HEAD_BYTES_MAX)
 
 
@@ -105,6 +102,6 @@ def decode_answer(head: Buffer, kind: type[_H]) -> _H:
 
 
 def encode_head(verb: int, correlation: int, head: Head, *, payload_bytes: int = 0, flags: int = 0) -> bytes:
-    """Return prefix and head of a frame. The caller sends ``payload_bytes`` of payload directly after them."""
+    """Return the prefix and the head of a frame. The caller sends the payload of ``payload_bytes`` bytes after them."""
     body = _encoder.encode(head)
     return PREFIX.pack(len(body) + payload_bytes, verb, flags, 0, correlation, len(body)) + body

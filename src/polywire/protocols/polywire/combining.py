@@ -1,6 +1,6 @@
-"""Scatter-gather for requests that name no topic, or several (decision 0126).
+"""Requests to several shards with one combined response (decision 0126).
 
-The combined lists are the same, page by page, as those of a single broker with all topics.
+They name no topic, or several. Lists are the same, page by page, as those of a single broker with all topics.
 """
 
 from __future__ import annotations
@@ -19,53 +19,56 @@ from polywire.protocols.polywire.errors import CODES
 from polywire.protocols.polywire.messages import Failure, Head, Verb
 from polywire.protocols.runtime.shards import Shards
 
-_MISSING: Final = CODES[ErrorCode.STAGE_MISSING], CODES[ErrorCode.TRANSACTION_MISSING], CODES[ErrorCode.WRITER_MISSING]
+_NOT_FOUND: Final = (
+    CODES[ErrorCode.STAGE_MISSING],
+    CODES[ErrorCode.TRANSACTION_MISSING],
+    CODES[ErrorCode.WRITER_MISSING],
+)
 
 _Entry = TypeVar("_Entry")
-_Question = tuple[int, Head]
+_ShardRequest = tuple[int, Head]
 
 
-class Gathered(ABC):
-    """The combined response of several shards.
+class CombinedResponse(ABC):
+    """The responses of several shards to parts of one request. The shards are called one after the other."""
 
-    Requests are sent to one shard at a time, in the order of ``_questions``.
-    """
-
-    def __init__(self, questions: Sequence[_Question]) -> None:
-        self._questions: Final = list(reversed(questions))
+    def __init__(self, requests: Sequence[_ShardRequest]) -> None:
+        self._requests: Final = list(reversed(requests))
         self._failure: Failure | None = None
 
-    def next_question(self) -> _Question | None:
-        """Return the next shard and the request for it; None if no other response is needed."""
-        return self._questions.pop() if self._questions else None
+    def next_request(self) -> _ShardRequest | None:
+        """Return the next shard and its request; None if no further response is needed."""
+        return self._requests.pop() if self._requests else None
 
     @abstractmethod
-    def answered(self, head: bytes) -> None: ...
+    def add(self, head: bytes) -> None:
+        """Add the response of a shard."""
 
     @abstractmethod
-    def whole(self) -> Head:
+    def result(self) -> Head:
         """Return the combined response, or a ``Failure``."""
 
-    def refused(self, failure: Failure) -> None:
-        """Handle an error of a shard. No request is then sent to other shards."""
+    def add_failure(self, failure: Failure) -> None:
+        """Add the error of a shard. By default, it ends the request."""
         self._failure = failure
-        self._questions.clear()
+        self._requests.clear()
 
 
-class _Lists(Gathered, Generic[_Entry]):
-    """Sorted entries of all shards.
+class _CombinedList(CombinedResponse, Generic[_Entry]):
+    """Combines sorted lists.
 
-    If a shard returned only a part of its list, all entries after the last one of this part are dropped.
+    If a shard returns the first page of a longer list, entries of other shards after its last entry are left for the
+    next page.
     """
 
     def __init__(
         self,
-        questions: Sequence[_Question],
+        requests: Sequence[_ShardRequest],
         read: Callable[[bytes], tuple[list[_Entry], bool]],
         order: Callable[[_Entry], tuple[str, ...]],
         make: Callable[[list[_Entry], bool], Head],
     ) -> None:
-        super().__init__(questions)
+        super().__init__(requests)
         self._read: Final = read
         self._order: Final = order
         self._make: Final = make
@@ -73,7 +76,7 @@ class _Lists(Gathered, Generic[_Entry]):
         self._more = False
         self._end: tuple[str, ...] | None = None
 
-    def answered(self, head: bytes) -> None:
+    def add(self, head: bytes) -> None:
         entries, more = self._read(head)
         self._entries += entries
         if more:
@@ -81,7 +84,7 @@ class _Lists(Gathered, Generic[_Entry]):
             last = self._order(entries[-1]) if entries else ()
             self._end = last if self._end is None else min(self._end, last)
 
-    def whole(self) -> Head:
+    def result(self) -> Head:
         if self._failure is not None:
             return self._failure
         entries = sorted(self._entries, key=self._order)
@@ -90,90 +93,92 @@ class _Lists(Gathered, Generic[_Entry]):
         return self._make(entries, self._more)
 
 
-class _Bounds(Gathered):
-    def __init__(self, questions: Sequence[_Question], names: Sequence[str]) -> None:
-        super().__init__(questions)
+class _CombinedBounds(CombinedResponse):
+    """Combines the bounds of topics."""
+
+    def __init__(self, requests: Sequence[_ShardRequest], names: Sequence[str]) -> None:
+        super().__init__(requests)
         self._names: Final = names
         self._found: dict[str, messages.TopicBounds] = {}
 
-    def answered(self, head: bytes) -> None:
+    def add(self, head: bytes) -> None:
         self._found |= {topic.name: topic for topic in decode_answer(head, messages.BoundsList).topics}
 
-    def whole(self) -> Head:
+    def result(self) -> Head:
         return self._failure or messages.BoundsList([self._found[name] for name in self._names])
 
 
-class _Anyone(Gathered):
-    """A request about something whose shard is unknown. The first shard that has it responds.
+class _FirstFound(CombinedResponse):
+    """A request about an object whose shard is unknown. The response is that of the shard that has the object.
 
-    If ``is_all``, all shards that have it execute the request.
+    ``is_all``: several shards may have such an object, and all of them execute the request.
     """
 
     def __init__(
-        self, questions: Sequence[_Question], kind: type[Head], *, is_all: bool = False, advice: str = ""
+        self, requests: Sequence[_ShardRequest], kind: type[Head], *, is_all: bool = False, advice: str = ""
     ) -> None:
-        super().__init__(questions)
+        super().__init__(requests)
         self._advice: Final = advice
         self._kind: Final = kind
         self._is_all: Final = is_all
         self._answer: Head | None = None
 
-    def answered(self, head: bytes) -> None:
+    def add(self, head: bytes) -> None:
         self._answer = decode_answer(head, self._kind)
         if not self._is_all:
-            self._questions.clear()
+            self._requests.clear()
 
-    def refused(self, failure: Failure) -> None:
+    def add_failure(self, failure: Failure) -> None:
         self._failure = self._failure or msgspec.structs.replace(failure, message=failure.message + self._advice)
-        if failure.code not in _MISSING:
+        if failure.code not in _NOT_FOUND:
             self._failure, self._answer = failure, None
-            self._questions.clear()
+            self._requests.clear()
 
-    def whole(self) -> Head:
+    def result(self) -> Head:
         found = self._answer or self._failure
         assert found is not None, "every shard was asked"
         return found
 
 
-def gathering(shards: Shards, verb: int, request: Head) -> Gathered | None:
-    """Return the object that combines the responses to a request; None if the request names a single topic."""
-    everyone = [(shard, request) for shard in range(shards.count)]
+def combined_response(shards: Shards, verb: int, request: Head) -> CombinedResponse | None:
+    """Return the object that sends a request to several shards; None if one shard can execute it."""
+    all_shards = [(shard, request) for shard in range(shards.count)]
     match request:
         case messages.ListTopics():
-            return _Lists(
-                everyone, _topics, lambda entry: (entry.name,), lambda entries, _: messages.TopicList(entries)
+            return _CombinedList(
+                all_shards, _topics, lambda entry: (entry.name,), lambda entries, _: messages.TopicList(entries)
             )
         case messages.AskGroups():
-            return _Lists(everyone, _groups, lambda entry: (entry.name, entry.group), messages.GroupList)
-        case messages.AskKept() if verb == Verb.WRITERS:
-            return _Lists(everyone, _writers, lambda entry: (entry.name,), messages.KeptList)
-        case messages.AskKept():
-            return _Lists(everyone, _transactions, lambda entry: (entry.name,), messages.KeptList)
+            return _CombinedList(all_shards, _groups, lambda entry: (entry.name, entry.group), messages.GroupList)
+        case messages.ListEntries() if verb == Verb.WRITERS:
+            return _CombinedList(all_shards, _writers, lambda entry: (entry.name,), messages.EntryList)
+        case messages.ListEntries():
+            return _CombinedList(all_shards, _transactions, lambda entry: (entry.name,), messages.EntryList)
         case messages.Publish():
-            return _Anyone(
-                everyone, messages.Published, advice="; what is staged in several shards cannot be published together"
+            return _FirstFound(
+                all_shards, messages.Published, advice="; what is staged in several shards cannot be published together"
             )
-        case messages.Abandon() | messages.DeleteKept():
-            return _Anyone(everyone, Head, is_all=True)
+        case messages.Abandon() | messages.DeleteEntry():
+            return _FirstFound(all_shards, Head, is_all=True)
         case messages.AskBounds() if len(request.names) <= TOPICS_MAX:
-            places = _places(shards, request.names)
-            if set(places) <= {shards.own}:
+            by_shard = _by_shard(shards, request.names)
+            if set(by_shard) <= {shards.own}:
                 return None
-            return _Bounds(
-                [(shard, msgspec.structs.replace(request, names=names)) for shard, names in places.items()],
+            return _CombinedBounds(
+                [(shard, msgspec.structs.replace(request, names=names)) for shard, names in by_shard.items()],
                 list(dict.fromkeys(request.names)),
             )
         case _:
             return None
 
 
-def _places(shards: Shards, names: Sequence[str]) -> dict[int, list[str]]:
-    """Group topic names by shard. Names of missing topics are for this shard, which then reports the error."""
-    places: dict[int, list[str]] = {}
+def _by_shard(shards: Shards, names: Sequence[str]) -> dict[int, list[str]]:
+    """Group topic names by shard. Missing topics are assigned to this shard, which reports the error."""
+    by_shard: dict[int, list[str]] = {}
     for name in dict.fromkeys(names):
         shard = shards.shard_of(name)
-        places.setdefault(shards.own if shard is None else shard, []).append(name)
-    return places
+        by_shard.setdefault(shards.own if shard is None else shard, []).append(name)
+    return by_shard
 
 
 def _topics(head: bytes) -> tuple[list[messages.TopicEntry], bool]:
@@ -186,10 +191,10 @@ def _groups(head: bytes) -> tuple[list[messages.GroupEntry], bool]:
 
 
 def _writers(head: bytes) -> tuple[list[messages.WriterEntry], bool]:
-    found = decode_answer(head, messages.KeptList[messages.WriterEntry])
+    found = decode_answer(head, messages.EntryList[messages.WriterEntry])
     return found.entries, found.more
 
 
 def _transactions(head: bytes) -> tuple[list[messages.TransactionEntry], bool]:
-    found = decode_answer(head, messages.KeptList[messages.TransactionEntry])
+    found = decode_answer(head, messages.EntryList[messages.TransactionEntry])
     return found.entries, found.more

@@ -14,7 +14,7 @@ from polywire.protocols.runtime.broker import WireBroker
 
 
 class PolywireBroker(TopicVerbs, RemovalVerbs, StagingVerbs, PositionVerbs, WireBroker, Protocol):
-    """Nearly all operations of the broker, because this is its native protocol."""
+    """The methods of the broker that the `polywire` protocol uses: nearly all, because it is the native protocol."""
 
     @property
     def groups(self) -> Coordinator: ...

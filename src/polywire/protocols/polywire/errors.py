@@ -103,9 +103,9 @@ def failure_of(error: BrokerError) -> Failure:
 
 
 def error_of(failure: Failure) -> BrokerError:
-    """Return the exception for a failure.
+    """Return the exception for the head of an error frame.
 
-    An unknown kind becomes Unavailable, which says that the outcome is unknown.
+    An unknown kind of error becomes Unavailable: the outcome of the request is unknown.
     """
     kind, plain = _KINDS_BY_NUMBER.get(failure.kind, (Unavailable, ErrorCode.STOPPING))
     code = _CODES_BY_NUMBER.get(failure.code, plain)

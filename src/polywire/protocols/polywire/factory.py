@@ -1,4 +1,4 @@
-"""The `polywire` protocol for the server: the command table, recognition of connections, and sessions."""
+"""The entry point of the `polywire` protocol: its command table, recognition of connections, and sessions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PolywireFactory:
         return "polywire"
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether the prefix has the protocol's name, with any version."""
+        """Return whether a connection begins with the protocol's name, in any version; None if more bytes are needed."""
         return begins_with(prefix, NAME)
 
     def open(self, output: Output, resume: Callable[[], None]) -> PolywireSession:
@@ -74,12 +74,12 @@ class PolywireFactory:
 
 
 class RoutedPolywireFactory(PolywireFactory):
-    """Opens sessions of a broker of several processes."""
+    """Opens sessions of a broker with several processes."""
 
     __slots__ = ("_router",)
 
     def __init__(self, router: RoutedPolywireBroker) -> None:
-        """The router is also the broker of its sessions."""
+        """``router`` is also the broker of the sessions."""
         super().__init__(cast("PolywireBroker", router))
         self._router: Final = router
 

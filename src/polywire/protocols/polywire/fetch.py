@@ -1,7 +1,7 @@
-"""One open FETCH of a connection: reads, waits, and paced frames (spec: polywire#bounds-and-fetch).
+"""A FETCH request in progress (spec: polywire#bounds-and-fetch).
 
-Stored bytes go from the log to the output as pinned views, which are released when they were sent. A fetch has at most
-one read in flight. When it ends, it holds no pin, registration or timer.
+Stored bytes are pinned and written without a copy, then unpinned. At most one read is in flight. When the fetch ends,
+it has no pin, registration or timer.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ WAIT_MS_MAX: Final = 60_000  # limit, so that vanished clients are noticed; repe
 
 class FetchOwner(Protocol):
     def ready(self, fetch: RangeFetch) -> None:
-        """Continue ``fetch``, because it can make progress."""
+        """Continue ``fetch``: it has data or can read some."""
 
     def failed(self, fetch: RangeFetch, error: BrokerError) -> None:
-        """Send this error as the end of ``fetch``."""
+        """End ``fetch`` with this error."""
 
     def ended(self, fetch: RangeFetch) -> None:
-        """Remove ``fetch``, because its last frame was written."""
+        """Remove ``fetch``, whose last frame was written."""
 
 
 class RangeFetch:
-    """The state of one FETCH. Frames are sent in offset order, and there is exactly one last frame."""
+    """A FETCH request. Its frames are sent in offset order."""
 
     __slots__ = (
         "_bodies",
@@ -55,10 +55,7 @@ class RangeFetch:
     )
 
     def __init__(self, owner: FetchOwner, correlation: int, head: Fetch, partition: Partition) -> None:
-        """Check the request against the partition.
-
-        Raises Conflict if the partition was created again, and Invalid for an invalid range.
-        """
+        """Create the fetch. Raises Conflict if the partition was created again, and Invalid for an invalid range."""
         check_range(partition, head)
         self.correlation: Final = correlation
         self.over = False
@@ -75,9 +72,9 @@ class RangeFetch:
         """Pending registrations: for a read from disk, or for new records and a timeout."""
 
     def start(self, broker: PolywireBroker, wait_ms: int) -> None:
-        """Check the epoch, then read for the first time. If there is no data, wait up to ``wait_ms`` for it.
+        """Check the epoch, then read.
 
-        Errors are reported to the owner.
+        If there is no data, wait for it up to ``wait_ms``. Errors are reported to the owner.
         """
         begin = partial(self._begin, broker, wait_ms)
         try:
@@ -115,7 +112,7 @@ class RangeFetch:
             raise _epoch_ended(self._partition, self._epoch, end, asked)
 
     def _wait_or_read(self, broker: PolywireBroker, wait_ms: int, error: BrokerError | None) -> None:
-        """Wait for data if there is none. The offsets of the partition are current."""
+        """Wait for data if there is none. Called when the partition's offsets are up to date."""
         self._waits.clear()
         log = self._partition.log
         if error is None and log.readable_offset <= self._offset <= log.next_offset:
@@ -134,9 +131,11 @@ class RangeFetch:
         return self._read is not None
 
     def prepare(self, broker: PolywireBroker) -> bool:
-        """Start to read the next frame's bytes.
+        """Read the data of the next frame.
 
-        Returns False if they are not in memory yet; the owner is then notified later. Raises BrokerError.
+        Return whether it is available; if not, ``ready`` of the owner is called later.
+
+        Raises BrokerError.
         """
         if self.over or self._read is not None:
             return True
@@ -151,23 +150,23 @@ class RangeFetch:
         return self._read is not None
 
     def advance(self, broker: PolywireBroker, output: Output) -> None:
-        """Write the next frame, or wait for its bytes if they are not in memory.
+        """Write the next frame if its data is available.
 
-        The owner is notified of the result. Raises BrokerError.
+        If not, ``ready`` of the owner is called later. Raises BrokerError.
         """
         if not self.over and self.prepare(broker) and self._read is not None:
             read, self._read = self._read, None
             self._write(read, output)
 
     def cancel(self, output: Output) -> None:
-        """End now, with an empty last frame."""
+        """End the fetch with an empty last frame."""
         if not self.over:
             self.drop()
             output.write(self._last_frame(self._partition.log.readable_offset))
             self._owner.ended(self)
 
     def drop(self) -> None:
-        """Release everything without writing another frame."""
+        """End the fetch without another frame."""
         self.over = True
         self._stop_waiting()
         if self._read is not None:
@@ -238,10 +237,7 @@ class RangeFetch:
 
 
 def check_range(partition: Partition, head: OffsetRange) -> None:
-    """Check the offsets and the incarnation of a request.
-
-    Raises Invalid for an invalid range, and Conflict if the partition was created again.
-    """
+    """Raise Conflict if the partition was deleted and created again, and Invalid for an invalid range."""
     if head.offset < 0 or (0 <= head.offset_end < head.offset):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"range is empty offset={head.offset} offset_end={head.offset_end}")
     if head.incarnation not in (ANY_INCARNATION, partition.incarnation):
@@ -253,10 +249,9 @@ def check_range(partition: Partition, head: OffsetRange) -> None:
 
 
 def check_identity(partition: Partition, head: OffsetRange) -> None:
-    """Check the incarnation and the epoch of a request.
+    """Do the same as ``check_range``.
 
-    Raises Conflict if the partition was created again, or if its offsets were lost at the end of an epoch. Raises
-    Invalid for an invalid range.
+    Also raise Conflict if offsets of the range were lost at the end of the client's epoch.
     """
     check_range(partition, head)
     if head.epoch == ANY_EPOCH:

@@ -30,7 +30,7 @@ GROUP_ENTRIES_MAX: Final = 20_000  # members and offsets in one response; a sing
 
 
 def commit(session: ReplyOwner, correlation: int, request: messages.Commit, _: memoryview) -> None:
-    """Handle COMMIT. Raises BrokerError if it is rejected immediately."""
+    """COMMIT. Raises BrokerError if it is rejected immediately."""
     broker, by = session.broker, session.admission.caller
     check_name("owner", request.owner)
     find_partition(broker, request.name, request.partition)
@@ -80,9 +80,9 @@ def join(session: ReplyOwner, correlation: int, request: messages.Join, _: memor
 
     def done(result: int | BrokerError) -> None:
         if isinstance(result, BrokerError):
-            session.settle_error(Verb.JOIN, correlation, result)
+            session.respond_error(Verb.JOIN, correlation, result)
         else:
-            session.settle(Verb.JOIN, correlation, place[0])
+            session.respond(Verb.JOIN, correlation, place[0])
 
     membership = session.broker.groups.join(
         request.group,
@@ -99,34 +99,34 @@ def join(session: ReplyOwner, correlation: int, request: messages.Join, _: memor
 
 
 def sync(session: ReplyOwner, correlation: int, request: messages.Member, _: memoryview) -> None:
-    membership = session.broker.groups.sync(*_place(request), wire=WIRE, by=session.admission.caller)
+    membership = session.broker.groups.sync(*_membership_of(request), wire=WIRE, by=session.admission.caller)
     session.answer(Verb.SYNC, correlation, messages.Membership(membership.generation, list(membership.partitions)))
 
 
 def heartbeat(session: ReplyOwner, correlation: int, request: messages.Member, _: memoryview) -> None:
-    membership = session.broker.groups.heartbeat(*_place(request), wire=WIRE, by=session.admission.caller)
+    membership = session.broker.groups.heartbeat(*_membership_of(request), wire=WIRE, by=session.admission.caller)
     session.answer(Verb.HEARTBEAT, correlation, messages.Membership(membership.generation, list(membership.partitions)))
 
 
 def leave(session: ReplyOwner, correlation: int, request: messages.Member, _: memoryview) -> None:
     done = partial(_done, session, Verb.LEAVE, correlation)
-    session.broker.groups.leave(*_place(request), wire=WIRE, by=session.admission.caller, done=done)
+    session.broker.groups.leave(*_membership_of(request), wire=WIRE, by=session.admission.caller, done=done)
     session.owe()
 
 
-def _place(request: messages.Member) -> tuple[str, str, str, int]:
+def _membership_of(request: messages.Member) -> tuple[str, str, str, int]:
     return request.group, request.name, request.member, request.generation
 
 
 def list_groups(session: ReplyOwner, correlation: int, request: messages.AskGroups, _: memoryview) -> None:
-    """Handle GROUPS: list groups with members or offsets, sorted by topic and name.
+    """GROUPS: list groups that have members or offsets, sorted by topic and name.
 
     Raises Invalid for a malformed ``after``.
     """
     if request.after and len(request.after) != 2:
         raise Invalid(ErrorCode.INVALID_REQUEST, "after must contain a topic and a group")
     listing = _Listing(session.broker, request, partial(_sees, session))
-    LongAnswer(session, Verb.GROUPS, correlation).make(listing.entries(), listing.answer)
+    LongAnswer(session, Verb.GROUPS, correlation).make(listing.entries(), listing.response)
 
 
 def _sees(session: ReplyOwner, full_name: str) -> bool:
@@ -141,28 +141,29 @@ def delete(session: ReplyOwner, correlation: int, request: messages.DeleteGroup,
 
 def _done(session: ReplyOwner, verb: Verb, correlation: int, result: int | BrokerError) -> None:
     if isinstance(result, BrokerError):
-        session.settle_error(verb, correlation, result)
+        session.respond_error(verb, correlation, result)
     else:
-        session.settle(verb, correlation, Head())
+        session.respond(verb, correlation, Head())
 
 
 class _Listing:
     """A GROUPS request in progress.
 
-    ``wanted`` counts all groups that match. ``_first`` has those of the first page.
+    Attributes:
+        matching: number of groups that match the request.
     """
 
-    __slots__ = ("_broker", "_first", "_request", "_sees", "wanted")
+    __slots__ = ("_broker", "_first_page", "_request", "_sees", "matching")
 
     def __init__(self, broker: PolywireBroker, request: messages.AskGroups, sees: Callable[[str], bool]) -> None:
         self._broker = broker
         self._request = request
         self._sees = sees
-        self._first: set[tuple[str, str]] = set()
-        self.wanted = 0
+        self._first_page: set[tuple[str, str]] = set()  # the matching groups that sort first
+        self.matching = 0
 
     def entries(self) -> Iterator[messages.GroupEntry | None]:
-        """Yield the groups of the response, and None as a pause."""
+        """Yield the groups of the response. Other requests may run after each yield, also of None."""
         keys = self._broker.groups.pairs()
         for _ in self._scan(keys):
             yield None
@@ -170,7 +171,7 @@ class _Listing:
         for _ in self._scan(key for key in self._broker.position_owners(PositionKind.GROUP) if key not in known):
             yield None
         room = GROUP_ENTRIES_MAX
-        for key in sorted(self._first)[:GROUPS_MAX]:
+        for key in sorted(self._first_page)[:GROUPS_MAX]:
             view = self._broker.groups.view(key[1], key[0])
             owner = self._broker.access.name_of(self._broker.groups.owner(*key))
             entry = _entry(key, view, self._broker.positions_in(key[0], PositionKind.GROUP, key[1]), owner)
@@ -179,18 +180,18 @@ class _Listing:
                 break  # this group is beyond the limit
             yield entry
 
-    def answer(self, entries: list[messages.GroupEntry]) -> messages.GroupList:
-        """Return the response with these groups, and whether there are more."""
-        return messages.GroupList(entries, len(entries) < self.wanted)
+    def response(self, entries: list[messages.GroupEntry]) -> messages.GroupList:
+        """Return the response with these groups."""
+        return messages.GroupList(entries, len(entries) < self.matching)
 
     def _scan(self, keys: Iterable[tuple[str, str]]) -> Iterator[None]:
         group, after = self._request.group, tuple(self._request.after)
         for key in keys:
             if group in (None, key[1]) and key > after and self._sees(key[0]):
-                self.wanted += 1
-                self._first.add(key)
-                if len(self._first) > 4 * GROUPS_MAX:
-                    self._first = set(nsmallest(GROUPS_MAX, self._first))
+                self.matching += 1
+                self._first_page.add(key)
+                if len(self._first_page) > 4 * GROUPS_MAX:
+                    self._first_page = set(nsmallest(GROUPS_MAX, self._first_page))
             yield None
 
 

@@ -58,7 +58,7 @@ class Verb(IntEnum):
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Base class of all heads. It is also the empty head."""
+    """Base class of the heads of all frames. Without fields, it is the head of responses without content."""
 
 
 class Limits(Head, frozen=True):
@@ -144,7 +144,11 @@ class AskBounds(Head, frozen=True):
 
 
 class PartitionEntry(Head, frozen=True):
-    """The bounds of one partition. ``offsets`` has an offset for each requested time, in order."""
+    """The bounds of one partition.
+
+    Attributes:
+        offsets: an offset for each requested time, in order.
+    """
 
     partition: Int
     incarnation: Int
@@ -165,9 +169,11 @@ class BoundsList(Head, frozen=True):
 
 
 class OffsetRange(Head, frozen=True):
-    """The range for FETCH and LOCATE: offsets in one incarnation of a partition.
+    """Range of offsets of a partition, for FETCH and LOCATE.
 
-    ``epoch`` is the epoch in which the client learnt the offsets.
+    Attributes:
+        incarnation: of the partition, as the client knows it.
+        epoch: the epoch in which the client learnt the offsets.
     """
 
     name: str
@@ -194,10 +200,7 @@ class Locate(OffsetRange, frozen=True):
 
 
 class SealedRange(Head, frozen=True):
-    """Where the records [first_offset, next_offset) are stored.
-
-    They are in the bytes [start, stop) of a blob, as consecutive complete batches.
-    """
+    """Where the records [first_offset, next_offset) are stored: complete batches in the bytes [start, stop) of a blob."""
 
     blob: str
     start: Int
@@ -209,7 +212,8 @@ class SealedRange(Head, frozen=True):
 class Located(Head, frozen=True):
     """Where sealed records are stored.
 
-    ``address`` is a directory or the URL of a bucket. It is empty if clients can read them only through the broker.
+    Attributes:
+        address: a directory, or the URL of a bucket; empty if clients can read the records only from the broker.
     """
 
     address: str
@@ -316,7 +320,8 @@ class Membership(Head, frozen=True):
 class AskGroups(Head, frozen=True):
     """Head of GROUPS.
 
-    ``after`` is the topic and group of the last entry that the client has. In the first request it is empty.
+    Attributes:
+        after: topic and group of the last entry of the previous page; empty for the first page.
     """
 
     group: str | None = None
@@ -331,9 +336,11 @@ class MemberEntry(Head, frozen=True):
 
 
 class GroupEntry(Head, frozen=True):
-    """A group of one topic, with [partition, offset] pairs.
+    """A group of one topic.
 
-    If it has only offsets and no members, ``generation`` is -1 and ``assignor`` None.
+    Attributes:
+        generation, assignor: -1 and None if the group has committed offsets but no members.
+        positions: pairs of partition and committed offset.
     """
 
     name: str
@@ -357,27 +364,32 @@ class DeleteGroup(Head, frozen=True):
     name: str
 
 
-class AskKept(Head, frozen=True):
-    """Head of TRANSACTIONS and WRITERS.
+class ListEntries(Head, frozen=True):
+    """Head of TRANSACTIONS and WRITERS, which return lists page by page.
 
-    ``after`` is the name of the last entry that the client has. In the first request it is empty.
+    Attributes:
+        after: name of the last entry of the previous page; empty for the first page.
     """
 
     after: str = ""
 
 
-class DeleteKept(Head, frozen=True):
+class DeleteEntry(Head, frozen=True):
     name: str
 
 
-class KeptEntry(Head, frozen=True):
-    """Fields that all list entries have."""
+class ListedEntry(Head, frozen=True):
+    """Fields of the entries of TRANSACTIONS and WRITERS."""
 
     name: str
 
 
-class TransactionEntry(KeptEntry, frozen=True):
-    """A transactional id. ``owner`` is the name of a user, or empty."""
+class TransactionEntry(ListedEntry, frozen=True):
+    """A transactional id.
+
+    Attributes:
+        owner: name of a user, or empty.
+    """
 
     epoch: Int
     state: str
@@ -387,19 +399,19 @@ class TransactionEntry(KeptEntry, frozen=True):
     owner: str
 
 
-class WriterEntry(KeptEntry, frozen=True):
-    """A writer and the last number that it published."""
+class WriterEntry(ListedEntry, frozen=True):
+    """A writer, and the number of its last publish."""
 
     number: Int
     idle_ms: Int
     owner: str
 
 
-_Entry = TypeVar("_Entry", bound=KeptEntry)
+_Entry = TypeVar("_Entry", bound=ListedEntry)
 
 
-class KeptList(Head, Generic[_Entry], frozen=True):
-    """Response to TRANSACTIONS and WRITERS."""
+class EntryList(Head, Generic[_Entry], frozen=True):
+    """One page of the response to TRANSACTIONS or WRITERS."""
 
     entries: list[_Entry]
     more: bool
@@ -441,8 +453,8 @@ REQUESTS: Final[dict[int, type[Head]]] = {
     Verb.LEAVE: Member,
     Verb.GROUPS: AskGroups,
     Verb.DELETE_GROUP: DeleteGroup,
-    Verb.TRANSACTIONS: AskKept,
-    Verb.DELETE_TRANSACTION: DeleteKept,
-    Verb.WRITERS: AskKept,
-    Verb.DELETE_WRITER: DeleteKept,
+    Verb.TRANSACTIONS: ListEntries,
+    Verb.DELETE_TRANSACTION: DeleteEntry,
+    Verb.WRITERS: ListEntries,
+    Verb.DELETE_WRITER: DeleteEntry,
 }

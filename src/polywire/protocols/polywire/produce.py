@@ -1,12 +1,11 @@
 """PRODUCE, STAGE, PUBLISH and ABANDON of the `polywire` protocol (spec: polywire#produce, polywire#staged-produce).
 
-* Nothing is stored before every batch of the request was validated.
-* A request gets one response, when all of its batches have reached the requested level or one has failed.
+* Nothing is stored before all batches of the request are validated.
+* The response is sent when all batches of the request have reached its level, or one has failed.
 
-A request that takes longer than a time slice is executed in slices, between requests of other connections. Its own
-connection accepts no further request until the last batch was appended. Such a request is not atomic: if the broker
-stops, or rejects a batch, the batches before it are stored. If the connection closes, the remaining batches are still
-stored.
+A request that takes longer than a time slice continues in further slices, between requests of other connections. Its
+own connection waits meanwhile. Such a request is not atomic: if the broker stops or rejects a batch, the batches before
+it are stored. If only the connection closes, the remaining batches are stored, too.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.broker.sliced import Steps
-from polywire.broker.staging import lots
+from polywire.broker.staging import portions
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Completion
 from polywire.protocols.polywire import messages
@@ -37,13 +36,13 @@ if TYPE_CHECKING:
 TOKENS_MAX: Final = 10_000  # tokens of one publish (spec: polywire#limits)
 
 
-class _Collected:
+class _BatchesResponse:
     """The response to a request with several batches.
 
-    It is sent once, after ``end`` and the result of the last batch.
+    It is sent when ``end`` was called, and the completion of each batch that ``expect`` has returned.
     """
 
-    __slots__ = ("_correlation", "_counts", "_error", "_left", "_offsets", "_session", "_verb", "chosen")
+    __slots__ = ("_correlation", "_counts", "_error", "_offsets", "_outstanding", "_session", "_verb", "chosen")
 
     def __init__(self, session: ReplyOwner, verb: Verb, correlation: int) -> None:
         self._session: Final = session
@@ -51,16 +50,17 @@ class _Collected:
         self._correlation: Final = correlation
         self._counts: Final[list[tuple[int, int]]] = []
         self._offsets: Final[list[int]] = []
-        self._left = 1
+        self._outstanding = 1
         self._error: BrokerError | None = None
         self.chosen: Final[list[bytes]] = []
         """The partition of each record, if the broker chose it."""
 
     def expect(self, part: Part) -> Completion[int]:
         # Read it now, because the receive buffer may have other content when the response is sent.
+        """Return the completion for a batch."""
         self._counts.append((part.partition.number, part.record_count))
         self._offsets.append(-1)
-        self._left += 1
+        self._outstanding += 1
         return partial(self._done, len(self._offsets) - 1)
 
     def _done(self, index: int, offset: int | BrokerError) -> None:
@@ -71,27 +71,27 @@ class _Collected:
             self.end(None)
 
     def end(self, result: BrokerError | None) -> None:
-        """End the request: no further batch follows."""
+        """Add a result. Called once more than ``expect``: after the last batch."""
         self._error = self._error or result
-        self._left -= 1
-        if self._left:
+        self._outstanding -= 1
+        if self._outstanding:
             return
         if self._error is not None:
-            self._session.settle_error(self._verb, self._correlation, self._error)
+            self._session.respond_error(self._verb, self._correlation, self._error)
             return
         if self._verb is Verb.STAGE:
             staged = messages.Staged(sum([record_count for _, record_count in self._counts]))
-            self._session.settle(self._verb, self._correlation, staged)
+            self._session.respond(self._verb, self._correlation, staged)
             return
         appended = [
             messages.Appended(number, offset, record_count)
             for (number, record_count), offset in zip(self._counts, self._offsets, strict=True)
         ]
-        self._session.settle(self._verb, self._correlation, messages.Produced(appended), b"".join(self.chosen))
+        self._session.respond(self._verb, self._correlation, messages.Produced(appended), b"".join(self.chosen))
 
 
-class _OneAppended:
-    """The response to a request with one batch, the usual case. It is sent once, by ``done``."""
+class _BatchResponse:
+    """The response to a request with one batch, the usual case. ``done`` is the batch's completion."""
 
     __slots__ = ("_correlation", "_partition", "_record_count", "_session")
 
@@ -104,77 +104,74 @@ class _OneAppended:
 
     def done(self, offset: int | BrokerError) -> None:
         if isinstance(offset, BrokerError):
-            self._session.settle_error(Verb.PRODUCE, self._correlation, offset)
+            self._session.respond_error(Verb.PRODUCE, self._correlation, offset)
             return
         appended = messages.Appended(self._partition, offset, self._record_count)
-        self._session.settle(Verb.PRODUCE, self._correlation, messages.Produced([appended]))
+        self._session.respond(Verb.PRODUCE, self._correlation, messages.Produced([appended]))
 
 
 class RunOwner(ReplyOwner, Protocol):
     def owe(self, count: int = 1) -> None: ...
 
-    def settle_run(self, answers: bytes, count: int) -> None: ...
+    def respond_run(self, answers: bytes, count: int) -> None: ...
 
 
-class _RunAppended:
-    """The responses to a run of requests that is executed as one. They are sent once, by ``done``."""
+class _RunResponse:
+    """The responses to a run of requests whose records were joined in one batch. ``done`` is the batch's completion."""
 
-    __slots__ = ("_asked", "_partition", "_session")
+    __slots__ = ("_partition", "_run_requests", "_session")
 
-    def __init__(self, session: RunOwner, asked: bytes, partition: int) -> None:
+    def __init__(self, session: RunOwner, run_requests: bytes, partition: int) -> None:
         self._session: Final = session
-        self._asked: Final = asked
+        self._run_requests: Final = run_requests
         self._partition: Final = partition
 
     def done(self, offset: int | BrokerError) -> None:
-        correlations = correlations_of(self._asked)
+        correlations = correlations_of(self._run_requests)
         if not isinstance(offset, BrokerError):
-            self._session.settle_run(encode_produced(self._asked, self._partition, offset), len(correlations))
+            self._session.respond_run(encode_produced(self._run_requests, self._partition, offset), len(correlations))
             return
         for correlation in correlations:
-            self._session.settle_error(Verb.PRODUCE, correlation, offset)
+            self._session.respond_error(Verb.PRODUCE, correlation, offset)
 
 
-class _PublishAnswer:
-    """The response to a publish. It is sent once, when the result is known and the session accepts requests again."""
+class _PublishResponse:
+    """The response to PUBLISH. It is sent when ``done`` and ``end`` were called."""
 
-    __slots__ = ("_answer", "_correlation", "_over", "_session")
+    __slots__ = ("_answer", "_correlation", "_end", "_session")
 
     def __init__(self, session: ReplyOwner, correlation: int) -> None:
         self._session: Final = session
         self._correlation: Final = correlation
-        self._over = False
+        self._end = False
         self._answer: PublishAnswer | BrokerError | None = None
 
     def done(self, answer: PublishAnswer | BrokerError) -> None:
         self._answer = answer
-        self._settle()
+        self._respond()
 
     def end(self, result: BrokerError | None) -> None:
-        """Record that the request was passed to the broker or rejected."""
-        self._over = True
+        """Record that the session accepts requests again, and the error if the publish was rejected."""
+        self._end = True
         self._answer = self._answer or result
-        self._settle()
+        self._respond()
 
-    def _settle(self) -> None:
+    def _respond(self) -> None:
         answer = self._answer
-        if answer is None or not self._over:
+        if answer is None or not self._end:
             return
         if isinstance(answer, BrokerError):
-            self._session.settle_error(Verb.PUBLISH, self._correlation, answer)
+            self._session.respond_error(Verb.PUBLISH, self._correlation, answer)
             return
         ranges = [
             messages.PublishedRange(r.partition.topic.name.full, r.partition.number, r.first_offset, r.next_offset)
             for r in answer.ranges
         ]
-        self._session.settle(Verb.PUBLISH, self._correlation, messages.Published(answer.duplicate, ranges))
+        self._session.respond(Verb.PUBLISH, self._correlation, messages.Published(answer.duplicate, ranges))
 
 
 def produce(session: ReplyOwner, correlation: int, request: messages.Produce, payload: memoryview) -> None:
-    """Handle PRODUCE: append batches, and respond when all have reached the level.
-
-    Raises BrokerError if nothing is stored.
-    """
+    """PRODUCE: append batches. Raises BrokerError if nothing is stored."""
     level, by = level_of(request.level), session.admission.caller
     name, create, broker = request.name, request.create, session.broker
     topic = broker.find_topic(name) if create else broker.topic(name)
@@ -189,19 +186,18 @@ def produce(session: ReplyOwner, correlation: int, request: messages.Produce, pa
     first = next(batches)
     if len(first) == len(payload) and request.partition != BY_KEY:
         part = Part(partition_of(made(), request.partition), first)
-        append(part, _OneAppended(session, correlation, part).done)
+        append(part, _BatchResponse(session, correlation, part).done)
         session.owe()
         return
-    collected = _Collected(session, Verb.PRODUCE, correlation)
-    steps = _carry_out(session, collected, made(), request.partition, chain([first], batches), append)
-    _begin(session, steps, collected.end)
+    response = _BatchesResponse(session, Verb.PRODUCE, correlation)
+    steps = _append_all(session, response, made(), request.partition, chain([first], batches), append)
+    _begin(session, steps, response.end)
 
 
 def produce_run(session: RunOwner, request: messages.Produce, frames: memoryview) -> bool:
-    """Append a run of PRODUCE requests with the same head, each with one small batch, as one batch.
+    """Execute a run of PRODUCE requests (see ``produce_runs``) by appending one batch. Each request gets a response.
 
-    Each request gets its own response. If nothing was appended, returns False or raises BrokerError; the requests must
-    then be executed one by one.
+    If nothing was appended, returns False or raises BrokerError. Each request must then be executed separately.
     """
     if request.partition == BY_KEY:
         return False
@@ -211,18 +207,18 @@ def produce_run(session: RunOwner, request: messages.Produce, frames: memoryview
     if topic is None:
         return False
     try:
-        batch, asked = merged_run(frames)
+        batch, run_requests = merged_run(frames)
     except ValueError:
         return False
     partition = partition_of(topic, request.partition)
-    done = _RunAppended(session, asked, request.partition).done
+    done = _RunResponse(session, run_requests, request.partition).done
     broker.produce(partition, batch, by=by, level=level, done=done)
-    session.owe(len(correlations_of(asked)))
+    session.owe(len(correlations_of(run_requests)))
     return True
 
 
 def stage(session: ReplyOwner, correlation: int, request: messages.Stage, payload: memoryview) -> None:
-    """Handle STAGE: store batches invisibly. Raises BrokerError if nothing is stored."""
+    """STAGE: store batches that are not visible before PUBLISH. Raises BrokerError if nothing is stored."""
     level, by = level_of(request.level), session.admission.caller
     if request.writer:
         check_name("writer", request.writer)
@@ -232,31 +228,31 @@ def stage(session: ReplyOwner, correlation: int, request: messages.Stage, payloa
     def stage(part: Part, done: Completion[int]) -> None:
         broker.stage(token, part.partition, part.batch, write=write, by=by, level=level, done=done)
 
-    collected = _Collected(session, Verb.STAGE, correlation)
+    response = _BatchesResponse(session, Verb.STAGE, correlation)
     accepted = accepted_batches(payload, by_key=request.partition == BY_KEY)
-    steps = _carry_out(session, collected, topic, request.partition, accepted, stage)
-    _begin(session, steps, collected.end)
+    steps = _append_all(session, response, topic, request.partition, accepted, stage)
+    _begin(session, steps, response.end)
 
 
-def _carry_out(
+def _append_all(
     session: ReplyOwner,
-    collected: _Collected,
+    response: _BatchesResponse,
     topic: Topic,
     number: int,
     accepted: Iterator[memoryview],
     take: Callable[[Part, Completion[int]], None],
 ) -> Iterator[None]:
-    """Validate all batches, then pass them to the broker one after the other.
+    """Validate all batches, then pass them to ``take``.
 
-    Raises BrokerError if nothing is stored.
+    Yields after each step. Raises BrokerError if nothing is stored.
     """
     batches = []
     for batch in accepted:
         batches.append(batch)
         yield
-    for part in _parts(session, topic, number, batches, collected.chosen):
+    for part in _parts(session, topic, number, batches, response.chosen):
         if part is not None:
-            done = collected.expect(part)
+            done = response.expect(part)
             try:
                 take(part, done)
             except BrokerError as error:
@@ -275,11 +271,11 @@ def _parts(
 
 
 def _begin(session: ReplyOwner, steps: Iterator[None], end: Completion[None]) -> None:
-    """Execute steps until the end of the time slice, and the rest in later slices. Then ``end`` sends the response.
+    """Run the steps until the end of the time slice, and the rest in later slices. Then call ``end``, which responds.
 
     Raises BrokerError if nothing is stored.
     """
-    if _are_done_at_once(session, steps):
+    if _run_at_once(session, steps):
         session.owe()
         end(None)
     else:
@@ -287,8 +283,8 @@ def _begin(session: ReplyOwner, steps: Iterator[None], end: Completion[None]) ->
         Slices(session.broker, steps, partial(_ended, session, end, session.pin()))
 
 
-def _are_done_at_once(session: ReplyOwner, steps: Iterator[None]) -> bool:
-    """Execute steps until the end of the time slice. Return whether all steps are done."""
+def _run_at_once(session: ReplyOwner, steps: Iterator[None]) -> bool:
+    """Run steps until the end of the time slice. Return whether it was enough for all steps."""
     now = session.broker.clock.monotonic
     until = now() + QUANTUM_S
     return not any(now() >= until for _ in steps)
@@ -300,35 +296,35 @@ def _ended(
     unpin: Callable[[], None],
     result: list[None] | BrokerError,
 ) -> None:
-    """Finish a request after its last slice.
+    """End a request after its last slice.
 
     Its bytes remain pinned until the batches are written, because the batches may refer to them.
     """
     ended = result if isinstance(result, BrokerError) else None
 
-    def over(_: int | BrokerError) -> None:
-        session.broker.loop.call_soon(_over, session, end, unpin, ended)
+    def end_when_written(_: int | BrokerError) -> None:
+        session.broker.loop.call_soon(_end, session, end, unpin, ended)
 
     try:
-        session.broker.settle(Level.MEMORY, over)
+        session.broker.settle(Level.MEMORY, end_when_written)
     except BrokerError as error:  # the log has stopped and does not access the bytes any more
-        over(error)
+        end_when_written(error)
 
 
-def _over(session: ReplyOwner, end: Completion[None], unpin: Callable[[], None], result: BrokerError | None) -> None:
+def _end(session: ReplyOwner, end: Completion[None], unpin: Callable[[], None], result: BrokerError | None) -> None:
     unpin()
     session.release()
     end(result)
 
 
 def publish(session: ReplyOwner, correlation: int, request: messages.Publish, _: memoryview) -> None:
-    """Handle PUBLISH: make staged batches visible, once per (writer, number).
+    """PUBLISH: make staged batches visible, once for each writer and number.
 
     Raises BrokerError if it is rejected immediately.
     """
-    answer, work = _PublishAnswer(session, correlation), session.broker.publish_work
+    answer, work = _PublishResponse(session, correlation), session.broker.publish_work
     steps = _publish(session, request, answer)
-    if work.is_idle and _are_done_at_once(session, steps):
+    if work.is_idle and _run_at_once(session, steps):
         session.owe()
         answer.end(None)
     else:
@@ -336,53 +332,53 @@ def publish(session: ReplyOwner, correlation: int, request: messages.Publish, _:
         work.put(_publish_in_turn(session, steps, answer))
 
 
-def _publish(session: ReplyOwner, request: messages.Publish, answer: _PublishAnswer) -> Iterator[None]:
-    """Authorize the tokens in slices, then publish. Raises BrokerError if nothing is published."""
-    for lot in lots(request.tokens[: TOKENS_MAX + 1]):
-        session.admission.check_tokens(lot)
+def _publish(session: ReplyOwner, request: messages.Publish, answer: _PublishResponse) -> Iterator[None]:
+    """Check permissions for the tokens in slices, then publish. Raises BrokerError if nothing is published."""
+    for portion in portions(request.tokens[: TOKENS_MAX + 1]):
+        session.admission.check_tokens(portion)
         yield
     by = session.admission.caller
     yield from session.broker.publishing(request.writer, request.number, request.tokens, by=by, done=answer.done)
 
 
-def _publish_in_turn(session: ReplyOwner, steps: Iterator[None], answer: _PublishAnswer) -> Steps:
+def _publish_in_turn(session: ReplyOwner, steps: Iterator[None], answer: _PublishResponse) -> Steps:
     result: BrokerError | None = None
     try:
         for _ in steps:
             yield False
     except BrokerError as error:
         result = error
-    session.broker.loop.call_soon(_over, session, answer.end, _nothing, result)
+    session.broker.loop.call_soon(_end, session, answer.end, _nothing, result)
 
 
 def abandon(session: ReplyOwner, correlation: int, request: messages.Abandon, _: memoryview) -> None:
-    """Handle ABANDON: drop staged batches. Raises BrokerError if it is rejected immediately."""
+    """ABANDON: delete staged batches. Raises BrokerError if it is rejected immediately."""
     if len(request.tokens) > TOKENS_MAX:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"too many tokens count={len(request.tokens)} limit={TOKENS_MAX}")
     _begin(session, _abandon(session, request.tokens), partial(_abandoned, session, correlation))
 
 
 def _abandon(session: ReplyOwner, tokens: Sequence[bytes]) -> Iterator[None]:
-    """Check all tokens, then drop their batches in portions.
+    """Check permissions for all tokens, then delete their batches. Yields after each portion.
 
-    Raises BrokerError if nothing was dropped, or if another user has meanwhile staged under one of the remaining
-    tokens.
+    Raises BrokerError if nothing was deleted, or if another user has staged a batch under one of the remaining tokens
+    meanwhile.
     """
     by = session.admission.caller
-    for lot in lots(tokens):
-        session.admission.check_tokens(lot)
-        session.broker.staging.check_tokens(lot, by=by)
+    for portion in portions(tokens):
+        session.admission.check_tokens(portion)
+        session.broker.staging.check_tokens(portion, by=by)
         yield
-    for lot in lots(tokens):
-        session.broker.abandon(lot, by=by)
+    for portion in portions(tokens):
+        session.broker.abandon(portion, by=by)
         yield
 
 
 def _abandoned(session: ReplyOwner, correlation: int, result: BrokerError | None) -> None:
     if result is None:
-        session.settle(Verb.ABANDON, correlation, Head())
+        session.respond(Verb.ABANDON, correlation, Head())
     else:
-        session.settle_error(Verb.ABANDON, correlation, result)
+        session.respond_error(Verb.ABANDON, correlation, result)
 
 
 def _nothing() -> None:

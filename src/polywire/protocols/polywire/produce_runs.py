@@ -1,7 +1,7 @@
-"""Handle a run of PRODUCE frames as one request. Each frame has the same head and one small batch.
+"""Runs of PRODUCE requests: consecutive frames with the same head and one small batch each.
 
-One call handles all frames of a run. Each frame gets its own response, with the same bytes as ``codec.encode_head``
-would return. Any other frame ends a run.
+Their records are joined in one batch, with one call for all frames. Each frame gets a response with the bytes that
+``codec.encode_head`` would return.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import cython
 
 from polywire.errors import ErrorCode, Invalid
-from polywire.protocols.polywire.batches import REFUSED_COLUMNS
+from polywire.protocols.polywire.batches import FORBIDDEN_COLUMNS
 from polywire.protocols.polywire.codec import PREFIX_BYTES
 from polywire.protocols.polywire.messages import Verb
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX
@@ -37,7 +37,7 @@ _PREFIX_BYTES = cython.declare(cython.Py_ssize_t, PREFIX_BYTES)
 _FRAME_BYTES_MAX = cython.declare(
     cython.Py_ssize_t, LOGIN_FRAME_BYTES_MAX
 )  # unauthenticated clients may send this much, so no other limit applies
-_REFUSED = cython.declare(cython.uint, REFUSED_COLUMNS)
+_FORBIDDEN = cython.declare(cython.uint, FORBIDDEN_COLUMNS)
 _BATCH_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 _PRODUCE = cython.declare(cython.uint, Verb.PRODUCE)  # second word of a prefix: the verb, no flags, zero
 _REQUEST_BYTES = cython.declare(cython.Py_ssize_t, 8)  # size of the correlation id and the record count of a frame
@@ -48,10 +48,9 @@ _ANSWER_BYTES_MAX = cython.declare(cython.Py_ssize_t, 16 + 3 + 3 * 9)
 @cython.nogil
 @cython.exceptval(check=False)
 def _batch_at(p: cython.p_const_uchar, at: cython.Py_ssize_t, left: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the position, relative to ``at``, of the batch in a PRODUCE frame that can be part of a run.
+    """Return the position of the batch in its frame, which begins at ``at``; 0 if the frame cannot be part of a run.
 
-    The frame must be complete in the ``left`` available bytes, and have one small batch that can be merged. Returns 0
-    otherwise.
+    The frame must be complete in the ``left`` available bytes, and its only batch must be small.
     """
     if left < _PREFIX_BYTES or load_u32(p, at + 4) != _PRODUCE:
         return 0
@@ -63,7 +62,7 @@ def _batch_at(p: cython.p_const_uchar, at: cython.Py_ssize_t, left: cython.Py_ss
     start: cython.Py_ssize_t = at + _PREFIX_BYTES + head
     if load_u32(p, start) != _BATCH_MAGIC or load_length(p, start) != size or small_records(p, start, size) == 0:
         return 0
-    return 0 if load_columns(p, start) & _REFUSED else _PREFIX_BYTES + head
+    return 0 if load_columns(p, start) & _FORBIDDEN else _PREFIX_BYTES + head
 
 
 @cython.cfunc
@@ -74,20 +73,19 @@ def _are_alike(
 ) -> cython.bint:
     """Return whether two frames have the same head, and batches with the same columns.
 
-    ``batch`` is the position of the batch in both frames.
+    ``batch`` is the batches' position.
     """
-    apart: cython.uint = load_columns(p, one + batch) ^ load_columns(p, other + batch)
+    difference: cython.uint = load_columns(p, one + batch) ^ load_columns(p, other + batch)
     i: cython.Py_ssize_t
     for i in range(_PREFIX_BYTES, batch):
-        apart |= p[one + i] ^ p[other + i]
-    return apart == 0
+        difference |= p[one + i] ^ p[other + i]
+    return difference == 0
 
 
 def run_bytes(data: Buffer, at: int, *, frames_max: int, batch_bytes_max: int) -> int:
-    """Return the size of the run of frames at ``at``; 0 if fewer than two frames can be handled as one.
+    """Return the size in bytes of the run of frames at ``at``; 0 if it has fewer than two frames.
 
-    The frames of a run are complete. They have the same head and one batch each, together at most ``batch_bytes_max``.
-    The batches are not checked.
+    The batches together have at most ``batch_bytes_max`` bytes. They are not validated.
     """
     lent: Lent = lend(data)
     first: cython.Py_ssize_t = at
@@ -109,9 +107,9 @@ def run_bytes(data: Buffer, at: int, *, frames_max: int, batch_bytes_max: int) -
 
 
 def merged_run(frames: memoryview) -> tuple[bytearray, bytes]:
-    """Return one batch with all records of a run from ``run_bytes``, and the data for ``encode_produced``.
+    """Join the batches of a run. Return the batch, and data about the frames for ``encode_produced``.
 
-    Raises Invalid(INVALID_BATCH) for an invalid batch, and ValueError if the batches cannot be merged.
+    Raises Invalid(INVALID_BATCH) for an invalid batch, and ValueError if the batches cannot be joined.
     """
     lent: Lent = lend(frames)
     batches: list[Buffer] = []
@@ -133,7 +131,7 @@ def merged_run(frames: memoryview) -> tuple[bytearray, bytes]:
 
 
 def correlations_of(requests: Buffer) -> list[int]:
-    """Return the correlation id of each frame in a run."""
+    """Return the correlation id of each frame. ``requests`` is the second result of ``merged_run``."""
     return list(memoryview(requests).cast("B").cast("I")[::2])
 
 
@@ -159,9 +157,9 @@ def _put_number(p: cython.p_uchar, at: cython.Py_ssize_t, number: cython.ulonglo
 
 
 def encode_produced(requests: Buffer, partition: int, base_offset: int) -> bytes:
-    """Return the responses to all frames of a run: a ``Produced`` for each.
+    """Return the responses to the frames of a run. ``requests`` is the second result of ``merged_run``.
 
-    The run's records begin at ``base_offset``.
+    ``base_offset`` is the offset of the run's first record.
     """
     lent: Lent = lend(requests)
     answers = bytearray(lent.size // _REQUEST_BYTES * _ANSWER_BYTES_MAX)

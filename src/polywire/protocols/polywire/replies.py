@@ -1,7 +1,6 @@
-"""Send responses at once, later, or built in slices.
+"""Responses that are sent immediately, later, or built in slices.
 
-While a long response is built, the session handles no other request, and other clients are served between slices. The
-session accepts requests again before the response is sent.
+While a long response is built, the session executes no other request, and other clients are served between the slices.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ _Part = TypeVar("_Part")
 
 
 class ReplyOwner(Protocol):
-    """The methods of the session that its commands use.
-
-    ``round_robin`` chooses partitions for records without a key.
-    """
+    """The methods of the session that handlers use."""
 
     @property
     def broker(self) -> PolywireBroker: ...
@@ -34,28 +30,31 @@ class ReplyOwner(Protocol):
     def admission(self) -> Rights: ...
 
     @property
-    def round_robin(self) -> Iterator[int]: ...
+    def round_robin(self) -> Iterator[int]:
+        """Numbers that choose partitions for records without a key."""
 
-    def owe(self) -> None: ...
+    def owe(self) -> None:
+        """Announce a response that is sent later with ``respond`` or ``respond_error``."""
 
-    def settle(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None: ...
+    def respond(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
+        """Send a response that was announced with ``owe`` or ``hold``."""
 
-    def settle_error(self, verb: int, correlation: int, error: BrokerError) -> None: ...
+    def respond_error(self, verb: int, correlation: int, error: BrokerError) -> None: ...
 
-    def answer(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None: ...
+    def answer(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
+        """Send a response that was not announced."""
 
-    def hold(self) -> None: ...
+    def hold(self) -> None:
+        """Announce a response, and delay later requests until ``release``."""
 
     def release(self) -> None: ...
 
-    def pin(self) -> Callable[[], None]: ...
+    def pin(self) -> Callable[[], None]:
+        """Prevent reuse of the request's bytes until the returned function is called."""
 
 
 class LongAnswer:
-    """A response that is built in slices. It is sent once, by ``make`` or by ``refuse``.
-
-    Until then, the session accepts no further request.
-    """
+    """A response that is built in slices. The session executes no further request until it is sent."""
 
     __slots__ = ("_correlation", "_session", "_verb")
 
@@ -66,7 +65,7 @@ class LongAnswer:
         session.hold()
 
     def make(self, parts: Iterator[_Part | None], whole: Callable[[list[_Part]], Head]) -> None:
-        """Build the parts in slices, then send the result of ``whole``."""
+        """Build the parts in slices, then send the head that ``whole`` makes of them."""
         Slices(self._session.broker, parts, partial(self._made, whole))
 
     def _made(self, whole: Callable[[list[_Part]], Head], parts: list[_Part] | BrokerError) -> None:
@@ -74,9 +73,9 @@ class LongAnswer:
             self.refuse(parts)
         else:
             self._session.release()
-            self._session.settle(self._verb, self._correlation, whole(parts))
+            self._session.respond(self._verb, self._correlation, whole(parts))
 
     def refuse(self, error: BrokerError) -> None:
         """Send an error instead of the response."""
         self._session.release()
-        self._session.settle_error(self._verb, self._correlation, error)
+        self._session.respond_error(self._verb, self._correlation, error)

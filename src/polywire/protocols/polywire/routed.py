@@ -1,7 +1,7 @@
-"""A session of a broker of several processes (spec: polywire#several-processes, decision 0130).
+"""Sessions of a broker with several processes (spec: polywire#several-processes, decision 0130).
 
-Records are produced and fetched through the router. All other requests are executed, unchanged, in the process that owns
-their topic, and lists are combined from all processes.
+Records are produced and fetched through the router. Other requests are forwarded unchanged to the process that has
+their topic. Lists are combined from all processes.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from polywire.protocols.polywire.codec import (
     decode_answer_prefix,
     encode_head,
 )
+from polywire.protocols.polywire.combining import CombinedResponse, combined_response
 from polywire.protocols.polywire.context import PolywireBroker
-from polywire.protocols.polywire.gathering import Gathered, gathering
 from polywire.protocols.polywire.messages import Failure, Head, Verb
 from polywire.protocols.polywire.session import Command, Handler, PolywireSession
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import Router
 
-HERE: Final = frozenset({Verb.PING, Verb.LOGIN, Verb.CANCEL, Verb.FETCH})
+LOCAL_VERBS: Final = frozenset({Verb.PING, Verb.LOGIN, Verb.CANCEL, Verb.FETCH})
 FORWARDED_BYTES_MIN: Final = 8 * 1024  # of batches that are passed on; smaller ones are merged by the router's session
 
 
@@ -40,7 +40,7 @@ class RoutedPolywireBroker(Topics, Records, WireBroker, Router, Protocol):
 
 
 class RoutedSession(PolywireSession):
-    """The session of one client. It uses only those verbs of its broker that the router has."""
+    """The session of one client. Its broker is the router, so it uses only methods that the router has, too."""
 
     __slots__ = ("router",)
 
@@ -69,10 +69,10 @@ class RoutedSession(PolywireSession):
         Raises BrokerError if it is rejected here.
         """
         verb = self._prefix.verb
-        gathered = gathering(self.router.shards, verb, request)
-        if gathered is not None:
+        combined = combined_response(self.router.shards, verb, request)
+        if combined is not None:
             self.hold()
-            _Several(self, verb, correlation, gathered).ask_next()
+            _SeveralShards(self, verb, correlation, combined).send_next()
             return
         # later requests wait for these, because they must see the change
         holds = verb in (Verb.CREATE_TOPIC, Verb.DELETE_TOPIC)
@@ -84,12 +84,13 @@ class RoutedSession(PolywireSession):
             self.owe()
 
     def send_to(self, shard: int, frame: bytes, then: Completion[bytes]) -> None:
+        """Send a request to a shard. ``then`` gets the frame of the response."""
         self.router.forward(shard, self.admission.caller, frame, then, sees_files=self.admission.sees_files())
 
     def _shard_of(self, request: Any) -> int:
         """Return the shard that executes a request.
 
-        For a topic that does not exist, return this shard, which then reports the error.
+        If the topic does not exist, it is this shard, which reports the error.
         """
         shards = self.router.shards
         if isinstance(request, messages.CreateTopic):
@@ -100,10 +101,7 @@ class RoutedSession(PolywireSession):
         return shards.own if topic is None else self.router.shard_of_topic(topic)
 
     def produce(self, correlation: int, request: messages.Produce, payload: memoryview, /) -> None:
-        """Handle PRODUCE.
-
-        Large batches for another process are passed on unchanged and checked there. Raises BrokerError.
-        """
+        """PRODUCE: forward large batches of other processes unchanged; they are validated there. Raises BrokerError."""
         topic = self.broker.find_topic(request.name) if len(payload) >= FORWARDED_BYTES_MIN else None
         if topic is None or self.router.shard_of_topic(topic) == self.router.shards.own:
             produce.produce(self, correlation, request, payload)
@@ -114,59 +112,63 @@ class RoutedSession(PolywireSession):
         if isinstance(frame, BrokerError):
             self.refuse(verb, correlation, frame)
         else:
-            self.pass_on(frame)
-        self.over(holds=holds)
+            self.add_frame(frame)
+        self.end_request(holds=holds)
 
-    def pass_on(self, frame: bytes) -> None:
-        self._answers.append(frame)
+    def add_frame(self, frame: bytes) -> None:
+        self._frames.append(frame)
 
-    def over(self, *, holds: bool) -> None:
+    def end_request(self, *, holds: bool) -> None:
+        """Count a response as sent. ``holds``: whether the request has delayed later ones."""
         if holds:
             self.release()
-        self._paid()
+        self._count_response()
 
 
 def routed(commands: Mapping[int, Command]) -> Mapping[int, Command]:
-    """Return the commands of a ``RoutedSession``."""
-    forward, produced = cast(Handler, RoutedSession.forward), cast(Handler, RoutedSession.produce)
-    own = {verb: command if verb in HERE else replace(command, handler=forward) for verb, command in commands.items()}
-    return own | {Verb.PRODUCE: replace(commands[Verb.PRODUCE], handler=produced)}
+    """Return the commands of a ``RoutedSession``: most of them are forwarded."""
+    forward, produce_handler = cast(Handler, RoutedSession.forward), cast(Handler, RoutedSession.produce)
+    changed = {
+        verb: command if verb in LOCAL_VERBS else replace(command, handler=forward)
+        for verb, command in commands.items()
+    }
+    return changed | {Verb.PRODUCE: replace(commands[Verb.PRODUCE], handler=produce_handler)}
 
 
-class _Several:
-    """A request to several shards, one after the other, with one combined response. Later requests wait."""
+class _SeveralShards:
+    """A request that several shards execute, one after the other. Later requests wait."""
 
-    __slots__ = ("_correlation", "_gathered", "_session", "_verb")
+    __slots__ = ("_combined", "_correlation", "_session", "_verb")
 
-    def __init__(self, session: RoutedSession, verb: int, correlation: int, gathered: Gathered) -> None:
+    def __init__(self, session: RoutedSession, verb: int, correlation: int, combined: CombinedResponse) -> None:
         self._session: Final = session
         self._verb: Final = verb
         self._correlation: Final = correlation
-        self._gathered: Final = gathered
+        self._combined: Final = combined
 
-    def ask_next(self) -> None:
-        """Send the request to the next shard, or respond after the last one."""
-        question = self._gathered.next_question()
-        if question is not None:
-            shard, head = question
+    def send_next(self) -> None:
+        """Send the request to the next shard. After the last one, send the combined response."""
+        shard_request = self._combined.next_request()
+        if shard_request is not None:
+            shard, head = shard_request
             self._session.send_to(shard, encode_head(self._verb, self._correlation, head), self._answered)
             return
-        self._respond(self._gathered.whole())
+        self._respond(self._combined.result())
 
     def _respond(self, head: Head) -> None:
         flags = ERROR if isinstance(head, Failure) else 0
-        self._session.pass_on(encode_head(self._verb, self._correlation, head, flags=flags))
-        self._session.over(holds=True)
+        self._session.add_frame(encode_head(self._verb, self._correlation, head, flags=flags))
+        self._session.end_request(holds=True)
 
     def _answered(self, frame: bytes | BrokerError) -> None:
         if isinstance(frame, BrokerError):
             self._session.refuse(self._verb, self._correlation, frame)
-            self._session.over(holds=True)
+            self._session.end_request(holds=True)
             return
         prefix = decode_answer_prefix(frame)
         head = frame[PREFIX_BYTES : PREFIX_BYTES + prefix.head_bytes]
         if prefix.flags & ERROR:
-            self._gathered.refused(decode_answer(head, Failure))
+            self._combined.add_failure(decode_answer(head, Failure))
         else:
-            self._gathered.answered(head)
-        self.ask_next()
+            self._combined.add(head)
+        self.send_next()

@@ -1,7 +1,7 @@
 """LOCATE of the `polywire` protocol: return where sealed records are stored.
 
-It is for clients that can read the broker's files or bucket (spec: polywire#reading-sealed-segments-directly). It
-discloses only records that FETCH would send.
+It is for clients that can read the broker's files or bucket (spec: polywire#reading-sealed-segments-directly). The
+locations are only those of records that FETCH would send.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOTHING: Final = messages.Located("", b"", [], more=False)
 
 
 def locate(session: ReplyOwner, correlation: int, request: messages.Locate, _: memoryview) -> None:
-    """Handle LOCATE. The response is empty if the client may not learn about files.
+    """LOCATE. The response is empty if the client may not learn the paths of files.
 
     Raises BrokerError if it is rejected immediately.
     """
@@ -29,24 +29,24 @@ def locate(session: ReplyOwner, correlation: int, request: messages.Locate, _: m
     partition = find_partition(broker, request.name, request.partition)
     check_identity(partition, request)
     end = request.offset_end if request.offset_end >= 0 else None
-    found = broker.locate(partition, request.offset, then=partial(_settle, session, correlation), offset_end=end)
+    found = broker.locate(partition, request.offset, then=partial(_respond, session, correlation), offset_end=end)
     if isinstance(found, Located):
         session.answer(Verb.LOCATE, correlation, _encoded(session, found))
     else:
         session.owe()
 
 
-def _settle(session: ReplyOwner, correlation: int, found: Located | BrokerError) -> None:
+def _respond(session: ReplyOwner, correlation: int, found: Located | BrokerError) -> None:
     if isinstance(found, BrokerError):
-        session.settle_error(Verb.LOCATE, correlation, found)
+        session.respond_error(Verb.LOCATE, correlation, found)
     else:
-        session.settle(Verb.LOCATE, correlation, _encoded(session, found))
+        session.respond(Verb.LOCATE, correlation, _encoded(session, found))
 
 
 def _encoded(session: ReplyOwner, found: Located) -> messages.Located:
-    """Encode the locations.
+    """Encode the locations, if the client may learn them.
 
-    The URL of a bucket is not secret, because clients need their own credentials to read it.
+    The URL of a bucket is not secret: clients need their own credentials to read it.
     """
     root = found.root
     if root is None or (root.is_on_a_machine and not session.admission.sees_files()):

@@ -1,7 +1,7 @@
-"""The session of the `polywire` protocol: executes requests and encodes responses (docs/specs/polywire.md).
+"""The session of the `polywire` protocol: execute requests and encode responses (docs/specs/polywire.md).
 
-* Requests take effect in order. Complete requests are executed even if the client has finished sending.
-* Responses may be sent in another order: a response that must wait does not delay others.
+* Requests take effect in order. Complete requests are executed even if the client has closed its side.
+* A response that must wait does not delay others, so they may be sent in another order.
 * The broker gets views of the receive buffer, without a copy.
 * Nothing is written after ``close``.
 """
@@ -48,7 +48,7 @@ HEAVY_S: Final = 0.0005  # a connection whose frames take longer to write is ser
 
 
 class Handler(Protocol):
-    """Executes one request, and responds now or later. ``payload`` has its records.
+    """Executes one request and responds, now or later. ``payload`` has the request's batches.
 
     Raises BrokerError if the request is rejected immediately.
     """
@@ -60,7 +60,7 @@ class Handler(Protocol):
 class Command(commands.Command[Verb, Handler]):
     """A verb of the protocol and its handler.
 
-    All verbs are pipelined, because responses may be sent in any order. Handlers that hold the session delay later
+    All verbs are pipelined, because responses may be sent in any order. Handlers that call ``hold`` delay later
     requests.
     """
 
@@ -68,22 +68,21 @@ class Command(commands.Command[Verb, Handler]):
 
 
 class PolywireSession(FramedSession[PolywireBroker]):
-    """The session of one client. While it is open, every request is answered exactly once.
+    """The session of one client. While it is open, every request gets exactly one response.
 
-    Responses that are ready at the same time are sent with one write. While ``_busy``, the running code writes them and
-    continues fetches that are ready. ``_prefix`` is the prefix of the current frame.
+    Responses that are ready at the same time are sent with one write.
     """
 
     __slots__ = (
-        "_answers",
-        "_busy",
         "_commands",
         "_fetches",
+        "_frames",
         "_greeted",
         "_is_heavy",
+        "_is_scheduled",
+        "_is_writing",
         "_owed",
         "_prefix",
-        "_pumping",
         "_ready",
         "admission",
         "round_robin",
@@ -102,15 +101,15 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self.admission: Final = Admission(broker, output)
         self.round_robin: Final = round_robin
         self._commands: Final = commands
-        self._answers: list[bytes] = []
+        self._frames: list[bytes] = []  # responses that were not written yet
         self._fetches: dict[int, RangeFetch] = {}
-        self._ready: deque[RangeFetch] = deque()
+        self._ready: deque[RangeFetch] = deque()  # fetches that have data or can read some
         self._greeted = False
-        self._is_heavy = False
-        self._pumping = False
-        self._busy = False
-        self._owed = 0
-        self._prefix = NO_PREFIX
+        self._is_heavy = False  # whether writing took so long that other connections must be served in between
+        self._is_scheduled = False  # whether a callback will write frames
+        self._is_writing = False  # whether the running code will write responses and continue fetches
+        self._owed = 0  # requests without a response
+        self._prefix = NO_PREFIX  # of the current frame
 
     @property
     def frame_bytes_max(self) -> int:
@@ -120,18 +119,18 @@ class PolywireSession(FramedSession[PolywireBroker]):
         opening = 0 if self._greeted else self._greet(data)
         if not self._greeted:
             return 0
-        self._busy = True
+        self._is_writing = True
         try:
             at = opening + super()._receive(data[opening:] if opening else data)
         except PeerError as error:
             self.refuse(0, 0, Invalid(ErrorCode.INVALID_REQUEST, error.message))
             raise
         finally:
-            self._busy = False
+            self._is_writing = False
             self._flush()
         if self._ready:
             waited = self._waits()
-            self._pump_at_once()
+            self._write_now()
             # the session waited only for a response, so the driver would not offer the remaining bytes again
             if waited and not self._waits():
                 self._end_quantum()
@@ -149,13 +148,13 @@ class PolywireSession(FramedSession[PolywireBroker]):
         return size
 
     def _run_bytes(self, data: memoryview, at: int) -> int:
-        """Return the size of the frames from ``at`` on that are handled as one; 0 to handle only the first."""
+        """Return the size of the run of PRODUCE frames at ``at``, or 0 if there is none."""
         bytes_max = min(MERGED_BYTES_MAX, self.broker.settings.batch_bytes_max)
         return run_bytes(data, at, frames_max=REQUESTS_MAX - self._owed, batch_bytes_max=bytes_max)
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
         next_at = at + PREFIX_BYTES + self._prefix.length
-        if next_at < end and self._take_run(data[at:end]):
+        if next_at < end and self._produce_run(data[at:end]):
             return True
         while at < end:
             prefix = self._prefix
@@ -168,10 +167,10 @@ class PolywireSession(FramedSession[PolywireBroker]):
                 next_at += PREFIX_BYTES + self._prefix.length
         return True
 
-    def _take_run(self, frames: memoryview) -> bool:
-        """Execute several PRODUCE requests with the same head as one.
+    def _produce_run(self, frames: memoryview) -> bool:
+        """Execute a run of PRODUCE requests together. Returns False if nothing was stored.
 
-        Returns False if nothing was done. Each request must then be executed separately, to get its own error.
+        Each request must then be executed separately, to get its own error.
         """
         try:
             request = decode_request(_PRODUCE, frames[PREFIX_BYTES : PREFIX_BYTES + self._prefix.head_bytes])
@@ -193,7 +192,6 @@ class PolywireSession(FramedSession[PolywireBroker]):
         return tuple(self._fetches.values())
 
     def drained(self) -> None:
-        """Continue fetches, because the client reads again."""
         if self._ready:
             self._schedule()
         super().drained()
@@ -204,30 +202,30 @@ class PolywireSession(FramedSession[PolywireBroker]):
             fetch.drop()
         self._fetches.clear()
         self._ready.clear()
-        self._answers.clear()
+        self._frames.clear()
 
     # Used by handlers and fetches
 
     def hold(self) -> None:
-        """Announce a response, and accept no further request until ``release``.
+        """Announce a response, and execute no further request until ``release``.
 
-        This is for logins and long responses, which must be complete before the next request.
+        Used for logins and long responses, which must be complete before the next request.
         """
         self.owe()
         self._reasons |= Wait.HOLDING
 
     def release(self) -> None:
-        """Accept requests again.
+        """Execute requests again.
 
-        Call it before the response is sent, because the connection may close after the response.
+        Call it before the response is sent: a client that has closed its side is disconnected after the last response.
         """
         self._reasons &= ~Wait.HOLDING
         self._continue()
 
     def pin(self) -> Callable[[], None]:
-        """Preserve the current request's bytes until the returned function is called; see ``Output``.
+        """Prevent reuse of the receive buffer until the returned function is called.
 
-        Until then, no other request is accepted.
+        The session must wait meanwhile.
         """
         return self.output.pin()
 
@@ -235,36 +233,36 @@ class PolywireSession(FramedSession[PolywireBroker]):
         """Announce ``count`` more responses."""
         self._owed += count
 
-    def settle(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
+    def respond(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
         if self._phase is not CLOSED:
             self.answer(verb, correlation, head, payload)
-        self._paid()
+        self._count_response()
 
-    def settle_error(self, verb: int, correlation: int, error: BrokerError) -> None:
+    def respond_error(self, verb: int, correlation: int, error: BrokerError) -> None:
         if self._phase is not CLOSED:
             self.refuse(verb, correlation, error)
-        self._paid()
+        self._count_response()
 
-    def settle_run(self, answers: bytes, count: int) -> None:
-        """Send ``count`` announced responses that are already encoded."""
+    def respond_run(self, answers: bytes, count: int) -> None:
+        """Send ``count`` announced responses, which are already encoded."""
         if self._phase is not CLOSED:
-            self._answers.append(answers)
-        self._paid(count)
+            self._frames.append(answers)
+        self._count_response(count)
 
     def answer(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
         """Send a response that was not announced."""
-        self._answers.append(encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload)
+        self._frames.append(encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload)
 
     def refuse(self, verb: int, correlation: int, error: BrokerError) -> None:
-        self._answers.append(encode_head(verb, correlation, failure_of(error), flags=ERROR))
+        self._frames.append(encode_head(verb, correlation, failure_of(error), flags=ERROR))
 
     def ready(self, fetch: RangeFetch) -> None:
-        """Continue a fetch that can make progress; see ``FetchOwner``.
+        """Continue a fetch that has data or can read some.
 
-        If the session is busy in ``receive`` or with other fetches, that code continues it.
+        While the session writes frames or is inside ``receive``, the running code continues the fetch at its end.
         """
         self._ready.append(fetch)
-        if not self._busy:
+        if not self._is_writing:
             # its bytes had to be read from disk, so other connections are waiting, too
             self._is_heavy |= fetch.holds_bytes
             self._schedule()
@@ -272,11 +270,11 @@ class PolywireSession(FramedSession[PolywireBroker]):
     def failed(self, fetch: RangeFetch, error: BrokerError) -> None:
         fetch.drop()
         self._fetches.pop(fetch.correlation, None)
-        self.settle_error(Verb.FETCH, fetch.correlation, error)
+        self.respond_error(Verb.FETCH, fetch.correlation, error)
 
     def ended(self, fetch: RangeFetch) -> None:
         self._fetches.pop(fetch.correlation, None)
-        self._paid()
+        self._count_response()
 
     def _greet(self, data: memoryview) -> int:
         given = bytes(data[: len(MAGIC)])
@@ -284,7 +282,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
             raise PeerError(f"the first bytes are not those of the polywire protocol opening={given.hex()}", fatal=True)
         if len(given) < len(MAGIC):
             return 0
-        self._answers.append(MAGIC)
+        self._frames.append(MAGIC)
         if given != MAGIC:
             message = f"unknown version version={int.from_bytes(given[len(NAME) :], 'big')}"
             self.refuse(0, 0, Invalid(ErrorCode.INVALID_REQUEST, message))
@@ -324,7 +322,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self.answer(Verb.PING, correlation, Head())
 
     def log_in(self, correlation: int, request: messages.LogIn, _: memoryview) -> None:
-        """Handle LOGIN. The fetches of the previous user end. Raises Busy if too many logins wait."""
+        """LOGIN. The fetches of the previous user end. Raises Busy if too many logins wait."""
         if self.admission.principal is not None:
             for fetch in list(self._fetches.values()):
                 self.failed(fetch, Denied(ErrorCode.LOGIN_REQUIRED, "the connection is logging in again"))
@@ -336,9 +334,9 @@ class PolywireSession(FramedSession[PolywireBroker]):
     def _logged_in(self, correlation: int, error: BrokerError | None) -> None:
         self.release()
         if error is None:
-            self.settle(Verb.LOGIN, correlation, Head())
+            self.respond(Verb.LOGIN, correlation, Head())
         else:
-            self.settle_error(Verb.LOGIN, correlation, error)
+            self.respond_error(Verb.LOGIN, correlation, error)
 
     def cancel(self, correlation: int, request: messages.Cancel, _: memoryview) -> None:
         fetch = self._fetches.get(request.correlation)
@@ -360,43 +358,37 @@ class PolywireSession(FramedSession[PolywireBroker]):
         fetch.start(self.broker, request.wait_ms)
 
     def _schedule(self) -> None:
-        """Continue ready fetches from the loop, in turn with other connections.
-
-        This never happens inside a callback of the log or the socket.
-        """
-        if self._pumping:
+        """Write the frames of fetches in a later callback of the event loop, in turn with other connections."""
+        if self._is_scheduled:
             return
-        self._pumping = True
+        self._is_scheduled = True
         if self._is_heavy:
-            self.broker.sliced.put(self._pump_slice)
+            self.broker.sliced.put(self._write_slice)
         else:
-            self.broker.loop.call_soon(self._pump_soon)
+            self.broker.loop.call_soon(self._write_scheduled)
 
-    def _pump_slice(self, end: float) -> bool:
-        self._pumping = self._pump(end)
-        return self._pumping
+    def _write_slice(self, end: float) -> bool:
+        self._is_scheduled = self._write_ready(end)
+        return self._is_scheduled
 
-    def _pump_soon(self) -> None:
-        self._pumping = False
-        self._pump_at_once()
+    def _write_scheduled(self) -> None:
+        self._is_scheduled = False
+        self._write_now()
 
-    def _pump_at_once(self) -> None:
-        """Write frames now, without waiting for the slices of other connections.
-
-        If there are more frames, they are written in turn with other connections.
-        """
-        if self._pump(self.broker.clock.monotonic() + QUANTUM_S):
+    def _write_now(self) -> None:
+        """Write frames until the end of the time slice, and the rest in turn with other connections."""
+        if self._write_ready(self.broker.clock.monotonic() + QUANTUM_S):
             self._schedule()
 
-    def _pump(self, end: float) -> bool:
-        """Write frames until time ``end``, but at least one.
+    def _write_ready(self, end: float) -> bool:
+        """Write frames of fetches until time ``end``, but at least one. Return whether more can be written.
 
-        If the client is still reading the last frames, read ahead. Returns whether there is more to do.
+        If the client has not received the last frames yet, read the data of the next ones instead.
         """
         now = self.broker.clock.monotonic
         begun = now()
         output = self.output
-        self._busy = True
+        self._is_writing = True
         try:
             while self._ready and output.backlog < output.backlog_max:
                 self._advance(self._ready.popleft())
@@ -408,11 +400,11 @@ class PolywireSession(FramedSession[PolywireBroker]):
                 self._read_ahead()
             return False
         finally:
-            self._busy = False
+            self._is_writing = False
             self._flush()
 
     def _read_ahead(self) -> None:
-        """Read the next frames from disk while the client is still reading the last ones."""
+        """Read the next frame's data while the client receives the last frames."""
         fetch = self._ready.popleft()
         try:
             if fetch.prepare(self.broker):
@@ -427,22 +419,22 @@ class PolywireSession(FramedSession[PolywireBroker]):
             self.failed(fetch, error)
 
     def _flush_soon(self) -> None:
-        """Write now if no other response is about to be ready, otherwise at the end of the loop's pass."""
+        """Write the responses now if all are ready, otherwise at the end of the event loop's pass."""
         if self._owed == len(self._fetches):
             self._flush()
-        elif len(self._answers) == 1:
+        elif len(self._frames) == 1:
             self.broker.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        if self._answers and self._phase is not CLOSED:
-            self.output.write(b"".join(self._answers))
-            self._answers.clear()
+        if self._frames and self._phase is not CLOSED:
+            self.output.write(b"".join(self._frames))
+            self._frames.clear()
 
-    def _paid(self, count: int = 1) -> None:
+    def _count_response(self, count: int = 1) -> None:
         self._owed -= count
         if self._phase is CLOSED:
             return
-        if self._answers and not self._busy:
+        if self._frames and not self._is_writing:
             self._flush_soon()
         if self._held or self._phase is not OPEN:
             self._continue()

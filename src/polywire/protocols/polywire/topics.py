@@ -1,6 +1,7 @@
 """Topics and bounds in the `polywire` protocol (spec: polywire#verbs, polywire#bounds-and-fetch).
 
-Bounds are returned when all records within them are synced, in every partition.
+The bounds of a partition are its first and next readable offset. They are returned when all records between them are
+synced.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _entries(session: ReplyOwner, topics: Sequence[Topic]) -> Iterator[messages.
 def create(session: ReplyOwner, correlation: int, request: messages.CreateTopic, _: memoryview) -> None:
     change = _Change(session, Verb.CREATE_TOPIC, correlation)
     name, settings = created_name(request), settings_of(request.settings)
-    begun = session.broker.make_topic(
+    accepted = session.broker.make_topic(
         name,
         request.partition_count,
         settings,
@@ -53,7 +54,7 @@ def create(session: ReplyOwner, correlation: int, request: messages.CreateTopic,
         then=change.set_topic,
         done=change.done,
     )
-    change.begun(begun)
+    change.accepted(accepted)
 
 
 def describe(session: ReplyOwner, correlation: int, request: messages.Describe, _: memoryview) -> None:
@@ -63,11 +64,11 @@ def describe(session: ReplyOwner, correlation: int, request: messages.Describe, 
 def grow(session: ReplyOwner, correlation: int, request: messages.GrowTopic, _: memoryview) -> None:
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.GROW_TOPIC, correlation)
-    change.begun(session.broker.grow_topic(topic, request.partition_count, level=level, done=change.done))
+    change.accepted(session.broker.grow_topic(topic, request.partition_count, level=level, done=change.done))
 
 
 def configure(session: ReplyOwner, correlation: int, request: messages.ConfigureTopic, _: memoryview) -> None:
-    """Handle CONFIGURE_TOPIC: change the named settings only.
+    """CONFIGURE_TOPIC: change the named settings only.
 
     Raises BrokerError if it is rejected immediately.
     """
@@ -80,24 +81,24 @@ def configure(session: ReplyOwner, correlation: int, request: messages.Configure
     settings.check()
     change = _Change(session, Verb.CONFIGURE_TOPIC, correlation)
     session.broker.configure_topic(topic, settings, level=level, done=change.done)
-    change.begun(True)
+    change.accepted(True)
 
 
 def purge(session: ReplyOwner, correlation: int, request: messages.PurgeTopic, _: memoryview) -> None:
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.PURGE_TOPIC, correlation)
-    change.begun(session.broker.purge_topic(topic, level=level, done=change.done))
+    change.accepted(session.broker.purge_topic(topic, level=level, done=change.done))
 
 
 def delete(session: ReplyOwner, correlation: int, request: messages.DeleteTopic, _: memoryview) -> None:
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.DELETE_TOPIC, correlation)
     session.broker.delete_topic(topic, level=level, done=change.done)
-    change.begun(True)
+    change.accepted(True)
 
 
 def ask_bounds(session: ReplyOwner, correlation: int, request: messages.AskBounds, _: memoryview) -> None:
-    """Handle BOUNDS: return readable offsets, and the offsets for times.
+    """BOUNDS: return the bounds of partitions, and their offsets at given times.
 
     Raises Invalid for an invalid time, and Missing for an unknown topic.
     """
@@ -119,9 +120,9 @@ def ask_bounds(session: ReplyOwner, correlation: int, request: messages.AskBound
 
 
 class _Change:
-    """The response to a change of a topic. It is sent once.
+    """The response to a change of a topic.
 
-    If the change takes time, later requests wait until it is complete, so that they see it.
+    If the change is not complete immediately, later requests wait for it, so that they see the changed topic.
     """
 
     __slots__ = ("_correlation", "_holds", "_session", "_topic", "_verb")
@@ -136,9 +137,9 @@ class _Change:
     def set_topic(self, topic: Topic) -> None:
         self._topic = topic
 
-    def begun(self, is_true: bool) -> None:
-        """Record that the broker has accepted the change. If ``is_true``, the change is already complete."""
-        self._holds = not is_true
+    def accepted(self, is_complete: bool) -> None:
+        """Record that the broker has accepted the change. ``is_complete``: whether ``done`` is called immediately."""
+        self._holds = not is_complete
         if self._holds:
             self._session.hold()
         else:
@@ -146,39 +147,38 @@ class _Change:
 
     def done(self, result: int | BrokerError) -> None:
         if self._holds:  # not inside a callback of the log, because the session then handles further requests
-            self._session.broker.loop.call_soon(self._over, result)
+            self._session.broker.loop.call_soon(self._end, result)
         else:
-            self._settle(result)
+            self._respond(result)
 
-    def _over(self, result: int | BrokerError) -> None:
+    def _end(self, result: int | BrokerError) -> None:
         self._session.release()
-        self._settle(result)
+        self._respond(result)
 
-    def _settle(self, result: int | BrokerError) -> None:
+    def _respond(self, result: int | BrokerError) -> None:
         if isinstance(result, BrokerError):
-            self._session.settle_error(self._verb, self._correlation, result)
+            self._session.respond_error(self._verb, self._correlation, result)
         else:
             description = Head() if self._topic is None else description_of(self._topic)
-            self._session.settle(self._verb, self._correlation, description)
+            self._session.respond(self._verb, self._correlation, description)
 
 
 class _BoundsAnswer:
-    """The response to BOUNDS. It is sent once, after the results for all partitions.
+    """The response to BOUNDS.
 
-    ``_places`` has every partition in order, with the offsets for the requested times. ``_next`` is the next partition
-    to look up. After an error, no further lookup starts, and the error is sent when the pending lookups have ended.
+    After an error, no further look-up starts. The error is sent when the outstanding look-ups have ended.
     """
 
-    __slots__ = ("_answer", "_broker", "_error", "_left", "_next", "_places", "_times_us", "_topics")
+    __slots__ = ("_answer", "_broker", "_error", "_next", "_outstanding", "_results", "_times_us", "_topics")
 
     def __init__(self, answer: LongAnswer, topics: Sequence[Topic], times_us: Sequence[int]) -> None:
         self._answer: Final = answer
         self._topics: Final = [(topic, list(topic.partitions)) for topic in topics]
         self._times_us: Final = times_us
-        self._places: list[tuple[Partition, Bounds, list[int]]] = []
+        self._results: list[tuple[Partition, Bounds, list[int]]] = []  # with the offsets for the times
         self._error: BrokerError | None = None
-        self._next = 0
-        self._left = 1
+        self._next = 0  # the next partition to look up
+        self._outstanding = 1
 
     def ask(self, broker: PolywireBroker) -> None:
         self._broker = broker
@@ -190,7 +190,7 @@ class _BoundsAnswer:
             return
         partitions = [one for _, partitions in self._topics for one in partitions]
         count = len(self._times_us)
-        self._places = [
+        self._results = [
             (partition, bounds, [bounds.next_offset] * count)
             for partition, bounds in zip(partitions, found, strict=True)
         ]
@@ -198,10 +198,10 @@ class _BoundsAnswer:
 
     def _look_up_slice(self, end: float) -> bool:
         now = self._broker.clock.monotonic
-        while self._times_us and self._next < len(self._places):
-            partition, _, offsets = self._places[self._next]
+        while self._times_us and self._next < len(self._results):
+            partition, _, offsets = self._results[self._next]
             self._next += 1
-            self._left += len(offsets)
+            self._outstanding += len(offsets)
             for index, time_us in enumerate(self._times_us):
                 self._look_up(partition, time_us, partial(self._found_at, offsets, index))
             if now() >= end:
@@ -219,7 +219,7 @@ class _BoundsAnswer:
             then(found)
 
     def _found_at(self, offsets: list[int], index: int, found: int | BrokerError) -> None:
-        """Store the offset for a time. It is limited to the bounds, which were determined before."""
+        """Store the offset at a time. It is at most the next offset of the bounds, which were determined before."""
         if isinstance(found, BrokerError):
             self._error = self._error or found
         else:
@@ -227,8 +227,8 @@ class _BoundsAnswer:
         self._count_down()
 
     def _count_down(self) -> None:
-        self._left -= 1
-        if self._left:
+        self._outstanding -= 1
+        if self._outstanding:
             return
         if self._error is not None:
             self._answer.refuse(self._error)
@@ -236,7 +236,7 @@ class _BoundsAnswer:
             self._answer.make(self._entries(), self._list)
 
     def _entries(self) -> Iterator[messages.PartitionEntry]:
-        for partition, bounds, offsets in self._places:
+        for partition, bounds, offsets in self._results:
             yield messages.PartitionEntry(
                 partition.number, partition.incarnation, bounds.epoch, bounds.first_offset, bounds.next_offset, offsets
             )
@@ -270,7 +270,7 @@ def settings_of(given: Mapping[str, SettingValue]) -> TopicSettings:
 
 
 def values_of(given: Mapping[str, SettingValue]) -> dict[str, Any]:
-    """Return values for ``TopicSettings``, by name.
+    """Return the values of settings for ``TopicSettings``, by name.
 
     Raises Invalid(INVALID_REQUEST) for an unknown name or an invalid value.
     """

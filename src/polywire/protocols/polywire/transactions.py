@@ -1,6 +1,6 @@
 """List and delete transactional ids and writers (spec: polywire#transactions-and-writers).
 
-Users can list and delete their own. Administrators can list and delete those of all users. Lists are paged.
+Users can list and delete those that they own, administrators all. Lists are returned page by page.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ US_PER_MS: Final = 1_000
 _T = TypeVar("_T")
 
 
-def list_transactions(session: ReplyOwner, correlation: int, request: messages.AskKept, _: memoryview) -> None:
+def list_transactions(session: ReplyOwner, correlation: int, request: messages.ListEntries, _: memoryview) -> None:
     session.answer(Verb.TRANSACTIONS, correlation, _transactions(session, request.after))
 
 
-def delete_transaction(session: ReplyOwner, correlation: int, request: messages.DeleteKept, _: memoryview) -> None:
+def delete_transaction(session: ReplyOwner, correlation: int, request: messages.DeleteEntry, _: memoryview) -> None:
     done = partial(_done, session, Verb.DELETE_TRANSACTION, correlation)
     session.broker.transactions.delete(request.name, by=session.admission.caller, done=done)
     session.owe()
 
 
-def list_writers(session: ReplyOwner, correlation: int, request: messages.AskKept, _: memoryview) -> None:
+def list_writers(session: ReplyOwner, correlation: int, request: messages.ListEntries, _: memoryview) -> None:
     session.answer(Verb.WRITERS, correlation, _writers(session, request.after))
 
 
-def delete_writer(session: ReplyOwner, correlation: int, request: messages.DeleteKept, _: memoryview) -> None:
+def delete_writer(session: ReplyOwner, correlation: int, request: messages.DeleteEntry, _: memoryview) -> None:
     done = partial(_done, session, Verb.DELETE_WRITER, correlation)
     session.broker.staging.delete_writer(request.name, by=session.admission.caller, done=done)
     session.owe()
 
 
-def _transactions(session: ReplyOwner, after: str) -> messages.KeptList[messages.TransactionEntry]:
+def _transactions(session: ReplyOwner, after: str) -> messages.EntryList[messages.TransactionEntry]:
     found = session.broker.transactions.visible(by=session.admission.caller)
-    entries, more = _piece(dropwhile(lambda known: known.id <= after, found))
-    return messages.KeptList(
+    entries, more = _page(dropwhile(lambda known: known.id <= after, found))
+    return messages.EntryList(
         [
             messages.TransactionEntry(
                 known.id,
@@ -61,10 +61,10 @@ def _transactions(session: ReplyOwner, after: str) -> messages.KeptList[messages
     )
 
 
-def _writers(session: ReplyOwner, after: str) -> messages.KeptList[messages.WriterEntry]:
+def _writers(session: ReplyOwner, after: str) -> messages.EntryList[messages.WriterEntry]:
     found = session.broker.staging.writers(by=session.admission.caller)
-    entries, more = _piece(dropwhile(lambda known: known.writer <= after, found))
-    return messages.KeptList(
+    entries, more = _page(dropwhile(lambda known: known.writer <= after, found))
+    return messages.EntryList(
         [
             messages.WriterEntry(
                 known.writer, known.number, _idle_ms(session, known.at_us), session.broker.access.name_of(known.owner)
@@ -81,11 +81,11 @@ def _idle_ms(session: ReplyOwner, at_us: int) -> int:
 
 def _done(session: ReplyOwner, verb: Verb, correlation: int, result: int | BrokerError) -> None:
     if isinstance(result, BrokerError):
-        session.settle_error(verb, correlation, result)
+        session.respond_error(verb, correlation, result)
     else:
-        session.settle(verb, correlation, Head())
+        session.respond(verb, correlation, Head())
 
 
-def _piece(found: Iterable[_T]) -> tuple[list[_T], bool]:
+def _page(found: Iterable[_T]) -> tuple[list[_T], bool]:
     entries = list(islice(found, ENTRIES_MAX + 1))
     return entries[:ENTRIES_MAX], len(entries) > ENTRIES_MAX

@@ -43,10 +43,10 @@ REQUESTS: list[tuple[str, Verb, Head, bytes]] = [
     ("group", Verb.JOIN, messages.Join("g", "shop.orders", "m"), b""),
     ("group", Verb.GROUPS, messages.AskGroups(), b""),
     ("group", Verb.DELETE_GROUP, messages.DeleteGroup("g", "shop.orders"), b""),
-    ("transaction", Verb.TRANSACTIONS, messages.AskKept(), b""),
-    ("transaction", Verb.DELETE_TRANSACTION, messages.DeleteKept("x"), b""),
-    ("produce", Verb.WRITERS, messages.AskKept(), b""),
-    ("produce", Verb.DELETE_WRITER, messages.DeleteKept("w"), b""),
+    ("transaction", Verb.TRANSACTIONS, messages.ListEntries(), b""),
+    ("transaction", Verb.DELETE_TRANSACTION, messages.DeleteEntry("x"), b""),
+    ("produce", Verb.WRITERS, messages.ListEntries(), b""),
+    ("produce", Verb.DELETE_WRITER, messages.DeleteEntry("w"), b""),
 ]
 ANYWHERE = {Verb.PUBLISH, Verb.ABANDON, Verb.TOPICS, Verb.GROUPS, Verb.TRANSACTIONS, Verb.DELETE_TRANSACTION} | {
     Verb.WRITERS,

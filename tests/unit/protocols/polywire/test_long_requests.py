@@ -12,12 +12,12 @@ import pytest
 
 from polywire.broker.broker import Broker
 from polywire.broker.sliced import SLICE_S
-from polywire.broker.staging import LOT_TOKENS
+from polywire.broker.staging import PORTION_TOKENS
 from polywire.broker.topic_verbs import AT_ONCE_MAX
 from polywire.errors import ErrorCode, Missing
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.auth import Admission
-from polywire.protocols.polywire.batches import SPAN_BYTES, STRETCH_BYTES, STRETCH_RECORDS, _stretches
+from polywire.protocols.polywire.batches import RANGE_BYTES, RANGE_RECORDS, SPAN_BYTES, _ranges
 from polywire.protocols.polywire.codec import encode_head
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
 from polywire.records.batch import validate
@@ -105,7 +105,7 @@ def test_a_batch_of_many_keys_is_scanned_in_parts(memory: MemoryBroker, monkeypa
         return known(source, spans, count, kind)
 
     monkeypatch.setattr("polywire.protocols.polywire.batches.partitions_of", slowly)
-    monkeypatch.setattr("polywire.protocols.polywire.batches.STRETCH_RECORDS", 300)
+    monkeypatch.setattr("polywire.protocols.polywire.batches.RANGE_RECORDS", 300)
     monkeypatch.setattr("polywire.protocols.polywire.batches.MAPPED_BYTES_MIN", 1)
     peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 3)).decode(messages.TopicDescription)
     peer.send(Verb.PRODUCE, request(Verb.PRODUCE), KEYED)
@@ -122,9 +122,9 @@ def test_a_batch_of_many_keys_is_scanned_in_parts(memory: MemoryBroker, monkeypa
 
 
 def test_long_keys_are_scanned_in_smaller_parts() -> None:
-    assert list(_stretches(7, 2 * STRETCH_BYTES)) == [(0, 3), (3, 6), (6, 7)]
-    assert list(_stretches(2, 20 * STRETCH_BYTES)) == [(0, 1), (1, 2)]
-    assert list(_stretches(STRETCH_RECORDS + 1, 200)) == [(0, STRETCH_RECORDS), (STRETCH_RECORDS, STRETCH_RECORDS + 1)]
+    assert list(_ranges(7, 2 * RANGE_BYTES)) == [(0, 3), (3, 6), (6, 7)]
+    assert list(_ranges(2, 20 * RANGE_BYTES)) == [(0, 1), (1, 2)]
+    assert list(_ranges(RANGE_RECORDS + 1, 200)) == [(0, RANGE_RECORDS), (RANGE_RECORDS, RANGE_RECORDS + 1)]
 
 
 def test_all_batches_are_validated_in_slices_before_any_is_stored(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_many_tokens_are_abandoned_in_slices(staged: Peer, monkeypatch: pytest.M
         staged.loop.run_pass()
     staged.frames()[0].decode(Head)
     assert left(staged) == 0
-    assert max(before - after for before, after in pairwise(kept)) <= LOT_TOKENS * (PER_SLICE + 1)
+    assert max(before - after for before, after in pairwise(kept)) <= PORTION_TOKENS * (PER_SLICE + 1)
     assert len(kept) > 2
 
 
@@ -299,7 +299,7 @@ def test_many_tokens_are_checked_in_slices_and_published_at_once(staged: Peer, m
         checked.append(0)
         staged.loop.run_pass()
         seen.add(stored(staged.broker))
-    assert max(checked) == LOT_TOKENS
+    assert max(checked) == PORTION_TOKENS
     assert sum(checked) == len(TOKENS)
     assert seen == {0, len(TOKENS)}
     [published] = staged.frames()[0].decode(messages.Published).ranges
@@ -402,7 +402,7 @@ def test_leftovers_of_many_failed_attempts_are_dropped_in_slices(staged: Peer, m
     monkeypatch.setattr(MemoryLog, "abandon", counted)
     staged.ask(Verb.PUBLISH, messages.Publish("w", 1, TOKENS[:1])).decode(messages.Published)
     assert sum(dropped) == len(tokens)
-    assert max(dropped) <= LOT_TOKENS
+    assert max(dropped) <= PORTION_TOKENS
 
 
 def test_batches_for_many_partitions_are_published_in_token_order(memory: MemoryBroker) -> None:

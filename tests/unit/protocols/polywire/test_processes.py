@@ -15,8 +15,8 @@ from polywire.broker.permissions import EVERYTHING
 from polywire.errors import Conflict, Denied, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import FRAME_BYTES_MAX, PREFIX_BYTES, encode_head
+from polywire.protocols.polywire.combining import combined_response
 from polywire.protocols.polywire.factory import RoutedPolywireFactory
-from polywire.protocols.polywire.gathering import gathering
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.session import REQUESTS_MAX
 from polywire.routing import broker as routed_broker
@@ -228,15 +228,15 @@ def test_a_publish_finds_its_shard_and_is_applied_once(shards: MemoryShards) -> 
     published = other.ask(Verb.PUBLISH, messages.Publish("w", 1, [b"t" * 16])).decode(messages.Published)
     assert [found.name for found in published.ranges] == ["c"]
     assert other.ask(Verb.PUBLISH, messages.Publish("w", 1, [b"t" * 16])).decode(messages.Published).duplicate
-    writers = other.ask(Verb.WRITERS, messages.AskKept()).decode(messages.KeptList[messages.WriterEntry])
+    writers = other.ask(Verb.WRITERS, messages.ListEntries()).decode(messages.EntryList[messages.WriterEntry])
     assert [(writer.name, writer.number) for writer in writers.entries] == [("w", 1)]
     other.ask(Verb.ABANDON, messages.Abandon([b"u" * 16])).decode(Head)
     with pytest.raises(Missing) as caught:
         other.ask(Verb.PUBLISH, messages.Publish("w", 2, [b"u" * 16])).decode(messages.Published)
     assert caught.value.code is ErrorCode.STAGE_MISSING
-    other.ask(Verb.DELETE_WRITER, messages.DeleteKept("w")).decode(Head)
+    other.ask(Verb.DELETE_WRITER, messages.DeleteEntry("w")).decode(Head)
     with pytest.raises(Missing):
-        other.ask(Verb.DELETE_WRITER, messages.DeleteKept("w")).decode(Head)
+        other.ask(Verb.DELETE_WRITER, messages.DeleteEntry("w")).decode(Head)
 
 
 def test_batches_staged_in_two_shards_cannot_be_published_together(shards: MemoryShards) -> None:
@@ -301,18 +301,20 @@ def test_pages_of_a_list_contain_every_group_once(sizes: tuple[int, ...], limit:
     reported: list[str] = []
     after = ""
     for _ in range(sum(sizes) + 2):
-        found = gathering(MemoryShards(), Verb.WRITERS, messages.AskKept(after))
+        found = combined_response(MemoryShards(), Verb.WRITERS, messages.ListEntries(after))
         assert found is not None
-        while (question := found.next_question()) is not None:
+        while (question := found.next_request()) is not None:
             shard, head = question
-            assert isinstance(head, messages.AskKept)
+            assert isinstance(head, messages.ListEntries)
             left = [name for name in kept[shard] if name > head.after]
-            page = messages.KeptList([messages.WriterEntry(name, 1, 0, "") for name in left[:limit]], len(left) > limit)
-            found.answered(_encoded(page))
-        whole = found.whole()
-        assert isinstance(whole, messages.KeptList)
-        reported += [entry.name for entry in whole.entries]
-        if not whole.more:
+            page = messages.EntryList(
+                [messages.WriterEntry(name, 1, 0, "") for name in left[:limit]], len(left) > limit
+            )
+            found.add(_encoded(page))
+        result = found.result()
+        assert isinstance(result, messages.EntryList)
+        reported += [entry.name for entry in result.entries]
+        if not result.more:
             break
         after = reported[-1]
     assert reported == sorted(name for names in kept for name in names)

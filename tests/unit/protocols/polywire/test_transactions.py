@@ -29,12 +29,12 @@ def kept() -> Peer:
 
 
 def writers(peer: Peer) -> list[tuple[str, str]]:
-    answer = peer.ask(Verb.WRITERS, messages.AskKept()).decode(messages.KeptList[messages.WriterEntry])
+    answer = peer.ask(Verb.WRITERS, messages.ListEntries()).decode(messages.EntryList[messages.WriterEntry])
     return [(entry.name, entry.owner) for entry in answer.entries]
 
 
 def transactions(peer: Peer) -> list[tuple[str, str]]:
-    answer = peer.ask(Verb.TRANSACTIONS, messages.AskKept()).decode(messages.KeptList[messages.TransactionEntry])
+    answer = peer.ask(Verb.TRANSACTIONS, messages.ListEntries()).decode(messages.EntryList[messages.TransactionEntry])
     return [(entry.name, entry.owner) for entry in answer.entries]
 
 
@@ -53,8 +53,8 @@ def test_users_see_their_own_entries_and_administrators_all() -> None:
 
 DELETIONS: list[tuple[Verb, Head]] = [
     (Verb.DELETE_GROUP, messages.DeleteGroup("alices", "shop.orders")),
-    (Verb.DELETE_TRANSACTION, messages.DeleteKept("alices")),
-    (Verb.DELETE_WRITER, messages.DeleteKept("alices")),
+    (Verb.DELETE_TRANSACTION, messages.DeleteEntry("alices")),
+    (Verb.DELETE_WRITER, messages.DeleteEntry("alices")),
 ]
 
 
@@ -73,7 +73,7 @@ def test_only_the_owner_or_an_administrator_can_delete_and_once_only(verb: Verb,
 def test_users_without_permission_cannot_list_or_delete(verb: Verb) -> None:
     peer = closed("consume,group")
     log_in(peer, "bob")
-    head: Head = messages.DeleteKept("x") if "DELETE" in verb.name else messages.AskKept()
+    head: Head = messages.DeleteEntry("x") if "DELETE" in verb.name else messages.ListEntries()
     assert isinstance(peer.ask(verb, head).error, Denied)
 
 
@@ -81,10 +81,10 @@ def test_long_lists_are_paged() -> None:
     peer = Peer()
     for number in range(ENTRIES_MAX + 5):
         peer.broker.publish(f"w{number:05}", 3, [], done=None)
-    first = peer.ask(Verb.WRITERS, messages.AskKept()).decode(messages.KeptList[messages.WriterEntry])
+    first = peer.ask(Verb.WRITERS, messages.ListEntries()).decode(messages.EntryList[messages.WriterEntry])
     assert (len(first.entries), first.more) == (ENTRIES_MAX, True)
-    rest = peer.ask(Verb.WRITERS, messages.AskKept(first.entries[-1].name)).decode(
-        messages.KeptList[messages.WriterEntry]
+    rest = peer.ask(Verb.WRITERS, messages.ListEntries(first.entries[-1].name)).decode(
+        messages.EntryList[messages.WriterEntry]
     )
     assert [entry.name for entry in rest.entries] == [f"w{ENTRIES_MAX + number:05}" for number in range(5)]
     assert not rest.more
