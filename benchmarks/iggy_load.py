@@ -53,7 +53,7 @@ def send_rate(host: str, port: int, topic: str, *, requests: int, ids: bool = Fa
 
 def poll_rate(host: str, port: int, topic: str, *, polls: int, requests_sent: int) -> float:
     """Return messages per second of one connection with pipelined polls of a thousand, repeatedly from the start."""
-    at = client_codec.place(Consumer(group=False, who=1), _topic(topic), 1)
+    at = client_codec.place(Consumer(group=False, identifier=1), _topic(topic), 1)
     requests = [
         client_codec.request(Code.POLL, client_codec.poll(at, 1, number % requests_sent * COUNT, COUNT))
         for number in range(polls)

@@ -210,7 +210,7 @@ def iggy_verbs() -> Iterator[Asked]:
     yield iggy(Code.CREATE_TOKEN, client_codec.name("t") + U64.pack(1))
     yield iggy(Code.DELETE_TOKEN, client_codec.name("t"))
     yield iggy(Code.LOGIN_TOKEN, client_codec.name("t" * 255))
-    reader = Consumer(group=False, who=1)
+    reader = Consumer(group=False, identifier=1)
     yield iggy(Code.POLL, client_codec.poll(client_codec.place(reader, full, 1), 1, 0, 1_000_000))
     sent = full + client_codec.to_partition(1)
     one = client_codec.messages([Record(bytes(10))])

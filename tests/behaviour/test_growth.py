@@ -102,7 +102,7 @@ def iggy_consumer(line: Line, name: str, number: int) -> bool:
         line.iggy(Code.CREATE_STREAM, (1).to_bytes(4, "little") + b"\x01s")
         topic = (1).to_bytes(4, "little") + (1).to_bytes(4, "little")
         line.iggy(Code.CREATE_TOPIC, client_codec.ident(1) + topic + bytes(4) + b"\x01t")
-    place = client_codec.place(Consumer(group=False, who=who), client_codec.ident(1) + client_codec.ident(1), 1)
+    place = client_codec.place(Consumer(group=False, identifier=who), client_codec.ident(1) + client_codec.ident(1), 1)
     return line.iggy(Code.STORE_OFFSET, place + bytes(8))
 
 

@@ -19,7 +19,7 @@ broker = running  # a fixture: a broker whose log and memory are checked at the 
 FLOOD_S = 0.7
 MEMORY_MB_MAX = 300
 TOPIC = ident("s") + ident("t")
-READER = Consumer(group=False, who=1)
+READER = Consumer(group=False, identifier=1)
 MESSAGE = bytes(20) + U32.pack(1) + b"x"
 
 
@@ -133,7 +133,7 @@ def _edge_requests(number: int) -> list[tuple[int, bytes]]:
     """Return requests with this number, or a long number made of it, in every field."""
     group, numbers = TOPIC + U32.pack(number), U32.pack(number) * 3
     groups = (Code.CREATE_GROUP, Code.JOIN_GROUP, Code.GET_GROUP, Code.LEAVE_GROUP, Code.DELETE_GROUP)
-    own = place(Consumer(group=False, who=number), TOPIC, number)
+    own = place(Consumer(group=False, identifier=number), TOPIC, number)
     longer = (number, number << 32 | number, 2**64 - 1 - number)
     at = place(READER, TOPIC, 1)
     return [

@@ -63,7 +63,7 @@ def send(broker: BrokerProcess, wire: str, data: bytes) -> None:
 
 
 def poll(kind: int, count: int) -> bytes:
-    at = client_codec.place(Consumer(group=False, who=1), IGGY_TOPIC, 1)
+    at = client_codec.place(Consumer(group=False, identifier=1), IGGY_TOPIC, 1)
     return client_codec.request(Code.POLL, client_codec.poll(at, kind, 0, count))
 
 

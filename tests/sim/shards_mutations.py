@@ -23,7 +23,7 @@ from polywire.protocols.cursus import transactions as cursus_transactions
 from polywire.protocols.flux.routed import ForwardedBatches, ForwardedFluxSession, RoutedFluxSession
 from polywire.protocols.flux.session import FluxSession
 from polywire.protocols.iggy import factory as iggy_factory
-from polywire.protocols.iggy.directory import TopicKept
+from polywire.protocols.iggy.directory import StoredTopic
 from polywire.protocols.iggy.routed import FUNCTIONS, RoutedDirectory
 from polywire.protocols.kafka import transactions as kafka_transactions
 from polywire.protocols.kafka.fences import Fences
@@ -177,7 +177,9 @@ def _iggy() -> MemoryShards:
     return make_shards(3, dialect=iggy_processes.D2)
 
 
-def _changed_as_known(own: Any, topic: Topic, kept: TopicKept, settings: TopicSettings, done: Completion[int]) -> None:
+def _changed_as_known(
+    own: Any, topic: Topic, kept: StoredTopic, settings: TopicSettings, done: Completion[int]
+) -> None:
     """Store a topic of the Iggy protocol as the other process knows it."""
     own.update_topic(topic, kept, settings, done)
 

@@ -16,7 +16,7 @@ from polywire.records.columns import Header, HeaderKind, Record
 from tests.broker_process import BrokerProcess
 from tests.specs.pages import IGGY, Differs
 
-READER: Final = Consumer(group=False, who=1)
+READER: Final = Consumer(group=False, identifier=1)
 NO_EXPIRY: Final = U32.pack(0)
 SPARE: Final = b"\0\0"
 NUMBERS: Final = count(100)  # of streams: each test has its own

@@ -37,7 +37,7 @@ SEND_BYTES: Final = 4 * 1024 * 1024  # payload bytes per request, well below the
 # records per read when searching for a sent record among records that other clients wrote in the meantime
 LOOK_BACK_RECORDS: Final = 1_000
 CREATE_TRIES_MAX: Final = 8  # in this dialect, clients choose the numbers of topics, so two clients can choose the same
-READER: Final = Consumer(group=False, who=1)  # reads store no offset, so any consumer number works
+READER: Final = Consumer(group=False, identifier=1)  # reads store no offset, so any consumer number works
 
 ABILITIES: Final = frozenset(
     {
@@ -438,7 +438,9 @@ class IggyClient(Scope):
         """
         if offset < 1:
             raise cannot(WIRE, "store offset 0")
-        at = client_codec.place(Consumer(group=True, who=_group_number(group)), topic_ident(topic), partition + 1)
+        at = client_codec.place(
+            Consumer(group=True, identifier=_group_number(group)), topic_ident(topic), partition + 1
+        )
         connection = self._members.get((group, topic, member), self._connection)
         await connection.ask(Code.STORE_OFFSET, at + U64.pack(offset - 1))
 
@@ -448,7 +450,9 @@ class IggyClient(Scope):
         The result is 0 if nothing, or only the record at offset 0, was consumed: the protocol does not distinguish
         these cases.
         """
-        at = client_codec.place(Consumer(group=True, who=_group_number(group)), topic_ident(topic), partition + 1)
+        at = client_codec.place(
+            Consumer(group=True, identifier=_group_number(group)), topic_ident(topic), partition + 1
+        )
         try:
             payload = await self._connection.ask(Code.GET_OFFSET, at)
         except Missing as error:

@@ -14,7 +14,7 @@ from tests.sim.wires.ledger import Owner, Place
 from tests.sim.wires.ordered_speech import OrderedSpeech, Request
 from tests.sim.wires.speech import Answer, Words
 
-READER: Final = Consumer(group=False, who=99)
+READER: Final = Consumer(group=False, identifier=99)
 LATER: Final = 1  # the status of errors without a number of their own
 RECORDS_MAX: Final = 1_000  # of one poll
 FROM_OFFSET: Final = 1
@@ -48,11 +48,11 @@ class IggySpeech(OrderedSpeech):
         return self._ask(Request(number, "fetch", place, offset), request(Code.POLL, body))
 
     def commit(self, number: int, owner: Owner, place: Place, offset: int) -> bytes:
-        body = _at(Consumer(group=False, who=int(owner[1])), place) + U64.pack(offset - 1)
+        body = _at(Consumer(group=False, identifier=int(owner[1])), place) + U64.pack(offset - 1)
         return self._ask(Request(number, "commit"), request(Code.STORE_OFFSET, body))
 
     def position(self, number: int, owner: Owner, place: Place) -> bytes:
-        body = _at(Consumer(group=False, who=int(owner[1])), place)
+        body = _at(Consumer(group=False, identifier=int(owner[1])), place)
         return self._ask(Request(number, "position"), request(Code.GET_OFFSET, body))
 
     def ping(self, number: int) -> bytes:

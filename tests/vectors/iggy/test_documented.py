@@ -29,7 +29,7 @@ REQUESTS = examples("requests")
 REPLIES = examples("replies")
 EMPTY = REPLIES["empty ok (any void command)"]
 
-CONSUMER = Consumer(group=False, who=1)
+CONSUMER = Consumer(group=False, identifier=1)
 TOPIC = ident(1) + ident(2)
 NAMED = ident("orders") + ident("paid")
 HEADER = Header(b"key-1", b"Value 1", value_kind=HeaderKind.STRING)
@@ -44,7 +44,7 @@ BUILT = {
         Code.POLL, poll(place(CONSUMER, TOPIC, 1), 1, 0, 10)
     ),
     'POLL_MESSAGES group 5, "orders"/"paid", partition 0 (none), next, count 3, auto commit': request(
-        Code.POLL, poll(place(Consumer(group=True, who=5), NAMED, 0), 5, 0, 3, commit=True)
+        Code.POLL, poll(place(Consumer(group=True, identifier=5), NAMED, 0), 5, 0, 3, commit=True)
     ),
     'SEND_MESSAGES 1/2 balanced, one message id 0 payload "hello"': request(
         Code.SEND, TOPIC + client_codec.BALANCED + client_codec.messages([Record(b"hello")])

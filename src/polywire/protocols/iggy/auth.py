@@ -65,7 +65,9 @@ def log_in(session: IggySession, answer: Answer, reader: Reader, /) -> None:
         _register(session, answer, reader)
         return
     name, password = reader.name(), reader.name()
-    session.broker.access.log_in(name, password, lambda who: _logged_in(session, answer, who), peer=session.peer)
+    session.broker.access.log_in(
+        name, password, lambda principal: _logged_in(session, answer, principal), peer=session.peer
+    )
 
 
 def log_in_with_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
@@ -77,18 +79,18 @@ def log_in_with_token(session: IggySession, answer: Answer, reader: Reader, /) -
     _logged_in(session, answer, principal)
 
 
-def _logged_in(session: IggySession, answer: Answer, who: Principal | BrokerError) -> None:
-    """Reply to a login. ``who`` is the user, or the reason why the login failed."""
+def _logged_in(session: IggySession, answer: Answer, principal: Principal | BrokerError) -> None:
+    """Reply to a login with the user, or with the error."""
     framed = answer.dialect.framed
-    if not isinstance(who, BrokerError):
-        who = _let_in(session, who)
-    if isinstance(who, BrokerError):
+    if not isinstance(principal, BrokerError):
+        principal = _set_user(session, principal)
+    if isinstance(principal, BrokerError):
         if framed:
-            answer.evict(vsr.EVICT_BUSY if isinstance(who, Busy) else vsr.EVICT_CREDENTIALS)
+            answer.evict(vsr.EVICT_BUSY if isinstance(principal, Busy) else vsr.EVICT_CREDENTIALS)
         else:
-            answer.refuse(who)
+            answer.refuse(principal)
         return
-    user = U32.pack(who.user_id + answer.dialect.base)
+    user = U32.pack(principal.user_id + answer.dialect.base)
     if framed:
         session.epoch = session.shared.next_epoch()
         user += session.epoch.to_bytes(8, "little") + U32.pack(answer.dialect.protocols[0])
@@ -96,16 +98,16 @@ def _logged_in(session: IggySession, answer: Answer, who: Principal | BrokerErro
     answer.ok(user)
 
 
-def _let_in(session: IggySession, who: Principal) -> Principal | BrokerError:
+def _set_user(session: IggySession, principal: Principal) -> Principal | BrokerError:
     try:
-        session.logged_in(who)
+        session.logged_in(principal)
     except BrokerError as error:
         return error
-    return who
+    return principal
 
 
 def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
-    """Read a user and password, or a token in the same layout, and log in (spec: iggy#d3-register)."""
+    """Log in with a user and password, or with a token that is encoded in their place (spec: iggy#d3-register)."""
     try:
         version = reader.u32()
         reader.name()
@@ -117,7 +119,7 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
         answer.evict(vsr.EVICT_VERSION, session.recognition.protocols)
         return
     answer.dialect = session.recognition.dialect
-    if answer.dialect.contexts and not _took_secret(reader):
+    if answer.dialect.contexts and not _skip_secret(reader):
         answer.evict(vsr.EVICT_LOGIN)
         return
     at = reader.at
@@ -125,7 +127,7 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
     if words is not None:
         try:
             session.broker.access.log_in(
-                words[0], words[1], lambda who: _logged_in(session, answer, who), peer=session.peer
+                words[0], words[1], lambda principal: _logged_in(session, answer, principal), peer=session.peer
             )
         except BrokerError:  # too many logins are being verified; the client may retry
             answer.evict(vsr.EVICT_BUSY)
@@ -145,10 +147,10 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
     _logged_in(session, answer, principal)
 
 
-def _took_secret(reader: Reader) -> bool:
-    """Skip a secret, and return whether there was one.
+def _skip_secret(reader: Reader) -> bool:
+    """Skip the secret at the end of a login. Return whether there was one.
 
-    The broker does not use it. With the secret, a client could bind further connections to its login (spec:
+    With a secret, clients can bind further connections to the login. The broker does not support it (spec:
     iggy#d4-logins).
     """
     try:
@@ -180,9 +182,10 @@ def _granted(flags: tuple[bool, ...], rights: tuple[Permission, ...]) -> int:
 
 
 def grants_of(flags: PermissionFlags | None, directory: Directory, base: int) -> Grants | None:
-    """Convert the protocol's permissions, which refer to numbers, to the broker's, which refer to names.
+    """Convert the protocol's permissions to the broker's.
 
-    Numbers of missing streams and topics are skipped, because they may later be assigned to another user's resource.
+    The protocol's refer to numbers of streams and topics, the broker's to names. Missing streams and topics are skipped,
+    because their numbers may later be assigned to other users' streams and topics.
     """
     if flags is None:
         return None
@@ -192,7 +195,7 @@ def grants_of(flags: PermissionFlags | None, directory: Directory, base: int) ->
         stream = directory.find_stream(number - base)
         if stream is None:
             continue
-        streams[stream.kept.space] = _granted(rights, _IN_STREAM)
+        streams[stream.stored.namespace] = _granted(rights, _IN_STREAM)
         for topic_number, topic_rights in inner:
             topic = directory.find_topic(stream, topic_number - base)
             if topic is None:
@@ -206,24 +209,24 @@ def _flags(granted: int, rights: tuple[Permission, ...]) -> tuple[bool, ...]:
 
 
 def flags_of(grants: Grants | None, directory: Directory, base: int) -> PermissionFlags | None:
-    """Convert the broker's permissions to the protocol's. Permissions on missing streams and topics are skipped."""
+    """Convert the broker's permissions to the protocol's. Missing streams and topics are skipped."""
     if grants is None:
         return None
-    inner: dict[str, dict[str, int]] = {space: {} for space in grants.streams}
+    inner: dict[str, dict[str, int]] = {namespace: {} for namespace in grants.streams}
     for resource, rights in grants.topics.items():
-        space, name = split_resource_name(resource)
-        inner.setdefault(space, {})[name] = rights
+        namespace, name = split_resource_name(resource)
+        inner.setdefault(namespace, {})[name] = rights
     streams = []
-    for space, topics in sorted(inner.items()):
-        stream = directory.find_space(space)
+    for namespace, topics in sorted(inner.items()):
+        stream = directory.find_namespace(namespace)
         if stream is None:
             continue
         topic_flags = []
         for name, rights in sorted(topics.items()):
-            topic = directory.find_full(TopicName(space, name))
+            topic = directory.find_full(TopicName(namespace, name))
             if topic is not None:
-                topic_flags.append((directory.kept(topic).number + base, _flags(rights, _IN_TOPIC)))
-        streams.append((stream.number + base, _flags(grants.streams.get(space, 0), _IN_STREAM), tuple(topic_flags)))
+                topic_flags.append((directory.stored(topic).number + base, _flags(rights, _IN_TOPIC)))
+        streams.append((stream.number + base, _flags(grants.streams.get(namespace, 0), _IN_STREAM), tuple(topic_flags)))
     return PermissionFlags(_flags(grants.everywhere, _EVERYWHERE), tuple(streams))
 
 
@@ -240,21 +243,18 @@ def _user_details(session: IggySession, user: User, reader: Reader) -> bytes:
     return _user_bytes(user, reader) + permission_bytes(flags)
 
 
-def _who(reader: Reader) -> int | str:
+def _user_identifier(reader: Reader) -> int | str:
     found = reader.ident()
     return found - reader.dialect.base if isinstance(found, int) else found
 
 
-def _own(session: IggySession) -> User:
+def _current_user(session: IggySession) -> User:
     assert session.principal is not None, "commands on users require a login"
     return session.broker.access.user(session.principal.user_id)
 
 
 def _allow(session: IggySession, action: Action, user: User) -> None:
-    """Raise Denied if the caller may not perform ``action`` on ``user``.
-
-    Users need no permission to act on themselves.
-    """
+    """Raise Denied if the client may not perform an action on a user. On themselves, users may perform all."""
     if session.principal is None or session.principal.user_id != user.id:
         session.authorize(action)
 
@@ -269,7 +269,7 @@ def _completed(answer: Answer, user: User | BrokerError) -> None:
 def _renewing(session: IggySession, answer: Answer, user: User) -> Completion[User]:
     """Return a completion that replies after a change of a user.
 
-    If a user changed itself, it stays logged in on this connection only.
+    The change ends the user's logins. If users change themselves, this connection stays logged in.
     """
 
     def done(changed: User | BrokerError) -> None:
@@ -286,14 +286,14 @@ def _renewing(session: IggySession, answer: Answer, user: User) -> Completion[Us
 
 
 def refuse(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Refuse a command on users or tokens, because it would only affect this process of several."""
+    """Refuse a command on users or tokens: with several processes, it would only change the users of this one."""
     del session, answer, reader
     raise Refused(errors.UNAVAILABLE)
 
 
 def get_user(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
     del answer
-    user = session.broker.access.find_user(_who(reader))
+    user = session.broker.access.find_user(_user_identifier(reader))
     if user is None:
         session.authorize(Action.USER_DESCRIBE)
         if reader.dialect.empty_when_missing:
@@ -341,7 +341,7 @@ def _status(reader: Reader) -> bool:
 
 def delete_user(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     session.authorize(Action.USER_DELETE)
-    user = session.broker.access.user(_who(reader))
+    user = session.broker.access.user(_user_identifier(reader))
     if user.configured:
         raise Refused(errors.CANNOT_DELETE_USER)
     session.broker.access.delete_user(user, by=session.principal, done=partial(_completed, answer))
@@ -349,7 +349,7 @@ def delete_user(session: IggySession, answer: Answer, reader: Reader, /) -> None
 
 def update_user(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     session.authorize(Action.USER_ALTER)
-    user = session.broker.access.user(_who(reader))
+    user = session.broker.access.user(_user_identifier(reader))
     name = _checked(reader.name(), USERNAME_BYTES, errors.BAD_USERNAME) if reader.flag() else None
     active = _status(reader) if reader.flag() else None
     done = _renewing(session, answer, user)
@@ -358,14 +358,14 @@ def update_user(session: IggySession, answer: Answer, reader: Reader, /) -> None
 
 def update_permissions(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     session.authorize(Action.USER_ALTER)
-    user = session.broker.access.user(_who(reader))
+    user = session.broker.access.user(_user_identifier(reader))
     flags = reader.permissions()
     grants = grants_of(flags, session.shared.directory, reader.dialect.base)
     session.broker.access.grant(user, grants, by=session.principal, done=partial(_completed, answer))
 
 
 def change_password(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    named = _who(reader)
+    named = _user_identifier(reader)
     found = session.broker.access.find_user(named)
     if found is None:
         session.authorize(Action.USER_ALTER)
@@ -381,14 +381,14 @@ def change_password(session: IggySession, answer: Answer, reader: Reader, /) -> 
 
 
 def get_tokens(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Return the user's own tokens."""
+    """GET_PERSONAL_ACCESS_TOKENS: return the user's tokens."""
     del answer, reader
-    tokens = _own(session).tokens
+    tokens = _current_user(session).tokens
     return b"".join(name_bytes(token.name) + U64.pack(token.expires_at_us or 0) for token in tokens)
 
 
 def create_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle CREATE_PERSONAL_ACCESS_TOKEN. The token is returned only in this reply."""
+    """CREATE_PERSONAL_ACCESS_TOKEN. The token is returned only in this reply."""
     name = _checked(reader.name(), TOKEN_NAME_BYTES, errors.BAD_TOKEN_NAME)
     if reader.dialect.topic_settings >= 3:
         expiry_us = reader.u64()
@@ -396,7 +396,7 @@ def create_token(session: IggySession, answer: Answer, reader: Reader, /) -> Non
         expiry_us = reader.u32() * 1_000_000
     now_us = session.broker.clock.now_us()
     expires_at_us = None if expiry_us in (0, _NEVER) else min(now_us + expiry_us, 2**62)
-    user = _own(session)
+    user = _current_user(session)
     if user.configured and user.id == 0:
         raise Denied(ErrorCode.DENIED, "tokens need an authenticated user")
     raw = session.broker.access.create_token(
@@ -407,5 +407,5 @@ def create_token(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 
 def delete_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     session.broker.access.delete_token(
-        _own(session), reader.name(), by=session.principal, done=partial(_completed, answer)
+        _current_user(session), reader.name(), by=session.principal, done=partial(_completed, answer)
     )

@@ -43,7 +43,11 @@ class StreamSeen:
 
 @dataclass(frozen=True, slots=True)
 class TopicSeen:
-    """A topic in a reply to GET_TOPICS; ``expiry_s`` is 0 when its messages do not expire."""
+    """A topic in a reply to GET_TOPICS.
+
+    Attributes:
+        expiry_s: 0 if messages do not expire.
+    """
 
     id: int
     created_at_us: int
@@ -58,7 +62,8 @@ class TopicSeen:
 class PartitionSeen:
     """A partition in a reply to GET_TOPIC.
 
-    ``current_offset`` is the offset of its newest message. It is 0, too, if the partition is empty.
+    Attributes:
+        current_offset: offset of the newest message; 0 also if the partition is empty.
     """
 
     id: int
@@ -71,7 +76,11 @@ class PartitionSeen:
 
 @dataclass(frozen=True, slots=True)
 class MemberSeen:
-    """A member of a group: the number of its connection, and its partitions."""
+    """A member of a group.
+
+    Attributes:
+        id: number of the member's connection.
+    """
 
     id: int
     partitions: tuple[int, ...]
@@ -79,7 +88,11 @@ class MemberSeen:
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """A reply to POLL_MESSAGES: the partition, its newest offset and the messages."""
+    """A reply to POLL_MESSAGES.
+
+    Attributes:
+        current_offset: offset of the partition's newest message.
+    """
 
     partition: int
     current_offset: int
@@ -93,11 +106,11 @@ def request(code: int, body: bytes = b"") -> bytes:
     return HEAD.pack(4 + len(body), code) + body
 
 
-def ident(who: int | str) -> bytes:
+def ident(identifier: int | str) -> bytes:
     """Encode an identifier, which is a number or a name. Raises Refused if a name does not have 1 to 255 bytes."""
-    if isinstance(who, int):
-        return b"\x01\x04" + U32.pack(who)
-    return b"\x02" + name(who)
+    if isinstance(identifier, int):
+        return b"\x01\x04" + U32.pack(identifier)
+    return b"\x02" + name(identifier)
 
 
 def name(text: str) -> bytes:
@@ -108,20 +121,18 @@ def name(text: str) -> bytes:
 
 
 def place(consumer: Consumer, topic: bytes, partition: int) -> bytes:
-    """Encode the part with which polls and requests for stored offsets begin.
-
-    It consists of consumer, stream, topic and partition (0: none).
-    """
-    assert isinstance(consumer.who, int), "consumers of this dialect are numbers"
-    return bytes((2 if consumer.group else 1,)) + U32.pack(consumer.who) + topic + U32.pack(partition)
+    """Encode the beginning of polls and of stored offsets: consumer, stream, topic and partition (0: none)."""
+    assert isinstance(consumer.identifier, int), "consumers of this dialect are numbers"
+    return bytes((2 if consumer.group else 1,)) + U32.pack(consumer.identifier) + topic + U32.pack(partition)
 
 
 def poll(at: bytes, kind: int, value: int, count: int, *, commit: bool = False) -> bytes:
     """Encode the body of POLL_MESSAGES.
 
     Args:
-        at: The result of ``place``.
-        kind: The polling strategy, from 1 (offset) to 5 (next).
+        at: the result of ``place``.
+        kind: the polling strategy, from 1 (offset) to 5 (next).
+        value: the argument of the strategy.
     """
     return at + bytes((kind,)) + U64.pack(value) + U32.pack(count) + bytes((commit,))
 

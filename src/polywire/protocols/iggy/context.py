@@ -23,7 +23,7 @@ from polywire.log.base import Completion
 from polywire.protocols.iggy.dialect import DIALECTS, Dialect
 from polywire.protocols.iggy.directory import Directory, DirectoryBroker
 from polywire.protocols.iggy.messages import WIRE
-from polywire.protocols.iggy.routed import Answers, RoutedDirectory
+from polywire.protocols.iggy.routed import Results, RoutedDirectory
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.protocols.runtime.shards import Parts
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class IggyBroker(
     DirectoryBroker, TopicVerbs, RemovalVerbs, RecordVerbs, ProducerVerbs, PositionVerbs, WireBroker, Protocol
 ):
-    """The operations of the broker that this protocol uses, including those that store the protocol's own state."""
+    """The methods of the broker that the Iggy protocol uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ CLIENT_BITS: Final = 26  # bits of a client number that count connections; the b
 
 
 class GroupNumbers(NamedTuple):
-    """The numbers that identify a group. They count from 0."""
+    """The stream, topic and group of a membership, by number. Numbers count from 0."""
 
     stream: int
     topic: int
@@ -72,7 +72,7 @@ class GroupNumbers(NamedTuple):
 
 
 class ClientState(msgspec.Struct, frozen=True, array_like=True):
-    """A connection of this or another process. A user has another number there."""
+    """A connection, as replies to GET_CLIENTS describe it. It may belong to another process."""
 
     number: int
     user_id: int | None
@@ -82,7 +82,7 @@ class ClientState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Poller(Protocol):
-    """A connection that polls: of this process, or of another one that has asked for it."""
+    """The client that polls: a session, or a client of another process."""
 
     @property
     def shared(self) -> Shared: ...
@@ -95,7 +95,7 @@ class Poller(Protocol):
 
     @property
     def caller(self) -> Caller:
-        """The caller that owns the resources which this connection creates."""
+        """The client's user, who becomes the owner of objects that the client creates."""
 
     @property
     def members(self) -> MutableMapping[tuple[bytes, str], tuple[Topic, int]]: ...
@@ -106,27 +106,27 @@ class Poller(Protocol):
     def authorize(self, action: Action, where: Where = None) -> None: ...
 
     def named_incarnation(self, answer: Any) -> int:
-        """Return the partition history that the current request names, 0 if it names none."""
+        """Return the number of the partition history that the current request names; 0 if it names none."""
 
 
 class Client(Poller, Protocol):
-    """A connection as other connections of the listener see it."""
+    """The methods of a session that other sessions of the listener use."""
 
     @property
     def client_id(self) -> int: ...
 
     def describe(self) -> ClientState:
-        """Describe the client to other clients."""
+        """Return the description for replies to GET_CLIENTS."""
 
 
 class Shared:
-    """State shared by all sessions of one listener.
+    """State shared by the sessions of one listener.
 
     Attributes:
         clients: open sessions by client number.
-        directory: the directory of all processes.
-        inside: the broker of this process, its directory and settings.
-        parts: the other processes; None if there are none.
+        directory: the streams, topics and groups of all processes.
+        inside: the state for requests that other processes send; it has only the topics of this process.
+        parts: all processes; None if there is only one.
     """
 
     __slots__ = (
@@ -145,7 +145,10 @@ class Shared:
     def __init__(
         self, broker: IggyBroker, settings: IggySettings, parts: Parts | None = None, *, shard: int | None = None
     ) -> None:
-        """``shard`` is that of a broker that is only this process's."""
+        """Create the state.
+
+        ``shard`` is given if the broker has only the topics of that shard, not those of all processes.
+        """
         self.broker: Final = broker
         self.settings: Final = settings
         self.parts: Final = parts
@@ -165,7 +168,7 @@ class Shared:
         self.reply_buffers: Final = ReplyBuffers()
 
     def enter(self, session: Client, peer: str) -> int:
-        """Assign a client number: the hash of the address, as Iggy's own server does, or the next free number."""
+        """Assign a client number: the hash of the address, as in Iggy's server, or the next free number."""
         first, mask = self._client_numbers
         number = first + (crc32(peer.encode()) & mask)
         while number == 0 or number in self.clients:
@@ -175,13 +178,13 @@ class Shared:
 
     @property
     def _client_numbers(self) -> tuple[int, int]:
-        """Return the first client number of this shard, and a mask of the bits that vary within the shard."""
+        """Return the first client number of this shard, and a mask of the bits in which its client numbers differ."""
         if self.parts is None:
             return 0, 0xFFFFFFFF
         return self.parts.shards.own << CLIENT_BITS, (1 << CLIENT_BITS) - 1
 
     def forget_members(self, topic_id: bytes, group: str) -> None:
-        """Remove a deleted group from the memberships of every connection."""
+        """Remove a deleted group from the memberships of all connections."""
         for client in self.clients.values():
             client.members.pop((topic_id, group), None)
 
@@ -193,7 +196,7 @@ class Shared:
         return self.epochs
 
     def membership(self, session: Poller, topic: Topic, group: str) -> Membership:
-        """Return the membership of a connection in a group. The connection joins the group if necessary.
+        """Return the membership of a client in a group. The client joins the group if it is not a member.
 
         Raises BrokerError if it cannot join.
         """
@@ -210,11 +213,11 @@ class Shared:
     # All processes
 
     def owns(self, topic: Topic) -> bool:
-        """Return whether a topic is in this process."""
+        """Return whether a topic belongs to this process."""
         return self.parts is None or self.parts.shard_of_topic(topic) == self.parts.shards.own
 
     def check_user(self, principal: Principal) -> None:
-        """Raise Denied for a user that is not known to all processes."""
+        """Raise Denied for a user that other processes do not know."""
         user = None if self.parts is None else self.broker.access.find_user(principal.user_id)
         if self.parts is not None and (user is None or not user.configured):
             raise Denied(
@@ -223,27 +226,27 @@ class Shared:
             )
 
     def list_clients(self, then: Completion[list[ClientState]]) -> None:
-        """Describe the clients of this process, sorted by number, in slices."""
+        """Describe the clients of this process, sorted by number. Runs in slices."""
         clients = sorted(self.clients.items())
         Slices(self.broker, (client.describe() for number, client in clients if number in self.clients), then)
 
     def count(self, then: Completion[tuple[int, int]]) -> None:
-        """Count the clients of this process, and the groups of its topics, in slices."""
-        own = self.inside.directory
-        topics = [topic for stream in own.streams() for topic in own.topics(stream)]
+        """Count the clients of this process, and the groups of its topics. Runs in slices."""
+        directory = self.inside.directory
+        topics = [topic for stream in directory.streams() for topic in directory.topics(stream)]
 
         def counted(groups: list[int] | BrokerError) -> None:
             then(groups if isinstance(groups, BrokerError) else (len(self.clients), sum(groups)))
 
-        Slices(self.broker, (len(own.groups(topic)) for topic in topics if own.is_alive(topic)), counted)
+        Slices(self.broker, (len(directory.groups(topic)) for topic in topics if directory.is_alive(topic)), counted)
 
     def call_for(self, topic: Topic, function: Callable[..., Any], /, *values: Any, **options: Any) -> None:
-        """Call a function with the ``Shared`` of the process that has a topic."""
+        """Call a function in the process of a topic, with the ``Shared`` of that process as first argument."""
         assert self.parts is not None, "the topic is in another process"
         self.parts.call_part(self.parts.shard_of_topic(topic), CLIENTS_PART, function, *values, **options)
 
-    def gather(self, function: Callable[[Shared, Completion[Any]], None], then: Completion[list[Any]]) -> None:
-        """Call a function in all processes. ``then`` gets the results, or an error if there is one."""
+    def call_all(self, function: Callable[[Shared, Completion[Any]], None], then: Completion[list[Any]]) -> None:
+        """Call a function in all processes. ``then`` gets the results, or an error if one has failed."""
         parts = self.parts
         if parts is None:
             function(self, lambda result: then(result if isinstance(result, BrokerError) else [result]))
@@ -255,10 +258,10 @@ class Shared:
             else:
                 parts.call_part(shard, CLIENTS_PART, function, then=done)
 
-        def answered(results: list[Any]) -> None:
+        def combine(results: list[Any]) -> None:
             then(next((result for result in results if isinstance(result, BrokerError)), results))
 
-        Answers(self.broker, [partial(ask, shard) for shard in range(parts.shards.count)], answered)
+        Results(self.broker, [partial(ask, shard) for shard in range(parts.shards.count)], combine)
 
 
 CLIENTS_PART: Final = "iggy_clients"  # name of ``Shared`` for other processes

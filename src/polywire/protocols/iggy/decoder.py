@@ -3,16 +3,14 @@
 * A request costs two passes over the received bytes and one allocation; no Python code runs per message.
 * Every length, index, checksum and reserved field is checked before a byte is copied.
 
-The size of a message's head identifies its layout. From D2 on, payload and user headers follow the head. In D0 and D1,
-the head size ``24`` means the size of a message without its headers and its payload::
+The dialects D0 to D3 are defined in ``dialect``. The size of a message's head identifies its layout. From D2 on,
+payload and user headers follow the head. In D0 and D1, the head size ``24`` means the size of a message without its
+headers and its payload::
 
-    head bytes   24 (D0, D1)                  56 (D2a, D2b), 64 (D2c)   48 (D3)
-    checksum                                  0, not checked            0
-    id           0                            8                         8
-    origin time                               u64 at 40                 delta u32 at 28
-    headers      u32 at 16, then the headers  u32 at 48                 u32 at 32
-    payload      u32 after the headers,       u32 at 52                 u32 at 36
-                 then the payload
+    head bytes   24 (D0, D1)                  56 (D2a, D2b), 64 (D2c)   48 (D3) checksum
+    0, not checked            0 id           0                            8                         8 origin time
+    u64 at 40                 delta u32 at 28 headers      u32 at 16, then the headers  u32 at 48                 u32 at
+    32 payload      u32 after the headers,       u32 at 52                 u32 at 36 then the payload
 
 The documentation of 2023 also describes a message without headers. Its head has 20 bytes: the id and the u32 size of
 the payload (``LISTED``).
@@ -77,9 +75,9 @@ _TIME_MAX = cython.declare(cython.longlong, 2**62)
 def _measure_headers(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t, typed: cython.bint, sums: cython.p_longlong
 ) -> cython.int:
-    """Add the header entries between ``at`` and ``end`` to ``sums``; return 0 or an error number.
+    """Check a message's user headers and add them to ``sums``: number of headers, bytes of keys, bytes of values.
 
-    ``sums`` has the number of entries, the bytes of keys, and the bytes of values.
+    Returns 0 or an error number.
     """
     values: cython.longlong = sums[2]
     size: cython.longlong
@@ -117,7 +115,7 @@ def _split(
     head: cython.Py_ssize_t,
     parts: cython.p_longlong,
 ) -> cython.Py_ssize_t:
-    """Write the positions and sizes of headers and payload to ``parts``.
+    """Write the positions and sizes of a message's headers and payload to ``parts``.
 
     Returns the position after the message, or -1 if the message extends beyond ``stop``.
     """
@@ -152,10 +150,7 @@ def _split(
 def _check_frame(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, i: cython.Py_ssize_t
 ) -> cython.int:
-    """Check the index, the reserved field and the checksum of a frame of D3.
-
-    Returns 0 or an error number.
-    """
+    """Check the index, the reserved field and the checksum of a D3 message. Returns 0 or an error number."""
     if load_u32(p, at + 24) != cython.cast(cython.uint, i):
         return 4036
     if load_u64(p, at + 40) != 0:
@@ -177,9 +172,10 @@ def _measure(
     index_at: cython.Py_ssize_t,
     sums: cython.p_longlong,
 ) -> cython.int:
-    """Check all messages; return 0 or an error number.
+    """Check all messages. Returns 0 or an error number.
 
-    ``sums`` gets the totals of headers (entries, key bytes, value bytes), payload bytes, and messages with an id.
+    ``sums`` gets totals: number, key bytes and value bytes of headers, payload bytes, and the number of messages with
+    an id.
     """
     start: cython.Py_ssize_t = at
     id_at: cython.Py_ssize_t = 0 if head <= 24 else 8
@@ -231,7 +227,10 @@ def _fill_headers(
     typed: cython.bint,
     done: cython.p_longlong,
 ) -> cython.void:
-    """Copy the headers of one message after those that ``done`` counts (entries, key bytes, value bytes)."""
+    """Copy the headers of one message to the columns.
+
+    ``done`` counts the headers, key bytes and value bytes that were copied before.
+    """
     size: cython.Py_ssize_t
     kind: cython.uchar = 2  # the kind of a text
     while at < end:
@@ -259,7 +258,7 @@ def _fill_headers(
 def _origin(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, head: cython.Py_ssize_t, base: cython.longlong
 ) -> cython.longlong:
-    """Return the origin time of a message in microseconds, or the value that stands for an unknown time."""
+    """Return a message's origin time in microseconds, or ``NO_TIME``."""
     time: cython.longlong
     if head == 48:
         time = base + load_u32(p, at + 28) if 0 < base < _TIME_MAX else 0
@@ -406,9 +405,11 @@ def _build(
 def from_indexed(
     source: Lendable, index_at: int, stop: int, count: int, head: int, key: Buffer | None = None
 ) -> bytearray | int:
-    """Return a batch of the ``count`` messages that follow the index at ``index_at`` (D2), or an error number.
+    """Build a batch of the ``count`` messages of a D2 request, whose index is at ``index_at``.
 
-    ``head`` is the size of a message's head, see ``message_head``. ``key`` is the record key for each message.
+    Returns it, or an error number.
+
+    ``head`` is the size of a message's head (see ``message_head``). ``key`` becomes the key of each record.
     """
     lent: Lent = lend(source)
     at: cython.Py_ssize_t = index_at
@@ -420,9 +421,9 @@ def from_indexed(
 
 
 def from_flat(source: Lendable, start: int, stop: int, key: Buffer | None = None, head: int = 24) -> bytearray | int:
-    """Return a batch of the messages between ``start`` and ``stop`` (D0, D1), or an error number.
+    """Build a batch of the messages of a D0 or D1 request. Returns it, or an error number.
 
-    ``head`` is the size of a message's head, 24 or ``LISTED``.
+    ``head`` is the size of a message's head: 24, or ``LISTED``. ``key`` becomes the key of each record.
     """
     lent: Lent = lend(source)
     first: cython.Py_ssize_t = start
@@ -444,9 +445,9 @@ def from_flat(source: Lendable, start: int, stop: int, key: Buffer | None = None
 
 
 def message_head(source: Lendable, index_at: int, stop: int, count: int) -> int:
-    """Return the size of a message's head, 56 or 64, computed from the index entry of the first message.
+    """Return the size of a message's head in a D2 request, 56 or 64, or 0 if neither is possible.
 
-    Returns 0 if neither size fits (spec: iggy#recognising-the-dialect).
+    It is computed from the index entry of the first message (spec: iggy#recognising-the-dialect).
     """
     lent: Lent = lend(source)
     at: cython.Py_ssize_t = index_at + 16 * count
@@ -460,17 +461,17 @@ def message_head(source: Lendable, index_at: int, stop: int, count: int) -> int:
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def gather_checksums(
+def batch_checksum(
     p: cython.p_const_uchar,
     at: cython.Py_ssize_t,
     stop: cython.Py_ssize_t,
     count: cython.Py_ssize_t,
     scratch: cython.p_uchar,
 ) -> cython.ulonglong:
-    """Return the checksum of the batch at ``at``, whose frames must have been checked.
+    """Return the checksum of the D3 batch at ``at``, whose messages must have been checked.
 
-    It covers 40 bytes of the batch's head, the number of messages, the producer if one is set, and the checksums of the
-    frames.
+    It covers 40 bytes of the batch's head, the number of messages, the producer if there is one, and the checksums of
+    the messages. ``scratch`` is memory for these bytes.
     """
     place: cython.Py_ssize_t = 44
     move(scratch, 0, p, at, 40)
@@ -508,7 +509,10 @@ def _check_batch_head(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cyth
 
 
 def from_frames(source: Lendable, start: int, stop: int, key: Buffer | None = None) -> bytearray | int:
-    """Return a batch of the frames of the D3 batch between ``start`` and ``stop``, or an error number."""
+    """Build a batch of the messages of a D3 request.
+
+    Returns it, or an error number. ``key`` becomes the key of each record.
+    """
     lent: Lent = lend(source)
     at: cython.Py_ssize_t = start
     end: cython.Py_ssize_t = stop
@@ -524,6 +528,6 @@ def from_frames(source: Lendable, start: int, stop: int, key: Buffer | None = No
     if isinstance(built, int):
         return built
     scratch: Lent = lend_writable(bytearray(59 + 8 * count))
-    if load_u64(lent.p, at + 40) != gather_checksums(lent.p, at, end, count, scratch.p):
+    if load_u64(lent.p, at + 40) != batch_checksum(lent.p, at, end, count, scratch.p):
         return 4039
     return built

@@ -13,7 +13,7 @@ from polywire.protocols.iggy import encoder
 
 
 def packed(major: int, minor: int, patch: int = 0) -> int:
-    """Return a protocol version as logins of the headered framing encode it: ten bits for each number."""
+    """Return a protocol version as D3 logins encode it: ten bits for each number."""
     return major << 20 | minor << 10 | patch
 
 
@@ -73,7 +73,7 @@ class Dialect:
 
     @property
     def base(self) -> int:
-        """The number to add to the broker's ids, which count from 0, before they are encoded."""
+        """The number of the first stream, topic and partition: 0 or 1. The broker's numbers begin with 0."""
         return 1 if self.one_based else 0
 
 

@@ -1,16 +1,17 @@
-"""Streams, topics and groups with Iggy's numbers and names; a stream may be empty.
+"""Streams, topics and groups with Iggy's numbers and names. A stream may be empty.
 
-* A number stays assigned as long as its stream, topic or group exists, also across restarts.
-* A stream or topic that another protocol created gets a number when it is first seen. Numbers count from 0 here.
-* A rename over this protocol changes only the name that this protocol shows. The broker's name of the topic, which
-  determines where its records are stored, stays.
+* A number remains assigned as long as its stream, topic or group exists, also across restarts. Numbers begin with 0
+  here.
+* A stream or topic that another protocol created gets a number when it is first seen.
+* A rename over this protocol changes only the name for Iggy clients. The broker's name of a topic never changes. The
+  broker's name of an Iggy stream is called its namespace.
 
-A stream is stored in the protocol's own state under ``stream.<number>``. A topic's ``wire_options`` contain its number,
-name and settings, and the numbers of its groups.
+A stream is stored in the protocol's state under ``stream.<number>``. The number, name and settings of a topic, and the
+numbers of its groups, are stored in the topic's ``wire_options``.
 
-With several shards the first one stores the streams. The directories of other shards contain the streams of their
-topics, under negative numbers that are never sent to clients. The number that a directory assigns to a topic identifies
-the shard. See ``RoutedDirectory`` for the streams and topics that clients see.
+With several shards, the first one stores the streams. Each shard has a directory of its own topics, in which streams
+have negative numbers that are never sent to clients. The shard of a topic can be computed from the topic's number.
+Sessions use a ``RoutedDirectory``, which has the topics of all shards.
 
 (spec: iggy#between-dialects)
 """
@@ -36,7 +37,7 @@ from polywire.log.base import Completion
 from polywire.matching import DIGITS, consists_of
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.messages import WIRE, Refused
-from polywire.protocols.iggy.names import is_broker_name, numbered, space_of
+from polywire.protocols.iggy.names import is_broker_name, namespace_of, numbered
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import DEFAULT_STREAM, Level, TopicName
@@ -58,22 +59,28 @@ _NAMELESS: Final = "group-"
 _NAMELESS_DIGITS_MAX: Final = 10
 
 
-class StreamKept(msgspec.Struct, frozen=True, array_like=True):
-    """A stream as stored.
+class StoredStream(msgspec.Struct, frozen=True, array_like=True):
+    """A stream as it is stored.
 
-    ``space`` is the name of its stream in the broker, which a rename over this protocol does not change.
+    Attributes:
+        name: the name for Iggy clients.
+        namespace: the broker's name of the stream, which never changes.
     """
 
     number: int
     name: str
-    space: str
+    namespace: str
     created_at_us: int
 
 
-class TopicKept(msgspec.Struct, frozen=True, array_like=True):
-    """The protocol's own state of a topic.
+class StoredTopic(msgspec.Struct, frozen=True, array_like=True):
+    """The protocol's stored state of a topic.
 
-    In ``expiry_us``, 0 means never, and None the default. In ``size_max``, 0 means the default.
+    Attributes:
+        expiry_us: 0 means never, None the default.
+        size_max: 0 means the default.
+        options: the options that were set, as ``options`` encodes them.
+        groups: names of groups by number.
     """
 
     number: int
@@ -88,21 +95,22 @@ class TopicKept(msgspec.Struct, frozen=True, array_like=True):
 class Stream:
     """A stream and its topics.
 
-    ``by_number`` and ``by_name`` have the same topics; some may have been deleted in the meantime. All numbers below
-    ``free_from`` are used.
+    Attributes:
+        by_number, by_name: its topics. Some may have been deleted since the last scan.
+        free_from: all lower numbers are used.
     """
 
-    __slots__ = ("by_name", "by_number", "free_from", "kept")
+    __slots__ = ("by_name", "by_number", "free_from", "stored")
 
-    def __init__(self, kept: StreamKept) -> None:
-        self.kept = kept
+    def __init__(self, stored: StoredStream) -> None:
+        self.stored = stored
         self.free_from = 0
         self.by_number: dict[int, Topic] = {}
         self.by_name: dict[str, Topic] = {}
 
     @property
     def number(self) -> int:
-        return self.kept.number
+        return self.stored.number
 
 
 class DirectoryBroker(TopicVerbs, WireStateVerbs, WireBroker, Protocol):
@@ -114,107 +122,102 @@ class DirectoryBroker(TopicVerbs, WireStateVerbs, WireBroker, Protocol):
 
 
 class Directory:
-    """All streams.
-
-    ``_by_number`` and ``_by_name`` have the same streams. ``_kept`` caches the decoded settings of topics. The topics
-    are those of catalogue version ``_seen_version``. All stream numbers below ``_free_from`` are used.
-
-    ``_waiting`` has the callbacks to call after a scan in slices. ``_given_up_version`` is the catalogue version at
-    which a scan failed.
-    """
+    """All streams, and their topics. After each change of topics by other protocols, a scan updates them."""
 
     __slots__ = (
         "_balanced",
         "_broker",
         "_by_name",
+        "_by_namespace",
         "_by_number",
-        "_by_space",
-        "_foreign",
+        "_failed_version",
         "_free_from",
-        "_given_up_version",
-        "_kept",
+        "_last_foreign",
         "_seen_version",
         "_shard",
+        "_topics",
         "_waiting",
     )
 
     def __init__(self, broker: DirectoryBroker, shard: int | None = None) -> None:
+        """``shard`` is given if the broker has only the topics of that shard, not those of all processes."""
         self._broker = broker
         self._shard = shard
-        self._foreign = -1
+        self._last_foreign = -1  # number of the last stream that another shard stores
         self._by_number: dict[int, Stream] = {}
         self._by_name: dict[str, Stream] = {}
-        self._by_space: dict[str, Stream] = {}
-        self._kept: dict[bytes, tuple[TopicSettings, TopicKept]] = {}
+        self._by_namespace: dict[str, Stream] = {}
+        self._topics: dict[bytes, tuple[TopicSettings, StoredTopic]] = {}  # known topics, with their decoded state
         self._balanced: dict[bytes, int] = {}
-        self._free_from = 0
-        self._seen_version = -1
-        self._given_up_version = -1
-        self._waiting: list[Callable[[], None]] = []
+        self._free_from = 0  # all lower stream numbers are used
+        self._seen_version = -1  # version of the broker's topics at the last scan
+        self._failed_version = -1  # the same, at a scan in slices that failed
+        self._waiting: list[Callable[[], None]] = []  # called after the scan in slices
         for key, value in broker.wire_state(WIRE).items():
             if key.startswith(STREAM_KEY):
-                self._enter(Stream(STREAMS.decode(value)))
+                self._add(Stream(STREAMS.decode(value)))
         # not stored, because it always exists; it is listed once it has topics
-        if DEFAULT_STREAM not in self._by_space:
-            self._enter(
-                Stream(StreamKept(DEFAULT_STREAM_NUMBER, DEFAULT_STREAM, DEFAULT_STREAM, broker.clock.now_us()))
+        if DEFAULT_STREAM not in self._by_namespace:
+            self._add(
+                Stream(StoredStream(DEFAULT_STREAM_NUMBER, DEFAULT_STREAM, DEFAULT_STREAM, broker.clock.now_us()))
             )
         self._refresh()
 
     # Streams
 
     def streams(self) -> list[Stream]:
-        """Return all streams, sorted by number; the default stream only if it has topics."""
+        """Return all streams, sorted by number, without the default stream if it is empty."""
         self._refresh()
         return [
             stream for _, stream in sorted(self._by_number.items()) if stream.by_number or stream.number < NUMBER_MAX
         ]
 
-    def find_stream(self, who: int | str) -> Stream | None:
-        """Find a stream by its number (counting from 0), its name, or the name of its stream in the broker."""
-        found = self._look_up(who)
+    def find_stream(self, identifier: int | str) -> Stream | None:
+        """Find a stream by number, by name, or by namespace."""
+        found = self._look_up(identifier)
         if found is None:
             self._refresh()
-            found = self._look_up(who)
+            found = self._look_up(identifier)
         return found
 
     @property
-    def keeps_streams(self) -> bool:
+    def stores_streams(self) -> bool:
         return self._shard in (None, STREAMS_SHARD)
 
-    def in_space(self, space: str) -> Stream:
-        """Return the Iggy stream whose topics are in this stream of the broker.
+    def in_namespace(self, namespace: str) -> Stream:
+        """Return the stream with this namespace.
 
-        A shard that does not store the streams assumes that the stream exists. Raises Refused 1010 if it does not.
+        If another shard stores the streams, a missing stream is added, because it may exist there. Otherwise, raises
+        Refused 1010.
         """
-        found = self.find_space(space)
-        if found is None and self.keeps_streams:
+        found = self.find_namespace(namespace)
+        if found is None and self.stores_streams:
             raise Refused(errors.NO_STREAM_NAME)
-        return found or self._enter_space(space, self._broker.clock.now_us())
+        return found or self._add_namespace(namespace, self._broker.clock.now_us())
 
-    def has_topics(self, space: str) -> bool:
-        """Return whether a stream of the broker has topics here."""
-        stream = self.find_space(space)
+    def has_topics(self, namespace: str) -> bool:
+        """Return whether this shard has topics with this namespace."""
+        stream = self.find_namespace(namespace)
         return stream is not None and bool(self.topics(stream))
 
-    def adopt(self, spaces: Collection[str]) -> None:
-        """Store streams that other protocols have created in any shard. Raises Busy if there are too many."""
-        for space in spaces:
-            if self._by_space.get(space) is None:
-                self._enter_space(space, self._broker.clock.now_us())
+    def add_unknown(self, namespaces: Collection[str]) -> None:
+        """Store streams that other protocols have created. Raises Busy if there are too many."""
+        for namespace in namespaces:
+            if self._by_namespace.get(namespace) is None:
+                self._add_namespace(namespace, self._broker.clock.now_us())
 
-    def forget_space(self, space: str) -> None:
-        """Forget a stream that was deleted in the shard that stores it, unless it has topics here."""
-        stream = None if self.keeps_streams else self._by_space.get(space)
+    def forget_namespace(self, namespace: str) -> None:
+        """Remove a stream that was deleted in another shard, unless it has topics here."""
+        stream = None if self.stores_streams else self._by_namespace.get(namespace)
         if stream is not None and stream.number < 0 and not any(map(self.is_alive, stream.by_number.values())):
-            self._leave(stream)
+            self._remove(stream)
 
-    def _look_up(self, who: int | str) -> Stream | None:
-        if isinstance(who, int):
-            return self._by_number.get(who)
-        return self._by_name.get(who) or self._by_space.get(who)
+    def _look_up(self, identifier: int | str) -> Stream | None:
+        if isinstance(identifier, int):
+            return self._by_number.get(identifier)
+        return self._by_name.get(identifier) or self._by_namespace.get(identifier)
 
-    def create_stream(self, name: str, number: int | None, by: Caller, then: Completion[StreamKept]) -> None:
+    def create_stream(self, name: str, number: int | None, by: Caller, then: Completion[StoredStream]) -> None:
         """Create an empty stream. ``then`` gets it when it is stored.
 
         Raises Refused 1011, 1012 or 1013, and Busy if there are too many streams.
@@ -222,57 +225,59 @@ class Directory:
         if number is not None and self.find_stream(number) is not None:
             raise Refused(errors.STREAM_ID_TAKEN)
         self._refresh()
-        space = space_of(name)
-        if name in self._by_name or space in self._by_space:  # a renamed stream may still have this name in the broker
+        namespace = namespace_of(name)
+        if (
+            name in self._by_name or namespace in self._by_namespace
+        ):  # a renamed stream may still have this name in the broker
             raise Refused(errors.STREAM_NAME_TAKEN)
         if name == DEFAULT_STREAM or len(self._by_number) >= STREAMS_MAX or not is_broker_name(name):
             raise Refused(errors.BAD_STREAM_NAME)
         self._admit_stream(by)
         number = self._free_stream() if number is None else number
-        stream = Stream(StreamKept(number, name, space, self._broker.clock.now_us()))
-        self._keep(stream, partial(_stored, stream.kept, then), by=by)
+        stream = Stream(StoredStream(number, name, namespace, self._broker.clock.now_us()))
+        self._store(stream, partial(_stored, stream.stored, then), by=by)
 
     def _admit_stream(self, by: Caller) -> None:
-        """Raise Busy(BUSY) if the caller already owns ``bulk_share`` of the maximum number of streams."""
+        """Raise Busy if the caller owns the largest allowed share of all streams (``bulk_share``)."""
         owned = [self._broker.wire_owner(WIRE, f"{STREAM_KEY}{number}") for number in self._by_number]
         if by.owner != UNOWNED and owned.count(by.owner) >= STREAMS_MAX * self._broker.settings.bulk_share:
             raise Busy(ErrorCode.BUSY, "too many streams for one user or address")
 
     def rename_stream(self, stream: Stream, name: str, done: Completion[int] | None) -> None:
-        """Change the name that Iggy clients see. Other protocols see the old name.
+        """Change the name for Iggy clients.
 
-        Raises Refused 1012 or 1013.
+        Clients of other protocols see the old name. Raises Refused 1012 or 1013.
         """
         other = self.find_stream(name)
         if other is not None and other is not stream:
             raise Refused(errors.STREAM_NAME_TAKEN)
         if stream.number >= NUMBER_MAX or not is_broker_name(name):
             raise Refused(errors.BAD_STREAM_NAME)
-        del self._by_name[stream.kept.name]
-        stream.kept = msgspec.structs.replace(stream.kept, name=name)
-        self._keep(stream, done)
+        del self._by_name[stream.stored.name]
+        stream.stored = msgspec.structs.replace(stream.stored, name=name)
+        self._store(stream, done)
 
     def delete_stream(self, stream: Stream, done: Completion[int]) -> None:
         """Delete a stream's topics, then the stream.
 
-        Many topics are deleted one after the other. If the broker stops or an error occurs in between, the stream
-        remains with the remaining topics. Topics created in the meantime are deleted too, unless there are too many.
+        Many topics are deleted one after the other. If the broker stops or an error occurs, the stream and its
+        remaining topics still exist. Topics that are created meanwhile are deleted, too, unless there are too many.
         """
 
         def emptied() -> None:
             if self._by_number.get(stream.number) is not stream:
                 return  # another request has deleted the stream
-            self._end_few(stream)
+            self._delete_new_topics(stream)
             if stream.number >= 0:
                 self._broker.set_wire_state(WIRE, f"{STREAM_KEY}{stream.number}", None)
-            self._leave(stream)
+            self._remove(stream)
 
         self._broker.delete_topics(self.topics(stream), ended=partial(self._forget, stream), then=emptied, done=done)
 
-    def _end_few(self, stream: Stream) -> None:
-        """Delete topics that were created while the stream was emptied.
+    def _delete_new_topics(self, stream: Stream) -> None:
+        """Delete topics that were created while the stream's topics were deleted.
 
-        Raises Busy(BUSY) if there are too many to delete at once.
+        Raises Busy(BUSY) if there are too many.
         """
         left = [topic for topic in stream.by_number.values() if self.is_alive(topic)]
         if sum([1 + len(topic.partitions) for topic in left]) > AT_ONCE_MAX:
@@ -282,37 +287,37 @@ class Directory:
             self._forget(stream, topic)
 
     def _forget(self, stream: Stream, topic: Topic) -> None:
-        _, kept = self._kept.pop(topic.id, (None, None))
+        _, stored = self._topics.pop(topic.id, (None, None))
         self._balanced.pop(topic.id, None)
-        if kept is None:
+        if stored is None:
             return
-        if stream.by_number.get(kept.number) is topic:
-            del stream.by_number[kept.number]
-            stream.free_from = min(stream.free_from, kept.number)
-        if stream.by_name.get(kept.name) is topic:
-            del stream.by_name[kept.name]
+        if stream.by_number.get(stored.number) is topic:
+            del stream.by_number[stored.number]
+            stream.free_from = min(stream.free_from, stored.number)
+        if stream.by_name.get(stored.name) is topic:
+            del stream.by_name[stored.name]
         if self._seen_version + 1 == self._broker.topics_version:
             self._seen_version += 1  # the deletion is the only change since the last scan
 
-    def _keep(
+    def _store(
         self, stream: Stream, done: Completion[int] | None, level: Level = Level.SYNCED, *, by: Caller = ITSELF
     ) -> None:
-        value = _ENCODER.encode(stream.kept)
+        value = _ENCODER.encode(stream.stored)
         self._broker.set_wire_state(WIRE, f"{STREAM_KEY}{stream.number}", value, by=by, level=level, done=done)
-        self._enter(stream)
+        self._add(stream)
 
-    def _enter(self, stream: Stream) -> None:
+    def _add(self, stream: Stream) -> None:
         self._by_number[stream.number] = stream
-        self._by_name[stream.kept.name] = stream
-        self._by_space[stream.kept.space] = stream
-        self._broker.streams.declare(stream.kept.space)
+        self._by_name[stream.stored.name] = stream
+        self._by_namespace[stream.stored.namespace] = stream
+        self._broker.streams.declare(stream.stored.namespace)
 
-    def _leave(self, stream: Stream) -> None:
+    def _remove(self, stream: Stream) -> None:
         del self._by_number[stream.number]
         self._free_from = min(self._free_from, stream.number)
-        del self._by_name[stream.kept.name]
-        del self._by_space[stream.kept.space]
-        self._broker.streams.end(stream.kept.space)
+        del self._by_name[stream.stored.name]
+        del self._by_namespace[stream.stored.namespace]
+        self._broker.streams.end(stream.stored.namespace)
 
     def _free_stream(self) -> int:
         self._free_from = _first_free(self._by_number, self._free_from)
@@ -329,30 +334,30 @@ class Directory:
         self._refresh()
         return [topic for _, topic in sorted(stream.by_number.items())]
 
-    def find_topic(self, stream: Stream, who: int | str) -> Topic | None:
-        found = stream.by_number.get(who) if isinstance(who, int) else stream.by_name.get(who)
+    def find_topic(self, stream: Stream, identifier: int | str) -> Topic | None:
+        found = stream.by_number.get(identifier) if isinstance(identifier, int) else stream.by_name.get(identifier)
         if found is None or not self.is_alive(found):
             self._refresh()
-            found = stream.by_number.get(who) if isinstance(who, int) else stream.by_name.get(who)
+            found = stream.by_number.get(identifier) if isinstance(identifier, int) else stream.by_name.get(identifier)
         return found
 
     def stream_of(self, topic: Topic) -> Stream:
-        found = self._by_space.get(topic.name.stream)
+        found = self._by_namespace.get(topic.name.stream)
         if found is None:
             self._refresh()
-            found = self._by_space[topic.name.stream]
+            found = self._by_namespace[topic.name.stream]
         return found
 
-    def find_space(self, space: str) -> Stream | None:
-        """Return the Iggy stream whose topics are in this stream of the broker, None if there is none."""
+    def find_namespace(self, namespace: str) -> Stream | None:
+        """Return the stream with this namespace, or None."""
         self._refresh()
-        return self._by_space.get(space)
+        return self._by_namespace.get(namespace)
 
     def find_full(self, name: TopicName) -> Topic | None:
         return self._broker.find_topic(name.full)
 
     def check_topic_name(self, stream: Stream, name: str, *, but: Topic | None = None) -> None:
-        """Raise Refused 2013 or 2014 if the name is used, or the broker does not allow it."""
+        """Raise Refused 2013 or 2014 if another topic than ``but`` has the name, or the broker does not allow it."""
         other = self.find_topic(stream, name)
         if other is not None and other is not but:
             raise Refused(errors.TOPIC_NAME_TAKEN)
@@ -362,7 +367,7 @@ class Directory:
     def create_topic(
         self,
         stream: Stream,
-        kept: TopicKept,
+        stored: StoredTopic,
         number: int | None,
         partitions: int,
         settings: TopicSettings,
@@ -370,93 +375,95 @@ class Directory:
         then: Then,
         done: Completion[int],
     ) -> None:
-        """Create a topic, which other protocols see as ``stream.topic``. Call ``then`` with it once it can be used.
+        """Create a topic, which clients of other protocols see as ``stream.topic``.
 
-        If another topic gets the number or the name while this one is created, this one gets a different number or
-        name. Raises Refused 2012, 2013 or 2014, and BrokerError.
+        ``then`` gets the topic when it can be used, and ``done`` is called when it is stored. If another topic gets the
+        number or the name in the meantime, this one gets a different number or name. Raises Refused 2012, 2013 or 2014,
+        and BrokerError.
         """
         if number is not None and self.find_topic(stream, number) is not None:
             raise Refused(errors.TOPIC_ID_TAKEN)
-        self.check_topic_name(stream, kept.name)
+        self.check_topic_name(stream, stored.name)
         number = self._free_topic(stream) if number is None else number
-        kept = msgspec.structs.replace(kept, number=number)
-        options = {**settings.wire_options, WIRE: _ENCODER.encode(kept)}
-        name = TopicName(stream.kept.space, kept.name)
+        stored = msgspec.structs.replace(stored, number=number)
+        options = {**settings.wire_options, WIRE: _ENCODER.encode(stored)}
+        name = TopicName(stream.stored.namespace, stored.name)
         if self._broker.find_topic(name.full) is not None:  # the topic with this name was renamed for Iggy clients
             raise Refused(errors.TOPIC_NAME_TAKEN)
         if not name.is_plain:
             raise Refused(errors.BAD_TOPIC_NAME)
         settings = replace(settings, wire_options=options)
 
-        def begun(topic: Topic) -> None:
-            self._begun(stream, topic, kept)
+        def created(topic: Topic) -> None:
+            self._topic_created(stream, topic, stored)
             then(topic)
 
-        self._broker.make_topic(name, partitions, settings, partition_count_min=0, by=by, then=begun, done=done)
+        self._broker.make_topic(name, partitions, settings, partition_count_min=0, by=by, then=created, done=done)
 
-    def _begun(self, stream: Stream, topic: Topic, kept: TopicKept) -> None:
+    def _topic_created(self, stream: Stream, topic: Topic, stored: StoredTopic) -> None:
         if (
-            self._by_space.get(topic.name.stream) is not stream
-            or self._is_elsewhere(stream, topic, kept)
-            or stream.by_name.get(kept.name, topic) is not topic
+            self._by_namespace.get(topic.name.stream) is not stream
+            or self._belongs_elsewhere(stream, topic, stored)
+            or stream.by_name.get(stored.name, topic) is not topic
         ):
-            self._number(self._by_space.get(topic.name.stream) or self._adopt(topic), topic)
+            self._number(self._by_namespace.get(topic.name.stream) or self._add_stream_of(topic), topic)
         else:
-            self._enter_topic(stream, topic, kept)
+            self._add_topic(stream, topic, stored)
         if self._seen_version + 1 == self._broker.topics_version:
             self._seen_version += 1  # this topic is the only change since the last scan
 
     def update_topic(
-        self, topic: Topic, kept: TopicKept, settings: TopicSettings, done: Completion[int] | None
+        self, topic: Topic, stored: StoredTopic, settings: TopicSettings, done: Completion[int] | None
     ) -> None:
-        """Change a topic's settings, and its name for Iggy clients."""
+        """Change a topic's settings and its name for Iggy clients."""
         stream = self.stream_of(topic)
-        stream.by_name.pop(self.kept(topic).name, None)
-        options = {**settings.wire_options, WIRE: _ENCODER.encode(kept)}
+        stream.by_name.pop(self.stored(topic).name, None)
+        options = {**settings.wire_options, WIRE: _ENCODER.encode(stored)}
         level = Level.WRITTEN if done is None else Level.SYNCED
         self._broker.configure_topic(topic, replace(settings, wire_options=options), level=level, done=done)
-        self._enter_topic(stream, topic, kept)
+        self._add_topic(stream, topic, stored)
 
-    def kept(self, topic: Topic) -> TopicKept:
-        known = self._kept.get(topic.id)
+    def stored(self, topic: Topic) -> StoredTopic:
+        """Return the protocol's state of a topic."""
+        known = self._topics.get(topic.id)
         if known is not None and known[0] is topic.settings:
             return known[1]
         value = topic.settings.wire_options.get(WIRE)
         if value is None:  # the topic was created over another protocol, or changed by a protocol that drops this state
             self._number(self.stream_of(topic), topic)
             value = topic.settings.wire_options[WIRE]
-        kept = TOPICS.decode(value)
-        self._kept[topic.id] = (topic.settings, kept)
-        return kept
+        stored = TOPICS.decode(value)
+        self._topics[topic.id] = (topic.settings, stored)
+        return stored
 
     def is_alive(self, topic: Topic) -> bool:
         return self._broker.topic_of_id(topic.id) is topic
 
-    def _enter_topic(self, stream: Stream, topic: Topic, kept: TopicKept) -> None:
-        stream.by_number[kept.number] = topic
-        stream.by_name[kept.name] = topic
-        self._kept[topic.id] = (topic.settings, kept)
+    def _add_topic(self, stream: Stream, topic: Topic, stored: StoredTopic) -> None:
+        stream.by_number[stored.number] = topic
+        stream.by_name[stored.name] = topic
+        self._topics[topic.id] = (topic.settings, stored)
 
     def _number(self, stream: Stream, topic: Topic) -> None:
         """Assign a number and a name to a topic of another protocol.
 
-        The name is the topic's own, unless another topic of the stream has it.
+        The name is the broker's, unless another topic has it.
         """
-        known = self._kept.get(topic.id)
+        known = self._topics.get(topic.id)
         if known is not None:
-            kept = known[1]  # another protocol has dropped it
+            stored = known[1]  # another protocol has dropped it
         else:
             number = self._free_topic(stream)
             name = topic.name.topic if topic.name.topic not in stream.by_name else numbered(topic.name.topic, number)
             value = topic.settings.wire_options.get(WIRE)
-            was = TopicKept(number, name) if value is None else TOPICS.decode(value)
-            kept = msgspec.structs.replace(was, number=number, name=name)
-        options = {**topic.settings.wire_options, WIRE: _ENCODER.encode(kept)}
+            before = StoredTopic(number, name) if value is None else TOPICS.decode(value)
+            stored = msgspec.structs.replace(before, number=number, name=name)
+        options = {**topic.settings.wire_options, WIRE: _ENCODER.encode(stored)}
         self._broker.configure_topic(topic, replace(topic.settings, wire_options=options), level=Level.WRITTEN)
-        self._enter_topic(stream, topic, kept)
+        self._add_topic(stream, topic, stored)
 
     def refresh(self) -> None:
-        """Make sure that all topics are known."""
+        """Scan the topics if some were created or deleted since the last scan."""
         self._refresh()
 
     def _refresh(self) -> None:
@@ -464,73 +471,76 @@ class Directory:
             deque(self._scan(), maxlen=0)
 
     @property
-    def is_far_behind(self) -> bool:
-        """Return whether a scan would delay other connections, because there are too many topics or too many new ones."""
+    def needs_long_scan(self) -> bool:
+        """Whether a scan would delay other connections, because there are too many topics or too many new ones."""
         version = self._broker.topics_version
         unseen = version - self._seen_version
-        is_long = unseen > UNSEEN_MAX or (unseen and len(self._kept) > SCANNED_MAX)
-        return bool(is_long) and version != self._given_up_version
+        is_long = unseen > UNSEEN_MAX or (unseen and len(self._topics) > SCANNED_MAX)
+        return bool(is_long) and version != self._failed_version
 
-    def catch_up(self, then: Callable[[], None]) -> None:
-        """Scan all topics in slices and call ``then`` at the end."""
+    def scan_in_slices(self, then: Callable[[], None]) -> None:
+        """Scan all topics in slices, then call ``then``."""
         self._waiting.append(then)
         if len(self._waiting) == 1:
-            Slices(self._broker, self._steps(), self._caught_up)
+            Slices(self._broker, self._steps(), self._scanned)
 
     def _steps(self) -> Iterator[None]:
         return self._scan()
 
     def number_topics(self, then: Callable[[], None]) -> None:
-        """Assign numbers to all topics that have none, in slices if they are many. Raises Busy."""
-        if self.is_far_behind:
-            self.catch_up(then)
+        """Assign numbers to all topics that have none, then call ``then``.
+
+        Runs in slices if there are many. Raises Busy.
+        """
+        if self.needs_long_scan:
+            self.scan_in_slices(then)
             return
         self._refresh()
         for topic in self._broker.topics():
             if WIRE not in topic.settings.wire_options:  # a protocol has dropped it
-                self.kept(topic)
+                self.stored(topic)
         then()
 
-    def _caught_up(self, seen: object) -> None:
+    def _scanned(self, seen: object) -> None:
         if isinstance(seen, BrokerError):  # the waiting requests scan the topics themselves
-            self._given_up_version = self._broker.topics_version
+            self._failed_version = self._broker.topics_version
         waiting, self._waiting = self._waiting, []
         for then in waiting:
             then()
 
     def _scan(self) -> Iterator[None]:
-        """Scan all topics and assign numbers to new ones, one topic per step.
+        """Add new topics and assign numbers to them. Yields after each topic.
 
-        Topics that are created during the scan are found by the next scan.
+        Topics that are created during the scan are found by the next one.
         """
         version = self._broker.topics_version
         for stream in list(self._by_number.values()):
             yield from self._forget_ended(stream)
-        fresh: list[Topic] = []
+        new_topics: list[Topic] = []
         for topic in self._broker.topics():
             yield
-            if topic.id in self._kept or not self.is_alive(topic):
+            if topic.id in self._topics or not self.is_alive(topic):
                 continue
             known = self._stream_in(topic)
             value = topic.settings.wire_options.get(WIRE)
-            kept = None if value is None else TOPICS.decode(value)
-            if known is None or kept is None or self._is_elsewhere(known, topic, kept):
-                fresh.append(topic)
+            stored = None if value is None else TOPICS.decode(value)
+            if known is None or stored is None or self._belongs_elsewhere(known, topic, stored):
+                new_topics.append(topic)
             else:
-                self._enter_topic(known, topic, kept)
-        if (yield from self._number_all(fresh)):
+                self._add_topic(known, topic, stored)
+        if (yield from self._number_all(new_topics)):
             self._seen_version = max(self._seen_version, version)
 
     def _stream_in(self, topic: Topic) -> Stream | None:
-        """Return the stream of a topic; None if another process must first assign a number to it."""
-        return self._by_space.get(topic.name.stream) or self._adopt(topic)
+        """Return the stream of a topic; None if another process must assign a number to it first."""
+        return self._by_namespace.get(topic.name.stream) or self._add_stream_of(topic)
 
-    def _number_all(self, fresh: Sequence[Topic]) -> Generator[None, None, bool]:
+    def _number_all(self, new_topics: Sequence[Topic]) -> Generator[None, None, bool]:
         """Assign numbers to topics. Return whether all of them have one."""
-        for topic in fresh:
+        for topic in new_topics:
             yield
-            if topic.id not in self._kept and self.is_alive(topic):
-                self._number(self._by_space.get(topic.name.stream) or self._adopt(topic), topic)
+            if topic.id not in self._topics and self.is_alive(topic):
+                self._number(self._by_namespace.get(topic.name.stream) or self._add_stream_of(topic), topic)
         return True
 
     def _forget_ended(self, stream: Stream) -> Iterator[None]:
@@ -539,41 +549,41 @@ class Directory:
             if stream.by_number.get(number) is topic and not self.is_alive(topic):
                 del stream.by_number[number]
                 stream.free_from = min(stream.free_from, number)
-                self._kept.pop(topic.id, None)
+                self._topics.pop(topic.id, None)
                 self._balanced.pop(topic.id, None)
         for name, topic in list(stream.by_name.items()):
             yield
             if stream.by_name.get(name) is topic and not self.is_alive(topic):
                 del stream.by_name[name]
 
-    def _is_elsewhere(self, stream: Stream, topic: Topic, kept: TopicKept) -> bool:
-        """Return whether the topic's stored state belongs to another stream.
+    def _belongs_elsewhere(self, stream: Stream, topic: Topic, stored: StoredTopic) -> bool:
+        """Return whether the topic's stored state belongs to another stream than ``stream``.
 
-        An earlier release stored it in ``default``. In that case, the stored name is the full name, or another topic
-        uses the number.
+        An earlier release stored the topic in ``default``. Then its stored name is the full name, or another topic has
+        its number.
         """
-        return (kept.name == topic.name.full != topic.name.topic) or stream.by_number.get(
-            kept.number, topic
+        return (stored.name == topic.name.full != topic.name.topic) or stream.by_number.get(
+            stored.number, topic
         ) is not topic
 
-    def _adopt(self, topic: Topic) -> Stream:
-        return self._enter_space(topic.name.stream, topic.created_at_us)
+    def _add_stream_of(self, topic: Topic) -> Stream:
+        return self._add_namespace(topic.name.stream, topic.created_at_us)
 
-    def _enter_space(self, space: str, created_at_us: int) -> Stream:
+    def _add_namespace(self, namespace: str, created_at_us: int) -> Stream:
         """Add a stream that exists in the broker but not in this directory."""
-        if not self.keeps_streams:
-            self._foreign -= 1
-            stream = Stream(StreamKept(self._foreign, space, space, created_at_us))
-            self._enter(stream)
+        if not self.stores_streams:
+            self._last_foreign -= 1
+            stream = Stream(StoredStream(self._last_foreign, namespace, namespace, created_at_us))
+            self._add(stream)
             return stream
         number = self._free_stream()
-        name = space if space not in self._by_name else numbered(space, number)
-        stream = Stream(StreamKept(number, name, space, created_at_us))
-        self._keep(stream, None, Level.WRITTEN)
+        name = namespace if namespace not in self._by_name else numbered(namespace, number)
+        stream = Stream(StoredStream(number, name, namespace, created_at_us))
+        self._store(stream, None, Level.WRITTEN)
         return stream
 
     def next_balanced(self, topic: Topic) -> int:
-        """Return the next partition in round-robin order. After a start, the order begins with the first partition."""
+        """Return the next partition number in round-robin order."""
         turn = self._balanced.get(topic.id, 0)
         self._balanced[topic.id] = turn + 1
         return turn % len(topic.partitions)
@@ -583,56 +593,55 @@ class Directory:
     def groups(self, topic: Topic) -> dict[int, str]:
         """Return the names of a topic's groups by number.
 
-        Groups of other protocols get a number, and the numbers of deleted groups become free.
+        Groups of other protocols get a number first, and numbers of deleted groups become free.
         """
-        kept = self.kept(topic)
+        stored = self.stored(topic)
         living = self._broker.groups.names(topic.name.full)
-        groups = {number: name for number, name in kept.groups.items() if name in living}
+        groups = {number: name for number, name in stored.groups.items() if name in living}
         known = set(groups.values())
-        fresh = [name for name in living if name not in known]
-        if not fresh and len(groups) == len(kept.groups):
-            return kept.groups
-        for name in fresh[: max(0, GROUPS_MAX - len(groups))]:
+        new_topics = [name for name in living if name not in known]
+        if not new_topics and len(groups) == len(stored.groups):
+            return stored.groups
+        for name in new_topics[: max(0, GROUPS_MAX - len(groups))]:
             groups[self._group_number(name, groups)] = name
-        self.update_topic(topic, msgspec.structs.replace(kept, groups=groups), topic.settings, None)
+        self.update_topic(topic, msgspec.structs.replace(stored, groups=groups), topic.settings, None)
         return groups
 
     def _group_number(self, name: str, taken: dict[int, str]) -> int:
         """Return the number for a new group.
 
-        The documented dialect gives nameless groups a name with a number. If the new group has such a name, it gets
-        this number, so that clients of this dialect find the group.
+        D0 names a group after its number. A new group with such a name gets that number, so that D0 clients find it.
         """
         digits = name.removeprefix(_NAMELESS) if name.startswith(_NAMELESS) else ""
         known = 0 < len(digits) <= _NAMELESS_DIGITS_MAX and consists_of(digits, DIGITS) and digits[0] != "0"
         number = int(digits) - 1 if known else NUMBERS_END
         return number if number < NUMBERS_END and number not in taken else _first_free(taken, 0)
 
-    def find_group(self, topic: Topic, who: int | str) -> tuple[int, str] | None:
-        kept = self.kept(topic).groups
-        name = kept.get(who) if isinstance(who, int) else who
-        if name not in kept.values() or self._broker.groups.view(str(name), topic.name.full) is None:
-            kept = self.groups(topic)  # another protocol may have created or deleted the group
-        for number, name in kept.items():
-            if who == (number if isinstance(who, int) else name):
+    def find_group(self, topic: Topic, identifier: int | str) -> tuple[int, str] | None:
+        stored = self.stored(topic).groups
+        name = stored.get(identifier) if isinstance(identifier, int) else identifier
+        if name not in stored.values() or self._broker.groups.view(str(name), topic.name.full) is None:
+            stored = self.groups(topic)  # another protocol may have created or deleted the group
+        for number, name in stored.items():
+            if identifier == (number if isinstance(identifier, int) else name):
                 return number, name
         return None
 
-    def group(self, topic: Topic, who: int | str) -> tuple[int, str]:
+    def group(self, topic: Topic, identifier: int | str) -> tuple[int, str]:
         """Return the number and name of a group. Raises Refused 5000 or 5003 if it does not exist."""
-        found = self.find_group(topic, who)
+        found = self.find_group(topic, identifier)
         if found is None:
-            raise Refused(errors.NO_GROUP_ID if isinstance(who, int) else errors.NO_GROUP_NAME)
+            raise Refused(errors.NO_GROUP_ID if isinstance(identifier, int) else errors.NO_GROUP_NAME)
         return found
 
     def group_number(self, topic: Topic, name: str) -> int | None:
-        """Return the number of a group that has been found before; None if it was deleted."""
-        return next((number for number, known in self.kept(topic).groups.items() if known == name), None)
+        """Return the number of a group that was found before; None if it was deleted meanwhile."""
+        return next((number for number, known in self.stored(topic).groups.items() if known == name), None)
 
     def create_group(self, topic: Topic, name: str, number: int | None, by: Caller, then: Completion[int]) -> None:
-        """Create a group without members. ``then`` gets its number when it is stored.
+        """Create a group without members.
 
-        Raises Refused 5001, 5004 or 5005.
+        ``then`` gets its number when it is stored. Raises Refused 5001, 5004 or 5005.
         """
         groups = self.groups(topic)
         if number is not None and number in groups:
@@ -643,23 +652,23 @@ class Directory:
             raise Refused(errors.BAD_GROUP_NAME)
         self._broker.groups.create(name, topic.name.full, by=by)
         number = self._group_number(name, groups) if number is None else number
-        kept = msgspec.structs.replace(self.kept(topic), groups={**groups, number: name})
-        self.update_topic(topic, kept, topic.settings, partial(_stored, number, then))
+        stored = msgspec.structs.replace(self.stored(topic), groups={**groups, number: name})
+        self.update_topic(topic, stored, topic.settings, partial(_stored, number, then))
 
     def delete_group(self, topic: Topic, number: int, by: Caller, done: Completion[int]) -> None:
         """Delete a group with its members and offsets. Raises Missing(GROUP_MISSING), Denied(DENIED)."""
         groups = dict(self.groups(topic))
         self._broker.groups.delete(groups.pop(number), topic.name.full, by=by)
-        self.update_topic(topic, msgspec.structs.replace(self.kept(topic), groups=groups), topic.settings, done)
+        self.update_topic(topic, msgspec.structs.replace(self.stored(topic), groups=groups), topic.settings, done)
 
 
 def numbers_from(shard: int) -> int:
-    """Return the first topic number of a shard. No two shards assign the same number."""
+    """Return the first topic number that a shard assigns. Shards assign different numbers."""
     return (shard + 1) * CHOSEN_MAX
 
 
 def _stored(value: _Value, then: Completion[_Value], result: object) -> None:
-    """Report a value once it is stored, or the error if it was not stored."""
+    """Call ``then`` with the value if ``result`` is not an error, otherwise with the error."""
     then(result if isinstance(result, BrokerError) else value)
 
 
@@ -670,5 +679,5 @@ def _first_free(taken: Mapping[int, object], number: int) -> int:
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-STREAMS: Final = msgspec.msgpack.Decoder(StreamKept)
-TOPICS: Final = msgspec.msgpack.Decoder(TopicKept)
+STREAMS: Final = msgspec.msgpack.Decoder(StoredStream)
+TOPICS: Final = msgspec.msgpack.Decoder(StoredTopic)

@@ -1,4 +1,4 @@
-"""Payload layouts of the documented dialect, and the bytes that may follow a payload.
+"""Requests of the documented dialect D0: payload layouts, and the bytes that may follow a payload.
 
 Every byte of a payload is decoded, except one or two zeros at its end. A payload that can be read in two ways is
 refused.
@@ -6,8 +6,8 @@ refused.
 The specification describes CREATE_STREAM and CREATE_TOPIC in two forms. Clients send the form that it shows as a
 struct. In the other form, a list of bytes, the id is an identifier and the expiry of a topic is optional::
 
-    struct      CREATE_STREAM  u32 id, name      CREATE_TOPIC  stream, u32 id, u32 partitions, u32 expiry, name
-    byte list                  ident, name                     stream, u32 id or ident, u32 partitions, [u32 expiry,] name
+    struct      CREATE_STREAM  u32 id, name      CREATE_TOPIC  stream, u32 id, u32 partitions, u32 expiry, name byte
+    list                  ident, name                     stream, u32 id or ident, u32 partitions, [u32 expiry,] name
 
 (spec: iggy#d0-requests, iggy#disagreements-of-the-document)
 """
@@ -32,7 +32,14 @@ NAMED: Final = replace(D0, auto_ids=True)  # for requests with a name in place o
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The parts of a payload: ``before`` bytes, then identifiers, then ``behind`` bytes, then optionally a name."""
+    """The layout of a payload.
+
+    Attributes:
+        before: number of bytes at the beginning.
+        idents: number of identifiers after them.
+        behind: number of bytes after these.
+        named: whether a name follows.
+    """
 
     before: int = 0
     idents: int = 0
@@ -74,8 +81,8 @@ _LISTED: Final[Mapping[int, tuple[tuple[bool, int], ...]]] = {
 def reader_of(code: int, payload: memoryview) -> Reader:
     """Return a reader of the payload as a struct, whichever of the two forms it has.
 
-    Raises Refused 3 for an invalid payload. Raises Refused 1014 or 2016 if the id is a name that differs from the
-    request's name.
+    Raises Refused 3 for an invalid payload. Raises Refused 1014 or 2016 if its id is a name other than the request's
+    name.
     """
     layout = LAYOUTS.get(code)
     if layout is None:
@@ -98,7 +105,7 @@ def reader_of(code: int, payload: memoryview) -> Reader:
 
 
 def _end(payload: memoryview, layout: Layout) -> int:
-    """Return where a payload of this layout ends, -1 if the payload is shorter than the layout."""
+    """Return the position of a payload's end, or -1 if the payload is shorter than the layout."""
     at, stop = layout.before, len(payload)
     for _ in range(layout.idents):
         if at + 2 > stop:
@@ -113,7 +120,7 @@ def _end(payload: memoryview, layout: Layout) -> int:
 
 
 def _may_be_letters(code: int, payload: memoryview) -> bool:
-    """Return whether a struct's id or expiry is so high that its bytes may be letters of a name."""
+    """Return whether the id or the expiry of a struct is so high that its bytes may be letters of a name."""
     if code == Code.CREATE_STREAM:
         return payload[3] >= LETTER_MIN
     at = 2 + payload[1]
@@ -124,7 +131,9 @@ def _may_be_letters(code: int, payload: memoryview) -> bool:
 class ListedPayload:
     """A payload in the form of the byte list.
 
-    ``front`` has the bytes before the id, ``numbers`` those between the id and the name.
+    Attributes:
+        front: the bytes before the id.
+        numbers: the bytes between the id and the name.
     """
 
     front: bytes
@@ -133,9 +142,9 @@ class ListedPayload:
     name: str
 
     def as_struct(self, code: int) -> Reader:
-        """Convert to a struct. An id that is a name is dropped.
+        """Convert the payload to a struct. If the id is a name, it is dropped.
 
-        Raises Refused 1014 or 2016 if that name differs from the request's name.
+        Raises Refused 1014 or 2016 if it is not the request's name.
         """
         if isinstance(self.given, str) and self.given != self.name:
             raise Refused(errors.BAD_STREAM_ID if code == Code.CREATE_STREAM else errors.BAD_TOPIC_ID)
@@ -145,7 +154,7 @@ class ListedPayload:
 
 
 def _listed_payloads(code: int, payload: memoryview) -> Iterator[ListedPayload]:
-    """Yield every way to read a payload as a byte list that consumes all bytes."""
+    """Yield every interpretation of a payload as a byte list that has no bytes left."""
     for has_ident, size in _LISTED[code]:
         reader = Reader(payload, D0)
         try:

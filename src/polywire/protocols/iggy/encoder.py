@@ -1,11 +1,11 @@
-"""Encode stored batches as the messages of a poll's reply, in every layout of Iggy's history.
+"""Encode stored batches as the messages of a reply to a poll, in every layout of Iggy's history.
 
 * One call encodes a chunk of a read, whichever protocol stored its records; no Python code runs per message.
 * A message is written completely or not at all.
 
-The ``state`` array has these i64 words:
+The dialects D0 to D3 are defined in ``dialect``. The ``state`` array of a call has these i64 words:
 
-* next offset to write, messages left, bytes of ``out`` that may be used
+* next offset to write, messages that may be written, bytes of ``out`` that may be used
 * position in ``out``, position in the chunk of a compressed batch
 * offset of the last message written (-1: none), bytes needed by the next message if there was not enough space
 * two words of the seed for ids of records without one, and the partition
@@ -23,7 +23,7 @@ import cython
 from polywire.records.memory import Lendable
 
 if cython.compiled:
-    from cython.cimports.polywire.protocols.iggy.decoder import gather_checksums
+    from cython.cimports.polywire.protocols.iggy.decoder import batch_checksum
     from cython.cimports.polywire.records.checksum import crc32_raw
     from cython.cimports.polywire.records.fields import load_append_time_us, load_base_offset, load_record_count
     from cython.cimports.polywire.records.header import fill_layout
@@ -44,7 +44,7 @@ if cython.compiled:
     )
     from cython.cimports.polywire.records.xxh3 import xxh3_raw
 else:
-    from polywire.protocols.iggy.decoder import gather_checksums
+    from polywire.protocols.iggy.decoder import batch_checksum
     from polywire.records.checksum import crc32_raw
     from polywire.records.fields import load_append_time_us, load_base_offset, load_record_count
     from polywire.records.header import fill_layout
@@ -126,10 +126,7 @@ def _put_id(
     state: cython.p_const_longlong,
     offset: cython.longlong,
 ) -> cython.void:
-    """Write a record's id.
-
-    A record without an id gets a UUID that looks random but is the same at every read.
-    """
+    """Write a record's id. A record without an id gets a UUID that is computed from the seed and the offset."""
     low: cython.ulonglong = 0
     high: cython.ulonglong = 0
     if places[16] >= 0:
@@ -149,9 +146,9 @@ def _put_id(
 def _is_shown(
     p: cython.p_const_uchar, places: cython.p_const_longlong, entry: cython.Py_ssize_t, typed: cython.bint
 ) -> cython.bint:
-    """Return whether Iggy can represent a header.
+    """Return whether Iggy clients get a header.
 
-    Key and value must have 1 to 255 bytes. Before D2c, the key must be text.
+    Its key and its value must have 1 to 255 bytes. Before D2c, the key must be text.
     """
     size: cython.longlong = load_i32(p, places[26] + 4 * entry + 4) - load_i32(p, places[26] + 4 * entry)
     if size < 1 or size > _VALUE_MAX or (not typed and p[places[24] + entry] != 2):
@@ -166,7 +163,7 @@ def _is_shown(
 def _event_size(
     places: cython.p_const_longlong, p: cython.p_const_uchar, row: cython.Py_ssize_t, column: cython.int
 ) -> cython.longlong:
-    """Return the bytes of a record's event type or metadata, 0 if Iggy cannot represent it."""
+    """Return the size of a record's event type or metadata; 0 if Iggy cannot represent it."""
     if places[2 * column] < 0:
         return 0
     size: cython.longlong = load_i32(p, places[2 * column] + 4 * row + 4) - load_i32(p, places[2 * column] + 4 * row)
@@ -222,7 +219,7 @@ def _put_entry(
     value_size: cython.Py_ssize_t,
     value_kind: cython.uchar,
 ) -> cython.Py_ssize_t:
-    """Write one header, with the kind of its key if the dialect has it; return the position after the header."""
+    """Write one header, and the kind of its key if the dialect has it. Return the position after the header."""
     if key_kind != 0:
         out[at] = key_kind
         at += 1
@@ -246,7 +243,7 @@ def _put_headers(
     out: cython.p_uchar,
     at: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write a record's user headers, and its event fields as headers; return the position after them."""
+    """Write a record's headers, with the fields of an event as headers. Return the position after them."""
     size: cython.Py_ssize_t
     start: cython.Py_ssize_t
     i: cython.Py_ssize_t
@@ -294,7 +291,7 @@ def _put_flat(
     offset: cython.longlong,
     append_time: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Write a message of D0 or D1; return the position after it."""
+    """Write a message of D0 or D1. Return the position after it."""
     at: cython.Py_ssize_t = state[3]
     value_at: cython.Py_ssize_t = places[2] + load_i32(p, places[0] + 4 * row)
     size: cython.Py_ssize_t = load_i32(p, places[0] + 4 * row + 4) - load_i32(p, places[0] + 4 * row)
@@ -325,7 +322,10 @@ def _put_message(
     state: cython.p_const_longlong,
     offset: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Write the fields that all layouts since D2 share (id, sizes, payload, headers); return the position after them."""
+    """Write the fields that all layouts since D2 share (id, sizes, payload, headers).
+
+    Return the position after them.
+    """
     at: cython.Py_ssize_t = state[3]
     start: cython.Py_ssize_t = load_i32(p, places[0] + 4 * row)
     size: cython.Py_ssize_t = load_i32(p, places[0] + 4 * row + 4) - start
@@ -379,7 +379,7 @@ def _close_record(out: Lent, start: cython.Py_ssize_t, end: cython.Py_ssize_t, c
     scratch: Lent = lend_writable(bytearray(44 + 8 * count))
     store_u64(out.p, start + 32, end - start)
     store_u32(out.p, start + 48, cython.cast(cython.uint, count))
-    store_u64(out.p, start + 40, gather_checksums(out.p, start, end, count, scratch.p))
+    store_u64(out.p, start + 40, batch_checksum(out.p, start, end, count, scratch.p))
 
 
 @cython.cfunc
@@ -393,7 +393,7 @@ def _put_classic(
     state: cython.p_longlong,
     form: cython.int,
 ) -> cython.int:
-    """Write the messages of one batch in a layout of D0 to D2."""
+    """Write the messages of a stored batch in a layout of D0 to D2. Return DONE or FULL."""
     base: cython.longlong = load_base_offset(p, at)
     append_time: cython.longlong = load_append_time_us(p, at)
     count: cython.Py_ssize_t = load_record_count(p, at)
@@ -456,10 +456,9 @@ def _open_record(
     earliest: cython.longlong,
     first: cython.longlong,
 ) -> cython.longlong:
-    """Begin a record of D3 and return its origin time.
+    """Begin a batch of D3, and return its origin time: the earliest of its messages.
 
-    That is the earliest origin time of its messages. If that time is too long ago for a delta, it is the origin time of
-    the first message.
+    If that time is too early for a delta, the batch's time is that of the first message.
     """
     origin: cython.longlong = earliest if first - earliest <= _DELTA_MAX else first
     clear(out, start, 256)
@@ -473,9 +472,9 @@ def _open_record(
 def _put_framed(
     source: Lent, places: cython.p_const_longlong, at: cython.Py_ssize_t, target: Lent, state: cython.p_longlong
 ) -> cython.int:
-    """Write the messages of one batch as records of D3.
+    """Write the messages of a stored batch as batches of D3. Return DONE or FULL.
 
-    A new record begins when a message's time cannot be encoded as a delta to the record's time.
+    A new one begins when a message's time cannot be encoded as a delta to the batch's time.
     """
     base: cython.longlong = load_base_offset(source.p, at)
     append_time: cython.longlong = load_append_time_us(source.p, at)
@@ -529,10 +528,12 @@ def _put_framed(
 
 
 def put_chunk(chunk: Lendable, at: int, out: Lendable, state: Lendable, form: int) -> int:
-    """Write the messages of a chunk's batches from ``at`` on, as far as ``state`` allows.
+    """Write the messages of a chunk, from position ``at`` on, as far as ``state`` allows.
 
-    Returns DONE, FULL or COMPRESSED. Call it with every chunk of a read in turn and the same state. Bytes after the
-    position in ``out`` are undefined. Raises ValueError if the state allows more bytes than ``out`` has.
+    Return DONE, FULL or COMPRESSED.
+
+    Call it with each chunk of a read in turn and the same state. Bytes of ``out`` after the position in ``state`` are
+    undefined. Raises ValueError if the state allows more bytes than ``out`` has.
     """
     source: Lent = lend(chunk)
     target: Lent = lend_writable(out)
@@ -571,7 +572,7 @@ def put_chunk(chunk: Lendable, at: int, out: Lendable, state: Lendable, form: in
 
 
 def new_state() -> array[int]:
-    """Return a state that does not allow any messages yet."""
+    """Return a state that allows no messages; the caller sets its words."""
     return array("q", bytes(8 * STATE_WORDS))
 
 

@@ -128,7 +128,7 @@ _D0: Final = {
 
 
 def number_of(error: BrokerError, dialect: Dialect) -> int:
-    """Return a dialect's number for an error of this or another process."""
+    """Return the error number of a dialect. The error may come from another process."""
     if isinstance(error, Refused):
         number = error.number
     elif error.message.startswith(REFUSED):

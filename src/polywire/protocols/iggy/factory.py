@@ -1,4 +1,4 @@
-"""The Iggy protocol's session factory: recognises its connections and opens sessions for them."""
+"""The entry point of the Iggy protocol: recognise connections and open sessions."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ ROUTED_COMMANDS: Final[Mapping[int, Command]] = {
     **COMMANDS,
     **{code: replace(COMMANDS[code], handler=auth.refuse, empty=False) for code in USER_COMMANDS},
 }
-"""Commands of a broker of several processes, whose users are those of the users file."""
+"""Commands of a broker with several processes. Users are defined in the users file, so commands cannot change them."""
 
 
 class IggyFactory:
@@ -91,7 +91,7 @@ class IggyFactory:
     __slots__ = ("_commands", "shared")
 
     def __init__(self, broker: IggyBroker, settings: IggySettings | None = None, *, parts: Parts | None = None) -> None:
-        """``parts`` are the other processes, if there are several. Then ``broker`` is that of all processes."""
+        """``parts`` are all processes, if there are several. Then ``broker`` has the topics of all of them."""
         self.shared: Final = Shared(broker, settings or IggySettings(), parts)
         self._commands: Final = COMMANDS if parts is None else ROUTED_COMMANDS
 
@@ -106,10 +106,10 @@ class IggyFactory:
         return (WIRE, self.shared.inside.directory, FUNCTIONS), (CLIENTS_PART, self.shared, functions)
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether the bytes begin a classic request with a known command, or a headered frame.
+        """Return whether the bytes begin an Iggy request in one of the framings.
 
-        A headered frame begins with zeros. Returns None if more bytes are needed to decide (spec:
-        iggy#recognising-the-framing).
+        A request in the classic framing must have a known command. The headered framing begins with zeros. Returns None
+        if more bytes are needed (spec: iggy#recognising-the-framing).
         """
         if len(prefix) < HEAD.size:
             length = int.from_bytes(prefix[:4].ljust(4, b"\xff"), "little")

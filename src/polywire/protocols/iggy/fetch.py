@@ -43,12 +43,14 @@ _sizes: Final = header_fields("length", "record_count")
 _SEEDS: Final = Struct("<qq")
 
 
-class Asked(NamedTuple):
+class PollArguments(NamedTuple):
     """The arguments of a poll.
 
-    ``partition`` is None for a group member without partitions. ``starts`` has the kind and the value of the polling
-    strategy. ``owner`` is the consumer or group whose stored offset is read. If ``commits``, this offset is also
-    committed.
+    Attributes:
+        partition: None for a group member without partitions.
+        starts: number of the polling strategy, and its argument.
+        owner: the consumer or group whose stored offset is used.
+        commits: whether the offset of the last message in the reply is stored.
     """
 
     topic: Topic
@@ -64,27 +66,29 @@ def poll(session: IggySession, answer: Answer, reader: Reader, /) -> bytes | Non
     topic = topic_of(session, reader, Action.FETCH)
     if session.shared.parts is None or session.shared.owns(topic):
         return _poll(session, answer, reader, consumer, topic)
-    return _poll_elsewhere(session, answer, reader, consumer, topic)
+    return _poll_remote(session, answer, reader, consumer, topic)
 
 
 def _poll(session: Poller, answer: Answer, reader: Reader, consumer: Consumer, topic: Topic) -> bytes | None:
-    asked = read_poll(session, answer, reader, consumer, topic)
-    if asked.partition is None:
+    arguments = read_poll(session, answer, reader, consumer, topic)
+    if arguments.partition is None:
         return nothing_owned(reader.dialect)
-    polling = PollReply(session, answer, asked.partition, asked.count_max, asked.owner if asked.commits else None)
-    return begin_poll(session, polling, asked.partition, asked)
+    polling = PollReply(
+        session, answer, arguments.partition, arguments.count_max, arguments.owner if arguments.commits else None
+    )
+    return begin_poll(session, polling, arguments.partition, arguments)
 
 
-def begin_poll(session: Poller, polling: PollReply, partition: Partition, asked: Asked) -> bytes | None:
-    """Begin to read at the offset that the polling strategy selects.
+def begin_poll(session: Poller, polling: PollReply, partition: Partition, arguments: PollArguments) -> bytes | None:
+    """Begin to read at the offset that the polling strategy selects. Return the reply if there is nothing to read.
 
-    Raises BrokerError if the offset cannot be read.
+    Raises BrokerError if that offset cannot be read.
     """
-    kind, value = asked.starts
+    kind, value = arguments.starts
     if kind == BY_TIME:
         start = partition.log.offset_at(min(value, 2**62), polling.found)
         return polling.begin(start) if isinstance(start, int) else None
-    return polling.begin(start_of(session, partition, asked.starts, asked.count_max, asked.owner))
+    return polling.begin(start_of(session, partition, arguments.starts, arguments.count_max, arguments.owner))
 
 
 def nothing_owned(dialect: Dialect) -> bytes:
@@ -92,10 +96,10 @@ def nothing_owned(dialect: Dialect) -> bytes:
     return front + (NO_CONTEXT if dialect.contexts else b"")
 
 
-def read_poll(session: Poller, answer: Answer, reader: Reader, consumer: Consumer, topic: Topic) -> Asked:
-    """Decode the rest of the part that all kinds of polls share, and check the caller's permission.
+def read_poll(session: Poller, answer: Answer, reader: Reader, consumer: Consumer, topic: Topic) -> PollArguments:
+    """Decode the arguments after the topic, which all kinds of polls have, and check permissions.
 
-    Raises Refused for an invalid poll, Denied without permission.
+    Raises Refused for an invalid poll, and Denied without permission.
     """
     number = reader.partition()
     kind, value, count = reader.u8(), reader.u64(), reader.u32()
@@ -111,15 +115,15 @@ def read_poll(session: Poller, answer: Answer, reader: Reader, consumer: Consume
         partition = partition_at(topic, consumers_partition(reader, number))
     if partition is not None and reader.dialect.contexts:
         check_history(session, answer, partition)
-    return Asked(topic, partition, (kind, value), min(count, COUNT_MAX), owner, commits)
+    return PollArguments(topic, partition, (kind, value), min(count, COUNT_MAX), owner, commits)
 
 
 def authorize_poll(
     session: Poller, topic: Topic, consumer: Consumer, reader: Reader, *, commits: bool
 ) -> tuple[PositionKind, str]:
-    """Return the consumer or group whose offset a poll uses.
+    """Return the consumer or group whose stored offset a poll uses.
 
-    Raises Denied if the caller may not use it, and Refused if it does not exist.
+    Raises Denied if the client may not use it, and Refused if it does not exist.
     """
     _authorize(session, topic, is_group=consumer.group, commits=commits)
     kind = PositionKind.GROUP if consumer.group else PositionKind.CONSUMER
@@ -136,9 +140,9 @@ def _authorize(session: Poller, topic: Topic, *, is_group: bool, commits: bool) 
 def _members_partition(
     session: Poller, topic: Topic, group: str, number: int | None, reader: Reader
 ) -> Partition | None:
-    """Return the partition that a group member reads next, or None if it has none.
+    """Return the partition from which a group member reads; None if it has none.
 
-    In D3 the request may name the partition. Otherwise, the member's partitions take turns.
+    In D3, the request may name it. Otherwise, the member's partitions are used in turn.
     """
     key = (topic.id, group)
     if key not in session.members:
@@ -161,10 +165,7 @@ def _members_partition(
 def start_of(
     session: Poller, partition: Partition, starts: tuple[int, int], count: int, owner: tuple[PositionKind, str]
 ) -> int:
-    """Return the start offset of a polling strategy other than BY_TIME.
-
-    It is never below the oldest retained offset.
-    """
+    """Return the start offset of a polling strategy other than BY_TIME. It is at least the oldest retained offset."""
     log = partition.log
     kind, value = starts
     match kind:
@@ -181,12 +182,7 @@ def start_of(
 
 
 class PollReply:
-    """The reply to one poll while it is built.
-
-    Data of a read is not used after its pin was released, and the buffer is returned once the reply was sent.
-    ``_bytes_max`` limits the bytes of all messages. If ``_is_limited``, the client has set this limit, which then also
-    holds for a single message.
-    """
+    """The reply to a poll in progress."""
 
     __slots__ = ("_answer", "_bytes_max", "_commit", "_count", "_is_limited", "_partition", "_session", "_state")
 
@@ -199,7 +195,7 @@ class PollReply:
         commit: tuple[PositionKind, str] | None,
         bytes_max: int | None = None,
     ) -> None:
-        """``bytes_max`` is the client's own limit, if it sent one."""
+        """``bytes_max`` is the limit for all messages that the client has set, if it has set one."""
         most = session.shared.settings.reply_bytes_max
         self._is_limited = bytes_max is not None
         self._bytes_max = most if bytes_max is None else min(most, bytes_max)
@@ -214,7 +210,7 @@ class PollReply:
         self._answer.refuse(error)
 
     def found(self, start: int | BrokerError) -> None:
-        """Continue with the start offset that was searched for, or with the error of the search."""
+        """Continue with the start offset that was searched, or with the error of the search."""
         if isinstance(start, BrokerError):
             self.refuse(start)
             return
@@ -227,9 +223,9 @@ class PollReply:
             self._answer.ok(reply)
 
     def begin(self, start: int) -> bytes | None:
-        """Return the reply if there is nothing to read.
+        """Read from ``start`` on. Return the reply if there is nothing to read.
 
-        Otherwise, return None and fill the reply slot now, or after a read. Raises BrokerError.
+        Otherwise, return None and fill the reply slot now or later. Raises BrokerError.
         """
         if start < self._partition.log.readable_offset:
             self._fetch(start)
@@ -238,7 +234,7 @@ class PollReply:
         return None
 
     def _refreshed(self, start: int, error: BrokerError | None) -> None:
-        """Continue with current offsets."""
+        """Continue when the partition's offsets are up to date."""
         log = self._partition.log
         start = max(start, log.first_offset)
         try:
@@ -280,7 +276,7 @@ class PollReply:
                 self.refuse(read)
             return
         shared = self._session.shared
-        room = min(self._room(read), self._bytes_max)
+        room = min(self._space(read), self._bytes_max)
         buffer = shared.reply_buffers.take(room)
         try:
             buffer = self._write(read, buffer)
@@ -296,8 +292,8 @@ class PollReply:
             return
         self._finish(buffer)
 
-    def _room(self, read: Read) -> int:
-        """Estimate the size of the reply, as if all messages were like those of the first batch."""
+    def _space(self, read: Read) -> int:
+        """Return the estimated size of the reply: all messages are assumed to be like those of the first batch."""
         if not read.chunks:
             return 0
         length, records = _sizes(read.chunks[0])
@@ -305,7 +301,7 @@ class PollReply:
         return int(count * (length // max(records, 1) + MESSAGE_BYTES_MIN)) + MESSAGE_BYTES_MIN
 
     def _write(self, read: Read, buffer: bytearray) -> bytearray:
-        """Write the messages. Return the buffer, or a larger one if the messages need it."""
+        """Write the messages. Return the buffer, which is replaced by a larger one if it has not enough space."""
         state = self._state
         state[encoder.CAP] = min(len(buffer), self._bytes_max)
         for chunk in read.chunks:
@@ -323,7 +319,7 @@ class PollReply:
         return buffer
 
     def _larger(self, size: int) -> int:
-        """Return the size of the next larger buffer; 0 if the reply has a message and must not grow."""
+        """Return the size of a buffer for one more message; 0 if the reply has messages and must not grow."""
         state = self._state
         needed = state[encoder.AT] + state[encoder.NEEDED]
         limit = self._bytes_max
@@ -343,7 +339,7 @@ class PollReply:
         return ended
 
     def _finish(self, buffer: bytearray) -> None:
-        """Commit the offset if requested, then reply. If the commit fails, reply with the error instead."""
+        """Store the offset of the last message if requested, then reply. If that fails, reply with the error."""
         last, session, partition = self._state[encoder.LAST], self._session, self._partition
         if self._commit is None or last < 0:
             self._deliver(buffer)
@@ -378,8 +374,11 @@ class PollReply:
 # Polls of topics of other processes
 
 
-class Visitor:
-    """A client of another process, which has authorized its poll. Implements ``Poller`` and ``ReplyOwner``."""
+class RemotePoller:
+    """A client of another process.
+
+    Implements ``Poller`` and ``ReplyOwner`` for its poll, which that process has authorized.
+    """
 
     closed: Final = False
 
@@ -396,28 +395,27 @@ class Visitor:
         self._incarnation: Final = incarnation
 
     def authorize(self, action: Action, where: Where = None) -> None:
-        """Do nothing, because the other process has done it."""
+        """Do nothing, because the client's process has checked the permissions."""
 
     def named_incarnation(self, _: Answer) -> int:
         return self._incarnation
 
     def end(self) -> None:
-        """Do nothing, because the connection is in the other process."""
+        """Do nothing, because the client's process has the connection."""
 
     def fail(self, _: PeerError) -> None:
         """Do nothing, as in ``end``."""
 
-    def keep(self, head: vsr.Head, reply: bytes) -> None:
-        """Do nothing, because replies without header are not stored."""
+    def store_reply(self, head: vsr.Head, reply: bytes) -> None:
+        """Do nothing: only replies in the headered framing are stored."""
 
 
-def _poll_elsewhere(
+def _poll_remote(
     session: IggySession, answer: Answer, reader: Reader, consumer: Consumer, topic: Topic
 ) -> bytes | None:
     """Poll a topic of another process.
 
-    If the poll needs more than records, it is executed there with one call, which has the membership, the stored offset,
-    the records, and the new offset.
+    If the poll uses more than records, such as a group or a stored offset, that process executes it with one call.
     """
     begin, dialect = reader.at, reader.dialect
     reader.partition()
@@ -426,10 +424,10 @@ def _poll_elsewhere(
     if not (consumer.group or commits or kind == NEXT):
         return _poll(session, answer, reader, consumer, topic)
     _authorize(session, topic, is_group=consumer.group, commits=commits)
-    who = consumer.who
-    if isinstance(who, int):
-        who = session.shared.directory.kept(topic).groups.get(who - dialect.base, "")
-    key = topic.id, who
+    owner_id = consumer.identifier
+    if isinstance(owner_id, int):
+        owner_id = session.shared.directory.stored(topic).groups.get(owner_id - dialect.base, "")
+    key = topic.id, owner_id
     is_member = consumer.group and key in session.members
 
     def polled(result: tuple[bytes, int] | BrokerError) -> None:
@@ -448,13 +446,13 @@ def _poll_elsewhere(
 
     session.shared.call_for(
         topic,
-        poll_for_another,
+        execute_poll,
         session.caller,
         DIALECTS.index(dialect),
         payload,
         consumer,
         incarnation=session.named_incarnation(answer),
-        group=who,
+        group=owner_id,
         topic=topic.name.full,
         member=session.member_id,
         wire=WIRE,
@@ -465,7 +463,7 @@ def _poll_elsewhere(
     return None
 
 
-def poll_for_another(
+def execute_poll(
     shared: Shared,
     by: Caller,
     dialect: int,
@@ -483,13 +481,12 @@ def poll_for_another(
 ) -> None:
     """Execute a poll for a client of another process.
 
-    ``then`` gets the reply in the classic framing, and the partition of the group that was polled, or -1.
-
     Args:
         payload: the request after the name of the topic.
-        incarnation: the partition history that the request names, or 0.
-        connected: whether the client is a member of the group. It then leaves when the link ends.
+        incarnation: number of the partition history that the request names, or 0.
+        connected: whether the client is a member of the group.
         polls: how often the client has polled the group.
+        then: gets the reply in the classic framing, and the partition of the group that was polled, or -1.
     """
     del wire
     inside = shared.inside
@@ -503,7 +500,7 @@ def poll_for_another(
             released()
         then((reply, visitor.members.get(key, (found, -1))[1]))
 
-    visitor = Visitor(inside, by, member, incarnation, slot_filled)
+    visitor = RemotePoller(inside, by, member, incarnation, slot_filled)
     answer = Answer(visitor, DIALECTS[dialect])
     if connected:
         visitor.members[key] = found, -1

@@ -1,6 +1,6 @@
 """Consumer groups, whose members are connections (spec: iggy#consumer-groups, iggy#d3-groups).
 
-The broker's coordinator assigns a group's partitions, so members on other protocols get their share, too.
+Members may use other protocols, because the broker's coordinator assigns the partitions.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def leave_group(session: IggySession, answer: Answer, reader: Reader, /) -> byte
 
 
 def sync_group(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle SYNC_CONSUMER_GROUP: return the member's partitions. A client that is not a member gets none."""
+    """SYNC_CONSUMER_GROUP: return the member's partitions; none to a client that is not a member."""
     del answer
     topic = topic_of(session, reader, Action.GROUP_JOIN)
     _, name = _group(session, reader, topic)

@@ -1,7 +1,6 @@
-"""Held requests of protocol 0.12: polls that wait for messages and are answered out of order.
+"""Held requests of protocol 0.12: they wait for messages and do not delay later requests of their connection.
 
-* A held request does not delay later requests of its connection.
-* It is answered once, at the latest when its waiting time has passed. Its waiters and its timer end with it.
+* A held request gets one reply, at the latest when its waiting time has passed.
 * The number of held requests per connection is limited, and so is the waiting time.
 
 (spec: iggy#d4-held-polls)
@@ -35,11 +34,11 @@ TIMEOUT_US_MAX: Final = 630_000_000  # the longest client timeout that the proto
 MARGIN_US: Final = 1_000_000  # time between the end of a wait and the client's timeout
 
 Offset = tuple[Partition, int]
-"""A partition, and the offset that must become readable before the request is attempted again."""
+"""A partition, and the offset that must become readable before the request is tried again."""
 Attempt = Callable[[Answer, Reader, bool], Iterable[Offset] | None]
-"""Function that answers a request, or returns the offsets to wait for.
+"""Tries to execute a request. It replies, or returns the offsets to wait for.
 
-The last argument is true for the last attempt, which must answer. Raises Refused, BrokerError.
+The last argument is true for the last attempt, which must reply. Raises Refused or BrokerError.
 """
 
 
@@ -49,17 +48,18 @@ def check_wait(wait_us: int, timeout_us: int) -> None:
 
 
 class HeldRequests:
-    """The held requests of one connection, by request number. It owns their replies.
+    """The held requests of one connection. Implements ``ReplyOwner`` for their replies.
 
-    ``waits`` is the number of partitions for which the requests wait.
+    Attributes:
+        waits: number of partitions for which the requests wait.
     """
 
-    __slots__ = ("_answers", "_output", "_session", "waits")
+    __slots__ = ("_output", "_session", "_slots", "waits")
 
     def __init__(self, session: ReplyOwner, output: Output) -> None:
         self._session: Final = session
         self._output: Final = output
-        self._answers: Final[dict[int, Answer]] = {}
+        self._slots: Final[dict[int, Answer]] = {}
         self.waits = 0
 
     # Owner of the answers
@@ -75,13 +75,13 @@ class HeldRequests:
 
     @property
     def is_clogged(self) -> bool:
-        """Return whether no read may begin, because the client reads too slowly or too many reads are in progress."""
-        reading = sum(answer.cancel is None for answer in self._answers.values())
+        """Whether no read may begin: the client receives too slowly, or too many reads are in progress."""
+        reading = sum(answer.cancel is None for answer in self._slots.values())
         return reading > READING_MAX or self._output.backlog > self._output.backlog_max
 
     def slot_filled(self) -> None:
-        for number in [number for number, answer in self._answers.items() if answer.parts is not None]:
-            answer = self._answers.pop(number)
+        for number in [number for number, answer in self._slots.items() if answer.parts is not None]:
+            answer = self._slots.pop(number)
             assert answer.parts is not None, "an answered request has parts"
             self._output.write_many(answer.parts, answer.released)
 
@@ -91,31 +91,28 @@ class HeldRequests:
     def fail(self, error: PeerError) -> None:
         self._session.fail(error)
 
-    def keep(self, head: vsr.Head, reply: bytes) -> None:
-        """A held request changes no state, so its reply is not stored for repeated requests."""
+    def store_reply(self, head: vsr.Head, reply: bytes) -> None:
+        pass
 
     # Holding
 
     def open(self, dialect: Dialect, head: vsr.Head, number: int) -> Answer | None:
-        """Return the reply slot for a new request.
-
-        Returns None if too many requests are held, or one has the same number.
-        """
-        if len(self._answers) >= HELD_MAX or head.number in self._answers:
+        """Return the reply slot for a new request; None if too many requests are held, or one has the same number."""
+        if len(self._slots) >= HELD_MAX or head.number in self._slots:
             return None
         answer = Answer(self, dialect, head, number=number)
-        self._answers[head.number] = answer
+        self._slots[head.number] = answer
         return answer
 
     def cancel(self, number: int) -> None:
-        """Drop a waiting request that the client has cancelled. It gets no reply."""
-        answer = self._answers.get(number)
+        """Drop a request that the client has cancelled. It gets no reply."""
+        answer = self._slots.get(number)
         if answer is not None and answer.cancel is not None:
-            _drop(self._answers.pop(number))
+            _drop(self._slots.pop(number))
 
     def drop(self) -> None:
-        while self._answers:
-            _drop(self._answers.popitem()[1])
+        while self._slots:
+            _drop(self._slots.popitem()[1])
 
 
 def _drop(answer: Answer) -> None:
@@ -125,10 +122,10 @@ def _drop(answer: Answer) -> None:
 
 
 class Holding:
-    """One request that is attempted again for every new message, until it is answered or its waiting time is over.
+    """A request that is tried again for every new message, until it has a result or its waiting time has passed.
 
-    After an attempt without a result, it pauses for ten times the attempt's duration. Otherwise, a request for many
-    partitions would cost a full attempt per message.
+    After each attempt it pauses for ten times the attempt's duration. Without pauses, a request for many partitions
+    would try all of them for every message.
     """
 
     __slots__ = ("_answer", "_attempt", "_broker", "_owner", "_payload", "_stops", "_ticket", "_until", "_waits")
@@ -145,7 +142,10 @@ class Holding:
         self._waits = 0
 
     def run(self, ticket: int = 0) -> None:
-        """Reply to the request, or wait. ``ticket`` identifies the wait that has ended."""
+        """Try the request.
+
+        ``ticket`` is the number of the wait that has ended; if another one has begun since, do nothing.
+        """
         if ticket != self._ticket:
             return
         self._stop_waiting()
@@ -172,7 +172,7 @@ class Holding:
             self._wait(list(offsets), PAUSE_RATIO * took if ticket else 0.0)
 
     def _repeat(self, ticket: int, expected: int, pending: Pending) -> None:
-        """Repeat an attempt for which another process had to answer."""
+        """Repeat an attempt that has raised ``pending``."""
         if expected != self._ticket:
             return
         self._stop_waiting()
@@ -195,7 +195,7 @@ class Holding:
             self._listen(offsets)
 
     def _listen(self, offsets: list[Offset]) -> None:
-        """Wait for all partitions. A deleted partition ends the wait at once."""
+        """Wait for all partitions. If a partition was deleted, try again immediately."""
         loop, ticket = self._broker.loop, self._ticket
 
         def wake() -> None:

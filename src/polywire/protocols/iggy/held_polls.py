@@ -1,7 +1,7 @@
-"""Commands that wait for messages: a held poll, a wait for several partitions, and a fetch of several.
+"""Commands that wait for messages: a poll, a wait for several partitions, and a fetch from several partitions.
 
-Each attempt of a held command checks permissions, names and memberships again. No reply exceeds the size that its
-client accepts (spec: iggy#d4-held-polls).
+Each attempt checks permissions, names and memberships again. No reply exceeds the size that its client accepts (spec:
+iggy#d4-held-polls).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SECTION: Final = Struct("<IIQI24sQI")
 
 
 def _hold(answer: Answer, payload: bytes, wait_us: int, attempt: Attempt) -> None:
-    """Attempt a request until its reply is sent."""
+    """Try a request until its reply is sent."""
     owner = answer.session
     assert isinstance(owner, HeldRequests), "the reply of a held request is out of order"
     Holding(answer, owner, payload, wait_us, attempt).run()
@@ -76,28 +76,28 @@ def poll_held(session: IggySession, answer: Answer, reader: Reader, /) -> None:
 
 
 def _attempt_poll(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
-    """Poll and reply if there are enough messages.
+    """Poll, and reply if there are enough messages. Otherwise, return the offsets to wait for.
 
-    Otherwise return the offsets to wait for. At the last attempt, reply even if there are too few.
+    The last attempt replies even if there are too few.
     """
     consumer = reader.consumer()
     topic = topic_of(session, reader, Action.FETCH)
-    asked = read_poll(session, answer, reader, consumer, topic)
+    arguments = read_poll(session, answer, reader, consumer, topic)
     _, count_min, bytes_max, _ = _HELD.unpack(reader.take(_HELD.size))
-    if reader.left or not 1 <= count_min <= asked.count_max or bytes_max < REPLY_BYTES_MIN:
+    if reader.left or not 1 <= count_min <= arguments.count_max or bytes_max < REPLY_BYTES_MIN:
         raise Refused(errors.UNKNOWN_COMMAND)
-    partition = asked.partition
+    partition = arguments.partition
     if partition is None:
         answer.ok(nothing_owned(reader.dialect))
         return None
     session.broker.require_current([partition])
-    if not last and asked.starts[0] != BY_TIME:
-        start = start_of(session, partition, asked.starts, asked.count_max, asked.owner)
+    if not last and arguments.starts[0] != BY_TIME:
+        start = start_of(session, partition, arguments.starts, arguments.count_max, arguments.owner)
         if partition.log.readable_offset - start < count_min:
             return [(partition, start + count_min - 1)]
-    owner = asked.owner if asked.commits else None
-    polling = PollReply(session, answer, partition, asked.count_max, owner, bytes_max - POLL_FRONT_BYTES)
-    reply = begin_poll(session, polling, partition, asked)
+    owner = arguments.owner if arguments.commits else None
+    polling = PollReply(session, answer, partition, arguments.count_max, owner, bytes_max - POLL_FRONT_BYTES)
+    reply = begin_poll(session, polling, partition, arguments)
     if reply is not None:
         answer.ok(reply)
     return None
@@ -107,7 +107,7 @@ def _attempt_poll(session: IggySession, answer: Answer, reader: Reader, last: bo
 
 
 class Target(NamedTuple):
-    """A partition to read, and the offset at which to start."""
+    """A partition to read, and the strategy that selects the first offset."""
 
     number: int
     starts: tuple[int, int]
@@ -116,7 +116,7 @@ class Target(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A target after its lookup: its start offset, or an error number."""
+    """A target after its look-up: its start offset, or an error number."""
 
     target: Target
     partition: Partition | None
@@ -137,7 +137,7 @@ def _targets(targets: list[Target]) -> list[Target]:
 
 
 def _count(reader: Reader, size: int) -> int:
-    """Return the number of targets. Raises Refused unless they fill the rest of the payload."""
+    """Decode the number of targets. Raises Refused unless as many targets follow."""
     count = reader.u32()
     if count > TARGETS_MAX or reader.left != count * size:
         raise Refused(errors.UNKNOWN_COMMAND)
@@ -147,7 +147,8 @@ def _count(reader: Reader, size: int) -> int:
 class Finder(NamedTuple):
     """Looks up targets in one topic for one consumer.
 
-    ``owned`` are the partitions of a group member, None for a single consumer.
+    Attributes:
+        owned: the partitions of a group member; None for a single consumer.
     """
 
     session: IggySession
@@ -181,7 +182,7 @@ class Finder(NamedTuple):
 def _finder(session: IggySession, topic: Topic, consumer: Consumer, reader: Reader, *, commits: bool) -> Finder:
     """Return a finder for this consumer.
 
-    Raises Denied if the caller may not read the topic, and Refused if it is not a member of its group.
+    Raises Denied if the client may not read the topic, and Refused if it is not a member of the group.
     """
     owner = authorize_poll(session, topic, consumer, reader, commits=commits)
     owned = None
@@ -196,14 +197,14 @@ def _finder(session: IggySession, topic: Topic, consumer: Consumer, reader: Read
 
 
 def await_messages(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle WAIT_FOR_MESSAGES: return which of several partitions have messages."""
+    """WAIT_FOR_MESSAGES: return which of several partitions have messages."""
     _hold(answer, bytes(reader.data), wait_us_of(Code.AWAIT, reader), partial(_attempt_wait, session))
 
 
 def _attempt_wait(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
-    """Reply with the partitions that have messages, if there are any.
+    """Reply if some partitions have messages. Otherwise, return the offsets to wait for.
 
-    Otherwise return the offsets to wait for. At the last attempt, reply even if no partition has messages.
+    The last attempt replies even if no partition has messages.
     """
     consumer = reader.consumer()
     topic = topic_of(session, reader, Action.FETCH)
@@ -225,13 +226,14 @@ def _attempt_wait(session: IggySession, answer: Answer, reader: Reader, last: bo
 
 
 def fetch_messages(session: IggySession, answer: Answer, reader: Reader, /) -> None:
+    """FETCH_MESSAGES: return messages of several partitions."""
     _hold(answer, bytes(reader.data), wait_us_of(Code.FETCH, reader), partial(_attempt_fetch, session))
 
 
 def _attempt_fetch(session: IggySession, answer: Answer, reader: Reader, last: bool, /) -> list[Offset] | None:
-    """Reply with messages of several partitions, if there are enough.
+    """Reply if there are enough messages. Otherwise, return the offsets to wait for.
 
-    Otherwise return the offsets to wait for. At the last attempt, reply even if there are too few.
+    The last attempt replies even if there are too few.
     """
     consumer = reader.consumer()
     topic = topic_of(session, reader, Action.FETCH)
@@ -255,9 +257,11 @@ def _attempt_fetch(session: IggySession, answer: Answer, reader: Reader, last: b
 
 
 class FetchReply:
-    """Builds one reply. It reads the partitions one after the other and pauses for other connections.
+    """Builds the reply to FETCH_MESSAGES.
 
-    When the limit of messages or bytes is reached, the remaining partitions are skipped; the next request reads them.
+    It reads the partitions one after the other, with pauses for other connections.
+
+    When the limit of messages or bytes is reached, the remaining partitions are skipped. The next request reads them.
     """
 
     __slots__ = (
@@ -281,9 +285,11 @@ class FetchReply:
         limits: tuple[int, int],
         owner: tuple[PositionKind, str] | None,
     ) -> None:
-        """``limits`` are the largest number of messages and bytes in the reply.
+        """Prepare the reply.
 
-        ``owner`` is the consumer or group whose offsets are committed, None to commit nothing.
+        Args:
+            limits: largest number of messages and bytes in the reply.
+            owner: the consumer or group whose offsets are stored; None to store none.
         """
         self._session: Final = session
         self._answer: Final = answer
@@ -296,7 +302,7 @@ class FetchReply:
         self._is_running = False
 
     def run(self) -> None:
-        """Read partitions until a read must wait for the disk, the time slice is over, or all are read."""
+        """Read partitions, until a read must wait for the disk or the time slice is over."""
         broker = self._session.broker
         until = broker.clock.monotonic() + QUANTUM_S
         self._is_running = True
@@ -325,9 +331,9 @@ class FetchReply:
             section.refuse(error)
 
     def ended(self, found: Found, error: int = 0, read: tuple[int, int, bytes] | None = None) -> None:
-        """Add the section of a partition.
+        """Add the section of a partition, and continue with the next one.
 
-        ``read`` has the number of messages, the offset after the last one, and the records.
+        ``read`` has the number of messages, the offset after the last one, and the encoded messages.
         """
         self._is_reading = False
         count, next_offset, records = read or (0, found.start, b"")
@@ -366,7 +372,7 @@ class Section(PollReply):
         self._found: Final = found
 
     def refuse(self, error: BrokerError) -> None:
-        """Report the error for this partition only."""
+        """Add the error for this partition only."""
         self._reply.ended(self._found, errors.number_of(error, self._answer.dialect))
 
     def _nothing_found(self) -> None:

@@ -1,9 +1,8 @@
-"""Partition histories for clients since protocol 0.12: routes, contexts, and requests that name a history.
+"""Partition histories, for clients since protocol 0.12 (spec: iggy#d4-contexts, iggy#d4-routes).
 
-A history is one incarnation of a partition. A partition that was deleted and created again has a new number. A request
-that names the number of the deleted partition is refused.
-
-(spec: iggy#d4-contexts, iggy#d4-routes)
+The number of a partition's history is the broker's incarnation number. A partition that is deleted and created again
+gets a new history number. Requests that name the old one are refused. Replies contain the history number in a
+partition's context, and in the route by which clients find the partition's node.
 """
 
 from __future__ import annotations
@@ -29,30 +28,29 @@ _ROUTE: Final = Struct("<QQIIB")
 
 
 def incarnation_of(partition: Partition) -> int:
-    """Return the number of a partition's history.
-
-    The number 0 is never used, because clients send it if they know no history.
-    """
+    """Return the number of a partition's history. It is never 0, which clients send if they know no history."""
     return partition.incarnation + 1
 
 
 def context_bytes(partition: Partition, generation: int = 0, position: int = 0) -> bytes:
     """Encode the context of a partition.
 
-    ``generation`` is that of the group that polls. ``position`` is the position of the change for which clients wait.
+    Args:
+        generation: generation of the group that polls.
+        position: position of the change of metadata that clients must see first.
     """
     return _CONTEXT.pack(incarnation_of(partition), generation, position)
 
 
 def check_history(session: Poller, answer: Answer, partition: Partition) -> None:
-    """Raise Refused if the request names the history of an earlier partition with the same number."""
+    """Raise Refused if the request names the history of a deleted partition with the same number."""
     named = session.named_incarnation(answer)
     if named and named != incarnation_of(partition):
         raise Refused(errors.HISTORY_GONE)
 
 
 def get_route(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle GET_PARTITION_ROUTE: report that this node leads the partition, as it leads every partition."""
+    """GET_PARTITION_ROUTE: return this node as the leader, as for every partition."""
     del answer
     topic = topic_of(session, reader, Action.TOPIC_DESCRIBE)
     partition = partition_at(topic, reader.u32())

@@ -1,6 +1,6 @@
 """Look up the streams, topics, partitions and consumers that a request names (spec: iggy#identifiers, iggy#consumers).
 
-A client without permission gets the same error for an existing resource as for a missing one.
+A client without permission gets the same error whether or not the object exists.
 """
 
 from __future__ import annotations
@@ -13,67 +13,67 @@ from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.context import Poller
 from polywire.protocols.iggy.directory import Stream
 from polywire.protocols.iggy.messages import Consumer, Reader, Refused
-from polywire.protocols.iggy.names import find_named, space_of
+from polywire.protocols.iggy.names import find_named, namespace_of
 from polywire.protocols.iggy.session import IggySession
 from polywire.types import TopicName
 
 
-def who(reader: Reader) -> int | str:
-    """Read the number (counted from 0) or name of a stream, topic or group."""
+def identifier(reader: Reader) -> int | str:
+    """Read the number (counted from 0) or the name of a stream, topic or group."""
     found = reader.ident()
     return found - reader.dialect.base if isinstance(found, int) else found
 
 
 def stream_of(session: IggySession, reader: Reader, action: Action) -> Stream:
-    """Read the stream at the beginning of a request, and return it.
+    """Read the stream at the reader's position, and return it.
 
-    Raises Denied if the caller may not perform the action on it, and Refused if it does not exist. For a caller without
-    permission, the error does not show whether the stream exists.
+    Raises Denied if the client may not perform the action on it, and Refused if it does not exist.
     """
-    named = who(reader)
+    named = identifier(reader)
     found = find_named(session.shared.directory.find_stream, named, reader.dialect)
-    session.authorize(action, found.kept.space if found is not None else _space(named))
+    session.authorize(action, found.stored.namespace if found is not None else _namespace(named))
     if found is None:
         raise Refused(errors.NO_STREAM_ID if isinstance(named, int) else errors.NO_STREAM_NAME)
     return found
 
 
 def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
-    """Read the topic at the beginning of a request, and return it.
+    """Read the stream and topic at the reader's position, and return the topic.
 
-    Raises Denied if the caller may not perform the action on it, and Refused if it does not exist. For a caller without
-    permission, the error does not show whether the topic exists.
+    Raises Denied if the client may not perform the action on it, and Refused if it does not exist.
     """
     directory = session.shared.directory
-    stream_named, named = who(reader), who(reader)
+    stream_named, named = identifier(reader), identifier(reader)
     stream = find_named(directory.find_stream, stream_named, reader.dialect)
     topic = None if stream is None else find_named(partial(directory.find_topic, stream), named, reader.dialect)
     if topic is not None:
         session.authorize(action, topic)
         return topic
-    space = stream.kept.space if stream is not None else _space(stream_named)
-    session.authorize(action, TopicName(space, named) if isinstance(named, str) and space is not None else space)
+    namespace = stream.stored.namespace if stream is not None else _namespace(stream_named)
+    session.authorize(
+        action, TopicName(namespace, named) if isinstance(named, str) and namespace is not None else namespace
+    )
     if stream is None:
         raise Refused(errors.NO_STREAM_ID if isinstance(stream_named, int) else errors.NO_STREAM_NAME)
     raise Refused(errors.NO_TOPIC_ID if isinstance(named, int) else errors.NO_TOPIC_NAME)
 
 
-def _space(named: int | str) -> str | None:
-    """Return the name in the broker for a stream that does not exist; None for a number, which may be any stream."""
-    return space_of(named) if isinstance(named, str) else None
+def _namespace(named: int | str) -> str | None:
+    """Return the namespace that a missing stream would have; None for a number, which could be any stream."""
+    return namespace_of(named) if isinstance(named, str) else None
 
 
 def partition_at(topic: Topic, number: int) -> Partition:
-    """Return the partition with this number, which counts from 0. Raises Refused 3007."""
+    """Return the partition with this number, counted from 0. Raises Refused 3007."""
     if not 0 <= number < len(topic.partitions):
         raise Refused(errors.NO_PARTITION)
     return topic.partitions[number]
 
 
 def consumers_partition(reader: Reader, number: int | None) -> int:
-    """Return the partition of a single consumer: the one in the request, or else the first.
+    """Return the partition number for a single consumer: that in the request, or the first partition.
 
-    In the dialect of 2023, the request must name it (spec: iggy#polling).
+    In D0, the request must have it (spec: iggy#polling).
     """
     if number is not None:
         return number
@@ -87,7 +87,7 @@ def consumer_name(session: Poller, topic: Topic, consumer: Consumer, reader: Rea
 
     Raises Refused 5000 or 5003 if the group does not exist.
     """
-    found = consumer.who
+    found = consumer.identifier
     if not consumer.group:
         return str(found)
     group = found - reader.dialect.base if isinstance(found, int) else found

@@ -30,7 +30,7 @@ _TOPIC_FLAGS: Final = 4
 
 
 class Code(IntEnum):
-    """Commands, by their number in the classic framing. The headered framing has operations, which are mapped to these."""
+    """Commands, by their number in the classic framing. Operations of the headered framing are mapped to these."""
 
     PING = 1
     GET_STATS = 10
@@ -91,7 +91,10 @@ class Code(IntEnum):
 
 
 class Refused(BrokerError):
-    """A request that is rejected with an error number of the protocol. Other processes send its message only."""
+    """A request that is rejected with an error number of the protocol.
+
+    The number is part of the message, because other processes send only that.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(ErrorCode.INVALID_REQUEST, f"{REFUSED}{number}")
@@ -100,15 +103,18 @@ class Refused(BrokerError):
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """A single consumer or a group. A number counts as in the dialect."""
+    """A single consumer or a group. Numbers count as in the dialect."""
 
     group: bool
-    who: int | str
+    identifier: int | str
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFields:
-    """The fields of a topic in a request that creates or updates it; None for a field that the request does not set."""
+    """The fields of a topic in a request that creates or updates it.
+
+    None means that the request does not set the field.
+    """
 
     name: str
     expiry_us: int | None = None
@@ -120,7 +126,7 @@ class TopicFields:
 
 @dataclass(frozen=True, slots=True)
 class PermissionFlags:
-    """The protocol's permissions: ten flags for everything, six for each listed stream, four for each listed topic.
+    """The protocol's permissions: ten flags for all streams, six for each listed stream, four for each listed topic.
 
     Numbers of streams and topics count as in the dialect.
     """
@@ -130,7 +136,7 @@ class PermissionFlags:
 
 
 class Reader:
-    """Decodes a payload from its beginning."""
+    """Decodes a payload. Raises Refused for malformed bytes."""
 
     __slots__ = ("at", "data", "dialect", "stop")
 
@@ -197,14 +203,14 @@ class Reader:
         raise Refused(MALFORMED)
 
     def number(self) -> int:
-        """Read an id or partition and convert it to count from 0.
+        """Read a number of a stream, topic or partition. Return it counted from 0.
 
         In a dialect that counts from 1, the invalid value 0 becomes -1.
         """
         return self.u32() - self.dialect.base
 
     def partition(self) -> int | None:
-        """Read a partition and convert it to count from 0; None if the request names none."""
+        """Read a partition number. Return it counted from 0, or None if the request names no partition."""
         if self.dialect.optional_partition:
             given = self.flag()
             number = self.u32()
@@ -223,9 +229,9 @@ class Reader:
         return self.ident() if self.dialect.named_groups else self.u32()
 
     def topic_fields(self, *, is_patch: bool = False) -> TopicFields:
-        """Read the fields that follow a topic's ids and partitions in requests that create or update it.
+        """Read the fields of a topic after its ids and partitions.
 
-        If ``is_patch``, the request is a patch of 0.12, in which the name may be empty.
+        ``is_patch``: whether the request is a patch of protocol 0.12, in which the name may be empty.
         """
         layout = self.dialect.topic_settings
         if layout == 4:
@@ -248,7 +254,7 @@ class Reader:
         return True
 
     def permissions(self) -> PermissionFlags | None:
-        """Read a flag; if it is set, a length and the permissions follow."""
+        """Read permissions, or None: a flag whether there are some, their length, and the permissions."""
         if not self.flag():
             return None
         inner = Reader(self.take(self.u32()), self.dialect)
@@ -271,10 +277,7 @@ class Reader:
 
 
 def name_bytes(name: str) -> bytes:
-    """Encode a name with its length.
-
-    Names above 255 bytes, which only other protocols can create, are cut.
-    """
+    """Encode a name with its length. Names above 255 bytes, which other protocols allow, are truncated."""
     encoded = name.encode()[:255]
     return bytes((len(encoded),)) + encoded
 

@@ -1,7 +1,4 @@
-"""Names of streams and topics: which names the broker allows, and how dialects normalise them.
-
-(spec: iggy#names-and-ids)
-"""
+"""Names of streams and topics: which names are allowed, and how dialects normalise them (spec: iggy#names-and-ids)."""
 
 from __future__ import annotations
 
@@ -16,10 +13,7 @@ _Found = TypeVar("_Found")
 
 
 def find_named(find: Callable[[int | str], _Found | None], named: int | str, dialect: Dialect) -> _Found | None:
-    """Find something by number or name.
-
-    If nothing has the name, find it by the normalised name, as stored by a create request.
-    """
+    """Find an object by number or name. If no object has the name, try the normalised name."""
     found = find(named)
     if found is None and dialect.normalises and isinstance(named, str):
         found = find(shortened(named))
@@ -27,15 +21,15 @@ def find_named(find: Callable[[int | str], _Found | None], named: int | str, dia
 
 
 def numbered(name: str, number: int) -> str:
-    """Return a name with a number appended, cut to the limit. It is used if another resource already has the name."""
+    """Return a name with a number appended, truncated to the limit. Used if another object has the name."""
     behind = f"-{number}"
     return name.encode()[: NAME_BYTES_MAX - len(behind)].decode(errors="ignore") + behind
 
 
-def space_of(name: str) -> str:
-    """Return the broker's name for a stream.
+def namespace_of(name: str) -> str:
+    """Return the broker's name for a new stream.
 
-    Dots become ``=``, because a dot ends a stream's name there (decision 0116).
+    Dots become ``=``, because a dot ends a stream's name (decision 0116).
     """
     return name.replace(".", "=")
 

@@ -1,6 +1,6 @@
-"""Stored offsets of single consumers and of groups (spec: iggy#stored-offsets).
+"""Stored offsets of single consumers and groups (spec: iggy#stored-offsets).
 
-In this protocol the stored offset is the last one consumed. In the broker the committed offset is the next to read.
+Iggy's stored offset is that of the last message consumed. The broker's committed offset is the next one to read.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def store(
 def _owner(
     session: IggySession, reader: Reader, *, group: Action, consumer: Action
 ) -> tuple[Partition, tuple[PositionKind, str]]:
-    """Return the partition and the consumer or group of a stored offset.
+    """Read the consumer or group and the partition of a stored offset, and return them.
 
-    Raises Denied if the caller may not perform the action on it.
+    Raises Denied if the client may not perform the action.
     """
     named = reader.consumer()
     topic = topic_of(session, reader, group if named.group else consumer)
@@ -70,7 +70,7 @@ def get_offset(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 
 
 def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle STORE_CONSUMER_OFFSET. Raises Refused 4100 if the offset is above that of the newest message."""
+    """STORE_CONSUMER_OFFSET. Raises Refused 4100 if the offset is above that of the newest message."""
     partition, owner = _owner(session, reader, group=Action.OFFSET_COMMIT, consumer=Action.POSITION_COMMIT)
     offset = reader.u64()
     if reader.dialect.framed:

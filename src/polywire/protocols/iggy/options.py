@@ -1,7 +1,7 @@
-"""Options of streams and topics in the framed dialects: a block of typed keys and values (spec: iggy#topic-options).
+"""Options of streams and topics in the headered dialects: a block of typed keys and values (spec: iggy#topic-options).
 
-A block is accepted completely, or refused with the specified error number. Replies list the options that were set, and
-the broker's defaults for all others. Values have the types that the catalogue of options specifies.
+A block is accepted completely, or refused with an error number of the specification. Replies list the options that were
+set, and the broker's defaults for all others. Values have the types that DESCRIBE_OPTIONS reports.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ _SIZES: Final = {
 
 
 def described(*, today: bool) -> bytes:
-    """Return the encoded catalogue of a topic's options.
+    """Return the encoded descriptions of all topic options.
 
-    If ``today``, it has the form since protocol 0.12, in which a byte shows how each option may be changed.
+    ``today``: for clients since protocol 0.12, with a byte that tells how each option may be changed.
     """
     keys = _keys(today=today)
     body = U32.pack(len(keys))
@@ -115,7 +115,8 @@ def _keys(*, today: bool) -> list[bytes]:
 class TopicOptions:
     """The options that affect the broker. None means not set, 0 means no limit.
 
-    ``given`` has all options that were set, encoded as in the catalogue.
+    Attributes:
+        given: all options that were set, encoded with their canonical types.
     """
 
     compression: int | None = None
@@ -125,7 +126,7 @@ class TopicOptions:
 
 
 def parse_options(block: bytes) -> dict[bytes, tuple[int, bytes]]:
-    """Return the kind and value of each key. Raises Refused 4042 or 4043 for an invalid block."""
+    """Decode a block. Return the kind and value of each key. Raises Refused 4042 or 4043 for an invalid block."""
     if len(block) > BYTES_MAX:
         raise Refused(errors.OPTIONS_TOO_BIG)
     found: dict[bytes, tuple[int, bytes]] = {}
@@ -152,7 +153,7 @@ def _part(block: bytes, at: int) -> tuple[int, bytes, int]:
 
 
 def topic_options(block: bytes, before: bytes | None = None) -> TopicOptions:
-    """Return a topic's options: those it had ``before``, updated by the block.
+    """Return a topic's options: those that it had ``before``, updated by the block.
 
     Raises Refused 4041 for an unknown key, 4042 for an invalid value or the change of a fixed option, and 4043.
     """
@@ -177,20 +178,23 @@ def topic_options(block: bytes, before: bytes | None = None) -> TopicOptions:
 def encode_options(given: bytes, compression: int, expiry_us: int, size_max: int, *, today: bool) -> bytes:
     """Encode two lists, each with its length: the options that were set, and the broker's defaults for the others.
 
-    The numbers are the topic's present settings, including those set over another protocol; 2**64 - 1 means no limit.
-    If ``today``, the lists have the form since protocol 0.12.
+    Args:
+        given: the options that were set.
+        compression, expiry_us, size_max: the topic's settings, which other protocols may have changed; 2**64 - 1 means
+            no limit.
+        today: whether the client uses protocol 0.12 or newer.
     """
     names = {number: name for name, number in _COMPRESSIONS.items()}
-    kept = {key: value for key, (_, value) in parse_options(given).items()}
+    stored = {key: value for key, (_, value) in parse_options(given).items()}
     now = {
         **{key: _KNOWN[key][1] for key in _keys(today=today)},
-        **kept,
+        **stored,
         b"compression_algorithm": names[compression],
         b"message_expiry": U64.pack(expiry_us),
         b"max_topic_size": U64.pack(size_max),
     }
-    asked = _encoded({key: value for key, value in now.items() if key in kept})
-    unasked = _encoded({key: value for key, value in now.items() if key not in kept})
+    asked = _encoded({key: value for key, value in now.items() if key in stored})
+    unasked = _encoded({key: value for key, value in now.items() if key not in stored})
     return U32.pack(len(asked)) + asked + U32.pack(len(unasked)) + unasked
 
 
@@ -199,7 +203,7 @@ def is_known(key: bytes) -> bool:
 
 
 def is_fixed(given: bytes) -> bool:
-    """Return whether the number of partitions of a topic with these options must not change."""
+    """Return whether these options forbid to change the topic's number of partitions."""
     return parse_options(given).get(b"partition_resize_policy") == (_TEXT, b"fixed")
 
 
@@ -221,9 +225,9 @@ def _number(value: bytes | None) -> int | None:
 
 
 def _canonical(key: bytes, kind: int, value: bytes) -> bytes | None:
-    """Return a value as the catalogue encodes it.
+    """Return a value as DESCRIBE_OPTIONS reports its type; None for a 64-bit 0, which requests the default.
 
-    Returns None for a 64-bit 0, which requests the default. Raises Refused for an invalid value.
+    Raises Refused for an invalid value.
     """
     wanted = _KNOWN[key][0]
     if wanted == _U64:
@@ -243,7 +247,10 @@ def _canonical(key: bytes, kind: int, value: bytes) -> bytes | None:
 
 
 def _canonical_number(key: bytes, kind: int, value: bytes) -> bytes | None:
-    """Encode a number, or a text with a unit such as ``10 GB``, as 64 bits. Raises Refused for any other text."""
+    """Return a number as 64 bits.
+
+    It may be sent as text with a unit, such as ``10 GB``. Raises Refused for any other text.
+    """
     if kind == _U64 and len(value) == U64.size:
         number: int = U64.unpack(value)[0]
     elif kind == _TEXT:
@@ -266,7 +273,7 @@ def _number_of(value: bytes, units: dict[str, int]) -> int:
 
 
 def _amount(text: str, units: dict[str, int]) -> int:
-    """Return the sum of numbers with units. Raises Refused for a malformed text."""
+    """Return the sum of the numbers with units in a text. Raises Refused for a malformed text."""
     total, rest = 0, text if len(text) <= AMOUNT_CHARACTERS_MAX else ""
     if not rest:
         raise Refused(errors.BAD_OPTION)

@@ -1,6 +1,6 @@
-"""UPDATE_RESOURCE of protocol 0.12: translate a patch of a stream, topic or user to the older command.
+"""UPDATE_RESOURCE of protocol 0.12: a patch of a stream, topic or user (spec: iggy#d4-patches).
 
-A patch is translated completely or refused with the specified error number (spec: iggy#d4-patches).
+It is translated to an older command, or refused with an error number of the specification.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _STATUSES: Final = {b"active": b"\1", b"inactive": b"\2"}
 
 
 def translate(body: memoryview) -> tuple[Code, bytes]:
-    """Return the older command and its payload. Raises Refused for an invalid patch.
+    """Return the older command and its payload. The name is empty if the patch of a topic does not change it.
 
-    If the patch does not change a topic's name, the name in the payload is empty.
+    Raises Refused for an invalid patch.
     """
     reader = Reader(body, D4A)
     scope = reader.u8()

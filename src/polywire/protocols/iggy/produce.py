@@ -77,10 +77,10 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
 def _name_producer(
     session: IggySession, partition: Partition, batch: bytearray, reader: Reader, *, is_named: bool
 ) -> bytearray:
-    """Return a batch with the idempotent producer that the request names, so that a repeat is stored once.
+    """Return the batch with the idempotent producer that the request names, so that a repeated batch is stored once.
 
-    ``is_named`` is whether the request names the partition. This is required, because sequences count per partition.
-    Raises Refused or Invalid otherwise (spec: iggy#d4-producers).
+    ``is_named``: whether the request names the partition. It must, because sequence numbers are those of one partition.
+    Raises Refused or Invalid (spec: iggy#d4-producers).
     """
     producer_id, epoch, sequence = _PRODUCER.unpack_from(reader.data, reader.at)
     if not reader.dialect.contexts:
@@ -117,12 +117,12 @@ def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Pa
 def _sent(
     session: IggySession, answer: Answer, topic: Topic, partition: Partition, stream: int, offset: int | BrokerError
 ) -> None:
-    """Reply to a request whose batch was stored. In D3 the reply contains the partition and the offset."""
+    """Reply to a request whose batch was stored. In D3, the reply contains the partition and the offset."""
     if isinstance(offset, BrokerError):
         answer.sent(offset)
         return
     try:
-        number = session.shared.directory.kept(topic).number
+        number = session.shared.directory.stored(topic).number
     except (KeyError, BrokerError):  # the topic was deleted in the meantime
         answer.ok()
         return
@@ -130,7 +130,7 @@ def _sent(
 
 
 def flush(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle FLUSH_UNSAVED_BUFFER: reply once all earlier messages are synced to disk."""
+    """FLUSH_UNSAVED_BUFFER: reply when all earlier messages are synced to disk."""
     if reader.dialect.framed:
         raise Refused(errors.UNAVAILABLE)  # always unavailable in the framed dialects (spec: iggy#d3-operations)
     topic = topic_of(session, reader, Action.PRODUCE)

@@ -1,6 +1,7 @@
 """Recognise a connection's dialect: the framing from its first bytes, the rest from its login and requests.
 
-A decision is final. While several dialects are possible, replies use the most likely of them (spec: iggy#recognition).
+A dialect that was excluded is never considered again. While several are possible, replies use the most likely one
+(spec: iggy#recognition).
 """
 
 from __future__ import annotations
@@ -20,10 +21,7 @@ FRAME_BYTES_MIN: Final = 4
 
 
 class Recognition:
-    """The dialects that one connection may use.
-
-    ``_candidates`` has at least one dialect; the most likely is the first.
-    """
+    """The dialects that one connection may use."""
 
     __slots__ = ("_candidates", "_forced", "framed")
 
@@ -39,7 +37,7 @@ class Recognition:
         return self._candidates[0]
 
     def see_framing(self, first: int) -> None:
-        """Recognise the framing from the first four bytes. Raises PeerError for bytes of other protocols."""
+        """Exclude dialects by the first four bytes. Raises PeerError for bytes of other protocols."""
         self.framed = first == 0
         if self.framed:
             self._candidates = (dialects.D3,)
@@ -48,12 +46,12 @@ class Recognition:
 
     @property
     def protocols(self) -> tuple[int, int]:
-        """The lowest and the highest accepted protocol version of a headered login."""
+        """The lowest and the highest protocol version that a headered login may have."""
         spoken = [self.dialect] if self._forced else dialects.FRAMED
         return spoken[0].protocols[0], spoken[-1].protocols[-1]
 
     def see_protocol(self, version: int) -> bool:
-        """Keep the dialects with the version in a headered login. Return False if no candidate has that version."""
+        """Exclude dialects that do not have the version of a headered login. Return False if none has it."""
         known = [dialect for dialect in dialects.FRAMED if version in dialect.protocols]
         if not known or (self._forced and known[0] is not self.dialect):
             return False
@@ -61,7 +59,7 @@ class Recognition:
         return True
 
     def dialect_for(self, code: int, payload: memoryview, *, logged_in: bool) -> Dialect:
-        """Return the dialect of a request. A request in the classic framing may exclude candidates."""
+        """Return the dialect of a request. A request in the classic framing may exclude dialects."""
         if self.framed or self._forced:
             return self.dialect
         if code == Code.LOGIN:
@@ -88,38 +86,37 @@ class Recognition:
     def _see_shape(self, code: int, payload: memoryview) -> None:
         if code == Code.SEND:
             batched = len(payload) >= FRAME_BYTES_MIN and U32.unpack_from(payload)[0] <= METADATA_BYTES_MAX
-            self._keep([candidate for candidate in self._candidates if candidate.batched == batched])
+            self._narrow([candidate for candidate in self._candidates if candidate.batched == batched])
             return
         shape = SHAPES.get(code)
         if shape is not None:
-            self._keep([candidate for candidate in self._candidates if _fits(shape, payload, candidate)])
+            self._narrow([candidate for candidate in self._candidates if _fits(shape, payload, candidate)])
 
-    def _keep(self, fitting: Sequence[Dialect]) -> None:
-        """Keep the candidates in ``fitting``.
+    def _narrow(self, fitting: Sequence[Dialect]) -> None:
+        """Exclude the dialects that are not in ``fitting``.
 
-        If there are none, keep all candidates, because the request is malformed in any dialect.
+        If that would exclude all, exclude none: the request is malformed in every dialect.
         """
         if fitting:
             self._candidates = tuple(fitting)
 
     def see_message_head(self, head: int) -> None:
-        self._keep([candidate for candidate in self._candidates if candidate.message_head == head])
+        self._narrow([candidate for candidate in self._candidates if candidate.message_head == head])
 
 
 def is_text(first: int) -> bool:
     """Return whether the first four bytes are letters and spaces, as in ``GET `` and ``POST``.
 
-    Three letters may be part of a length. The fourth byte of a length is 0 or 1, because of the size limit, so no
-    request looks like text.
+    No request looks like text: its first four bytes are a length, whose last byte is 0 or 1 because of the size limit.
     """
     return first.to_bytes(4, "little").replace(b" ", b"").isalpha()
 
 
 def _as_text_has_it(known: Dialect | None) -> tuple[Dialect, ...]:
-    """Return the candidates for the dialect that a login names as text: that dialect, then newer ones, then older ones.
+    """Return dialects, the most likely first, given the one that a login names as text.
 
-    The layout of later requests is stronger evidence: a Java client calls itself 0.6 and uses layouts of 0.8. Therefore
-    newer dialects come before older ones (spec: iggy#recognising-the-dialect).
+    Newer ones follow it, then older ones, because a Java client calls itself 0.6 and uses layouts of 0.8 (spec:
+    iggy#recognising-the-dialect).
     """
     if known is None:
         return dialects.NEW

@@ -1,6 +1,4 @@
-"""Reply slots of one Iggy connection: the order of replies, and the headers of their frames.
-
-A slot is filled once, immediately or by a callback of the broker. An error reply has no payload.
+"""Reply slots: they keep the replies of one Iggy connection in order, and add the headers of frames.
 
 (spec: iggy#classic-framing, iggy#d3-frames)
 """
@@ -26,7 +24,7 @@ REPLAY_BYTES_MAX: Final = 64 * 1024
 
 
 class ReplyOwner(Protocol):
-    """The operations of a session that a reply slot uses."""
+    """The methods of a session that a reply slot uses."""
 
     @property
     def broker(self) -> IggyBroker:
@@ -36,26 +34,26 @@ class ReplyOwner(Protocol):
     def closed(self) -> bool: ...
 
     def slot_filled(self) -> None:
-        """Send the replies that are ready, after one became ready."""
+        """Send the replies that are next in order."""
 
     def end(self) -> None:
-        """Accept no requests after the current one."""
+        """Accept no more requests."""
 
     def fail(self, error: PeerError) -> None:
         """Close the connection."""
 
-    def keep(self, head: vsr.Head, reply: bytes) -> None:
+    def store_reply(self, head: vsr.Head, reply: bytes) -> None:
         """Store the reply, so that it can be sent again if the client repeats the request."""
 
 
 class Answer(ReplySlot[ReplyOwner]):
-    """The reply to one request, at its position in the order of replies.
+    """The slot of one reply.
 
     Attributes:
-        payload: sent by ``done``.
-        later: builds a payload that takes long to build.
-        head: header of the request, None in the classic framing.
-        number: increases with each reply of a connection.
+        payload: the payload that ``done`` sends.
+        later: builds a payload for ``done`` in steps.
+        head: header of the request; None in the classic framing.
+        number: number of the reply in its connection.
     """
 
     __slots__ = ("dialect", "head", "later", "number", "payload")
@@ -84,7 +82,7 @@ class Answer(ReplySlot[ReplyOwner]):
         self.fill([payload] if payload else [])
 
     def make(self, parts: Iterator[bytes]) -> None:
-        """Reply with success, and a payload that the iterator builds in steps."""
+        """Reply with success, and the payload that the iterator builds in steps."""
         self.cancel = Slices(self.session.broker, parts, self._made).cancel
 
     def _made(self, parts: Sequence[Buffer] | BrokerError) -> None:
@@ -94,7 +92,7 @@ class Answer(ReplySlot[ReplyOwner]):
             self.fill(parts)
 
     def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
-        """Reply with success, and a payload in parts. Their buffers may be reused after ``released`` was called."""
+        """Reply with success, and a payload in parts. ``released`` is called when their buffers may be reused."""
         super().fill(self._framed(0, parts), released)
 
     def refuse(self, error: BrokerError) -> None:
@@ -104,13 +102,13 @@ class Answer(ReplySlot[ReplyOwner]):
         super().fill(self._framed(number, ()))
 
     def evict(self, reason: int, protocols: tuple[int, int] = (0, 0)) -> None:
-        """End the login and the connection; see ``vsr.eviction``."""
+        """End the login and the connection (see ``vsr.eviction``)."""
         assert self.head is not None, "only the headered framing has evictions"
         self.session.end()
         super().fill([vsr.eviction(self.head.client, reason, protocols)])
 
     def done(self, result: object | BrokerError) -> None:
-        """Reply with ``payload``, or with the error; passed as a callback to the broker."""
+        """Completion that replies with ``payload``, or with the error."""
         if isinstance(result, BrokerError):
             self.refuse(result)
         elif self.later is not None:
@@ -119,10 +117,10 @@ class Answer(ReplySlot[ReplyOwner]):
             self.ok(self.payload)
 
     def sent(self, result: int | BrokerError) -> None:
-        """Reply to a request that sends messages.
+        """Completion that replies to a request that sends messages.
 
-        If another process has ended, it is unknown whether they are stored. Then close the connection; clients send the
-        messages again.
+        If another process has ended, it is unknown whether the messages are stored. Then the connection is closed;
+        clients send the messages again.
         """
         if isinstance(result, Unavailable) and result.code is ErrorCode.STOPPING:
             self.session.fail(PeerError(result.message, fatal=True))
@@ -130,7 +128,7 @@ class Answer(ReplySlot[ReplyOwner]):
             self.done(result)
 
     def _framed(self, status: int, parts: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Return the parts with the reply's head before them. ``status`` is 0 or an error number."""
+        """Return the parts after the reply's header. ``status`` is 0 or an error number."""
         head = self.head
         if head is None:
             return [HEAD.pack(status, sum(map(len, parts))), *parts]
@@ -142,7 +140,7 @@ class Answer(ReplySlot[ReplyOwner]):
         size = sum(map(len, parts))
         framed = [self._reply_head(head, size, status), *parts]
         if head.has_result and head.operation < vsr.SEND and size <= REPLAY_BYTES_MAX:
-            self.session.keep(head, b"".join(framed))
+            self.session.store_reply(head, b"".join(framed))
         return framed
 
     def _reply_head(self, head: vsr.Head, size: int, status: int) -> bytes:

@@ -1,10 +1,10 @@
 """The streams, topics and groups of all processes of a broker (decision 0130).
 
-* The first shard stores the streams. Each process knows them, and the topics of all processes, with numbers and names.
-* Only the directory of a topic's own process (``own`` there) assigns numbers to the topic and its groups, and changes
-  them. It also creates the topic. Other processes call the functions in ``FUNCTIONS`` for this.
-* A topic with a number that its client has chosen is created in the shard that the number selects, so that two topics
-  never get the same one.
+* The first shard stores the streams. Each process knows them, and the topics of all processes.
+* A topic, and the numbers of the topic and its groups, are only changed by the process of the topic. Other processes
+  call the functions in ``FUNCTIONS``; their argument ``local`` is the directory of the called process.
+* A topic number determines a shard. If a client chooses the number of a new topic, the topic is created in that shard,
+  so that two topics never get the same number.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from polywire.protocols.iggy.directory import (
     TOPICS,
     Directory,
     DirectoryBroker,
+    StoredStream,
+    StoredTopic,
     Stream,
-    StreamKept,
-    TopicKept,
 )
 from polywire.protocols.iggy.messages import WIRE, Refused
 from polywire.protocols.runtime.shards import Parts
@@ -44,10 +44,10 @@ from polywire.types import TopicName
 SKIPPED_S: Final = 1.0  # pause before topics whose process has not assigned a number are requested again
 
 
-class Answers:
-    """The results of several calls. Implements ``Handle``.
+class Results:
+    """Waits for the results of several calls. Implements ``Handle``.
 
-    ``then`` gets them, or errors, in the order of the calls, in a later pass of the loop.
+    ``then`` gets the results or errors in the order of the calls, in a later pass of the event loop.
     """
 
     __slots__ = ("_broker", "_count", "_results", "_then")
@@ -64,13 +64,13 @@ class Answers:
         self._results: Final[dict[int, Any]] = {}
         for number, call in enumerate(calls):
             try:
-                call(partial(self._came, number))
+                call(partial(self._add_result, number))
             except BrokerError as error:
-                self._came(number, error)
+                self._add_result(number, error)
         if not calls:
             broker.loop.call_soon(self._complete)
 
-    def _came(self, number: int, result: object) -> None:
+    def _add_result(self, number: int, result: object) -> None:
         self._results[number] = result
         if len(self._results) == self._count:
             self._broker.loop.call_soon(self._complete)
@@ -88,31 +88,27 @@ def _ignore(_: object) -> None:
 
 
 class RoutedDirectory(Directory):
-    """The streams of all processes, with their topics and groups, as sessions use them.
+    """The streams, topics and groups of all processes, as sessions see them."""
 
-    ``_changed`` are known topics whose settings may have changed. ``_skipped`` are topics without a number that were
-    requested from their processes in vain; they are requested again after ``_skipped_until``.
-    """
+    __slots__ = ("_changed", "_local", "_parts", "_skipped", "_skipped_until")
 
-    __slots__ = ("_changed", "_own", "_parts", "_skipped", "_skipped_until")
-
-    def __init__(self, broker: DirectoryBroker, parts: Parts, own: Directory) -> None:
-        """``own`` is the directory of this process."""
+    def __init__(self, broker: DirectoryBroker, parts: Parts, local: Directory) -> None:
+        """``local`` is the directory of this process."""
         self._parts: Final = parts
-        self._own: Final = own
-        self._changed: Final[set[bytes]] = set()
-        self._skipped: frozenset[bytes] = frozenset()
-        self._skipped_until = 0.0
+        self._local: Final = local
+        self._changed: Final[set[bytes]] = set()  # topics whose settings may have changed
+        self._skipped: frozenset[bytes] = frozenset()  # topics that got no number when it was requested
+        self._skipped_until = 0.0  # when their numbers are requested again
         with suppress(Pending):  # the first request finds other processes' topics
             super().__init__(broker)
         parts.watch_values(self._value_changed)
         parts.watch_topics(self._topic_changed)
 
     def _call(self, at: int | Topic, function: Callable[..., Any], *values: Any, **options: Any) -> Any:
-        """Call a function of the directory in a shard, or in the shard of a topic. Raises Pending and BrokerError."""
+        """Call a function with the directory of a shard, or of the shard of a topic. Raises Pending and BrokerError."""
         shard = at if isinstance(at, int) else self._parts.shard_of_topic(at)
         if shard == self._parts.shards.own:
-            return function(self._own, *values, **options)
+            return function(self._local, *values, **options)
         return self._parts.call_part(shard, WIRE, function, *values, **options)
 
     # Streams
@@ -121,51 +117,54 @@ class RoutedDirectory(Directory):
         if change.wire != WIRE or not change.key.startswith(STREAM_KEY):
             return
         stream = self._by_number.get(int(change.key.removeprefix(STREAM_KEY)))
-        kept = None if change.value is None else STREAMS.decode(change.value)
-        if stream is not None and kept is not None and stream.kept.space == kept.space:
-            self._by_name.pop(stream.kept.name, None)
-            stream.kept = kept
-            self._enter(stream)
+        stored = None if change.value is None else STREAMS.decode(change.value)
+        if stream is not None and stored is not None and stream.stored.namespace == stored.namespace:
+            self._by_name.pop(stream.stored.name, None)
+            stream.stored = stored
+            self._add(stream)
             return
         if stream is not None:
-            self._leave(stream)
-        if kept is not None:
-            self._enter(Stream(kept))
+            self._remove(stream)
+        if stored is not None:
+            self._add(Stream(stored))
 
-    def _leave(self, stream: Stream) -> None:
-        super()._leave(stream)
+    def _remove(self, stream: Stream) -> None:
+        super()._remove(stream)
         for topic in stream.by_number.values():
-            self._kept.pop(topic.id, None)
+            self._topics.pop(topic.id, None)
         if stream.by_number:
             self._seen_version = min(self._seen_version, self._broker.topics_version - 1)
-        self._own.forget_space(stream.kept.space)
+        self._local.forget_namespace(stream.stored.namespace)
 
     def streams(self) -> list[Stream]:
         self.refresh()
         return super().streams()
 
-    def find_stream(self, who: int | str) -> Stream | None:
-        found = super().find_stream(who)
+    def find_stream(self, identifier: int | str) -> Stream | None:
+        found = super().find_stream(identifier)
         if found is None:
             self._parts.require_reported()
         return found
 
-    def create_stream(self, name: str, number: int | None, by: Caller, then: Completion[StreamKept]) -> None:
+    def create_stream(self, name: str, number: int | None, by: Caller, then: Completion[StoredStream]) -> None:
         self.refresh()
         self._call(STREAMS_SHARD, Directory.create_stream, name, number, by, then=then)
 
     def rename_stream(self, stream: Stream, name: str, done: Completion[int] | None) -> None:
         self.refresh()
-        self._call(STREAMS_SHARD, rename_space, stream.kept.space, name, done=done)
+        self._call(STREAMS_SHARD, rename_namespace, stream.stored.namespace, name, done=done)
 
     def delete_stream(self, stream: Stream, done: Completion[int]) -> None:
-        """Delete a stream's topics in all processes, then the stream. If a process does not respond, the stream remains."""
+        """Delete a stream's topics in all processes, then the stream.
+
+        If a process does not respond, the stream remains.
+        """
 
         def emptied(result: int | BrokerError) -> None:
             try:
                 if isinstance(result, BrokerError):
                     raise result
-                self._call(STREAMS_SHARD, end_space, stream.kept.space, done=done)
+                self._call(STREAMS_SHARD, delete_namespace, stream.stored.namespace, done=done)
             except BrokerError as error:
                 done(error)
 
@@ -175,15 +174,15 @@ class RoutedDirectory(Directory):
     # Topics
 
     def _topic_changed(self, topic_id: bytes) -> None:
-        if topic_id in self._kept:
+        if topic_id in self._topics:
             self._changed.add(topic_id)
 
     def _see_changes(self) -> None:
-        """Enter topics under their new names."""
+        """Update topics whose names have changed."""
         while self._changed:
             topic_id = self._changed.pop()
-            topic, known = self._broker.topic_of_id(topic_id), self._kept.get(topic_id)
-            stream = None if topic is None else self._by_space.get(topic.name.stream)
+            topic, known = self._broker.topic_of_id(topic_id), self._topics.get(topic_id)
+            stream = None if topic is None else self._by_namespace.get(topic.name.stream)
             if topic is None or stream is None or known is None or WIRE not in topic.settings.wire_options:
                 continue
             _, was = known
@@ -191,10 +190,13 @@ class RoutedDirectory(Directory):
                 del stream.by_name[was.name]
             if stream.by_number.get(was.number) is topic:
                 del stream.by_number[was.number]
-            self._enter_topic(stream, topic, TOPICS.decode(topic.settings.wire_options[WIRE]))
+            self._add_topic(stream, topic, TOPICS.decode(topic.settings.wire_options[WIRE]))
 
     def refresh(self) -> None:
-        """See ``Directory.refresh``. Raises Pending if another process must respond first, or Unavailable."""
+        """See ``Directory.refresh``.
+
+        Raises Pending while other processes have not reported their topics, or Unavailable.
+        """
         super().refresh()
         self._parts.require_reported()
 
@@ -203,83 +205,86 @@ class RoutedDirectory(Directory):
         super()._refresh()
 
     def topics(self, stream: Stream) -> list[Topic]:
-        """See ``Directory.topics``. Topics without a number are skipped."""
+        """See ``Directory.topics``. Topics without a number are omitted."""
         with suppress(Pending, BrokerError):
             return super().topics(stream)
         return [topic for _, topic in sorted(stream.by_number.items())]
 
     def stream_of(self, topic: Topic) -> Stream:
-        found = self._by_space.get(topic.name.stream)
+        found = self._by_namespace.get(topic.name.stream)
         if found is None:
             raise Unavailable(ErrorCode.STOPPING, "the stream of a topic was deleted")
         return found
 
-    def find_topic(self, stream: Stream, who: int | str) -> Topic | None:
+    def find_topic(self, stream: Stream, identifier: int | str) -> Topic | None:
         self._see_changes()
-        found = super().find_topic(stream, who)
+        found = super().find_topic(stream, identifier)
         if found is None:
             self._parts.require_reported()
         return found
 
-    def kept(self, topic: Topic) -> TopicKept:
-        known, value = self._kept.get(topic.id), topic.settings.wire_options.get(WIRE)
+    def stored(self, topic: Topic) -> StoredTopic:
+        known, value = self._topics.get(topic.id), topic.settings.wire_options.get(WIRE)
         if known is not None:
-            return known[1] if value is None else super().kept(topic)  # a protocol may have dropped this state
+            return known[1] if value is None else super().stored(topic)  # a protocol may have dropped this state
         if value is not None:
             return TOPICS.decode(value)  # not cached, because the scan skips cached topics
         self._require([topic])
         raise Unavailable(ErrorCode.STOPPING, "the process of this topic has not assigned a number to it")
 
     def _stream_in(self, topic: Topic) -> Stream | None:
-        return self._by_space.get(topic.name.stream)
+        return self._by_namespace.get(topic.name.stream)
 
     def _steps(self) -> Iterator[None]:
         try:
             yield from self._scan()
         except Pending:  # the waiting requests raise it, too
-            self._given_up_version = self._broker.topics_version
+            self._failed_version = self._broker.topics_version
 
-    def catch_up(self, then: Callable[[], None]) -> None:
-        self._request_numbers((), partial(super().catch_up, then))
+    def scan_in_slices(self, then: Callable[[], None]) -> None:
+        self._request_numbers((), partial(super().scan_in_slices, then))
 
-    def _number_all(self, fresh: Sequence[Topic]) -> Generator[None, None, bool]:
+    def _number_all(self, new_topics: Sequence[Topic]) -> Generator[None, None, bool]:
         yield from ()
-        self._require(fresh)
-        return not fresh
+        self._require(new_topics)
+        return not new_topics
 
-    def _require(self, fresh: Sequence[Topic]) -> None:
-        """Raise Pending if the numbers of topics should be requested."""
-        if not self._skipped.issuperset([topic.id for topic in fresh]) or (
-            fresh and self._broker.clock.monotonic() >= self._skipped_until
+    def _require(self, new_topics: Sequence[Topic]) -> None:
+        """Raise Pending if other processes must assign numbers to these topics first.
+
+        Topics for which that has failed are not requested again for ``SKIPPED_S``.
+        """
+        if not self._skipped.issuperset([topic.id for topic in new_topics]) or (
+            new_topics and self._broker.clock.monotonic() >= self._skipped_until
         ):
-            raise Pending("numbers of topics", partial(self._request_numbers, fresh))
+            raise Pending("numbers of topics", partial(self._request_numbers, new_topics))
 
-    def _request_numbers(self, fresh: Sequence[Topic], then: Callable[[], None]) -> Handle:
-        """Let all processes assign numbers to their topics, then the first shard to the streams of these topics."""
-        spaces = sorted({topic.name.stream for topic in self._broker.topics()} - self._by_space.keys())
+    def _request_numbers(self, new_topics: Sequence[Topic], then: Callable[[], None]) -> Handle:
+        """Have all processes assign numbers to their topics, and the first shard to the streams of these topics."""
+        namespaces = sorted({topic.name.stream for topic in self._broker.topics()} - self._by_namespace.keys())
 
         def numbered(found: list[list[str] | BrokerError]) -> None:
-            living = sorted({space for some in found if not isinstance(some, BrokerError) for space in some})
-            Answers(self._broker, [partial(self._adopted, living)] if living else [], answered)
+            living = sorted({namespace for some in found if not isinstance(some, BrokerError) for namespace in some})
+            Results(self._broker, [partial(self._add_unknown, living)] if living else [], completed)
 
-        def answered(_: list[Any]) -> None:
-            self._skipped = frozenset([topic.id for topic in fresh])
+        def completed(_: list[Any]) -> None:
+            self._skipped = frozenset([topic.id for topic in new_topics])
             self._skipped_until = self._broker.clock.monotonic() + SKIPPED_S
             then()
 
-        calls = [partial(self._numbered_in, shard, spaces) for shard in range(self._parts.shards.count)]
-        return Answers(self._broker, calls, numbered)
+        calls = [partial(self._number_topics, shard, namespaces) for shard in range(self._parts.shards.count)]
+        return Results(self._broker, calls, numbered)
 
-    def _numbered_in(self, shard: int, spaces: list[str], then: Completion[list[str]]) -> None:
-        self._call(shard, number_topics, spaces, then=then)
+    def _number_topics(self, shard: int, namespaces: list[str], then: Completion[list[str]]) -> None:
+        self._call(shard, number_topics, namespaces, then=then)
 
-    def _adopted(self, spaces: list[str], then: Completion[int]) -> None:
-        self._call(STREAMS_SHARD, adopt_spaces, spaces, then=then)
+    def _add_unknown(self, namespaces: list[str], then: Completion[int]) -> None:
+        self._call(STREAMS_SHARD, add_namespaces, namespaces, then=then)
 
     def create_topic(
         self,
         stream: Stream,
-        kept: TopicKept,
+        stored: StoredTopic,
         number: int | None,
         partitions: int,
         settings: TopicSettings,
@@ -287,14 +292,14 @@ class RoutedDirectory(Directory):
         then: Then,
         done: Completion[int],
     ) -> None:
-        """See ``Directory.create_topic``. Raises Refused 2016 for a chosen number from the range of a shard."""
+        """See ``Directory.create_topic``. Raises Refused 2016 for a chosen number that only shards may assign."""
         if number is not None and number >= CHOSEN_MAX:
             raise Refused(errors.BAD_TOPIC_ID)
         if number is not None and self.find_topic(stream, number) is not None:
             raise Refused(errors.TOPIC_ID_TAKEN)
-        self.check_topic_name(stream, kept.name)
-        shards, space = self._parts.shards, stream.kept.space
-        shard = shards.shard_of(TopicName(space, kept.name).full)
+        self.check_topic_name(stream, stored.name)
+        shards, namespace = self._parts.shards, stream.stored.namespace
+        shard = shards.shard_of(TopicName(namespace, stored.name).full)
         if shard is None:
             shard = self._parts.next_shard() if number is None else number % shards.count
 
@@ -304,12 +309,12 @@ class RoutedDirectory(Directory):
                 then(topic)
             done(result if isinstance(result, BrokerError) else 0)
 
-        self._call(shard, create_topic, space, kept, number, partitions, settings, by, then=created)
+        self._call(shard, create_topic, namespace, stored, number, partitions, settings, by, then=created)
 
     def update_topic(
-        self, topic: Topic, kept: TopicKept, settings: TopicSettings, done: Completion[int] | None
+        self, topic: Topic, stored: StoredTopic, settings: TopicSettings, done: Completion[int] | None
     ) -> None:
-        self._call(topic, change_topic, topic, kept, settings, done=done)
+        self._call(topic, change_topic, topic, stored, settings, done=done)
 
     # Groups
 
@@ -317,8 +322,8 @@ class RoutedDirectory(Directory):
         found: dict[int, str] = self._call(topic, Directory.groups, topic)
         return found
 
-    def find_group(self, topic: Topic, who: int | str) -> tuple[int, str] | None:
-        found: tuple[int, str] | None = self._call(topic, Directory.find_group, topic, who)
+    def find_group(self, topic: Topic, identifier: int | str) -> tuple[int, str] | None:
+        found: tuple[int, str] | None = self._call(topic, Directory.find_group, topic, identifier)
         return found
 
     def create_group(self, topic: Topic, name: str, number: int | None, by: Caller, then: Completion[int]) -> None:
@@ -335,57 +340,57 @@ def _nothing() -> None:
 # Functions that other processes call
 
 
-def rename_space(own: Directory, space: str, name: str, done: Completion[int] | None) -> None:
-    own.rename_stream(own.in_space(space), name, done)
+def rename_namespace(local: Directory, namespace: str, name: str, done: Completion[int] | None) -> None:
+    local.rename_stream(local.in_namespace(namespace), name, done)
 
 
-def end_space(own: Directory, space: str, done: Completion[int]) -> None:
-    own.delete_stream(own.in_space(space), done)
+def delete_namespace(local: Directory, namespace: str, done: Completion[int]) -> None:
+    local.delete_stream(local.in_namespace(namespace), done)
 
 
-def adopt_spaces(own: Directory, spaces: list[str], then: Completion[int]) -> None:
-    own.adopt(spaces)
+def add_namespaces(local: Directory, namespaces: list[str], then: Completion[int]) -> None:
+    local.add_unknown(namespaces)
     then(0)
 
 
-def number_topics(own: Directory, spaces: list[str], then: Completion[list[str]]) -> None:
-    """Assign numbers to all topics that have none, and report which of these streams have topics."""
-    own.number_topics(lambda: then([space for space in spaces if own.has_topics(space)]))
+def number_topics(local: Directory, namespaces: list[str], then: Completion[list[str]]) -> None:
+    """Assign numbers to all topics that have none. Report which of these namespaces have topics here."""
+    local.number_topics(lambda: then([namespace for namespace in namespaces if local.has_topics(namespace)]))
 
 
 def create_topic(
-    own: Directory,
-    space: str,
-    kept: TopicKept,
+    local: Directory,
+    namespace: str,
+    stored: StoredTopic,
     number: int | None,
     partitions: int,
     settings: TopicSettings,
     by: Caller,
     then: Completion[bytes],
 ) -> None:
-    """Create a topic, and report its id once it is stored."""
+    """Create a topic. ``then`` gets its id when it is stored."""
     created: list[Topic] = []
 
     def done(result: int | BrokerError) -> None:
         then(result if isinstance(result, BrokerError) else created[0].id)
 
-    own.create_topic(own.in_space(space), kept, number, partitions, settings, by, created.append, done)
+    local.create_topic(local.in_namespace(namespace), stored, number, partitions, settings, by, created.append, done)
 
 
 def change_topic(
-    own: Directory, topic: Topic, kept: TopicKept, settings: TopicSettings, done: Completion[int] | None
+    local: Directory, topic: Topic, stored: StoredTopic, settings: TopicSettings, done: Completion[int] | None
 ) -> None:
-    """Change a topic's settings and name, but not the numbers and options that the caller may not know yet."""
-    was = own.kept(topic)
-    kept = msgspec.structs.replace(kept, number=was.number, groups=was.groups)
+    """Change a topic's settings and name, except for numbers and options that the caller may not know yet."""
+    was = local.stored(topic)
+    stored = msgspec.structs.replace(stored, number=was.number, groups=was.groups)
     settings = replace(settings, wire_options=topic.settings.wire_options)
-    own.update_topic(topic, kept, settings, done)
+    local.update_topic(topic, stored, settings, done)
 
 
 FUNCTIONS: Final[Sequence[Callable[..., Any]]] = (
-    rename_space,
-    end_space,
-    adopt_spaces,
+    rename_namespace,
+    delete_namespace,
+    add_namespaces,
     number_topics,
     create_topic,
     change_topic,

@@ -96,7 +96,7 @@ def get_client(session: IggySession, answer: Answer, reader: Reader, /) -> None:
         else:
             answer.status(errors.NO_SUCH_CLIENT)
 
-    session.shared.gather(Shared.list_clients, found)
+    session.shared.call_all(Shared.list_clients, found)
 
 
 def get_clients(session: IggySession, answer: Answer, reader: Reader, /) -> None:
@@ -110,14 +110,14 @@ def get_clients(session: IggySession, answer: Answer, reader: Reader, /) -> None
             clients = chain.from_iterable(lists)
             answer.make(client_bytes(session.broker.access, client, dialect) for client in clients)
 
-    session.shared.gather(Shared.list_clients, listed)
+    session.shared.call_all(Shared.list_clients, listed)
 
 
 # The process
 
 
 def get_cluster(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle GET_CLUSTER_METADATA: list only this node, so that clients connect to no other."""
+    """GET_CLUSTER_METADATA: return only this node, so that clients connect to no other."""
     del answer
     if reader.dialect.one_based:
         raise Refused(errors.UNKNOWN_COMMAND)
@@ -140,11 +140,11 @@ def get_stats(session: IggySession, answer: Answer, reader: Reader, /) -> None:
             clients, groups = map(sum, zip(*counts, strict=True))
             answer.make(_stats(shared, streams, dialect, clients, groups))
 
-    shared.gather(Shared.count, counted)
+    shared.call_all(Shared.count, counted)
 
 
 class Totals(NamedTuple):
-    """Totals of the broker."""
+    """Totals of the broker, for GET_STATS."""
 
     streams: int
     topics: int
@@ -179,7 +179,7 @@ def stats_bytes(shared: Shared, dialect: Dialect, totals: Totals) -> bytes:
         body += Struct("<f").pack(cpu)
     total, available = _memory()
     body += _STATS_REST.pack(
-        _own_memory(),
+        _process_memory(),
         total,
         available,
         int(run_s * micros),
@@ -210,12 +210,12 @@ def _cpu_percent(run_s: float) -> float:
 
 
 def _open_files() -> int:
-    """Return the number of files and sockets that this process has open; 0 if the system does not report it."""
+    """Return the number of this process's open files and sockets; 0 if the system does not report it."""
     return len(os.listdir(_DESCRIPTORS)) if _DESCRIPTORS.exists() else 0
 
 
-def _own_memory() -> int:
-    """Return the resident bytes of this process; if the system does not report them, the highest so far."""
+def _process_memory() -> int:
+    """Return the memory of this process in bytes; its maximum so far if the system reports only that."""
     page = os.sysconf("SC_PAGE_SIZE")
     if _STATM.exists():
         return int(_STATM.read_text().split()[1]) * page
@@ -223,7 +223,7 @@ def _own_memory() -> int:
 
 
 def _memory() -> tuple[int, int]:
-    """Return the total and the available bytes of the machine's memory; 0 available if the system does not report them."""
+    """Return the machine's total and available memory in bytes; 0 available if the system does not report it."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if not _MEMORY.exists():
         return total, 0

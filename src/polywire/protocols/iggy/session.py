@@ -1,10 +1,9 @@
-"""One Iggy connection: read frames of either framing, and reply in the order of the requests.
+"""One Iggy connection: read requests of either framing, and reply in their order.
 
 * A request sees the effects of all earlier requests of its connection.
-* Every request that can be decoded gets a reply. Invalid bytes end the connection, with the error that the
-  specification requires.
+* Every request that can be decoded gets a reply. Invalid bytes end the connection, with the error of the specification.
 * The connection leaves its groups when it ends.
-* A request needs no asyncio task and no future.
+* Requests need no tasks or futures.
 
 (spec: iggy#classic-framing, iggy#d3-frames)
 """
@@ -45,9 +44,9 @@ BUSY_WAIT_S: Final = 2.0  # how long messages wait if the log is overloaded, bef
 
 
 class Handler(Protocol):
-    """Function that handles one request. It returns the payload, or None if it fills the reply slot later.
+    """Executes a request. Returns the payload of the reply, or None if the reply is sent later.
 
-    Raises Refused or BrokerError, whose number is sent to the client.
+    Raises Refused or BrokerError; the client gets their error number.
     """
 
     def __call__(self, session: IggySession, answer: Answer, reader: Reader, /) -> bytes | None: ...
@@ -58,9 +57,9 @@ class Command(commands.Command[Code, Handler]):
     """A command of the protocol.
 
     Attributes:
-        empty: it has no payload, and the classic framing accepts none (spec: iggy#d0-requests).
-        today: only clients since protocol 0.12 have the command.
-        held: it may wait for messages while later requests are handled.
+        empty: whether the command has no payload, and the classic framing accepts none (spec: iggy#d0-requests).
+        today: whether only clients since protocol 0.12 have the command.
+        held: whether it may wait for messages while later requests are executed.
     """
 
     empty: bool = field(default=False, kw_only=True)
@@ -69,10 +68,7 @@ class Command(commands.Command[Code, Handler]):
 
 
 class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer]):
-    """One connection.
-
-    A pipelined command starts before earlier ones are answered; any other command delays later requests.
-    """
+    """The session of one client."""
 
     __slots__ = (
         "_caller",
@@ -174,7 +170,10 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return self._take_change(head, body)
 
     def _take_change(self, head: vsr.Head, body: memoryview) -> bool:
-        """Handle a request that changes state; return False if it must wait and be handled again."""
+        """Execute a request that changes state, or repeat its reply.
+
+        Return False if it must wait and be passed again.
+        """
         dialect = self.recognition.dialect
         is_patch = head.operation == vsr.UPDATE and dialect.contexts
         code = vsr.OPERATIONS.get(head.operation)
@@ -203,19 +202,19 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         pipelined = command is not None and command.pipelined
         if not pipelined and not self._earlier_answered():
             return False
-        if self._is_overlooked(code):
+        if self._must_scan(code):
             return False
         dialect = self.recognition.dialect_for(code, payload, logged_in=self.principal is not None)
         return self._begin(command, code, payload, head, dialect)
 
     def named_incarnation(self, answer: Answer) -> int:
-        """Return the partition history that the current request names, 0 if it names none."""
+        """Return the number of the partition history that the current request names; 0 if it names none."""
         return 0 if answer.head is None else answer.head.incarnation
 
     def _begin(
         self, command: Command | None, code: int, payload: memoryview, head: vsr.Head | None, dialect: Dialect
     ) -> bool:
-        """Start to handle a request; return False if it must wait and be handled again. Raises Pending."""
+        """Execute a request. Return False if it must wait and be passed again. Raises Pending."""
         if command is not None and command.held and head is not None and dialect.contexts:
             held = self._held_slot(head, dialect)
             if held is None:
@@ -227,7 +226,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             if command is None:
                 raise Refused(errors.UNAVAILABLE if code in _KNOWN and dialect is not D0 else errors.UNKNOWN_COMMAND)
             if self.principal is None:
-                self._let_in(command)
+                self._set_default_user(command)
             if command.today and not dialect.contexts:
                 raise Refused(errors.UNKNOWN_COMMAND)
             if command.empty and head is None and len(payload) > 0:
@@ -245,20 +244,20 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
                 answer.ok(result)
         return True
 
-    def _is_overlooked(self, code: int) -> bool:
-        """Return whether a request must wait, because other protocols created many topics that have no Iggy number yet.
+    def _must_scan(self, code: int) -> bool:
+        """Return whether a request must wait for a long scan of new topics (see ``Directory.needs_long_scan``).
 
-        This applies to the first request of a connection, and to requests that may name any topic.
+        That is true for the first request of a connection, and for requests that may name any topic.
         """
         directory = self.shared.directory
-        if (self._number and code in _GOING_ON) or not directory.is_far_behind:
+        if (self._number and code in _GOING_ON) or not directory.needs_long_scan:
             return False
         self._reasons |= Wait.YIELDING
-        directory.catch_up(self._begin_quantum)
+        directory.scan_in_slices(self._begin_quantum)
         return True
 
-    def _let_in(self, command: Command) -> None:
-        """Set the user of a connection without login: the user of its certificate, or the anonymous user.
+    def _set_default_user(self, command: Command) -> None:
+        """Set the user of a connection without login: that of the TLS certificate, or the anonymous user.
 
         Raises Denied if the command needs a login (spec: iggy#recognising-the-dialect).
         """
@@ -269,10 +268,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             self.principal = self.broker.access.anonymous()
 
     def _held_slot(self, head: vsr.Head, dialect: Dialect) -> Answer | None:
-        """Return the reply slot for a request that may be held, and is answered out of order.
-
-        Returns None if too many requests are held.
-        """
+        """Return the reply slot for a request that may wait for messages; None if too many do."""
         if self._held_requests is None:
             self._held_requests = HeldRequests(self, self.output)
         self._number += 1
@@ -285,7 +281,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self._number += 1
         return self.append(Answer(self, dialect, head, number=self._number, blocking=blocking))
 
-    def keep(self, head: vsr.Head, reply: bytes) -> None:
+    def store_reply(self, head: vsr.Head, reply: bytes) -> None:
         self._replays[head.number] = (head.operation, reply)
         while len(self._replays) > REPLAYS_MAX:
             self._replays.popitem(last=False)
@@ -295,14 +291,14 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
 
         (spec: iggy#request-numbers)
         """
-        kept = self._replays.get(head.number)
-        if kept is None or kept[0] != head.operation:
+        stored = self._replays.get(head.number)
+        if stored is None or stored[0] != head.operation:
             return False
-        self.output.write(kept[1])
+        self.output.write(stored[1])
         return True
 
     def logged_in(self, principal: Principal) -> None:
-        """Set the authenticated user.
+        """Set the client's user.
 
         Raises Busy if there are too many connections, and Denied for a user that other processes do not know.
         """
@@ -318,7 +314,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self.principal = principal
 
     def logged_out(self) -> None:
-        """Leave the user's groups before the user is removed."""
+        """Leave the user's groups and remove the user."""
         self.leave_groups()
         self.output.identified(None)
         self.principal = None
@@ -327,7 +323,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
 
     @property
     def caller(self) -> Caller:
-        """The caller that owns the resources which this connection creates."""
+        """The client's user, who becomes the owner of objects that the client creates."""
         if self._caller is None or self._caller.principal is not self.principal:
             self._caller = caller_of(self.principal, self.peer)
         return self._caller
@@ -351,7 +347,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         super()._stop_receiving()
 
     def _cancel_held(self, head: vsr.Head) -> None:
-        """Cancel a held request. There is no reply."""
+        """Cancel a held request. This has no reply."""
         if self.principal is None:
             self._slot(head, self.recognition.dialect).status(errors.NOT_LOGGED_IN)
         elif self._held_requests is not None:
@@ -380,12 +376,12 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return [(topic, group) for (_, group), (topic, _) in self.members.items()]
 
     def describe(self) -> ClientState:
-        """Describe the client to other clients."""
+        """Return the description for replies to GET_CLIENTS."""
         directory, groups = self.shared.directory, []
         for topic, group in self.joined():
             number = directory.group_number(topic, group)
             if number is not None:
-                groups.append(GroupNumbers(directory.stream_of(topic).number, directory.kept(topic).number, number))
+                groups.append(GroupNumbers(directory.stream_of(topic).number, directory.stored(topic).number, number))
         user = self.principal
         return ClientState(
             self.client_id, None if user is None else user.user_id, "" if user is None else user.name, self.peer, groups
@@ -396,7 +392,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             self.leave_group(topic_id, group)
 
     def leave_group(self, topic_id: bytes, group: str, done: Completion[int] | None = None) -> None:
-        """Leave a group. It is no error if this connection is no longer a member."""
+        """Leave a group, if the client is still a member."""
         topic, _ = self.members.pop((topic_id, group))
         self.poll_counts.pop((topic_id, group), None)
         try:

@@ -47,10 +47,11 @@ _SENT: Final = Struct("<IIIQ")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply, or an eviction, whose reason is in ``status``.
+    """A reply, or an eviction.
 
-    If the reason is an unsupported version, ``protocols`` has the lowest and the highest version that the server
-    accepts.
+    Attributes:
+        status: the reason of an eviction, otherwise 0 or an error number.
+        protocols: lowest and highest version that the server accepts, if the reason is an unsupported version.
     """
 
     is_eviction: bool
@@ -64,7 +65,7 @@ class Reply:
 
 
 def operation_of(code: Code) -> int:
-    """Return the operation of a command. All commands that change nothing have the same operation."""
+    """Return the operation of a command. Commands that change nothing have the same one."""
     return _OPERATIONS.get(code, vsr.PLAIN)
 
 
@@ -79,10 +80,10 @@ def request(
     identifier: bytes = b"",
     incarnation: int = 0,
 ) -> bytes:
-    """Encode a whole request.
+    """Encode a request with its header.
 
-    Since protocol 0.12, a request that changes state has an ``identifier``. ``incarnation`` is the history of the
-    partition, if known.
+    Since protocol 0.12, a request that changes state has an ``identifier``. ``incarnation`` is the number of the
+    partition's history, if it is known.
     """
     size = vsr.HEADER_BYTES + len(body)
     fields = client, identifier, number, operation, epoch, code, incarnation
@@ -90,7 +91,7 @@ def request(
 
 
 def register(version: str, *words: str, protocol: int = D3.protocols[0], secret: bytes = b"") -> bytes:
-    """Encode the body of a login with a name and a password, or a token.
+    """Encode the body of a login. ``words`` are a name and a password, or a token.
 
     Since protocol 0.12, ``secret`` has 32 bytes. Raises Refused if a word does not have 1 to 255 bytes.
     """
@@ -99,7 +100,7 @@ def register(version: str, *words: str, protocol: int = D3.protocols[0], secret:
 
 
 def protocol_within(lowest: int, highest: int) -> tuple[Dialect, int] | None:
-    """Return the newest dialect whose protocol version is in this range, and the version; None if there is none."""
+    """Return the newest dialect with a protocol version in this range, and the version; None if there is none."""
     for dialect in reversed(FRAMED):
         versions = [version for version in dialect.protocols if lowest <= version <= highest]
         if versions:
@@ -108,20 +109,20 @@ def protocol_within(lowest: int, highest: int) -> tuple[Dialect, int] | None:
 
 
 def place(*, group: bool, who: bytes, topic: bytes, partition: int) -> bytes:
-    """Encode the part with which polls and requests for stored offsets begin.
+    """Encode the beginning of polls and of requests for stored offsets: consumer, stream, topic and partition.
 
-    It consists of consumer, stream, topic and partition. ``who`` and ``topic`` are encoded identifiers.
+    ``who`` and ``topic`` are encoded identifiers.
     """
     return bytes((2 if group else 1,)) + who + topic + b"\x01" + U32.pack(partition)
 
 
 def poll(at: bytes, kind: int, value: int, count: int) -> bytes:
-    """Encode the body of a poll without auto-commit; ``kind`` is the polling strategy."""
+    """Encode the body of a poll that does not store an offset. ``kind`` is the polling strategy."""
     return at + bytes((kind,)) + U64.pack(value) + U32.pack(count) + b"\x00"
 
 
 def send(topic: bytes, partitioning: bytes, records: Sequence[Record], origin_us: int) -> bytes:
-    """Encode the body of a send: one batch, with the same origin time for all messages.
+    """Encode the body of a request that sends one batch. All messages get the same origin time.
 
     Raises Refused for records that the protocol cannot represent.
     """
@@ -191,7 +192,7 @@ def read_epoch(payload: bytes) -> int:
 
 
 def read_route(payload: bytes) -> int:
-    """Decode a partition's route; return the number of the partition's history."""
+    """Decode a partition's route. Return the number of the partition's history."""
     if len(payload) != _ROUTE.size:
         raise Refused(MALFORMED)
     return int(_ROUTE.unpack(payload)[0])
@@ -214,7 +215,7 @@ def read_topics(payload: bytes, dialect: Dialect = D3) -> list[tuple[str, int]]:
 
 
 def read_topic(payload: bytes, dialect: Dialect = D3) -> int:
-    """Decode the partition count of a topic, 0 if the topic is missing."""
+    """Decode a topic's number of partitions; 0 if the topic does not exist."""
     return _topic(_reader(payload, dialect))[1] if payload else 0
 
 
@@ -237,7 +238,7 @@ def read_groups(payload: bytes) -> list[str]:
 
 
 def read_sent(payload: bytes) -> tuple[int, int] | None:
-    """Decode the partition and the base offset of a sent batch; None if the server does not report them."""
+    """Decode the partition and the first offset of a sent batch; None if the server does not report them."""
     if not payload:
         return None
     reader = _reader(payload)

@@ -1,4 +1,4 @@
-"""Commands on streams, topics and partitions, and their encodings.
+"""Commands for streams, topics and partitions.
 
 Lists are sorted by number. A change is synced to disk before the reply.
 
@@ -21,11 +21,11 @@ from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import Dialect
-from polywire.protocols.iggy.directory import NUMBER_MAX, NUMBERS_END, Stream, StreamKept, TopicKept
+from polywire.protocols.iggy.directory import NUMBER_MAX, NUMBERS_END, StoredStream, StoredTopic, Stream
 from polywire.protocols.iggy.histories import ONLY_NODE, context_bytes
 from polywire.protocols.iggy.lookup import stream_of, topic_of
 from polywire.protocols.iggy.messages import NO_OPTIONS, U32, Reader, Refused, TopicFields, name_bytes
-from polywire.protocols.iggy.names import normalised, space_of
+from polywire.protocols.iggy.names import namespace_of, normalised
 from polywire.protocols.iggy.options import described, encode_options, is_fixed, parse_options, topic_options
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
@@ -55,7 +55,7 @@ def bytes_of(topic: Topic) -> int:
 def stream_parts(session: IggySession, stream: Stream, dialect: Dialect) -> Iterator[bytes]:
     """Encode a stream as an element of a list.
 
-    Empty bytes are yielded after each topic, so that other connections are served in between.
+    Yields empty bytes after each topic, so that other connections are served.
     """
     topics = session.shared.directory.topics(stream)
     size, messages = 0, 0
@@ -63,13 +63,13 @@ def stream_parts(session: IggySession, stream: Stream, dialect: Dialect) -> Iter
         size += bytes_of(topic)
         messages += messages_of(topic)
         yield b""
-    yield stream_bytes(stream.kept, dialect, len(topics), size, messages)
+    yield stream_bytes(stream.stored, dialect, len(topics), size, messages)
 
 
-def stream_bytes(kept: StreamKept, dialect: Dialect, topics: int, size: int, messages: int) -> bytes:
+def stream_bytes(stored: StoredStream, dialect: Dialect, topics: int, size: int, messages: int) -> bytes:
     """Encode a stream with these totals as an element of a list."""
-    body = _STREAM.pack(kept.number + dialect.base, kept.created_at_us, topics, size, messages)
-    return body + name_bytes(kept.name) + NO_OPTIONS * dialect.option_blocks
+    body = _STREAM.pack(stored.number + dialect.base, stored.created_at_us, topics, size, messages)
+    return body + name_bytes(stored.name) + NO_OPTIONS * dialect.option_blocks
 
 
 def stream_details(session: IggySession, stream: Stream, dialect: Dialect) -> Iterator[bytes]:
@@ -80,33 +80,30 @@ def stream_details(session: IggySession, stream: Stream, dialect: Dialect) -> It
 
 
 def topic_bytes(session: IggySession, topic: Topic, dialect: Dialect) -> bytes:
-    kept = session.shared.directory.kept(topic)
-    body = _TOPIC.pack(kept.number + dialect.base, topic.created_at_us, len(topic.partitions))
+    stored = session.shared.directory.stored(topic)
+    body = _TOPIC.pack(stored.number + dialect.base, topic.created_at_us, len(topic.partitions))
     age = topic.settings.retention_age_us
     if not dialect.contexts:
-        body += _settings_bytes(topic, kept, dialect)
-    body += _SIZES.pack(bytes_of(topic), messages_of(topic)) + name_bytes(kept.name)
+        body += _settings_bytes(topic, stored, dialect)
+    body += _SIZES.pack(bytes_of(topic), messages_of(topic)) + name_bytes(stored.name)
     if dialect.framed:
         body += encode_options(
-            kept.options, kept.compression, age or NEVER, kept.size_max or NEVER, today=dialect.contexts
+            stored.options, stored.compression, age or NEVER, stored.size_max or NEVER, today=dialect.contexts
         )
     return body
 
 
-def _settings_bytes(topic: Topic, kept: TopicKept, dialect: Dialect) -> bytes:
-    """Encode a topic's settings as fields.
-
-    Clients since 0.12 ignore these fields and read the options.
-    """
+def _settings_bytes(topic: Topic, stored: StoredTopic, dialect: Dialect) -> bytes:
+    """Encode a topic's settings as fields. Clients since protocol 0.12 ignore them and read the options."""
     age = topic.settings.retention_age_us
     if dialect.topic_settings < 3:
         body = U32.pack(min((age or 0) // _SECOND_US, 2**32 - 1))
     else:
         body = (age or NEVER).to_bytes(8, "little")
     if dialect.topic_settings >= 2:
-        body += bytes((kept.compression,))
+        body += bytes((stored.compression,))
     if dialect.topic_settings >= 1:
-        body += (kept.size_max or NEVER).to_bytes(8, "little")
+        body += (stored.size_max or NEVER).to_bytes(8, "little")
         if not dialect.framed:
             body += bytes((min(topic.settings.replication_factor, 255),))
     return body
@@ -142,7 +139,7 @@ def _name(name: str, dialect: Dialect, number: int) -> str:
 
 
 def _given_number(reader: Reader, number: int, end: int) -> int | None:
-    """Read the number that the client has chosen in a create request; None if the broker must choose one.
+    """Read the number in a create request; None if the broker must choose one.
 
     Raises Refused with the error number ``number`` unless the chosen number is below ``end``.
     """
@@ -158,7 +155,7 @@ def _given_number(reader: Reader, number: int, end: int) -> int | None:
 
 
 def _missing(reader: Reader, error: Refused) -> bytes:
-    """Return the reply to a request for a missing resource, or raise ``error`` if the dialect replies with an error."""
+    """Return the reply to a request for a missing object, or raise ``error`` if the dialect replies with an error."""
     if reader.dialect.empty_when_missing and error.number != errors.UNKNOWN_COMMAND:
         return b""
     try:
@@ -168,7 +165,7 @@ def _missing(reader: Reader, error: Refused) -> bytes:
 
 
 def require_current(session: IggySession, streams: Sequence[Stream]) -> None:
-    """Make sure that all topics of streams are known, and their sizes. Raises Pending."""
+    """Raise Pending until other processes have reported the topics of these streams, and their sizes."""
     directory = session.shared.directory
     directory.refresh()
     topics = (topic for stream in streams for topic in directory.topics(stream))
@@ -188,7 +185,7 @@ def get_stream(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 def get_streams(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     session.broker.access.authorize_somewhere(session.principal, Action.STREAM_LIST)
     listed = session.shared.directory.streams()
-    streams = [stream for stream in listed if session.permits(Action.STREAM_DESCRIBE, stream.kept.space)]
+    streams = [stream for stream in listed if session.permits(Action.STREAM_DESCRIBE, stream.stored.namespace)]
     require_current(session, streams)
     answer.make(part for stream in streams for part in stream_parts(session, stream, reader.dialect))
 
@@ -200,11 +197,11 @@ def create_stream(session: IggySession, answer: Answer, reader: Reader, /) -> No
     name = _name(written, dialect, errors.BAD_STREAM_NAME)
     if dialect.framed:
         parse_options(bytes(reader.take(reader.left)))
-    session.authorize(Action.STREAM_CREATE, space_of(name))
+    session.authorize(Action.STREAM_CREATE, namespace_of(name))
     if written != name and session.shared.directory.find_stream(written) is not None:
         raise Refused(errors.STREAM_NAME_TAKEN)  # otherwise a lookup of the name as written would find that stream
 
-    def created(stream: StreamKept | BrokerError) -> None:
+    def created(stream: StoredStream | BrokerError) -> None:
         if dialect.returns_created and not isinstance(stream, BrokerError):
             answer.payload = stream_bytes(stream, dialect, 0, 0, 0)
         answer.done(stream)
@@ -216,7 +213,7 @@ def update_stream(session: IggySession, answer: Answer, reader: Reader, /) -> No
     stream = stream_of(session, reader, Action.STREAM_ALTER)
     name = _name(reader.name(), reader.dialect, errors.BAD_STREAM_NAME)
     # checked, because a rename could otherwise give a name that the user may not create
-    session.authorize(Action.STREAM_CREATE, space_of(name))
+    session.authorize(Action.STREAM_CREATE, namespace_of(name))
     session.shared.directory.rename_stream(stream, name, answer.done)
 
 
@@ -261,14 +258,16 @@ def create_topic(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     name = _name(fields.name, dialect, errors.BAD_TOPIC_NAME)
     if fields.name != name and session.shared.directory.find_topic(stream, fields.name) is not None:
         raise Refused(errors.TOPIC_NAME_TAKEN)
-    kept, settings = _settings(TopicKept(0, name), TopicSettings(), fields, partitions, new=True, framed=dialect.framed)
+    stored, settings = _settings(
+        StoredTopic(0, name), TopicSettings(), fields, partitions, new=True, framed=dialect.framed
+    )
 
     def on_created(topic: Topic) -> None:
         if dialect.returns_created:
             answer.later = topic_details(session, topic, dialect)
 
     session.shared.directory.create_topic(
-        stream, kept, number, partitions, settings, session.caller, on_created, answer.done
+        stream, stored, number, partitions, settings, session.caller, on_created, answer.done
     )
 
 
@@ -276,36 +275,39 @@ def update_topic(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     directory = session.shared.directory
     topic = topic_of(session, reader, Action.TOPIC_ALTER)
     fields = reader.topic_fields(is_patch=True)
-    name = _name(fields.name or directory.kept(topic).name, reader.dialect, errors.BAD_TOPIC_NAME)
+    name = _name(fields.name or directory.stored(topic).name, reader.dialect, errors.BAD_TOPIC_NAME)
     # checked, because a rename could otherwise give a name that the user may not create
-    if name != directory.kept(topic).name:
+    if name != directory.stored(topic).name:
         session.authorize(Action.TOPIC_CREATE, TopicName(topic.name.stream, name))
     directory.check_topic_name(directory.stream_of(topic), name, but=topic)
-    was = msgspec.structs.replace(directory.kept(topic), name=name)
+    was = msgspec.structs.replace(directory.stored(topic), name=name)
     count, framed = len(topic.partitions), reader.dialect.framed
-    kept, settings = _settings(was, topic.settings, fields, count, new=False, framed=framed)
-    directory.update_topic(topic, kept, settings, answer.done)
+    stored, settings = _settings(was, topic.settings, fields, count, new=False, framed=framed)
+    directory.update_topic(topic, stored, settings, answer.done)
 
 
 def _settings(
-    kept: TopicKept, settings: TopicSettings, fields: TopicFields, partitions: int, *, new: bool, framed: bool
-) -> tuple[TopicKept, TopicSettings]:
-    """Apply the fields of a request to a topic's settings. The size limit is divided among the partitions."""
+    stored: StoredTopic, settings: TopicSettings, fields: TopicFields, partitions: int, *, new: bool, framed: bool
+) -> tuple[StoredTopic, TopicSettings]:
+    """Return the stored state and the settings of a topic after a request.
+
+    The size limit is divided by the partitions.
+    """
     expiry_us, size_max, compression = fields.expiry_us, fields.size_max, fields.compression
-    options = kept.options
+    options = stored.options
     if framed:  # in a patch, fields that are not set do not change
-        given = topic_options(fields.options, None if new else kept.options)
+        given = topic_options(fields.options, None if new else stored.options)
         expiry_us, size_max, compression, options = given.expiry_us, given.size_max, given.compression, given.given
     limit = None if size_max in (None, 0, NEVER) else size_max
     sets_expiry, sets_size = not framed or expiry_us is not None, not framed or size_max is not None
-    kept = msgspec.structs.replace(
-        kept,
-        expiry_us=expiry_us if sets_expiry else kept.expiry_us,
-        size_max=limit or 0 if sets_size else kept.size_max,
-        compression=compression or kept.compression,
+    stored = msgspec.structs.replace(
+        stored,
+        expiry_us=expiry_us if sets_expiry else stored.expiry_us,
+        size_max=limit or 0 if sets_size else stored.size_max,
+        compression=compression or stored.compression,
         options=options,
     )
-    if kept.compression not in (1, 2):
+    if stored.compression not in (1, 2):
         raise Refused(errors.UNKNOWN_COMMAND)
     if sets_expiry:
         settings = replace(
@@ -315,7 +317,7 @@ def _settings(
     if sets_size:
         share = None if limit is None else min(max(1, limit // max(1, partitions)), _BYTES_MAX)
         settings = replace(settings, retention_bytes=share)
-    return kept, settings if framed else replace(settings, replication_factor=max(1, fields.replication))
+    return stored, settings if framed else replace(settings, replication_factor=max(1, fields.replication))
 
 
 def delete_topic(session: IggySession, answer: Answer, reader: Reader, /) -> None:
@@ -344,7 +346,7 @@ def _resized_topic(session: IggySession, reader: Reader) -> Topic:
     Raises Refused if that number is fixed, and Denied without permission.
     """
     topic = topic_of(session, reader, Action.TOPIC_ALTER)
-    if is_fixed(session.shared.directory.kept(topic).options):
+    if is_fixed(session.shared.directory.stored(topic).options):
         raise Refused(errors.FIXED_PARTITIONS)
     return topic
 
@@ -356,20 +358,14 @@ def create_partitions(session: IggySession, answer: Answer, reader: Reader, /) -
 
 
 def delete_partitions(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """Handle DELETE_PARTITIONS: delete the partitions with the highest numbers.
-
-    If the count is too high, delete all.
-    """
+    """DELETE_PARTITIONS: delete the partitions with the highest numbers, or all if the count is too high."""
     topic = _resized_topic(session, reader)
     count = _partition_count(reader)
     session.broker.shrink_topic(topic, max(len(topic.partitions) - count, 0), done=answer.done)
 
 
 def delete_segments(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Refuse DELETE_SEGMENTS.
-
-    In this broker, a segment has records of several partitions. Retention frees space.
-    """
+    """DELETE_SEGMENTS: refused, because a segment has records of several partitions. Retention frees space."""
     del answer
     topic_of(session, reader, Action.TOPIC_PURGE)
     raise Refused(errors.UNAVAILABLE)
@@ -379,7 +375,7 @@ def delete_segments(session: IggySession, answer: Answer, reader: Reader, /) -> 
 
 
 def describe_options(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Handle DESCRIBE_OPTIONS: return the options of topics. Streams and users have no options."""
+    """DESCRIBE_OPTIONS: return the options of topics. Streams and users have none."""
     del session, answer
     scope = reader.u8()
     if scope not in (1, 2, 3):

@@ -1,6 +1,7 @@
 """The headered framing: a header of 256 bytes before every body (spec: iggy#d3-frames, iggy#d3-operations).
 
-A header is validated before its fields are used. Replies repeat the request's fields that Iggy's own server repeats.
+A header is validated before its fields are used. Replies repeat the same fields of the request as those of Iggy's
+server.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ _EVICTION: Final = Struct("<48xI8xB67x16sII103xB")
 class Head:
     """The fields of a request's header that the broker uses.
 
-    ``incarnation`` is the partition history that the request names, 0 if it names none. ``has_result`` is whether the
-    reply begins with a result section.
+    Attributes:
+        incarnation: number of the partition history that the request names; 0 if it names none.
     """
 
     size: int
@@ -87,11 +88,15 @@ class Head:
 
     @property
     def has_result(self) -> bool:
+        """Whether the reply begins with a result section."""
         return self.operation >= 128 and self.operation != SEND
 
     @property
     def changes_metadata(self) -> bool:
-        """Whether clients compare the position in the reply with the position of routes."""
+        """Whether the request changes streams, topics or partitions.
+
+        Clients compare the position in its reply with that of routes.
+        """
         return self.operation != PLAIN and self.operation < SEND
 
 
@@ -103,9 +108,9 @@ def parse_head(data: memoryview) -> Head:
 
 
 def reply_head(head: Head, position: int, size: int, status: int, *, committed: int = 0, incarnation: int = 0) -> bytes:
-    """Encode the header of the reply to ``head``, with a body of ``size`` bytes.
+    """Encode the header of the reply to ``head``.
 
-    ``position`` is any number that increases.
+    The body has ``size`` bytes. ``position`` must increase with each change.
     """
     return _REPLY.pack(
         HEADER_BYTES + size,
@@ -124,9 +129,9 @@ def reply_head(head: Head, position: int, size: int, status: int, *, committed: 
 
 
 def eviction(client: bytes, reason: int, protocols: tuple[int, int] = (0, 0)) -> bytes:
-    """Encode the frame that ends a login.
+    """Encode the frame that ends a login and its connection.
 
-    If the reason is an unsupported version, ``protocols`` has the lowest and the highest accepted version.
+    ``protocols`` has the lowest and the highest accepted version, if the reason is an unsupported version.
     """
     lowest, highest = protocols
     return _EVICTION.pack(HEADER_BYTES, EVICTION, client, highest, lowest, reason)

@@ -198,7 +198,7 @@ class Forwarding(Protocol):
 
     @property
     def shards(self) -> Shards:
-        """The broker's shards, which also find the shard of a topic."""
+        """The broker's shards."""
 
     def execute(
         self,

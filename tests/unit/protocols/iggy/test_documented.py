@@ -19,8 +19,8 @@ from polywire.types import KeyHash, PositionKind, TopicName
 from tests.unit.protocols.iggy.dialogue import Dialogue, World
 
 TOPIC = ident(1) + ident(1)
-READER = Consumer(group=False, who=7)
-GROUP = Consumer(group=True, who=5)
+READER = Consumer(group=False, identifier=7)
+GROUP = Consumer(group=True, identifier=5)
 
 
 def create_stream(peer: Dialogue, number: int, stream: str) -> int:
@@ -452,7 +452,7 @@ def test_stored_offsets(peer: Dialogue) -> None:
     assert store(2**64 - 1) == 4100
     assert store(0, 4) == 3007
     assert store(0, 0) == 3007
-    assert stored(Consumer(group=False, who=8)) == (1, 4, 0), "another consumer's"
+    assert stored(Consumer(group=False, identifier=8)) == (1, 4, 0), "another consumer's"
     assert store(1, consumer=GROUP) == 5000
     assert peer.classic(Code.CREATE_GROUP, TOPIC + U32.pack(5))[0] == 0
     assert store(3, consumer=GROUP) == 0, "the named partition"
@@ -463,7 +463,7 @@ def test_stored_offsets(peer: Dialogue) -> None:
 def test_a_consumer_and_a_group_have_separate_offsets(peer: Dialogue) -> None:
     assert send(peer, [Record(b"x")] * 9) == 0
     assert peer.classic(Code.CREATE_GROUP, TOPIC + U32.pack(7))[0] == 0
-    same_number = Consumer(group=True, who=7)
+    same_number = Consumer(group=True, identifier=7)
     for consumer, offset in ((READER, 3), (same_number, 6)):
         assert peer.classic(Code.STORE_OFFSET, place(consumer, TOPIC, 1) + U64.pack(offset))[0] == 0
     broker = peer.world.memory.broker

@@ -113,14 +113,14 @@ def test_many_topics_of_another_protocol_get_ids_in_slices(peer: Dialogue, monke
 
 
 def test_a_new_topic_among_many_is_found_in_slices(peer: Dialogue, monkeypatch: pytest.MonkeyPatch) -> None:
-    broker, in_slices, catch_up = peer.world.memory.broker, [0], Directory.catch_up
+    broker, in_slices, scan_in_slices = peer.world.memory.broker, [0], Directory.scan_in_slices
 
     def counted(directory: Directory, then: Callable[[], None]) -> None:
         in_slices[-1] += 1
-        catch_up(directory, then)
+        scan_in_slices(directory, then)
 
     monkeypatch.setattr("polywire.protocols.iggy.directory.SCANNED_MAX", 20)
-    monkeypatch.setattr(Directory, "catch_up", counted)
+    monkeypatch.setattr(Directory, "scan_in_slices", counted)
     for count in (20, 1, 0):
         for number in range(count):
             broker.create_topic(TopicName("s", f"other{count}-{number}"))
@@ -211,7 +211,7 @@ def test_a_stream_of_many_topics_is_deleted_in_slices(slow: Dialogue) -> None:
     assert [U32.unpack_from(answers, 8 * number)[0] for number in range(2)] == [0, 1009]
     assert isinstance(slow.session, IggySession)
     directory = slow.session.shared.directory
-    assert not directory._kept
+    assert not directory._topics
     assert directory._seen_version == slow.world.memory.broker.topics_version, "no other request scans all topics again"
 
 
