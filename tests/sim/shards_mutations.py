@@ -146,8 +146,8 @@ def _queued_alone(session: ForwardedFluxSession, waiting: ForwardedBatches, *arg
 def _credited_at_once(session: RoutedFluxSession) -> None:
     """Report that the client has taken what was sent to it."""
     if session._call is not None:
-        session._call.credit(session._untaken)
-        session._untaken = 0
+        session._call.credit(session._uncredited)
+        session._uncredited = 0
 
 
 def _numbers_of_others(session: LinkSession, by: By) -> Caller:

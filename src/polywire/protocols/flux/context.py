@@ -1,7 +1,4 @@
-"""Name and settings of the FLUX protocol, and the broker operations it uses.
-
-Defaults are those of the original broker.
-"""
+"""Settings of the FLUX protocol, and the methods of the broker that it uses."""
 
 from __future__ import annotations
 
@@ -28,20 +25,20 @@ class FluxBroker(TopicVerbs, RecordVerbs, PositionVerbs, WireStateVerbs, WireBro
 
 
 class FluxRouter(Forwarding, Protocol):
-    """The broker of several processes, as this protocol uses it."""
+    """The methods of a broker with several processes that FLUX uses."""
 
     @property
     def is_clogged(self) -> bool:
-        """Whether a session should wait with its next request, because a shard has many to answer."""
+        """Whether sessions should delay their next request, because a shard has too many unanswered ones."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once when a clogged shard has answered most requests."""
+        """Call ``callback`` once, when the shard has answered most requests."""
 
     def topics(self) -> list[Topic]:
-        """Return the topics of all processes that have been reported."""
+        """Return the topics of all processes that have reported theirs."""
 
     def require_reported(self) -> None:
-        """Raise Pending until all processes have reported their topics, and Unavailable if one does not."""
+        """Raise Pending until all processes have reported their topics, or Unavailable if one does not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,14 @@
 # mypy: disable-error-code="untyped-decorator,import-untyped"
 """Decode runs of PRODUCE lines from a receive buffer.
 
-One call handles one received buffer and creates no Python object per record. It decodes a line only if the full parser
-in ``messages`` would read it in the same way. All other lines are left to that parser.
+A run consists of consecutive lines that the full parser in ``messages`` would read in the same way. Other lines end the
+run and are left to that parser. One call handles a receive buffer and creates no Python object per record.
 
 Layout of the ``work`` array, i64 words (R = RUN_RECORDS_MAX, T = RUN_TOPICS_MAX)::
 
-    0   4R      spans: key position, key length, value position, value length, as in decision 0101
-    4R  6R      correlation ids: position, length
-    6R  7R      number of the record's topic within the run
-    7R  7R+2T   topics of the run: position, length
+    0   4R      spans: key position, key length, value position, value length, as in decision 0101 4R  6R
+    correlation ids: position, length 6R  7R      number of the record's topic within the run 7R  7R+2T   topics of the
+    run: position, length
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def _topic_byte(c: int) -> bool:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _after_id(data: Buffer, i: int, stop: int) -> int:
-    """Return the position of the pipe after ``PRODUCE`` if a plain correlation id begins at ``i``; otherwise -1."""
+    """Return the position of the pipe after the plain correlation id at ``i`` if ``PRODUCE|`` follows; otherwise -1."""
     start = cython.declare(cython.Py_ssize_t, i)
     while i < stop and data[i] != 0x7C:
         if data[i] == 0x0A:
@@ -107,7 +106,7 @@ def _after_id(data: Buffer, i: int, stop: int) -> int:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _after_topic(data: Buffer, i: int, stop: int) -> int:
-    """Return the position of the space after a well-formed topic that begins at ``i``; -1 for anything else."""
+    """Return the position of the space after the valid topic name that begins at ``i``; -1 if there is none."""
     start = cython.declare(cython.Py_ssize_t, i)
     while i < stop and _topic_byte(data[i]):
         i += 1
@@ -150,8 +149,8 @@ def _after_key(data: Buffer, i: int, stop: int) -> int:
 def _after_value(data: Buffer, i: int, stop: int) -> int:
     """Return the position of the ASCII white space after the value that begins at ``i``.
 
-    Returns -1 if the data ends or other white space comes first. Also returns -1 for a value with a pipe or a control
-    byte, because only the full parser can mark such a value (``messages.is_plain``).
+    Returns -1 if the data ends or other white space comes first, and for a value with a pipe or a control byte: the
+    full parser marks such values (``messages.is_plain``).
     """
     c = cython.declare(cython.uchar)
     while i < stop:
@@ -208,7 +207,7 @@ def after_character(data: Buffer, i: int, stop: int) -> int:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _after_line(data: Buffer, i: int, stop: int) -> int:
-    """Return the position after the line ending. Before it, only an ack mode of 0 or 1 is allowed.
+    """Return the position after the line ending at ``i``. Before it, only ``acks=0`` or ``acks=1`` is allowed.
 
     Returns -1 for anything else.
     """
@@ -239,7 +238,7 @@ def _after_line(data: Buffer, i: int, stop: int) -> int:
     topics=cython.Py_ssize_t,
 )
 def _topic_number(data: Buffer, at: int, size: int, work: Numbers, topics: int) -> int:
-    """Return the number of a topic within the run. A new topic is added. Returns -1 if there is no space."""
+    """Return the number of a topic within the run, to which a new topic is added. Returns -1 if there is no space."""
     t = cython.declare(cython.Py_ssize_t, topics - 1)
     k = cython.declare(cython.Py_ssize_t)
     other = cython.declare(cython.Py_ssize_t)
@@ -274,7 +273,7 @@ def _topic_number(data: Buffer, at: int, size: int, work: Numbers, topics: int) 
     line_max=cython.Py_ssize_t,
 )
 def _produce_line(data: Buffer, at: int, stop: int, work: Numbers, k: int, topics: int, line_max: int) -> int:
-    """Add the plain PRODUCE line at ``at`` to the arrays as record ``k``.
+    """Add the plain PRODUCE line at ``at`` to the run, as record ``k``.
 
     Returns the position after the line, or -1 if it is incomplete or of another kind.
     """
@@ -342,11 +341,11 @@ def _line_end(data: Buffer, i: int, stop: int) -> int:
 def scan(
     data: Buffer, start: int, stop: int, work: Numbers, line_max: int = LINE_BYTES_MAX
 ) -> tuple[int, int, int, int, int]:
-    """Decode the run of plain PRODUCE lines at ``start``; each has at most ``line_max`` bytes, including its ending.
+    """Decode the run of plain PRODUCE lines at ``start``. ``line_max`` is the limit for a line with its ending.
 
-    Returns (reason, position after the run, end of the next line, records, topics). If the reason is LINE, the end is
-    the position after the LF of the line; otherwise it equals the position. Raises ValueError if the arguments do not
-    fit the buffers.
+    Returns (reason for the end, position after the run, end of the next line, number of records, number of topics). The
+    end of the next line is only determined if the reason is LINE; otherwise it is the position after the run. Raises
+    ValueError if the arguments do not fit the buffers.
     """
     if not 0 <= start <= stop <= len(data) or len(work) < 7 * 2048 + 2 * 16:
         raise ValueError(f"scan range is outside the buffers start={start} stop={stop}")
@@ -375,7 +374,7 @@ def scan(
 
 @cython.locals(data="const unsigned char[::1]", work="const long long[::1]", at=cython.Py_ssize_t, i=cython.int)
 def first_of(data: Buffer, work: Numbers) -> tuple[bytes, str, bytes]:
-    """Return correlation id, topic and key of the first record of a run."""
+    """Return the correlation id, topic and key of the first record of a run."""
     if len(work) < 7 * 2048 + 2:
         raise ValueError(f"work array is too small words={len(work)}")
     for i in (4 * 2048, 7 * 2048, 0):
@@ -412,8 +411,9 @@ def _bytes_at(data: Buffer, at: int, size: int) -> bytes:
 def pack_ids(data: Buffer, work: Numbers, count: int, out: Buffer) -> int:
     """Copy the correlation ids of a run, each with an LF, to ``out``.
 
-    Returns the bytes written, -1 if they do not fit. The ids are copied because replies are written after the commit,
-    when the receive buffer may have other content.
+    Return the bytes written, or -1 if they do not fit.
+
+    The ids are copied because replies are written after the commit, when the receive buffer may have other content.
     """
     if not 0 <= count <= 2048 or len(work) < 6 * 2048:
         raise ValueError(f"number of records is outside the buffers count={count}")
@@ -444,10 +444,7 @@ def pack_ids(data: Buffer, work: Numbers, count: int, out: Buffer) -> int:
     j=cython.Py_ssize_t,
 )
 def select(work: Numbers, count: int, topic: int, spans: Numbers, records: Numbers) -> int:
-    """Copy the spans of one topic's records, and the numbers of these records within the run.
-
-    Returns how many records there are.
-    """
+    """Copy the spans of one topic's records, and the numbers of these records within the run. Return their number."""
     if not 0 <= count <= 2048 or len(work) < 7 * 2048 or len(spans) < 4 * count or len(records) < count:
         raise ValueError(f"number of records is outside the buffers count={count}")
     n = 0
@@ -485,15 +482,16 @@ def divide(
     rows: Numbers,
     bounds: Numbers,
 ) -> int:
-    """Group the records of a topic by partition, in the order of their first appearance; return the number of groups.
+    """Group the records of a topic by partition, in the order of their first appearance. Return the number of groups.
 
-    * ``partitions``: the partition of each record.
-    * ``records``: the records' numbers within the run (None: all records of the run).
-    * ``base``: number of the first group.
-    * ``slots``: one zero per partition of the topic; all are zero again afterwards.
-    * ``groups``: receives the group of each record of the run.
-    * ``rows``: receives the indexes of the records, group after group.
-    * ``bounds``: receives, for each group, its end in ``rows`` and its partition.
+    Args:
+        partitions: the partition of each record.
+        records: the records' numbers within the run; None for all records of the run.
+        base: number of the first group.
+        slots: one zero per partition of the topic; all are zero again afterwards.
+        groups: receives the group of each record of the run.
+        rows: receives the indexes of the records, group after group.
+        bounds: receives, for each group, its end in ``rows`` and its partition.
     """
     if count > len(partitions) or count > len(rows) or 2 * count > len(bounds) or count > len(groups):
         raise ValueError(f"records do not fit into the buffers count={count}")

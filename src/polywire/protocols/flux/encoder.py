@@ -67,7 +67,7 @@ _STOPPED = cython.declare(cython.Py_ssize_t, 1)
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(out="unsigned char[::1]", at=cython.Py_ssize_t, value=cython.longlong)
 def _put_number(out: bytearray, at: int, value: int) -> int:
-    """Write a decimal number of at most 20 characters; return the position after it."""
+    """Write a decimal number of at most 20 characters. Return the position after it."""
     digits = cython.declare(cython.Py_ssize_t, 1)
     rest = cython.declare(cython.longlong)
     end = cython.declare(cython.Py_ssize_t)
@@ -119,11 +119,13 @@ def _put_text(out: bytearray, at: int, text: Buffer) -> int:
     offset=cython.longlong,
 )
 def put_produced(ids: Buffer, groups: Numbers, numbers: Numbers, out: Buffer) -> int:
-    """Write the replies of a run to ``out``; return the bytes written.
+    """Write the replies of a run to ``out``. Return the bytes written.
 
-    ``ids`` are from ``pack_ids``. ``groups`` has the group of each record. ``numbers`` has, for each group, its
-    partition, the offset of its next record, and the lowest high watermark (hw) to report. Each reply increments the
-    offset. It reports the record's own offset as the hw, or the lowest hw if that is higher.
+    Args:
+        ids: the result of ``pack_ids``.
+        groups: the group of each record. A group is a batch for one partition.
+        numbers: for each group, the partition, the offset of its next record, and the lowest high watermark (hw) to
+            report. The offset is incremented for each reply. A reply reports at least the record's offset as the hw.
     """
     if len(out) < len(ids) + len(groups) * 96:
         raise ValueError(f"replies do not fit bytes={len(out)} records={len(groups)}")
@@ -189,7 +191,7 @@ def _clean(data: Buffer, i: int, stop: int) -> bool:
 def _one_word(data: Buffer, i: int, stop: int) -> bool:
     """Return whether a value has no ASCII white space, so that a line can have contained it.
 
-    The stored flag alone does not prove that.
+    The stored flag alone does not prove that: other protocols set it, too.
     """
     while i < stop:
         if data[i] == 0x20 or 0x09 <= data[i] <= 0x0D:
@@ -205,7 +207,7 @@ def _one_word(data: Buffer, i: int, stop: int) -> bool:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(out="unsigned char[::1]", at=cython.Py_ssize_t, offset=cython.longlong)
 def _put_offset(out: bytearray, at: int, offset: int) -> int:
-    """Write the text before a value, with a comma unless it is the first value; return the position after it."""
+    """Write the text before a value, with a comma unless it is the first value. Return the position after it."""
     if at > 0:
         out[at] = 0x2C
         at += 1
@@ -246,7 +248,7 @@ def _put_plain(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> int:
     at=cython.Py_ssize_t,
 )
 def _put_escaped(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> int:
-    """Write a value with %XX for bytes that cannot be in a line, and %25 for %; return the position after it."""
+    """Write a value with %XX for bytes that cannot be in a line, and %25 for %. Return the position after it."""
     c = cython.declare(cython.uchar)
     after = cython.declare(cython.Py_ssize_t)
     odd = cython.declare(cython.bint)
@@ -290,7 +292,7 @@ def _put_escaped(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> in
 def _put_rows(data: Buffer, p: memoryview, places: list[int], batch: int, state: Numbers, out: bytearray) -> int:
     """Write the records of a batch, beginning at the row in ``state``.
 
-    Return 0 at the end of the batch, -1 if it is corrupt, otherwise a result of ``put_chunk``.
+    Returns 0 at the end of the batch, -1 if it is corrupt, otherwise a result of ``put_chunk``.
     """
     count = cython.declare(cython.Py_ssize_t, load_record_count(p, batch))
     base = cython.declare(cython.longlong, load_base_offset(p, batch))
@@ -384,7 +386,7 @@ def put_chunk(data: Buffer, state: Numbers, out: bytearray) -> int:
 
 
 def new_state(start: int, end: int, limit: int) -> array[int]:
-    """Return the state for records ``start <= offset < end``, in at most ``limit`` bytes."""
+    """Return the state for writing records ``start <= offset < end`` in at most ``limit`` bytes."""
     state = array("q", bytes(8 * STATE_WORDS))
     state[START], state[END], state[CAP] = start, end, limit
     return state
@@ -395,8 +397,8 @@ def put_chunks(
 ) -> tuple[bytearray, int, int]:
     """Write records ``start <= offset < end`` as ``offset:value``.
 
-    Returns the buffer, the number of bytes written, and the number of escaped values. The buffer is a new one if
-    ``out`` was too small. Raises Corrupt for a damaged batch.
+    Returns ``out``, or a larger buffer if it was too small, with the number of bytes written and the number of escaped
+    values. Raises Corrupt for a damaged batch.
     """
     state = new_state(start, end, limit)
     out, _ = put_more(chunks, state, out)
@@ -404,9 +406,10 @@ def put_chunks(
 
 
 def put_more(chunks: Sequence[memoryview], state: array[int], out: bytearray) -> tuple[bytearray, bool]:
-    """Append records as ``offset:value``; return the buffer, and whether no more records are requested.
+    """Append records as ``offset:value``.
 
-    The buffer is a new one if ``out`` was too small. Raises Corrupt for a damaged batch.
+    Returns ``out``, or a larger buffer if it was too small, and whether all requested records are written or no more
+    fit. Raises Corrupt for a damaged batch.
     """
     for chunk in chunks:
         state[POSITION] = state[ROW] = 0

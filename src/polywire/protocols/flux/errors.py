@@ -65,7 +65,7 @@ WIRE_ERRORS: Final[dict[ErrorCode, tuple[WireCode, str | None]]] = {
 
 
 def refused(error: BrokerError) -> Refused:
-    """Return the protocol's error for an error of the broker."""
+    """Return the FLUX error for an error of the broker."""
     code, text = WIRE_ERRORS[error.code]
     return Refused(code, (text or error.message).replace("\n", " ").replace("|", "%7C"))
 
@@ -75,5 +75,5 @@ def not_leader() -> Refused:
 
 
 def replication_timeout() -> Refused:
-    """Return the error for a record that was not replicated in time for ``acks=all``. The record stays stored."""
+    """Return the error for a record with ``acks=all`` that was not replicated in time. The record remains stored."""
     return Refused(WireCode.REPLICATION_TIMEOUT, b"acks=all timeout")

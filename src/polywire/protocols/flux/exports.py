@@ -1,7 +1,6 @@
 """Write ``groups.json`` and ``offsets.json`` into the data directory, for other programs (spec: flux#files).
 
-The files contain the groups that were joined over this protocol. For each group they have its topic, its offsets, and
-all its members, whichever protocol these use.
+The files have the groups that were joined over FLUX: topic, offsets and all members, whichever protocol these use.
 
 * A reader always sees a complete file, which is at most a second old.
 * A file is rewritten only if its content has changed.
@@ -47,7 +46,7 @@ Job = Callable[[], Any]
 
 
 class Worker(Protocol):
-    """A thread for work that may wait for a disk."""
+    """A thread for work that may wait for the disk."""
 
     def run(self, job: Job, on_completed: Completion[Any]) -> None:
         """Run ``job`` in the thread, then call ``on_completed`` on the loop with its result or error."""
@@ -62,30 +61,25 @@ class Phase(Enum):
 
 
 class Exports:
-    """Maintains the two files. ``_pieces`` has the encoded content by file and group.
-
-    ``_size`` is the size of all pieces, at most ``bytes_max``. The pieces of groups in ``_names``, and of groups that
-    changed since the last check, are out of date. If ``_rebuilds``, there are no pieces, and all groups must be
-    encoded.
-    """
+    """Keeps the two files up to date."""
 
     def __init__(self, broker: FluxBroker, store: Store, worker: Worker, *, bytes_max: int = BYTES_MAX) -> None:
         self._broker: Final = broker
         self._store: Final = store
         self._worker: Final = worker
         self._bytes_max: Final = bytes_max
-        self._pieces: Final[dict[str, dict[str, bytes]]] = {name: {} for name in FILES}
-        self._size = 0
-        self._names: set[str] = set()
+        self._pieces: Final[dict[str, dict[str, bytes]]] = {name: {} for name in FILES}  # content, by file and group
+        self._size = 0  # bytes of all pieces, at most ``bytes_max``
+        self._names: set[str] = set()  # groups whose pieces must be encoded again
         self._changed: set[str] = set()  # files whose pieces have changed since they were written
         self._phase = Phase.RESTING
         self._paused_until = 0.0
-        self._rebuilds = True
+        self._rebuilds = True  # whether all groups must be encoded
         self._has_failed = False
         self._timer: Handle | None = None
 
     def start(self) -> None:
-        """Export all existing groups, and remove files of an earlier start that would be empty now."""
+        """Export all groups, and remove files of an earlier start that have no content now."""
         self._broker.groups.watch()
         self._changed.update(FILES)
         self._check()
@@ -94,7 +88,7 @@ class Exports:
         if self._timer is not None:
             self._timer.cancel()
         self._worker.stop()
-        self._take()
+        self._note_changes()
         self._begin()
         self._encode(until=float("inf"))
         with suppress(BrokerError):
@@ -102,7 +96,7 @@ class Exports:
 
     def _check(self) -> None:
         self._timer = self._broker.loop.call_later(INTERVAL_S, self._check)
-        self._take()
+        self._note_changes()
         if self._phase is not Phase.RESTING or self._broker.clock.monotonic() < self._paused_until:
             return
         self._begin()
@@ -110,19 +104,19 @@ class Exports:
             self._phase = Phase.ENCODING
             self._broker.sliced.put(self._step)
 
-    def _take(self) -> None:
-        touched = self._broker.groups.take_touched()
+    def _note_changes(self) -> None:
+        changed_groups = self._broker.groups.take_touched()
         if not self._rebuilds:
-            self._names |= touched
+            self._names |= changed_groups
             if len(self._names) > NAMES_MAX:
-                self._let_go()
+                self._drop_pieces()
 
     def _begin(self) -> None:
         if self._rebuilds:
             self._rebuilds = False
             self._names.update(self._broker.groups.bound(WIRE))
 
-    def _let_go(self) -> None:
+    def _drop_pieces(self) -> None:
         for pieces in self._pieces.values():
             pieces.clear()
         self._size = 0
@@ -142,7 +136,7 @@ class Exports:
         while self._names:
             self._encode_group(self._names.pop())
             if self._size > self._bytes_max:
-                self._give_up()
+                self._remove_files()
             elif now() >= until:
                 break
         return bool(self._names)
@@ -152,29 +146,32 @@ class Exports:
         topic = groups.topic_of(WIRE, name)
         view = None if topic is None else groups.kept(name, topic)
         offsets = {} if topic is None else self._broker.positions_in(topic, PositionKind.GROUP, name)
-        self._keep(GROUPS, name, b"" if view is None else group_json(view, now_us=self._broker.clock.now_us()))
-        self._keep(OFFSETS, name, b"" if topic is None or not offsets else offsets_json(topic, offsets))
+        self._store_piece(GROUPS, name, b"" if view is None else group_json(view, now_us=self._broker.clock.now_us()))
+        self._store_piece(OFFSETS, name, b"" if topic is None or not offsets else offsets_json(topic, offsets))
 
-    def _keep(self, file: str, name: str, piece: bytes) -> None:
+    def _store_piece(self, file: str, name: str, piece: bytes) -> None:
         pieces = self._pieces[file]
-        was = pieces.get(name, b"")
-        if piece == was:
+        before = pieces.get(name, b"")
+        if piece == before:
             return
         self._changed.add(file)
-        self._size += self._weight(name, piece) - self._weight(name, was)
+        self._size += self._stored_bytes(name, piece) - self._stored_bytes(name, before)
         if piece:
             pieces[name] = piece
         else:
             del pieces[name]
 
     @staticmethod
-    def _weight(name: str, piece: bytes) -> int:
+    def _stored_bytes(name: str, piece: bytes) -> int:
         return len(name.encode()) + len(piece) if piece else 0
 
-    def _give_up(self) -> None:
-        """Remove the files, because the size limit is exceeded and partial files would mislead. Try again later."""
+    def _remove_files(self) -> None:
+        """Remove the files: the size limit is exceeded, and incomplete files would mislead.
+
+        They are written again later.
+        """
         log.warning("too many groups to export, removed the export files", files=FILES, limit=self._bytes_max)
-        self._let_go()
+        self._drop_pieces()
         self._paused_until = self._broker.clock.monotonic() + AGAIN_S
 
     def _job(self) -> Job:

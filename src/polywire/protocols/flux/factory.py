@@ -1,4 +1,4 @@
-"""The FLUX protocol for the server: recognise connections, open sessions, and share state between them."""
+"""The entry point of the FLUX protocol: recognise connections and open sessions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ class FluxFactory:
     def __init__(
         self, broker: FluxBroker, settings: FluxSettings | None = None, *, router: FluxRouter | None = None
     ) -> None:
-        """``broker`` is that of this process. ``router`` is the broker of all processes, if there are several."""
+        """``broker`` has the topics of this process.
+
+        ``router`` is the broker of all processes, if there are several.
+        """
         self._broker = broker
         self._router = router
         self._waiting = ForwardedBatches(broker)
@@ -75,10 +78,10 @@ class FluxFactory:
         return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether the first line begins with ``V1`` and a pipe; white space is allowed around the token.
+        """Return whether the first line begins with ``V1`` and a pipe; white space around ``V1`` is allowed.
 
-        Returns None if the bytes are too few to decide. In other protocols, ``V1|`` may be three bytes of a length
-        whose fourth byte is 0 or 1. Such a control character after the pipe is never part of a line.
+        Returns None if more bytes are needed. In other protocols, ``V1|`` can be the first three bytes of a length,
+        whose fourth byte is then 0 or 1. No FLUX line has such a control character after the pipe.
         """
         text = text_of(prefix).lstrip(WHITE)
         undecided = None if len(prefix) < _PREFIX_BYTES else False
@@ -97,7 +100,10 @@ class FluxFactory:
         return FluxSession(*shared, output, resume)
 
     def execute(self, sender: Sender, requests: memoryview, then: Completion[bytes]) -> ForwardedRequests:
-        """Execute lines of a client of another process. See ``Executor``. Raises Denied if its user is not known here."""
+        """Execute lines of a client of another process (see ``Executor``).
+
+        Raises Denied if this process does not know its user.
+        """
         certified = None if sender.user is None else self._broker.access.vouched(sender.user)
         run = ForwardedRequests(self._broker.loop, requests, sender.peer, certified, then)
         return run.run(

@@ -1,10 +1,10 @@
 """CONSUME and BROKER_FETCH: read and send records in pieces.
 
 * CONSUME returns every record up to the high watermark (hw) that it reports.
-* A reply without a limit is written as fast as the client reads it, and is never completely in memory.
-* While a client does not read, memory holds only one piece and the connection's backlog. No data of the log is pinned.
+* A response without a limit is written as fast as the client reads, and is never completely in memory.
+* While a client does not read, only one piece and the connection's backlog are in memory. No data of the log is pinned.
 * Other connections are served between two pieces.
-* A reply always ends with a complete line.
+* A response always ends with a complete line.
 
 (spec: flux#consume, flux#broker_fetch, flux#values-in-replies)
 """
@@ -36,7 +36,7 @@ SMALL_REPLY_BYTES: Final = 64 * 1024  # copying this much costs less than keepin
 
 
 def consume(session: FluxSession, request: Request, /) -> bytes | None:
-    """Handle CONSUME: send every record from an offset to the high watermark, or about ``max=`` bytes."""
+    """CONSUME: send the records from an offset to the high watermark, or about ``max=`` bytes of them."""
     usage(request, "<topic> <partition> <offset>", 3, 4)
     number, offset = integer(request.args[1], "partition"), integer(request.args[2], "offset")
     bytes_max = _bytes_max(request) if len(request.args) == 4 else None
@@ -44,7 +44,7 @@ def consume(session: FluxSession, request: Request, /) -> bytes | None:
     if offset < 0:
         raise bad("invalid offset")  # the original broker rejects offsets from here on (spec: flux#our-choices)
     hw = session.state.hw(partition)
-    reply = Reply(session, request, b"messages=", partition, hw + 1, bytes_max=bytes_max, hw=hw)
+    reply = RecordsReply(session, request, b"messages=", partition, hw + 1, bytes_max=bytes_max, hw=hw)
     return reply.begin(max(offset, partition.log.first_offset))  # removed records are skipped (spec: flux#our-choices)
 
 
@@ -60,7 +60,7 @@ def _bytes_max(request: Request) -> int:
 
 
 def broker_fetch(session: FluxSession, request: Request, /) -> bytes | None:
-    """Handle BROKER_FETCH, with which a follower reads up to the end of the log."""
+    """BROKER_FETCH, with which a follower reads up to the end of the log."""
     usage(request, "<topic> <partition> <follower_id> <offset> [max_messages]", 4, 5)
     number = integer(request.args[1], "partition")
     follower = integer(request.args[2], "follower_id")
@@ -79,33 +79,25 @@ def broker_fetch(session: FluxSession, request: Request, /) -> bytes | None:
     hw = session.state.hw(partition)
     end = min(partition.log.readable_offset, start + most)
     bytes_max = session.state.settings.reply_bytes_max
-    reply = Reply(session, request, head % (request.args[0], number, follower, hw), partition, end, bytes_max=bytes_max)
+    reply = RecordsReply(
+        session, request, head % (request.args[0], number, follower, hw), partition, end, bytes_max=bytes_max
+    )
     return reply.begin(start)
 
 
-class Reply:
-    """A reply with records, written in pieces (decision 0119).
-
-    If ``bytes_max`` is set, the reply is written at once. It ends after this many bytes of records, but has at least
-    one record. If ``bytes_max`` is None, pieces are written as the client reads them. ``hw`` is the high watermark that
-    is reported after the records. If the reply ends before ``hw``, it reports the offset of its last record instead. If
-    ``hw`` is None, none is reported.
-
-    Data of a read is not used after its pin was released. ``_next`` is the offset after the records that are in
-    ``_buffer`` or were written. If ``_begun``, records were written. If ``_clogged``, the client must read before more
-    is written.
-    """
+class RecordsReply:
+    """A response with records (decision 0119)."""
 
     __slots__ = (
         "_answer",
-        "_begun",
         "_buffer",
-        "_clogged",
         "_end",
+        "_has_written",
         "_head",
         "_hw",
+        "_is_paused",
         "_limited",
-        "_next",
+        "_next_offset",
         "_partition",
         "_session",
         "_state",
@@ -122,58 +114,65 @@ class Reply:
         bytes_max: int | None,
         hw: int | None = None,
     ) -> None:
+        """Prepare the response.
+
+        Args:
+            head: its text before the records.
+            end: the offset after the last record.
+            bytes_max: the response ends after this many bytes of records, but has at least one. None means no limit:
+                then it is written in pieces, as fast as the client reads.
+            hw: high watermark to report after the records, or None. If records cannot be read, the offset of the last
+                one is reported instead.
+        """
         most = session.state.settings.reply_bytes_max
         self._session = session
         self._head = head
         self._hw = hw
         self._partition = partition
         self._end = end
-        self._next = 0
+        self._next_offset = 0  # after the records that were written or are in the buffer
         self._limited = bytes_max is not None
         self._buffer: bytearray | None = None
         self._state = encoder.new_state(0, end, PIECE_BYTES_MAX if bytes_max is None else min(bytes_max, most))
-        self._begun = False
-        self._clogged = False
+        self._has_written = False  # whether records were written
+        self._is_paused = False  # whether the client must read before more is written
         self._answer = Answer(session, request.id, blocking=True)
 
     def begin(self, start: int) -> bytes | None:
-        """Return the payload if there is nothing to read.
-
-        Otherwise return None. The response is sent now, or when the log has fetched the bytes.
-        """
+        """Return the payload if there is nothing to read. Otherwise, return None and respond now or later."""
         if start >= self._end:
             return self._head + self._tail()
-        self._next = start
+        self._next_offset = start
         self._state[encoder.START] = start
         self._session.append(self._answer)
         self._answer.cancel = self._drop
-        if self._read_on(self._session.broker.clock.monotonic() + QUANTUM_S):
-            self._session.broker.sliced.put(self._read_on)
+        if self._read_more(self._session.broker.clock.monotonic() + QUANTUM_S):
+            self._session.broker.sliced.put(self._read_more)
         return None
 
     def drained(self) -> None:
-        if self._clogged:
-            self._clogged = False
-            self._session.broker.sliced.put(self._read_on)
+        if self._is_paused:
+            self._is_paused = False
+            self._session.broker.sliced.put(self._read_more)
 
-    def _read_on(self, end: float) -> bool:
-        """Read and write until all is written, the log must fetch bytes, or the client must read.
+    def _read_more(self, end: float) -> bool:
+        """Read and write until everything is written, data must be read from disk, or the client must read.
 
-        Returns True if the time slice is over.
+        Returns True if only the time slice is over.
         """
         session = self._session
         limit = max(min(self._state[encoder.CAP], FETCH_BYTES_MAX), FETCH_BYTES_MIN)
         while not session.closed:
-            if self._begun and session.output.backlog >= session.output.backlog_max:
-                self._clogged = True
+            if self._has_written and session.output.backlog >= session.output.backlog_max:
+                self._is_paused = True
                 return False
             try:
                 read = session.broker.fetch(
-                    self._partition, self._next, bytes_max=limit, then=self._fetched, offset_end=self._end
+                    self._partition, self._next_offset, bytes_max=limit, then=self._fetched, offset_end=self._end
                 )
                 if not isinstance(read, Read):
                     return False
-                if not self._take(read):
+                if not self._encode(read):
                     self._finish()
                     return False
             except BrokerError as error:
@@ -192,21 +191,21 @@ class Reply:
             self._stop(read)
             return
         try:
-            more = self._take(read)
+            more = self._encode(read)
         except BrokerError as error:
             self._stop(error)
             return
         if more:
-            self._session.broker.sliced.put(self._read_on)
+            self._session.broker.sliced.put(self._read_more)
         else:
             self._finish()
 
-    def _take(self, read: Read) -> bool:
-        """Encode the records of a read, and write the buffer when it is full. Return whether to read more.
+    def _encode(self, read: Read) -> bool:
+        """Encode the records of a read, and write the buffer if it is full. Return whether to read more.
 
         Raises BrokerError for damaged batches.
         """
-        state, before = self._state, self._next
+        state, before = self._state, self._next_offset
         if self._buffer is None:
             self._buffer = self._session.state.reply_buffers.take()
         size = state[encoder.AT]
@@ -219,8 +218,8 @@ class Reply:
             read.pin.release()
         if not ended:
             state[encoder.START] = max(read.next_offset, state[encoder.START])
-        self._next = state[encoder.START]
-        if self._next >= self._end or self._next <= before or (ended and self._limited):
+        self._next_offset = state[encoder.START]
+        if self._next_offset >= self._end or self._next_offset <= before or (ended and self._limited):
             return False
         if not self._limited and (ended or state[encoder.AT] > SMALL_REPLY_BYTES):
             self._write_piece()
@@ -230,14 +229,14 @@ class Reply:
         parts, buffer = self._parts(), self._buffer
         assert buffer is not None
         self._buffer = None
-        self._begun = True
+        self._has_written = True
         self._state[encoder.AT] = 0
         self._session.drain = self.drained
         self._session.output.write_many(parts, partial(self._session.state.reply_buffers.give, buffer))
 
     def _parts(self) -> Parts:
         size = self._state[encoder.AT]
-        before = b"" if self._begun and not size else b"," if self._begun else self._opening()
+        before = b"" if self._has_written and not size else b"," if self._has_written else self._opening()
         return [before, memoryview(self._buffer or b"")[:size]]
 
     def _opening(self) -> bytes:
@@ -247,14 +246,14 @@ class Reply:
         return b"" if self._hw is None else b" hw=%d" % self._hw
 
     def _stop(self, error: BrokerError) -> None:
-        """Respond with the records so far, because the next ones cannot be read. Later reads get the error."""
-        if not self._begun and not self._state[encoder.AT]:
+        """End the response with the records so far: the next ones cannot be read. The next request gets the error."""
+        if not self._has_written and not self._state[encoder.AT]:
             answer = self._answer
             self._drop()
             answer.refuse(refused(error))
             return
         if self._hw is not None:
-            self._hw = self._next - 1
+            self._hw = self._next_offset - 1
         self._finish()
 
     def _finish(self) -> None:
@@ -272,7 +271,7 @@ class Reply:
         self._answer.fill([whole])
 
     def _drop(self) -> None:
-        """Drop the rest of the reply. A read in flight is released when it completes."""
+        """Drop the rest of the response. A read in flight is released when it completes."""
         buffer, self._buffer = self._buffer, None
         self._session.drain = None
         if buffer is not None:

@@ -1,4 +1,4 @@
-"""FLUX commands of consumer groups (spec: flux#groups). The coordinator has the membership rules."""
+"""Commands for consumer groups (spec: flux#groups). The broker's coordinator implements the rules of membership."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _assignor(text: bytes) -> Assignor:
     raise bad("invalid assignor; expected assignor=round_robin|range")
 
 
-def _placed(generation: int, partitions: tuple[int, ...]) -> bytes:
+def _assignment(generation: int, partitions: tuple[int, ...]) -> bytes:
     return f"generation={generation} assigned={listed(partitions)}".encode()
 
 
@@ -53,7 +53,7 @@ def join(session: FluxSession, request: Request, /) -> None:
         by=session.caller,
         done=answer.done,
     )
-    answer.payload = _placed(place.generation, place.partitions)
+    answer.payload = _assignment(place.generation, place.partitions)
     session.append(answer)
 
 
@@ -66,7 +66,7 @@ def _names(request: Request) -> tuple[str, str, str, int]:
 def sync(session: FluxSession, request: Request, /) -> bytes:
     usage(request, _MEMBER, 4)
     place = session.broker.groups.sync(*_names(request), wire=WIRE, by=session.caller)
-    return _placed(place.generation, place.partitions)
+    return _assignment(place.generation, place.partitions)
 
 
 def heartbeat(session: FluxSession, request: Request, /) -> bytes:
@@ -84,7 +84,7 @@ def leave(session: FluxSession, request: Request, /) -> None:
 
 
 def commit(session: FluxSession, request: Request, /) -> None:
-    """Store the offset without a check whether it exists."""
+    """COMMIT: store the offset. It need not exist."""
     usage(request, "<group> <topic> <consumer_id> <generation> <partition> <offset>", 6)
     names = _names(request)
     place = integer(request.args[4], "partition"), integer(request.args[5], "offset")
@@ -95,7 +95,7 @@ def commit(session: FluxSession, request: Request, /) -> None:
 
 
 def offset(session: FluxSession, request: Request, /) -> bytes:
-    """Return the group's next offset. It is 0 if the group has not committed one."""
+    """OFFSET: return the group's next offset; 0 if the group has not committed one."""
     usage(request, "<group> <topic> <partition>", 3)
     number = integer(request.args[2], "partition")
     group, topic = text_of(request.args[0]), named(request.args[1])

@@ -1,4 +1,4 @@
-"""Parse and format single FLUX requests and replies (spec: flux#requests, flux#replies).
+"""Parse and format single FLUX requests and responses (spec: flux#requests, flux#replies).
 
 ``parse`` reads every line as the original broker does, and raises only ``Refused``. Texts are bytes.
 """
@@ -54,7 +54,7 @@ class WireCode(Enum):
 
 
 class Refused(Exception):
-    """A request that is answered with an error: code and text for the client."""
+    """A request that gets an error: code and text for the client."""
 
     def __init__(self, code: WireCode, text: bytes | str) -> None:
         self.code: Final = code
@@ -68,7 +68,12 @@ def bad(text: bytes | str) -> Refused:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A valid request: the correlation id, which the reply repeats, the command in upper case, and the arguments."""
+    """A valid request.
+
+    Attributes:
+        id: the correlation id, which the response repeats.
+        command: in upper case.
+    """
 
     id: bytes
     command: str
@@ -87,7 +92,7 @@ class Role(Enum):
 
 
 def text_of(line: bytes) -> str:
-    """Decode a line; invalid UTF-8 is preserved for ``bytes_of``."""
+    """Decode a line. Invalid UTF-8 is preserved for ``bytes_of``."""
     return line.decode("utf-8", "surrogateescape")
 
 
@@ -116,18 +121,18 @@ def words(line: bytes) -> list[bytes]:
 
 
 def _upper(command: bytes) -> str:
-    """Convert a command to upper case. Characters whose upper case has a different length stay unchanged."""
+    """Convert a command to upper case. Characters whose upper case has another length remain unchanged."""
     text = text_of(command[:COMMAND_BYTES_MAX])
     return "".join(c.upper() if len(c.upper()) == 1 else c for c in text)
 
 
 def is_http(line: bytes) -> bool:
-    """Return whether a line begins an HTTP request; no FLUX request begins like this."""
+    """Return whether a line begins an HTTP request. No FLUX request begins like this."""
     return line[:HTTP_METHOD_BYTES_MAX].upper().startswith(HTTP_METHODS)
 
 
 def refuse_kafka(data: bytes) -> None:
-    """Raise PeerError if data begins with the first request of a Kafka client, which no FLUX request does."""
+    """Raise PeerError if data begins like the first request of a Kafka client. No FLUX request begins like this."""
     if data[:2] == b"\0\0" and data[4:KAFKA_BYTES] in KAFKA_FIRST:
         raise PeerError(
             "a Kafka client connected to the FLUX port (use the Kafka listener, by default port 9094, or serve Kafka here:"
@@ -137,9 +142,9 @@ def refuse_kafka(data: bytes) -> None:
 
 
 def parse(line: bytes, *, pipes: bool = False) -> Request:
-    """Parse a line without its LF. If ``pipes``, arguments may contain pipes.
+    """Parse a line without its LF. ``pipes``: whether arguments may contain pipes.
 
-    Raises Refused, which must be answered with the correlation id 0.
+    Raises Refused. The error is sent with the correlation id 0.
     """
     if line.endswith(b"\r"):
         line = line[:-1]
@@ -159,7 +164,7 @@ def parse(line: bytes, *, pipes: bool = False) -> Request:
 def is_plain(value: bytes) -> bool:
     """Return whether a value is UTF-8 without control bytes.
 
-    Other values that come in a line are marked, so that replies show them unchanged (spec: flux#values-in-replies).
+    Records with other values get a flag, so that responses return the values unchanged (spec: flux#values-in-replies).
     """
     if len(value.translate(None, _CONTROL)) != len(value):
         return False
@@ -171,7 +176,7 @@ def is_plain(value: bytes) -> bool:
 
 
 def usage(request: Request, text: str, *counts: int) -> None:
-    """Raise Refused with the usage ``text`` unless the number of arguments is one of ``counts``."""
+    """Raise Refused with the usage text unless the number of arguments is one of ``counts``."""
     if len(request.args) not in counts:
         raise bad(f"{request.command} requires: {text}")
 
@@ -193,15 +198,12 @@ def integers(text: bytes) -> list[int]:
 
 
 def topic_word(name: str) -> str:
-    """Encode a topic's name as one word, with ``%XX`` for characters that would end a word or list (decision 0116)."""
+    """Encode a topic's name as one word. Characters that would end a word or a list become ``%XX`` (decision 0116)."""
     return names.escape(name, _RESERVED)
 
 
 def named(text: bytes) -> str:
-    """Decode a word to a topic's name. The name is not checked.
-
-    Raises Refused ``invalid topic`` if the word cannot be decoded.
-    """
+    """Decode the result of ``topic_word``. Raises Refused ``invalid topic`` if it cannot be decoded."""
     try:
         return names.unescape(text_of(text))
     except Invalid:
@@ -209,7 +211,10 @@ def named(text: bytes) -> str:
 
 
 def topic_name(text: bytes) -> str:
-    """Decode a valid topic name (decision 0116). Raises Refused ``invalid topic``."""
+    """Decode the result of ``topic_word``.
+
+    Raises Refused ``invalid topic`` if the name is not allowed (decision 0116).
+    """
     name = named(text)
     parts = TopicName.parse(name)
     if not is_name(parts.stream) or not is_name(parts.topic):
@@ -247,7 +252,7 @@ def role(text: bytes) -> Role:
 
 
 def ok(correlation: bytes, payload: bytes) -> bytes:
-    """Return a success reply with its line ending. A reply without payload does not have the last pipe."""
+    """Return a success response with its line ending. Without payload, it does not have the last pipe."""
     return b"V1|%b|OK|%b\n" % (correlation, payload) if payload else b"V1|%b|OK\n" % correlation
 
 

@@ -1,8 +1,9 @@
-"""State that only FLUX has: broker registry, roles and leaders, in-sync replicas and the high watermark (hw).
+"""State that only FLUX has: registered brokers, roles and leaders, in-sync replicas and the high watermark (hw).
 
-* Registry, roles and leaders survive restarts.
-* Reports of followers do not survive. A follower must report again after a restart to count as in sync.
-* The reported high watermark of a partition never decreases while this broker leads it (spec: flux#our-choices).
+* Registered brokers, roles and leaders survive restarts.
+* Reports of followers do not survive: a follower is in sync only after it has reported again.
+* The reported high watermark of a partition never decreases while this broker leads the partition (spec:
+  flux#our-choices).
 * The high watermark limits FLUX readers only.
 
 (spec: flux#topics, flux#replication, flux#metadata-index)
@@ -52,7 +53,7 @@ class _PartitionStored(msgspec.Struct, frozen=True):
 
 
 class _Waiter:
-    """A caller that waits until a record is replicated. Implements ``Handle``."""
+    """A callback for the replication of a record. Implements ``Handle``."""
 
     __slots__ = ("_waiters", "offset", "wake")
 
@@ -70,8 +71,9 @@ class _Waiter:
 class PartitionView:
     """A partition with followers, or one that this broker does not lead.
 
-    ``followers`` has the acknowledged offset and the time of the last report, by replica id. ``floor`` is the highest
-    hw that was reported while this broker led the partition.
+    Attributes:
+        followers: acknowledged offset and time of the last report, by replica id.
+        floor: the highest hw that was reported while this broker led the partition.
     """
 
     leader: int
@@ -85,7 +87,7 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """The in-sync set and the hw of a partition, as computed last (spec: flux#replication)."""
+    """The in-sync set and the hw of a partition (spec: flux#replication)."""
 
     hw: int
     isr: list[int]
@@ -93,9 +95,10 @@ class Replication:
 
 
 class FluxState:
-    """Registry, roles and replication of one broker.
+    """Registered brokers, roles and replication.
 
-    If a partition has no view, this broker leads it, it has no follower, and its hw is its last readable offset.
+    A partition without a ``PartitionView`` is led by this broker and has no followers. Its hw is its last readable
+    offset.
     """
 
     __slots__ = (
@@ -124,7 +127,7 @@ class FluxState:
             self.register(settings.broker_id, settings.host, settings.port, 0, done=None)
 
     def _load(self) -> None:
-        """Load the stored state, without entries of deleted partitions and topics."""
+        """Load the stored state. Entries of deleted partitions and topics are skipped."""
         topics = self._broker.topics(internal=True)
         alive = {partition.incarnation for topic in topics for partition in topic.partitions}
         names = {topic.id for topic in topics}
@@ -155,7 +158,7 @@ class FluxState:
         return sorted(number for number, entry in self._brokers.items() if entry.fenced)
 
     def term_and_index(self) -> str:
-        """The text at the end of replies to ADMIN commands."""
+        """The text at the end of responses to ADMIN commands."""
         return f"term={TERM} index={self._index}"
 
     def register(
@@ -163,8 +166,9 @@ class FluxState:
     ) -> None:
         """Register or replace a broker, and clear its fencing.
 
-        An ``epoch`` of 0 or less is replaced by the time in nanoseconds. Raises Refused if there are too many brokers,
-        and Busy.
+        If ``epoch`` is 0 or less, the time in nanoseconds replaces it.
+
+        Raises Busy, and Refused if there are too many brokers.
         """
         if number not in self._brokers and by is not ITSELF:
             self._admit_broker(by)
@@ -173,7 +177,7 @@ class FluxState:
         self._store_broker(number, entry, done, by)
 
     def _admit_broker(self, by: Caller) -> None:
-        """Raise Refused if the registry is full, or one client would have more than half of it."""
+        """Raise Refused if the maximum number of brokers is registered, or one client has registered half of it."""
         owners = [self._broker.wire_owner(WIRE, f"{_BROKER_KEY}{number}") for number in self._brokers]
         if len(owners) >= BROKERS_MAX or owners.count(by.owner) >= BROKERS_MAX // 2:
             raise bad(f"too many brokers are registered limit={BROKERS_MAX}")
@@ -189,7 +193,7 @@ class FluxState:
         self._store_broker(number, msgspec.structs.replace(self._registered(number), fenced=fenced), done)
 
     def reconcile(self, timeout_ms: int, *, done: Completion[int]) -> int:
-        """Fence brokers without a recent heartbeat, and clear the fencing of all others; return how many changed.
+        """Fence brokers without a recent heartbeat, and clear the fencing of all others. Return how many have changed.
 
         This broker counts as alive. ``done`` is called when all changes are stored.
         """
@@ -236,12 +240,16 @@ class FluxState:
             self._broker.set_wire_state(WIRE, f"{_TOPIC_KEY}{topic_id.hex()}", None)
         self._sweep_above = 2 * (len(self._views) + len(self._factors)) + SWEEP_MIN
 
-    def _sweep_in_time(self) -> None:
+    def _sweep_if_needed(self) -> None:
+        """Drop entries of deleted partitions and topics when they are as many as those of existing ones."""
         if len(self._views) + len(self._factors) > self._sweep_above:
             self._sweep()
 
     def factor_of(self, topic: Topic | None) -> int:
-        """Return a topic's number of replicas, including the leader; the default if it is not set or the topic is None."""
+        """Return a topic's number of replicas, including the leader.
+
+        The default is returned if it is not set, or for None.
+        """
         own = None if topic is None else self._factors.get(topic.id)
         return self.settings.replication_factor if own is None else own
 
@@ -259,8 +267,8 @@ class FluxState:
         by: Caller = ITSELF,
         done: Completion[int] | None = None,
     ) -> None:
-        """Assign leaders to the partitions of a topic created over this protocol (spec: flux#topics, flux#our-choices)."""
-        self._sweep_in_time()
+        """Assign leaders to the partitions of a topic that was created over FLUX (spec: flux#topics, flux#our-choices)."""
+        self._sweep_if_needed()
         if factor is not None:
             self._set_factor(topic, factor, by)
         live = [number for number in self.brokers() if not self._brokers[number].fenced]
@@ -273,13 +281,13 @@ class FluxState:
         steps = 1 + len(topic.partitions) if automatic else 1
         self._store_index(steps, done, Level.WRITTEN if automatic else Level.SYNCED)
 
-    def created_again(self, topic: Topic, factor: int, *, by: Caller = ITSELF) -> None:
-        """Apply a repeated creation: set the number of replicas, and drop reports of followers above this number.
+    def recreated(self, topic: Topic, factor: int, *, by: Caller = ITSELF) -> None:
+        """Set the number of replicas of an existing topic, and drop reports of followers above this number.
 
         Raises Busy if the limit of stored metadata is reached.
         """
         if factor != self._factors.get(topic.id):
-            self._sweep_in_time()
+            self._sweep_if_needed()
             settings = replace(topic.settings, replication_factor=factor)
             if settings != topic.settings:
                 self._broker.configure_topic(topic, settings)
@@ -293,11 +301,11 @@ class FluxState:
     def set_leader(
         self, partition: Partition, leader: int, isr: Sequence[int], *, by: Caller = ITSELF, done: Completion[int]
     ) -> None:
-        """Set the leader and the in-sync set.
+        """Set the leader and the in-sync set. If ``isr`` is empty, the stored in-sync set is unchanged.
 
-        If ``isr`` is empty, the stored in-sync set is unchanged. Raises Busy if the limit of stored metadata is reached.
+        Raises Busy if the limit of stored metadata is reached.
         """
-        self._sweep_in_time()
+        self._sweep_if_needed()
         view = self._views.get(partition.incarnation)
         kept = view.isr if view is not None else [self.settings.broker_id]
         self._set_leader(partition, leader, isr or kept, by)
@@ -306,7 +314,7 @@ class FluxState:
     def set_role(self, partition: Partition, role: Role, *, by: Caller = ITSELF, done: Completion[int]) -> None:
         """Set this broker's role for a partition (spec: flux#set_partition_role).
 
-        Whatever the role, the metadata then name this broker as the leader.
+        Metadata then names this broker as the leader.
         """
         view = self._view(partition)
         if view.role is not role:
@@ -316,7 +324,7 @@ class FluxState:
         self._store_index(1, done)
 
     def elect(self, topic: Topic, *, done: Completion[int]) -> int:
-        """Replace leaders that are unknown or fenced; return how many partitions changed."""
+        """Replace leaders that are unknown or fenced. Return the number of changed partitions."""
         eligible = [number for number in self._replicas(topic) if self._is_live(number)]
         changed = 0
         for partition in topic.partitions:
@@ -353,7 +361,10 @@ class FluxState:
         return view
 
     def is_plain(self, partition: Partition) -> bool:
-        """Return whether this broker leads the partition and it has no followers. A record's offset is then its hw."""
+        """Return whether this broker leads the partition and it has no followers.
+
+        Then the hw after a record is its offset.
+        """
         return partition.incarnation not in self._views
 
     def is_writable(self, partition: Partition) -> bool:
@@ -361,18 +372,18 @@ class FluxState:
         return view is None or (view.leader == self.settings.broker_id and view.role is Role.LEADER)
 
     def is_leader(self, partition: Partition) -> bool:
-        """Return whether this broker's role is leader, even if the metadata name another leader."""
+        """Return whether this broker's role is leader, even if metadata names another leader."""
         view = self._views.get(partition.incarnation)
         return view is None or view.role is Role.LEADER
 
     def hw(self, partition: Partition) -> int:
-        """Return the offset of the last record that FLUX readers may see, -1 for none."""
+        """Return the offset of the last record that FLUX readers may see; -1 for none."""
         if partition.incarnation not in self._views:
             return partition.log.readable_offset - 1
         return self.recompute(partition).hw
 
     def hw_after(self, partition: Partition, offset: int) -> int:
-        """Return the hw that holds immediately after the record at ``offset`` was appended."""
+        """Return the hw immediately after the record at ``offset`` was appended."""
         if partition.incarnation not in self._views:
             return offset
         return self.recompute(partition, leo=offset).hw
@@ -380,7 +391,7 @@ class FluxState:
     def recompute(self, partition: Partition, *, leo: int | None = None) -> Replication:
         """Compute the in-sync set and the hw (spec: flux#replication).
 
-        ``leo`` is the last offset to assume, None for the present one.
+        ``leo`` is the last offset of the log to assume; None for the current one.
         """
         end = partition.log.readable_offset - 1 if leo is None else leo
         view = self._views.get(partition.incarnation)
@@ -399,10 +410,10 @@ class FluxState:
         under_replicated = len(isr) < self.settings.min_isr
         if leo is None and under_replicated != view.under_replicated:
             view.under_replicated = under_replicated
-            self._tell(partition, isr, under_replicated)
+            self._log_change(partition, isr, under_replicated)
         return Replication(hw, isr, under_replicated)
 
-    def _tell(self, partition: Partition, isr: list[int], under_replicated: bool) -> None:
+    def _log_change(self, partition: Partition, isr: list[int], under_replicated: bool) -> None:
         topic = partition.topic.name.full
         if under_replicated:
             log.warning("partition is under-replicated", topic=topic, partition=partition.number, isr=isr)
@@ -410,7 +421,7 @@ class FluxState:
             log.info("partition has enough in-sync replicas", topic=topic, partition=partition.number, isr=isr)
 
     def acknowledge(self, partition: Partition, follower: int, offset: int) -> Replication:
-        """Record that a follower has all records up to ``offset``, and wake callers that waited for this."""
+        """Record that a follower has all records up to ``offset``, and call the callbacks that waited for it."""
         view = self._view(partition)
         acked, _ = view.followers.get(follower, (-1, 0.0))
         leo = partition.log.readable_offset - 1
@@ -428,10 +439,7 @@ class FluxState:
         return now.hw >= offset and not now.under_replicated
 
     def wait_replicated(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
-        """Call ``wake`` once enough followers have reported the record.
-
-        Cancelling the returned handle prevents the call.
-        """
+        """Call ``wake`` when enough followers have the record, unless the returned handle is cancelled."""
         waiters = self._view(partition).waiters
         waiter = _Waiter(waiters, offset, wake)
         waiters.append(waiter)

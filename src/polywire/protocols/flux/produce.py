@@ -1,7 +1,4 @@
-"""PRODUCE of single lines that the session does not handle in bulk (spec: flux#produce, flux#acknowledgements).
-
-A record with ``acks=all`` gets one reply: when it is synced and on enough replicas, or after the timeout.
-"""
+"""PRODUCE of single lines that are not part of a run (spec: flux#produce, flux#acknowledgements)."""
 
 from __future__ import annotations
 
@@ -46,7 +43,10 @@ def produce(session: FluxSession, request: Request, /) -> None:
 
 
 class AcksAll:
-    """A record that waits until it is synced and replicated. It is answered once: with success, an error, or a timeout."""
+    """A record with ``acks=all``.
+
+    The response is sent when it is synced and enough replicas have it, or after a timeout.
+    """
 
     __slots__ = ("_answer", "_offset", "_partition", "_session", "_waits_for", "timer")
 
@@ -59,7 +59,7 @@ class AcksAll:
         self.timer: Handle | None = None
 
     def stored(self, offset: int | BrokerError) -> None:
-        """Continue after the record was synced, or has failed."""
+        """Completion of the append. If the record is synced, wait for the replicas."""
         if self._answer.parts is not None:
             return
         if isinstance(offset, BrokerError):
@@ -78,7 +78,7 @@ class AcksAll:
         self._answer.ok(b"partition=%d offset=%d hw=%d" % (self._partition.number, self._offset, hw))
 
     def expire(self) -> None:
-        """Respond with a timeout. The record stays stored (spec: flux#acknowledgements)."""
+        """Respond with a timeout. The record remains stored (spec: flux#acknowledgements)."""
         if self._answer.parts is None:
             self.cancel()
             self._answer.refuse(replication_timeout())

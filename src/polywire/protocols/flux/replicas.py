@@ -29,14 +29,14 @@ def _replicated(offset: int, now: Replication) -> str:
 
 
 def replica_fetch(session: FluxSession, request: Request, /) -> bytes:
-    """Handle REPLICA_FETCH: record the follower's position. No records are returned."""
+    """REPLICA_FETCH: record the offset that the follower has reached. No records are returned."""
     usage(request, "<topic> <partition> <replica_id> <offset>", 4)
     _, follower, offset, now = _report(session, request, "replica_id", "offset")
     return f"replica={follower} {_replicated(offset, now)}".encode()
 
 
 def broker_replica_ack(session: FluxSession, request: Request, /) -> bytes:
-    """Handle BROKER_REPLICA_ACK, which is the same report as REPLICA_FETCH, but between brokers."""
+    """BROKER_REPLICA_ACK: the same report, between brokers."""
     usage(request, "<topic> <partition> <follower_id> <acked_offset>", 4)
     number, follower, offset, now = _report(session, request, "follower_id", "acked_offset")
     head = b"topic=%b partition=%d follower=%d " % (request.args[0], number, follower)

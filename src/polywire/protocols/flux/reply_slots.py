@@ -1,7 +1,6 @@
-"""Reply slots, which keep the replies of one FLUX connection in order.
+"""Reply slots: they keep the responses of one FLUX connection in order.
 
-A slot is filled once, by a callback of the broker or of a timer. Consecutive PRODUCE lines share one slot, whose
-replies are encoded in one call.
+A run of PRODUCE lines has one slot, whose responses are encoded in one call.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ Parts = list[bytes | memoryview]
 class ScratchArrays:
     """Arrays that all sessions of a factory share. Their content is not used after a call of ``receive``.
 
-    ``slots`` are zeros between calls.
+    Attributes:
+        slots: zeros between calls.
     """
 
     __slots__ = ("bounds", "groups", "ids", "out", "records", "rows", "slots", "spans", "work")
@@ -56,7 +56,7 @@ class ScratchArrays:
 
 
 class ReplyOwner(Protocol):
-    """The operations of a session that a reply slot uses."""
+    """The methods of a session that a reply slot uses."""
 
     @property
     def broker(self) -> FluxBroker:
@@ -72,12 +72,16 @@ class ReplyOwner(Protocol):
     def closed(self) -> bool: ...
 
     def slot_filled(self) -> None:
-        """Send the responses that are ready, after one became ready."""
+        """Send the responses that are next in order."""
 
 
 @cython.cclass
 class Answer(BareSlot):
-    """One response at its position in the order of responses. ``done`` sends ``payload``."""
+    """The slot of one response.
+
+    Attributes:
+        payload: the payload that ``done`` sends.
+    """
 
     if not cython.compiled:  # in the compiled module, reply_slots.pxd declares the fields
         __slots__ = ("payload", "request_id")
@@ -97,7 +101,7 @@ class Answer(BareSlot):
         self.fill([ok(self.request_id, payload)])
 
     def make(self, parts: Iterator[bytes]) -> None:
-        """Respond with success and a long payload, which the iterator yields in pieces."""
+        """Respond with success, and a long payload that the iterator yields in pieces."""
         self.cancel = Slices(self.session.broker, parts, self._made).cancel
 
     def _made(self, parts: list[bytes] | BrokerError) -> None:
@@ -110,7 +114,7 @@ class Answer(BareSlot):
         self.fill([err(self.request_id, error)])
 
     def done(self, result: int | BrokerError) -> None:
-        """Respond with ``payload``, or with the error; passed as a callback to the broker."""
+        """Completion that responds with ``payload``, or with the error."""
         if isinstance(result, BrokerError):
             self.refuse(refused(result))
         else:
@@ -136,14 +140,16 @@ class Produced(Answer):
 
 
 class ProducedLines(Answer):
-    """The responses to consecutive PRODUCE lines, filled together.
+    """The slot of the responses to a run of PRODUCE lines. A group is a batch of the run for one partition.
 
-    ``ids`` has the correlation ids, each with an LF. ``groups`` has the group of each record; a group is one batch for
-    one partition. ``numbers`` has, for each group, the partition number, the offset of its first record, and the lowest
-    high watermark to report.
+    Attributes:
+        ids: the correlation ids, each with an LF.
+        groups: the group of each record.
+        numbers: for each group, the partition number, the offset of its first record, and the lowest high watermark to
+            report.
     """
 
-    __slots__ = ("errors", "groups", "ids", "numbers", "partitions", "waiting")
+    __slots__ = ("errors", "groups", "ids", "numbers", "outstanding", "partitions")
 
     def __init__(self, session: ReplyOwner, ids: bytes, count: int) -> None:
         super().__init__(session, b"")
@@ -152,17 +158,17 @@ class ProducedLines(Answer):
         self.numbers = array("q")
         self.partitions: list[Partition | None] = []
         self.errors: dict[int, Refused] = {}
-        self.waiting = 1  # 1 for this object itself, until all of its batches were passed on
+        self.outstanding = 1  # 1 for this object itself, until all of its batches were passed on
 
     def add_group(self, partition: Partition | None) -> int:
-        """Add a batch; return the number of its group."""
+        """Add a group, and return its number. ``partition`` is None if the topic cannot be written."""
         self.partitions.append(partition)
         self.numbers.extend((0 if partition is None else partition.number, -1, -1))
-        self.waiting += 1
+        self.outstanding += 1
         return len(self.partitions) - 1
 
     def fill_groups(self, group: int, count: int, records: memoryview | None) -> None:
-        """Assign records to a group, by their numbers among the lines (None: all)."""
+        """Assign records to a group. ``records`` are their numbers within the run; None for all."""
         for index in range(count):
             self.groups[index if records is None else records[index]] = group
 
@@ -171,17 +177,17 @@ class ProducedLines(Answer):
             self.errors[group] = refused(offset)
         else:
             self.numbers[3 * group + 1] = offset
-        self.finish_one()
+        self.batch_done()
 
     def fail(self, group: int, error: Refused) -> None:
-        """Record the error of a batch that was not passed to the log."""
+        """Record the error of a group whose batch was not appended."""
         self.errors[group] = error
-        self.finish_one()
+        self.batch_done()
 
-    def finish_one(self) -> None:
-        """Count a batch as complete, or the last one as passed to the broker. Respond if none is outstanding."""
-        self.waiting -= 1
-        if self.waiting == 0:
+    def batch_done(self) -> None:
+        """Count the end of a batch, or that all batches were passed to the broker. Respond when none is outstanding."""
+        self.outstanding -= 1
+        if self.outstanding == 0:
             self.fill([self._replies()])
 
     def _replies(self) -> bytes:

@@ -1,6 +1,6 @@
-"""FLUX in a broker of several processes: lines are executed in the process of their topic (decision 0130).
+"""FLUX in a broker with several processes: lines are executed in the process of their topic (decision 0130).
 
-* A client's lines about one topic are executed in their order.
+* A client's lines for one topic are executed in order.
 * A line that may create a topic in another process delays the next lines until it is answered.
 * If a process ends before it has responded, the client's connection is closed, because the outcome is unknown.
 """
@@ -29,7 +29,7 @@ from polywire.protocols.runtime.session import Output
 
 METADATA: Final = "ADMIN_GET_METADATA"
 CREATE: Final = "ADMIN_CREATE_TOPIC"
-MADE_BY_USE: Final = frozenset({"PRODUCE", "CONSUME", "SET_PARTITION_ROLE"})
+CREATING: Final = frozenset({"PRODUCE", "CONSUME", "SET_PARTITION_ROLE"})
 TOPIC_FIRST: Final = frozenset(
     {
         "SET_PARTITION_ROLE",
@@ -50,18 +50,14 @@ ABOUT_BROKERS: Final = frozenset(
 )
 NO_BROKERS: Final = "brokers cannot be registered if several processes share the topics"
 ACKS_ALL: Final = b"acks=all"
-FIRST: Final = 0  # the shard whose brokers are listed
+FIRST_SHARD: Final = 0  # the shard whose brokers are listed
 _TOPIC_NUMBERS_AT: Final = 6 * decoder.RUN_RECORDS_MAX
 
 
 class RoutedFluxSession(FluxSession):
-    """One client.
+    """The session of one client."""
 
-    ``_call`` is the command whose long response arrives in pieces. ``_untaken`` are bytes of it that the other process
-    must not replace yet, because the client does not read.
-    """
-
-    __slots__ = ("_call", "_has_failed", "_known_sender", "_untaken", "router")
+    __slots__ = ("_call", "_has_failed", "_known_sender", "_uncredited", "router")
 
     def __init__(
         self,
@@ -75,42 +71,43 @@ class RoutedFluxSession(FluxSession):
     ) -> None:
         super().__init__(broker, state, scratch, commands, output, resume)
         self.router: Final = router
-        self._call: Execution | None = None
+        self._call: Execution | None = None  # the command whose long response arrives in pieces
         self._has_failed = False
         self._known_sender: Sender | None = None
-        self._untaken = 0
+        self._uncredited = 0  # bytes of that response that were not credited to the other process
 
     def topics(self) -> list[Topic]:
         return self.router.topics()
 
     # Which process executes a line
 
-    def _place(self, name: str, begins: Callable[[], int] | None) -> tuple[int, bool]:
+    def _shard_of(self, name: str, new_shard: Callable[[], int] | None) -> tuple[int, bool]:
         """Return the shard of a topic, and whether the line creates the topic there.
 
-        ``begins`` returns the shard for a new topic. It is None if the line does not create topics.
+        ``new_shard`` returns the shard for a new topic. It is None if the line does not create topics.
         """
         shards = self.router.shards
         if self.broker.find_topic(name) is not None:
             return shards.own, False
         shard = shards.shard_of(name)
-        if shard is None and begins is not None and not name.startswith("__"):
-            return begins(), True
+        if shard is None and new_shard is not None and not name.startswith("__"):
+            return new_shard(), True
         return shards.own if shard is None else shard, False
 
-    def _place_of(self, command: Command, request: Request) -> tuple[int, bool]:
+    def _shard_of_command(self, command: Command, request: Request) -> tuple[int, bool]:
         """Return the shard that executes a command, and whether it creates the topic there."""
-        own, shards = (self.router.shards.own, False), self.router.shards
+        shards = self.router.shards
+        local = shards.own, False
         topic_at = 0 if command.name in TOPIC_FIRST else command.topic_at
         if topic_at is None or topic_at >= len(request.args):
-            return own
+            return local
         try:
             name = named(request.args[topic_at])
         except Refused:  # this shard reports the error
-            return own
+            return local
         if command.name == CREATE:
-            return self._place(name, shards.least_loaded)
-        return self._place(name, partial(shards.home, name) if command.name in MADE_BY_USE else None)
+            return self._shard_of(name, shards.least_loaded)
+        return self._shard_of(name, partial(shards.home, name) if command.name in CREATING else None)
 
     # Lines
 
@@ -123,20 +120,20 @@ class RoutedFluxSession(FluxSession):
             super()._produce_run(data, start, end, count, topics)
 
     def _forward_run(self, data: memoryview, start: int, end: int, count: int, topics: int) -> bool:
-        """Forward a run of PRODUCE lines. Return False if all of its topics are in this process."""
-        places: list[tuple[int, bool]] = []
+        """Forward a run of PRODUCE lines. Return False if all topics belong to this process."""
+        found: list[tuple[int, bool]] = []
         for number in range(topics):
             name = self._topic_text(data, number)
-            places.append(self._place(name, partial(self.router.shards.home, name)))
-        shards = {shard for shard, _ in places}
+            found.append(self._shard_of(name, partial(self.router.shards.home, name)))
+        shards = {shard for shard, _ in found}
         if shards == {self.router.shards.own}:
             return False
         lines = bytes(data[start:end])
         if len(shards) == 1:
-            self._forward(shards.pop(), lines, blocking=any(creates for _, creates in places))
+            self._forward(shards.pop(), lines, blocking=any(creates for _, creates in found))
         else:
             numbers = self.scratch.work[_TOPIC_NUMBERS_AT : _TOPIC_NUMBERS_AT + count]
-            self._split(lines, [places[number][0] for number in numbers])
+            self._split(lines, [found[number][0] for number in numbers])
         return True
 
     def _handle(self, line: bytes) -> bool:
@@ -151,16 +148,16 @@ class RoutedFluxSession(FluxSession):
             return False
 
     def _execute(self, command: Command, request: Request, line: bytes) -> bytes | None:
-        own = self.router.shards.own
+        local = self.router.shards.own
         if command.name in ABOUT_BROKERS:
             raise bad(NO_BROKERS)
         if command.name == METADATA:
             self.router.require_reported()
-            if own != FIRST:
+            if local != FIRST_SHARD:
                 self._list_brokers(request, line)
                 return None
-        shard, creates = self._place_of(command, request)
-        if shard == own:
+        shard, creates = self._shard_of_command(command, request)
+        if shard == local:
             return super()._execute(command, request, line)
         blocking = creates or command.name == CREATE or ACKS_ALL in request.args
         self._forward(shard, line + b"\n", blocking=blocking or not command.pipelined, in_pieces=not command.pipelined)
@@ -180,7 +177,7 @@ class RoutedFluxSession(FluxSession):
     def _send(
         self, shard: int, lines: bytes, then: Callable[[bytes], None], more: Callable[[bytes], None] | None = None
     ) -> Execution | None:
-        def came(responses: bytes | BrokerError) -> None:
+        def receive(responses: bytes | BrokerError) -> None:
             if not isinstance(responses, BrokerError):
                 then(responses)
             elif not self.closed and not self._has_failed:
@@ -188,77 +185,80 @@ class RoutedFluxSession(FluxSession):
                 self.output.fail(PeerError(f"a forwarded request failed reason={responses}", fatal=True))
 
         try:
-            call = self.router.execute(shard, WIRE, self._sender, lines, came, more)
+            call = self.router.execute(shard, WIRE, self._sender, lines, receive, more)
         except BrokerError as error:
-            self.broker.loop.call_soon(came, error)
+            self.broker.loop.call_soon(receive, error)
             return None
         if self.router.is_clogged:
             self._reasons |= Wait.CLOGGED
-            self.router.on_relief(self._relieved)
+            self.router.on_relief(self._shard_relieved)
         return call
 
-    def _relieved(self) -> None:
+    def _shard_relieved(self) -> None:
         self._reasons &= ~Wait.CLOGGED
         self._continue()
 
     def _forward(self, shard: int, lines: bytes, *, blocking: bool, in_pieces: bool = False) -> None:
-        """Execute a run of PRODUCE lines, or another line, in another process."""
+        """Execute a run of PRODUCE lines, or another line, in another process.
+
+        ``in_pieces``: whether the response may be long and is sent as it arrives.
+        """
         answer = self.append(Answer(self, b"", blocking=blocking))
         if not in_pieces:
             self._send(shard, lines, partial(_fill, answer))
             return
 
-        def came(rest: bytes) -> None:
+        def respond(rest: bytes) -> None:
             self.drain = None
             self._call = None
             answer.fill([rest])
 
-        call = self._send(shard, lines, came, self._take_piece)
+        call = self._send(shard, lines, respond, self._take_piece)
         if call is not None:
-            self._call, self._untaken = call, 0
+            self._call, self._uncredited = call, 0
             self.drain = self._credit
             answer.cancel = call.cancel
 
     def _take_piece(self, piece: bytes) -> None:
-        """Send the next piece of a long response, while no other response is outstanding."""
+        """Send the next piece of a long response. No other response is outstanding."""
         self.output.write(piece)
-        self._untaken += len(piece)
+        self._uncredited += len(piece)
         self._credit()
 
     def _credit(self) -> None:
-        if self._call is not None and self._untaken and self.output.backlog < self.output.backlog_max:
-            count, self._untaken = self._untaken, 0
+        if self._call is not None and self._uncredited and self.output.backlog < self.output.backlog_max:
+            count, self._uncredited = self._uncredited, 0
             self._call.credit(count)
 
     def _split(self, lines: bytes, shards: Sequence[int]) -> None:
-        """Execute PRODUCE lines, each in its shard. The next lines wait, so that lines about one topic stay in order."""
+        """Execute each PRODUCE line in its shard. The next lines wait, so that lines for one topic remain in order."""
         answer = self.append(Answer(self, b"", blocking=True))
         by_shard: dict[int, list[bytes]] = {shard: [] for shard in shards}
         for shard, line in zip(shards, lines.split(b"\n"), strict=False):
             by_shard[shard].append(line + b"\n")
         found: dict[int, Iterator[bytes]] = {}
 
-        def came(shard: int, responses: bytes) -> None:
+        def collect(shard: int, responses: bytes) -> None:
             found[shard] = iter(responses.split(b"\n"))
             if len(found) == len(by_shard):
                 answer.fill([b"".join([next(found[shard]) + b"\n" for shard in shards])])
 
-        for shard, own in by_shard.items():
-            self._send(shard, b"".join(own), partial(came, shard))
+        for shard, lines_of_shard in by_shard.items():
+            self._send(shard, b"".join(lines_of_shard), partial(collect, shard))
 
     def _list_brokers(self, request: Request, line: bytes) -> None:
-        """Respond with all topics, and the brokers that the first shard has."""
+        """Respond with the topics of all processes, and the brokers that the first shard returns."""
         answer = self.later(request, blocking=True)
         succeeded, before = b"V1|%b|OK|" % request.id, b"] brokers="
 
-        def came(response: bytes) -> None:
+        def respond(response: bytes) -> None:
             _, found, brokers = response.removesuffix(b"\n").rpartition(before)
             if response.startswith(succeeded) and found:
                 answer.make(metadata(self, before[2:] + brokers))
             else:
                 answer.fill([response])
 
-        self._send(FIRST, line + b"\n", came)
+        self._send(FIRST_SHARD, line + b"\n", respond)
 
 
 def _fill(answer: Answer, responses: bytes) -> None:
@@ -268,8 +268,8 @@ def _fill(answer: Answer, responses: bytes) -> None:
 class ForwardedFluxSession(FluxSession):
     """Executes a run of PRODUCE lines, or another line, that another process has forwarded.
 
-    If the log is full, batches of all such sessions wait in one queue, and later lines behind them. They are stored
-    even if the client closes its connection.
+    If the log is full, the batches of all such sessions wait in one queue. They are stored even if the client closes
+    its connection.
     """
 
     __slots__ = ("_sessions",)
@@ -296,9 +296,10 @@ class ForwardedFluxSession(FluxSession):
 
 
 class ForwardedBatches(AppendQueue):
-    """The batches of forwarded lines that wait for space in the log.
+    """The batches of all forwarded lines that wait for space in the log.
 
-    ``sessions`` are open, in the order in which their lines arrived.
+    Attributes:
+        sessions: the open sessions, in the order in which their lines arrived.
     """
 
     __slots__ = ("sessions",)
@@ -312,4 +313,4 @@ class ForwardedBatches(AppendQueue):
             session._continue()
 
     def drop(self) -> None:
-        """Drop nothing, because the batches are those of several sessions."""
+        """Do nothing, because the queue has batches of other sessions, too."""

@@ -1,7 +1,7 @@
-"""One FLUX connection: requests and replies in order, with runs of PRODUCE lines handled in bulk.
+"""One FLUX connection: requests and responses in order. Runs of PRODUCE lines are handled together.
 
-A request that reads the log sees every record that the connection has produced before. A waiting request delays only
-later requests of its connection. A request needs no asyncio task and no future.
+A request that reads the log sees every record that the connection has produced before. Requests need no tasks or
+futures.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _HASH: Final = KeyHash.FNV32
 
 
 class Handler(Protocol):
-    """Function that executes one request. It returns the payload, or None if it created an ``Answer``.
+    """Executes one request. Returns the payload of the response, or None if it has created an ``Answer``.
 
     Raises Refused or BrokerError, whose text is sent to the client.
     """
@@ -70,9 +70,10 @@ class Handler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Command(commands.Command[str, Handler]):
-    """A command of the protocol. Its first action is always checked, other actions where the command needs them.
+    """A command of the protocol. Its first action is always checked, others by the handler.
 
-    ``topic_at`` is the index of the argument with the topic, for the first action.
+    Attributes:
+        topic_at: index of the argument with the topic; None if the command has no topic.
     """
 
     topic_at: int | None = field(default=None, kw_only=True)
@@ -80,13 +81,10 @@ class Command(commands.Command[str, Handler]):
 
 @cython.cclass
 class FluxSession(BarePipelined):
-    """One client.
+    """The session of one client.
 
-    ``_too_long`` is a timer that closes the connection if a line that is too long does not end. Until then its bytes
-    are skipped.
-
-    ``drain`` continues a reply that is written in pieces. While there is such a reply, no other response is
-    outstanding.
+    Attributes:
+        drain: continues a response that is written in pieces, if there is one. No other response is then outstanding.
     """
 
     if not cython.compiled:  # fields and types of the base class
@@ -116,8 +114,8 @@ class FluxSession(BarePipelined):
         self._caller = None
         self._commands = commands
         self._principal = None
-        self._too_long = None
-        self.drain = None
+        self._too_long = None  # timer that ends the connection if a line that is too long does not end
+        self.drain = None  # continues a response that is written in pieces
         self.append_queue = AppendQueue(broker, BUSY_WAIT_S, self._continue)
         self._queued = self.append_queue.waiting
 
@@ -161,9 +159,9 @@ class FluxSession(BarePipelined):
         return at
 
     def _refuse_long(self, line_max: int) -> None:
-        """Respond to a line that is too long, and close the connection after the end of the line.
+        """Respond to a line that is too long, and close the connection after its end or ``LINE_END_S``.
 
-        The client may still be writing the line. It can read the response only if the connection stays open until then.
+        If it were closed earlier, the client, which is still writing the line, could not read the response.
         """
         self._too_long = self.broker.loop.call_later(LINE_END_S, self._end)
         self.append(Answer(self, b"0")).refuse(bad(f"a line has more than {line_max} bytes"))
@@ -179,7 +177,7 @@ class FluxSession(BarePipelined):
         self._end_when_done()
 
     def _handle(self, line: bytes) -> bool:
-        """Execute one request; return False if it must wait for earlier responses.
+        """Execute one request. Return False if it must wait for earlier responses.
 
         Raises PeerError for a client of another protocol.
         """
@@ -206,7 +204,7 @@ class FluxSession(BarePipelined):
         return True
 
     def _execute(self, command: Command, request: Request, line: bytes) -> bytes | None:
-        """Execute a command, and return the payload of its response, or None if it created an ``Answer``.
+        """Execute a command. Return the payload of its response, or None if it has created an ``Answer``.
 
         Raises Refused or BrokerError.
         """
@@ -219,15 +217,12 @@ class FluxSession(BarePipelined):
         return list(self.broker.topics())
 
     def later(self, request: Request, *, blocking: bool = False) -> Answer:
-        """Return a reply slot for a response that is sent later.
-
-        If ``blocking``, later requests wait for this response.
-        """
+        """Return the slot of a response that is sent later. ``blocking``: whether later requests wait for it."""
         return self.append(Answer(self, request.id, blocking=blocking))
 
     @property
     def caller(self) -> Caller:
-        """The caller, as owner of state: the user of the client's certificate, or the client's address.
+        """The client's user or address, which owns the objects that the client creates.
 
         Raises Denied if the client needs a certificate.
         """
@@ -242,7 +237,7 @@ class FluxSession(BarePipelined):
         super().drained()
 
     def finish(self, data: memoryview) -> None:
-        """Bytes without a line ending are the client's last request (spec: flux#framing)."""
+        """Handle the end of the client's data. The last line need not have a line ending (spec: flux#framing)."""
         rest = bytes(data)
         super().finish(memoryview(rest if rest.endswith(b"\n") or not rest else rest + b"\n"))
 
@@ -265,7 +260,7 @@ class FluxSession(BarePipelined):
 
     @property
     def principal(self) -> Principal:
-        """The principal of the client, from its certificate, because this protocol has no login (decision 0115).
+        """The user of the client's TLS certificate, or the anonymous user: this protocol has no login (decision 0115).
 
         Raises Denied if the client needs a certificate.
         """
@@ -278,7 +273,7 @@ class FluxSession(BarePipelined):
     def topic_to_write(self, name: str) -> Topic:
         """Return the topic for a record. A missing topic is created (spec: flux#topics).
 
-        Raises BrokerError if that is denied or fails.
+        Raises BrokerError if the client may not write to it, or it cannot be created.
         """
         topic = self.broker.find_topic(name)
         if topic is None or name.startswith("__"):
@@ -288,7 +283,7 @@ class FluxSession(BarePipelined):
         return topic
 
     def ensure_topic(self, name: str) -> Topic:
-        """Return the topic. A missing topic is created (spec: flux#topics). The caller has authorized the action.
+        """Return the topic. A missing topic is created (spec: flux#topics). The caller must have checked permissions.
 
         Raises BrokerError if it cannot be created.
         """
@@ -302,7 +297,7 @@ class FluxSession(BarePipelined):
         return topic
 
     def _produce_one(self, data: memoryview, start: int, end: int) -> None:
-        """Produce a run of one record without arrays, which is faster. Its line is ``data[start:end]``."""
+        """Append the record of a run with one line, ``data[start:end]``. This is faster than ``_produce_run``."""
         del start, end
         work = self.scratch.work
         request_id, name, key = decoder.first_of(data, work)
@@ -321,7 +316,7 @@ class FluxSession(BarePipelined):
         self.append_queue.produce(partition, from_spans(data, work[:4]), Level.WRITTEN, answer.done)
 
     def _produce_run(self, data: memoryview, start: int, end: int, count: int, topics: int) -> None:
-        """Produce a run of ``count`` records. Its lines are ``data[start:end]``."""
+        """Append the ``count`` records of a run, whose lines are ``data[start:end]``."""
         scratch = self.scratch
         scratch.ids = _sized(scratch.ids, end - start)
         answer = ProducedLines(
@@ -335,7 +330,7 @@ class FluxSession(BarePipelined):
             for number, name in enumerate(names):
                 part = decoder.select(scratch.work, count, number, scratch.spans, scratch.records)
                 self._produce_topic(answer, name, data, scratch.spans[: 4 * part], part, scratch.records)
-        answer.finish_one()
+        answer.batch_done()
 
     def _topic_text(self, data: memoryview, number: int) -> str:
         at = self.scratch.work[_TOPICS_AT + 2 * number]
@@ -350,9 +345,9 @@ class FluxSession(BarePipelined):
         count: int,
         records: memoryview | None,
     ) -> None:
-        """Split the records of one topic by partition, and pass them to the broker.
+        """Append the records of one topic, grouped by partition.
 
-        ``records`` are their numbers within the run (None: all).
+        ``records`` are their numbers within the run; None for all.
         """
         scratch = self.scratch
         base = len(answer.partitions)

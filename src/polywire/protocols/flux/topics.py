@@ -1,6 +1,6 @@
-"""FLUX commands for topics, brokers, roles and leaders (spec: flux#commands, flux#topics).
+"""Commands for topics, brokers, roles and leaders (spec: flux#commands, flux#topics).
 
-The reply to a change is sent once the change is synced. A command that is refused changes nothing.
+The response to a change is sent when the change is synced. A rejected command changes nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def find_partition(topic: Topic | None, number: int) -> Partition:
 
 
 def _known_partition(session: FluxSession, name: str, number: int) -> Partition:
-    """Return a partition. Raises Refused with the texts of metadata commands if it does not exist."""
+    """Return a partition. Raises Refused with the text of metadata commands if it does not exist."""
     if number < 0:
         raise bad("partition must be >= 0")
     topic = session.broker.find_topic(name)
@@ -57,7 +57,7 @@ def _known_partition(session: FluxSession, name: str, number: int) -> Partition:
 
 
 def set_partition_role(session: FluxSession, request: Request, /) -> None:
-    """Handle SET_PARTITION_ROLE. The role stays until the next SET_PARTITION_ROLE (spec: flux#our-choices)."""
+    """SET_PARTITION_ROLE. The role applies until the next SET_PARTITION_ROLE (spec: flux#our-choices)."""
     usage(request, "<topic> <partition> <leader|follower>", 3)
     number = integer(request.args[1], "partition")
     name = topic_name(request.args[0])
@@ -71,7 +71,7 @@ def set_partition_role(session: FluxSession, request: Request, /) -> None:
 
 
 def create_topic(session: FluxSession, request: Request, /) -> None:
-    """Handle ADMIN_CREATE_TOPIC.
+    """ADMIN_CREATE_TOPIC.
 
     An existing topic may get more partitions. It never gets fewer, and its records are unchanged (spec:
     flux#our-choices).
@@ -93,7 +93,7 @@ def create_topic(session: FluxSession, request: Request, /) -> None:
         if is_new:
             session.state.created(topic, automatic=False, factor=factor, by=by)
         else:
-            session.state.created_again(topic, factor, by=by)
+            session.state.recreated(topic, factor, by=by)
         text = (
             f"topic={topic_word(name)} partitions={count} replication_factor={factor} {session.state.term_and_index()}"
         )
@@ -139,7 +139,7 @@ def broker_heartbeat(session: FluxSession, request: Request, /) -> None:
 
 
 def set_partition_leader(session: FluxSession, request: Request, /) -> None:
-    """Handle ADMIN_SET_PARTITION_LEADER. Neither the leader nor the replicas need to be registered."""
+    """ADMIN_SET_PARTITION_LEADER. Leader and replicas need not be registered."""
     usage(request, "<topic> <partition> <leader_id> <isr_csv>", 4)
     number, leader = integer(request.args[1], "partition"), integer(request.args[2], "leader_id")
     isr = integers(request.args[3])
@@ -168,7 +168,7 @@ def get_metadata(session: FluxSession, request: Request, /) -> None:
 
 
 def metadata(session: FluxSession, brokers: bytes) -> Iterator[bytes]:
-    """Yield the metadata in pieces, because there may be thousands of topics. ``brokers`` is their end."""
+    """Yield the metadata in pieces, because there may be thousands of topics. ``brokers`` is the text at the end."""
     permits, who = session.broker.access.permits, session.principal
     before = b"topics=["
     for topic in session.topics():
