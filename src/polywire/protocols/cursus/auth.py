@@ -1,7 +1,7 @@
 """Authenticate and authorize Cursus requests: AUTH, credentials in a command, access lists (spec: cursus#credentials).
 
-Every request, batches included, is authorized by its own credentials, if it has any. Access lists also apply on a
-broker without users.
+A request is authorized with its own credentials, if it has any, otherwise with those of the connection. Access lists
+also apply on a broker without users.
 """
 
 from __future__ import annotations
@@ -32,15 +32,11 @@ WORDS: Final[Mapping[Permission, str]] = {
 """The protocol's words for missing permissions; permissions that are not listed are called ``admin``."""
 
 Words = tuple[str, str]
-"""A principal's name, and its password or access token."""
+"""    A user's name, and the password or access token."""
 
 
 class AccessGuard:
-    """Implements ``context.Guard`` with the broker's users.
-
-    ``_acting`` is the principal of the last admitted request, None if no login was needed. ``_verdicts`` has the
-    results of verified credentials, each until its request is handled again.
-    """
+    """Implements ``context.Guard`` with the broker's users and permissions."""
 
     __slots__ = ("_access", "_acting", "_broker", "_payload", "_verdicts")
 
@@ -67,7 +63,7 @@ class AccessGuard:
             if not self._allows(self._acting, action, where):
                 self._access.refusal(self._acting, action, where)  # called because it audits the refusal
                 word = WORDS.get(action.permission, "admin")
-                raise Refused("NOT_AUTHORIZED_FOR_OPERATION", f"command={_spoken(request)} permission={word}")
+                raise Refused("NOT_AUTHORIZED_FOR_OPERATION", f"command={_command_name(request)} permission={word}")
             if action in ADMINISTRATION:
                 self._access.administers(self._acting, action, where)
 
@@ -77,13 +73,10 @@ class AccessGuard:
             _identify(peer, self._acting)
 
     def admit_batch(self, peer: Peer, /) -> None:
-        """Check whether the connection may write batches, which requires AUTH.
-
-        ``admit_topic`` then checks the topic.
-        """
+        """Raise Refused if the client must log in first, with AUTH. ``admit_topic`` then checks the topic."""
         self._acting = None
         if not self._access.is_open:
-            self._acting = self._connected(peer)
+            self._acting = self._connection_user(peer)
             if self._acting is None:
                 raise Refused("authentication_required", "command=BATCH")
             _identify(peer, self._acting)
@@ -109,7 +102,7 @@ class AccessGuard:
     # Authentication
 
     def _principal(self, peer: Peer, request: Request) -> Principal | None:
-        """Return the principal for a request.
+        """Return the user who sends a request.
 
         Raises Refused if credentials are missing or wrong, and Pending while they are verified.
         """
@@ -124,20 +117,20 @@ class AccessGuard:
         trailing = self._trailing(peer, request)
         if trailing is not None:
             return trailing
-        principal = self._connected(peer)
+        principal = self._connection_user(peer)
         if principal is None:
-            raise Refused("authentication_required", f"command={_spoken(request)}")
+            raise Refused("authentication_required", f"command={_command_name(request)}")
         return principal
 
-    def _connected(self, peer: Peer) -> Principal | None:
-        """The login with AUTH takes precedence over the TLS certificate."""
+    def _connection_user(self, peer: Peer) -> Principal | None:
+        """Return the user of the last AUTH, or of the TLS certificate."""
         return peer.output.certified if peer.principal is None else peer.principal
 
     def _trailing(self, peer: Peer, request: Request) -> Principal | None:
-        """Return the principal of credentials at the end of the message, None if there are none.
+        """Return the user of the credentials at the end of the request's message; None if there are none.
 
-        Clients append credentials to the whole command, so the credentials can follow the message. Words that are not
-        valid credentials belong to the message.
+        Clients append credentials to the command, so they follow the message. Words that are not valid credentials
+        belong to the message.
         """
         if request.name != "TXN_PUBLISH" or request.message is None:
             return None
@@ -153,9 +146,9 @@ class AccessGuard:
         return found
 
     def verified(self, peer: Peer, words: Words) -> Principal | None:
-        """Return the principal of these credentials; None if they are wrong, or the broker has no users.
+        """Return the user with these credentials; None if they are wrong, or the broker has no users.
 
-        Raises Pending while they are being verified, and Refused if too many logins wait.
+        Raises Pending while they are verified, and Refused if too many logins wait.
         """
         if self._access.is_open:
             return None
@@ -164,7 +157,7 @@ class AccessGuard:
             return verdict[1]
         name, token = words
         address = peer.peer_address
-        known = self._access.recall(name, token, peer=address) or self._holder(name, token, address)
+        known = self._access.recall(name, token, peer=address) or self._token_user(name, token, address)
         if known is not None:
             return known
 
@@ -172,7 +165,7 @@ class AccessGuard:
             if peer.closed:
                 return
             if len(self._verdicts) >= VERDICTS_MAX:
-                self._verdicts = {other: kept for other, kept in self._verdicts.items() if not other.closed}
+                self._verdicts = {other: verdict for other, verdict in self._verdicts.items() if not other.closed}
             self._verdicts[peer] = words, result if isinstance(result, Principal) else None
             verification.again()
 
@@ -183,7 +176,7 @@ class AccessGuard:
             raise refused(error) from None
         raise Pending(name, verification.then)
 
-    def _holder(self, name: str, token: str, peer: str) -> Principal | None:
+    def _token_user(self, name: str, token: str, peer: str) -> Principal | None:
         try:
             return self._access.log_in_with_token(token, peer=peer, name=name)
         except Denied:
@@ -200,7 +193,7 @@ class AccessGuard:
         return found.name if isinstance(found, Topic) else found
 
     def _allows(self, acting: Principal, action: Action, where: TopicName | None) -> bool:
-        """If no topic is named, it is enough that the action is permitted on some topic; the topics are checked later."""
+        """Return whether a user may perform an action on ``where``, or on at least one topic if it is None."""
         if action.resource is Resource.TOPIC and where is not None:
             return self._access.permits(acting, action, where)
         if action.resource is Resource.BROKER:
@@ -217,7 +210,7 @@ class _Verification:
         self.again: Callable[[], None] = _nothing
 
     def then(self, again: Callable[[], None]) -> _Verification:
-        """Call ``again`` when they are verified."""
+        """Call ``again`` when the result is known."""
         self.again = again
         return self
 
@@ -241,12 +234,12 @@ def _identify(peer: Peer, principal: Principal) -> None:
         raise refused(error) from None
 
 
-def _spoken(request: Request) -> str:
+def _command_name(request: Request) -> str:
     return request.name or "PUBLISH"
 
 
 def authenticate(session: CursusSession, request: Request, /) -> Reply:
-    """Handle AUTH: set the principal of the connection. Wrong credentials remove it."""
+    """AUTH: set the user of the connection. Wrong credentials remove it."""
     words = request.options.get("principal", ""), request.options.get("token", "")
     if not all(words):
         raise Refused("invalid_auth", "command=AUTH")

@@ -1,6 +1,6 @@
 """Batch frames: layouts, content and acknowledgement (spec: cursus#batches, cursus#writing).
 
-Layouts are tried in the order that the specification gives (spec: cursus#older-batch-layouts).
+The layouts are tried in the order of the specification (spec: cursus#older-batch-layouts).
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ _ACKED: Final = b'{"status":"OK","last_offset":%d,"producer_epoch":%d,"producer_
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The head of a batch, and the properties that all of its messages share. The messages are in the scratch arrays.
+    """The head of a batch, and properties that all of its messages share. The messages are in the scratch arrays.
 
-    ``producer`` and ``epoch`` are those of the first message. ``last_producer``, ``last_epoch``, ``first_sequence`` and
-    ``last_sequence`` are reported in the acknowledgement.
+    Attributes:
+        producer, epoch: those of the first message.
+        last_producer, last_epoch: those of the last message, for the acknowledgement.
+        first_sequence, last_sequence: for the acknowledgement.
     """
 
     topic: str
@@ -69,7 +71,7 @@ def read_batch(body: Buffer, scratch: ScratchArrays) -> Batch:
 
 
 def _begins_positional(body: Buffer) -> bool:
-    """Return whether the partition field is decimal digits, as in the positional layout.
+    """Return whether the partition field consists of decimal digits, as in the positional layout.
 
     In the modern layout, these bytes would be a partition number above 65,536, which no topic has.
     """
@@ -118,7 +120,7 @@ def _text(body: Buffer, head: memoryview, word: int) -> str:
 
 
 class Status(Enum):
-    """How much of a batch was stored: all, the messages before a refused message, or nothing."""
+    """How much of a batch was stored: all, the messages before a rejected one, or nothing."""
 
     OK = "OK"
     PARTIAL = "PARTIAL"
@@ -136,10 +138,11 @@ def acknowledged(
     leader: str,
     error: str = "",
 ) -> bytes:
-    """Return the acknowledgement with all eight keys (spec: cursus#acknowledgement).
+    """Return the acknowledgement of a batch (spec: cursus#acknowledgement).
 
-    ``last_offset`` and ``last_sequence`` are those of the last message that was stored, if any. ``error`` is the reason
-    if some messages were not stored.
+    Args:
+        last_offset, last_sequence: those of the last message that was stored.
+        error: why messages were not stored; empty if all were.
     """
     name = encoded(quote(decoded(producer)))
     if status is Status.OK:
@@ -158,10 +161,9 @@ def acknowledged(
 
 
 def opening(topic: str, partition: int, *, positional: bool) -> bytes:
-    """Return the start of a pushed batch, up to its sequences (spec: cursus#consume).
+    """Return the beginning of a batch for a consumer, up to its sequences (spec: cursus#consume).
 
-    It has ``acks`` 1 and is not idempotent. If ``positional``, it has the layout of the positional dialect, otherwise
-    the modern layout.
+    The layout is that of the positional dialect if ``positional``, otherwise the modern one.
     """
     if positional:
         number = encoded(str(partition))
@@ -173,14 +175,17 @@ def opening(topic: str, partition: int, *, positional: bool) -> bytes:
 
 
 def head_bytes(begin: bytes) -> int:
-    """Return the size of the head of a pushed batch that begins with ``begin``, including the frame's length."""
+    """Return the number of bytes before the messages of a batch that begins with ``begin``, with the frame's length."""
     return PREFIX_BYTES + len(begin) + _RANGE.size
 
 
 def put_head(out: bytearray, begin: bytes, *, size: int, first: int, last: int, count: int) -> None:
-    """Write the head of a pushed batch, whose messages are already in ``out``.
+    """Write everything before the messages of a batch. Its messages are already in ``out``.
 
-    ``size`` is the size of the whole frame in bytes.
+    Args:
+        begin: the result of ``opening``.
+        size: size of the frame in bytes.
+        first, last: sequences of the first and last message.
     """
     out[:PREFIX_BYTES] = (size - PREFIX_BYTES).to_bytes(4, "big")
     end = PREFIX_BYTES + len(begin)

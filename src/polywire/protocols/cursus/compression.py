@@ -1,6 +1,6 @@
 """Detect and decompress compressed frames (spec: cursus#compression).
 
-A decompressed frame never exceeds its limit, whatever size it claims. Users may register algorithms by name.
+A decompressed frame never exceeds its limit, whatever size it claims. Users may register more algorithms.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from polywire.records.inflate import (
 )
 
 Expand = Callable[[memoryview, int], bytes | bytearray | memoryview]
-"""Function that decompresses a frame to at most ``limit`` bytes.
+"""    Decompresses a frame to at most ``limit`` bytes.
 
-It raises TooLarge if the frame is larger, and PeerError for damaged input. For a long frame, it is first called on the
-event loop with a small limit, then in a thread.
+Raises TooLarge if the frame is larger, and PeerError for damaged input. It is first called on the event loop with a
+small limit, then, for a long frame, in a thread.
 """
 
 Compress = Callable[[bytes], bytes]
 
-LZ4_ROOM_BYTES: Final = 256 * 1024  # size of the first buffer for a frame that does not declare its size
+LZ4_BUFFER_BYTES: Final = 256 * 1024  # size of the first buffer for a frame that does not declare its size
 LZ4_GROWTH: Final = 8  # the first buffer has at least this many times the size of the compressed frame
 MAGIC_BYTES_MAX: Final = 16
 ZSTD_LEVEL: Final = 3  # zstd's default
@@ -51,8 +51,9 @@ class TooLarge(PeerError):
 class Algorithm:
     """A compression algorithm.
 
-    ``magic`` is the first bytes of every compressed frame. If it is empty, compressed frames cannot be detected, so the
-    listener must be configured for this algorithm.
+    Attributes:
+        magic: the first bytes of every compressed frame. If it is empty, compressed frames cannot be detected, and the
+            listener must be configured for this algorithm.
     """
 
     name: str
@@ -68,9 +69,9 @@ _openings: set[bytes] = set()  # the first bytes of all magics
 def register(algorithm: Algorithm) -> None:
     """Add or replace an algorithm.
 
-    Its magic must not begin a batch, command or envelope (spec: cursus#compression). It needs at least two bytes. The
-    first two must be above 00 F9, and must not be letters, blanks or BA 7C. Raises Invalid(INVALID_REQUEST) for any
-    other magic.
+    The first bytes of its compressed frames must not begin a batch, command or envelope (spec: cursus#compression).
+    Therefore, its magic needs at least two bytes. The first two must be above 00 F9, and must not be letters, blanks or
+    BA 7C. Raises Invalid(INVALID_REQUEST) for any other magic.
     """
     magic = algorithm.magic
     opening = magic[:2]
@@ -114,7 +115,7 @@ def _expand_lz4(body: memoryview, limit: int) -> memoryview:
 
     A small buffer is tried first, because a small allocation is cheaper.
     """
-    size = max(LZ4_ROOM_BYTES, LZ4_GROWTH * len(body))
+    size = max(LZ4_BUFFER_BYTES, LZ4_GROWTH * len(body))
     if size >= MAPPED_BYTES_MIN:
         size = limit  # memory that is never written costs nothing
     while True:

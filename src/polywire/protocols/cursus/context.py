@@ -1,4 +1,4 @@
-"""Settings and state that all Cursus connections share, and the interface that authorizes requests."""
+"""Settings and state that all Cursus connections share, and interfaces of their parts."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from polywire.protocols.runtime.shards import Parts
 from polywire.types import TopicName
 
 GroupKey = tuple[str, str]
-"""A group's topic and name."""
+"""    Topic and name of a group."""
 StreamKey = tuple[str, int, str]
-"""A topic's name, a partition's number and a group's name."""
-ReadPlace = tuple[bytes, int, int]
-"""A topic's id, a partition's number and its incarnation."""
+"""    Topic, partition number, and name of the group."""
+ReadLocation = tuple[bytes, int, int]
+"""    Id of a topic, number of a partition, and its incarnation."""
 
 WIRE: Final = "cursus"
 STREAMS: Final = "cursus_streams"
 TRANSACTIONS: Final = "cursus_transactions"
 COORDINATOR: Final = "standalone"
-PIECE_ROOM_BYTES: Final = 64 * 1024  # bytes of a stored batch besides its messages: header, producer, alignment
-PIECE_ROOM_SHARE: Final = 8  # divisor: with small journal files, this overhead is at most an eighth of a batch
+PIECE_OVERHEAD_BYTES: Final = 64 * 1024  # bytes of a stored batch besides its messages: header, producer, alignment
+PIECE_OVERHEAD_SHARE: Final = 8  # divisor: with small journal files, this overhead is at most an eighth of a batch
 IDLE_TIMEOUT_S_MAX: Final = 365 * 86_400.0  # a timer cannot wait longer than a few years
 REPEATS_S_MAX: Final = 86_400.0  # longest time for which payloads are remembered
 
@@ -140,24 +140,24 @@ class Peer(Protocol):
     def closed(self) -> bool: ...
 
     def identify(self, principal: Principal | None, /) -> None:
-        """Set the principal. Raises Busy if there are too many connections."""
+        """Set the connection's user. Raises Busy if there are too many connections."""
 
 
 class Guard(Protocol):
-    """Authorization of requests (spec: cursus#credentials)."""
+    """Checks permissions of requests (spec: cursus#credentials)."""
 
     def admit(self, peer: Peer, request: Request, actions: Sequence[Action], /) -> None:
-        """Check whether a command that needs permission for ``actions`` may begin.
+        """Check whether a command that needs permission for ``actions`` may be executed.
 
         Raises Refused ``authentication_required``, ``authentication_failed`` or ``NOT_AUTHORIZED_FOR_OPERATION``.
-        Raises Pending if the check takes time. The session then calls ``admit`` again with the same request.
+        Raises Pending if that takes time; the session then calls ``admit`` again with the same request.
         """
 
     def prove(self, peer: Peer, request: Request, /) -> None:
-        """Authenticate the sender of a request that another process will authorize and execute. Raises as ``admit``."""
+        """Authenticate the client of a request that another process authorizes and executes. Raises as ``admit``."""
 
     def admit_batch(self, peer: Peer, /) -> None:
-        """Raise Refused if the connection may not write batches. May raise Pending, as ``admit``."""
+        """Raise Refused if the connection may not write batches, or Pending as ``admit``."""
 
     def admits_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> bool: ...
 
@@ -165,17 +165,17 @@ class Guard(Protocol):
         """Raise Refused ``NOT_AUTHORIZED_FOR_TOPIC`` if the connection may not perform this action on the topic."""
 
     def verified(self, peer: Peer, words: tuple[str, str], /) -> Principal | None:
-        """Return the principal with this name and token, None if they are wrong.
+        """Return the user with this name and token; None if they are wrong.
 
         Raises Pending while they are verified, and Refused if too many logins wait.
         """
 
     @property
     def acting(self) -> Principal | None:
-        """The principal of the last admitted request, None if no login was needed."""
+        """The user of the last request that was admitted; None if it needed no login."""
 
     def payload(self, request: Request, /) -> bytes | None:
-        """Return the message of the last admitted request, without credentials (spec: cursus#credentials)."""
+        """Return the message of the last request that was admitted, without credentials (spec: cursus#credentials)."""
 
 
 Where = tuple[str, int]
@@ -183,17 +183,17 @@ Where = tuple[str, int]
 
 
 class Places(Protocol):
-    """The addresses of this process for clients, which depend on the address that a client has used."""
+    """Addresses that responses report to clients, in a cluster. ``at`` is the address that the client has used."""
 
     def lasting(self, at: Where, /) -> Where:
-        """Return an address that stays valid if another process becomes the leader."""
+        """Return an address that remains valid if another process becomes the leader."""
 
     def alone(self, at: Where, /) -> Where:
         """Return the address at which clients reach only this process, if they may use one; otherwise ``at``."""
 
 
 class Forwards(Protocol):
-    """Lets other processes execute requests. See ``Forwarding``."""
+    """Executes requests in other processes. See ``forwarding``."""
 
     def __call__(self, session: Any, command: Any, request: Request, body: memoryview, /) -> bool: ...
 
@@ -203,13 +203,16 @@ class Forwards(Protocol):
 
 
 class Replaceable(Protocol):
-    """A stream that ends when the same group opens a newer one (spec: cursus#stream)."""
+    """A stream that ends when its group opens a newer one for the same partition (spec: cursus#stream)."""
 
     def replace(self) -> None: ...
 
 
 class OpenStreams:
-    """The streams of groups in this process. A group has one stream of a partition in all processes, the newest."""
+    """The streams of this process by group.
+
+    In all processes together, a group has one stream of a partition: the newest.
+    """
 
     __slots__ = ("_broker", "_opened_us", "_parts", "_streams")
 
@@ -220,7 +223,7 @@ class OpenStreams:
         self._opened_us: Final[dict[StreamKey, int]] = {}
 
     def open(self, key: StreamKey, stream: Replaceable) -> None:
-        """Add a stream, and end the group's earlier ones."""
+        """Register a stream, and end older ones of the group for this partition."""
         now_us = self._broker.clock.now_us()
         if self._parts is not None:
             shards = self._parts.shards
@@ -235,7 +238,7 @@ class OpenStreams:
     def replace(
         self, topic: str, partition: int, group: str, opened_us: int, shard: int, done: Completion[int] | None
     ) -> None:
-        """End the stream of a group, because another process has opened one. A newer stream remains."""
+        """End the stream of a group if it is older than the one that another process has opened."""
         key = topic, partition, group
         stream, parts = self._streams.get(key), self._parts
         assert parts is not None, "this broker has other processes"
@@ -251,13 +254,10 @@ class OpenStreams:
 
 
 class GenerationsUsed:
-    """The last generation that each member of a group has used.
+    """The last generation in which each member of a group has sent a request.
 
-    With it, a fenced member that rejoins is detected (spec: cursus#joining-again). If an entry is dropped, at worst a
+    It serves to detect fenced members that rejoin (spec: cursus#joining-again). If an entry is missing, at worst a
     member joins twice, and the old membership expires.
-
-    After ``keep``, there are at most as many groups as it allows. Each group has only members that existed at the last
-    ``keep`` or were added since.
     """
 
     __slots__ = ("_groups",)
@@ -271,8 +271,8 @@ class GenerationsUsed:
     def has(self, group: GroupKey, member: str, generation: int) -> bool:
         return self._groups.get(group, {}).get(member) == generation
 
-    def keep(self, group: GroupKey, members: Collection[str], groups_max: int) -> None:
-        """Drop former members of a group, and the oldest groups if there are more than ``groups_max``."""
+    def retain(self, group: GroupKey, members: Collection[str], groups_max: int) -> None:
+        """Remove all but these members of a group, and the oldest groups if there are more than ``groups_max``."""
         known = self._groups.get(group, {})
         for member in known.keys() - set(members):
             del known[member]
@@ -285,22 +285,22 @@ class CursusState:
     """State shared by all Cursus connections of a broker.
 
     Attributes:
+        broker: the topics of all processes.
+        local: the topics of this process.
+        parts: all processes; None if there is only one.
+        forward: executes requests in other processes; None if there is only one.
+        places: addresses of the brokers of a cluster; None without one.
         round_robin: next partition for a record without a key, by topic id.
         scratch: reusable arrays.
-        reply_buffers: reusable buffers for large replies.
-        generations_used: generations that the members of groups have used.
-        repeats: remembered payloads of the legacy dialect, None if repeated payloads are not dropped.
-        streams: the streams of groups.
-        stream_count: number of open streams.
-        off_loop: queue of long frames.
+        reply_buffers: reusable buffers for large responses.
+        generations_used: see ``GenerationsUsed``.
+        repeats: digests of published payloads of the legacy dialect; None if repeated payloads are stored again.
+        streams, stream_count: the streams of groups, and the number of all open streams.
+        off_loop: the queue for long frames.
         large_scratch: arrays for the messages of the current long frame.
-        byte_positions: byte offset and record offset where the last legacy read ended, by partition.
-        piece_bytes_max: largest size of messages that are stored as one batch.
-        places: addresses of the brokers of a cluster; None for a single process.
-        local: the broker of this process. ``broker`` has the topics of all processes.
-        forward: lets other processes execute a request of a session, or returns False; None for a single process.
-        parts: the other processes; None for a single process.
-        checked: batches of idempotent producers that other processes have forwarded.
+        byte_positions: by partition, where the last read of the legacy dialect ended: byte offset and record offset.
+        piece_bytes_max: size limit for messages that are stored as one batch.
+        checked: appends batches of idempotent producers that other processes have forwarded.
     """
 
     broker: CursusBroker
@@ -319,12 +319,12 @@ class CursusState:
     generations_used: GenerationsUsed = field(default_factory=GenerationsUsed)
     reply_buffers: ReplyBuffers = field(default_factory=ReplyBuffers)
     large_scratch: ScratchArrays = field(default_factory=ScratchArrays)
-    byte_positions: dict[ReadPlace, tuple[int, int]] = field(default_factory=dict)
+    byte_positions: dict[ReadLocation, tuple[int, int]] = field(default_factory=dict)
     piece_bytes_max: int = field(init=False)
     repeats: Repeats | None = field(init=False)
 
     def require_reported(self) -> None:
-        """Raise Pending until all processes have reported their topics, and Unavailable if one does not."""
+        """Raise Pending until all processes have reported their topics, or Unavailable if one does not."""
         if self.parts is not None:
             self.parts.require_reported()
 
@@ -332,6 +332,6 @@ class CursusState:
         self.checked = CheckedAppends(self.local)
         self.streams = OpenStreams(self.local, self.parts)
         batch_bytes_max = self.broker.settings.batch_bytes_max
-        self.piece_bytes_max = batch_bytes_max - min(PIECE_ROOM_BYTES, batch_bytes_max // PIECE_ROOM_SHARE)
+        self.piece_bytes_max = batch_bytes_max - min(PIECE_OVERHEAD_BYTES, batch_bytes_max // PIECE_OVERHEAD_SHARE)
         lasting_s = self.settings.repeats_s
         self.repeats = Repeats(lasting_s, self.broker.clock.monotonic) if lasting_s else None

@@ -164,9 +164,9 @@ def _i64(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
 def _scan_head(
     p: cython.p_const_uchar, size: cython.Py_ssize_t, layout: cython.int, head: cython.p_uchar
 ) -> cython.Py_ssize_t:
-    """Decode everything before the messages.
+    """Parse everything before the messages. Return the position of the first message.
 
-    Returns the position of the first message, or -1 minus the index in ``FIELDS`` of a truncated field.
+    For a truncated field, returns -1 minus its index in ``FIELDS``.
     """
     at: cython.Py_ssize_t = 4
     width: cython.Py_ssize_t
@@ -232,9 +232,9 @@ def _scan_message(
     details: cython.p_uchar,
     row: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Decode one message.
+    """Parse one message, and return the position after it.
 
-    Returns the position after it, or -1 minus the index in ``FIELDS`` of a truncated field.
+    For a truncated field, returns -1 minus its index in ``FIELDS``.
     """
     length: cython.longlong
     span: cython.Py_ssize_t = 32 * row
@@ -284,7 +284,7 @@ def _scan_event(
     details: cython.p_uchar,
     detail: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Decode the event fields of a message; return as ``_scan_message``."""
+    """Parse the event fields of a message. Returns the same as ``_scan_message``."""
     length: cython.longlong
     if size - at < 2 or size - at - 2 < _u16(p, at):
         return -13
@@ -312,7 +312,10 @@ def _scan_event(
 @cython.nogil
 @cython.exceptval(check=False)
 def _traits(p: cython.p_const_uchar, details: cython.p_const_uchar, row: cython.Py_ssize_t) -> cython.longlong:
-    """Return the properties, such as MIXED and GAPS, in which a message differs from the message before it."""
+    """Compare a message with the one before it.
+
+    Return the differences as bits MIXED and GAPS, and EVENTS for event fields.
+    """
     one: cython.Py_ssize_t = 80 * row
     before: cython.Py_ssize_t = one - 80
     found: cython.longlong = 0
@@ -341,12 +344,11 @@ def _traits(p: cython.p_const_uchar, details: cython.p_const_uchar, row: cython.
 
 
 def scan(body: Buffer, layout: int, head: Lendable, spans: Lendable, details: Lendable) -> int:
-    """Decode a whole batch in one of the layouts.
+    """Parse a batch in one of the layouts. Returns 0 if it fills the body, 1 if more bytes follow.
 
     ``head`` has space for HEAD_WORDS words. ``spans`` and ``details`` have space for len(body) // MESSAGE_BYTES_MIN
-    messages, at most RECORDS_MAX. Returns 0 if the batch fills the body, 1 if more bytes follow. For a truncated field,
-    returns -1 minus its index in ``FIELDS``, and writes the message's index to FAULT_MESSAGE (-1: the head). Raises
-    ValueError if there is too little space.
+    messages, at most RECORDS_MAX. For a truncated field, returns -1 minus its index in ``FIELDS``, and writes the
+    message's index to FAULT_MESSAGE (-1: the head). Raises ValueError if there is too little space.
     """
     source: Lent = lend(body)
     numbers: Lent = lend_writable(head)
@@ -394,10 +396,10 @@ def scan(body: Buffer, layout: int, head: Lendable, spans: Lendable, details: Le
 
 
 def reach(body: Buffer, spans: Lendable, details: Lendable, start: int, count: int, traits: int, bytes_max: int) -> int:
-    """Return the end of the run of messages that begins at ``start``.
+    """Return the end of the run that begins at message ``start``. A run becomes one stored batch.
 
-    The run ends before a message that differs from the one before it in one of ``traits`` (MIXED, GAPS), or when it
-    would exceed ``bytes_max``. It has at least one message. Raises ValueError for rows out of range.
+    It ends before a message that differs from the one before it in one of ``traits`` (MIXED, GAPS), and at
+    ``bytes_max``, but has at least one message. Raises ValueError for messages out of range.
     """
     source: Lent = lend(body)
     places: Lent = lend(spans)
@@ -408,10 +410,10 @@ def reach(body: Buffer, spans: Lendable, details: Lendable, start: int, count: i
     room: cython.longlong = bytes_max
     if row < 0 or row >= stop or stop > more.size // 80 or stop > places.size // 32:
         raise ValueError(f"rows out of range start={start} count={count}")
-    room -= _weight(places.p, more.p, row)
+    room -= _stored_bytes(places.p, more.p, row)
     row += 1
     while row < stop:
-        room -= _weight(places.p, more.p, row)
+        room -= _stored_bytes(places.p, more.p, row)
         if room < 0 or _traits(source.p, more.p, row) & mask:
             break
         row += 1
@@ -422,7 +424,9 @@ def reach(body: Buffer, spans: Lendable, details: Lendable, start: int, count: i
 @cython.inline
 @cython.nogil
 @cython.exceptval(check=False)
-def _weight(spans: cython.p_const_uchar, details: cython.p_const_uchar, row: cython.Py_ssize_t) -> cython.longlong:
+def _stored_bytes(
+    spans: cython.p_const_uchar, details: cython.p_const_uchar, row: cython.Py_ssize_t
+) -> cython.longlong:
     """Return the size in bytes of a stored message, without its producer."""
     return (
         48
@@ -440,10 +444,10 @@ def _check_rows(details: Lent, start: cython.Py_ssize_t, stop: cython.Py_ssize_t
 
 
 def pick(details: Lendable, word: int, start: int, stop: int, out: Lendable) -> None:
-    """Copy one word of each message from ``start`` to ``stop``.
+    """Copy one word (see the ``details`` words above) of each message from ``start`` to ``stop`` to ``out``.
 
-    The words are u32 if ``out`` has half the size of i64 words, otherwise i64. Raises ValueError if ``out`` is too
-    small.
+    Words are written as u32 if ``out`` has half the size of i64 words, otherwise as i64. Raises ValueError if ``out``
+    is too small.
     """
     source: Lent = lend(details)
     target: Lent = lend_writable(out)
@@ -462,9 +466,9 @@ def pick(details: Lendable, word: int, start: int, stop: int, out: Lendable) -> 
 
 
 def texts(body: Buffer, details: Lendable, word: int, start: int, stop: int) -> tuple[bytearray, bytearray]:
-    """Return one text of each message from ``start`` to ``stop``: the offsets (i32), and all bytes.
+    """Return one text of each message from ``start`` to ``stop``, as a column: offsets (i32), and all bytes.
 
-    ``word`` is TYPE_AT or METADATA_AT. Raises ValueError for rows or positions out of range.
+    ``word`` is TYPE_AT or METADATA_AT. Raises ValueError for messages or positions out of range.
     """
     source: Lent = lend(body)
     more: Lent = lend(details)
@@ -499,10 +503,7 @@ def texts(body: Buffer, details: Lendable, word: int, start: int, stop: int) -> 
 
 
 def is_text(offsets: Buffer, joined: bytearray) -> bool:
-    """Return whether each text is valid UTF-8.
-
-    This is so if all bytes together are valid, and no text begins within a character.
-    """
+    """Return whether the texts of a column are valid UTF-8: together they are, and none begins within a character."""
     ends: Lent = lend(offsets)
     lent: Lent = lend(joined)
     row: cython.Py_ssize_t

@@ -1,7 +1,7 @@
-"""Encode stored records as messages of a batch or as single frames (spec: cursus#batch-layout, cursus#consume).
+"""Encode stored records as messages of a batch, or as single frames (spec: cursus#batch-layout, cursus#consume).
 
-One call handles a stored chunk, creates no Python object per record, and never writes beyond the buffer. A key or an
-event text that is too long for the protocol is omitted.
+One call handles a stored chunk and creates no Python object per record. A key or an event text that is too long for the
+protocol is omitted.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ else:
 # The words (i64) in the state of ``put`` and ``put_values``.
 START: Final = 0  # first requested offset
 STOP: Final = 1  # end of the requested offsets
-ROOM: Final = 2  # number of records that may still be written
-PAYLOAD_ROOM: Final = 3  # bytes of keys and values that may still be written; at least one record is written
+RECORDS_LEFT: Final = 2  # number of records that may still be written
+BYTES_LEFT: Final = 3  # bytes of keys and values that may still be written; at least one record is written
 POSITION: Final = 4  # position in the chunk at which to continue
 ROW: Final = 5
 AT: Final = 6  # number of bytes written so far
@@ -174,7 +174,7 @@ def _put_message(
     out: cython.p_uchar,
     at: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write one record as a message and return the position after it. The caller must have checked the space."""
+    """Write one record as a message. Return the position after it. The caller must have checked the space."""
     epoch: cython.longlong = load_producer_epoch(p, batch)
     length: cython.longlong
     _put_u64(out, at, offset)
@@ -206,7 +206,7 @@ def _put_rows(
     out: cython.p_uchar,
     size: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write rows from ``state[5]`` on; return DONE, FULL, -1 for invalid data, or the bytes that the next row needs."""
+    """Write rows from ``state[5]`` on. Return DONE, FULL, -1 for invalid data, or the bytes that the next row needs."""
     count: cython.Py_ssize_t = load_record_count(p, batch)
     base: cython.longlong = load_base_offset(p, batch)
     row: cython.Py_ssize_t = load_i64(state, 40)
@@ -259,11 +259,10 @@ def _put_rows(
 
 
 def put(chunk: Buffer, state: Lendable, out: Buffer) -> int:
-    """Write the records of a chunk of stored batches to ``out`` as messages of the modern layout.
+    """Write the records of a chunk of stored batches to ``out``, as messages of the modern layout.
 
-    ``state`` has PUT_WORDS words, as named above. POSITION, ROW, AT, WRITTEN, FIRST, LAST, NEXT and the two limits are
-    updated. Returns DONE, FULL, COMPRESSED, or the number of bytes that the next record needs. Raises ValueError for
-    invalid batches.
+    Returns DONE, FULL, COMPRESSED, or the number of bytes that the next record needs. ``state`` has the PUT_WORDS words
+    above; START and STOP are not changed. Raises ValueError for invalid batches.
     """
     return _put_chunk(chunk, state, out, alone=False)
 
@@ -271,7 +270,7 @@ def put(chunk: Buffer, state: Lendable, out: Buffer) -> int:
 def put_values(chunk: Buffer, state: Lendable, out: Buffer) -> int:
     """Write the values of a chunk to ``out``, each as a frame (spec: cursus#consume-of-the-legacy-dialect).
 
-    State and result are as for ``put``, but ROOM counts bytes of ``out``. At least one value is written.
+    State and result are as for ``put``, but RECORDS_LEFT counts bytes of ``out``. At least one value is written.
     """
     return _put_chunk(chunk, state, out, alone=True)
 
@@ -320,7 +319,7 @@ def _put_value_rows(
     out: cython.p_uchar,
     size: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write the values of one batch from row ``state[5]`` on.
+    """Write the values of one batch, from row ``state[5]`` on.
 
     Returns DONE, FULL, -1 for invalid data, or the number of bytes that the next value needs.
     """

@@ -83,7 +83,7 @@ _RETRYABLE: Final = frozenset({"routing", "availability"})
 
 
 def refused(error: BrokerError) -> Refused:
-    """Return the protocol's error for an error of the broker."""
+    """Return the Cursus error for an error of the broker."""
     return Refused(WIRE_ERRORS[error.code], f"reason={quote(error.message)}", legacy=error.message)
 
 
@@ -98,9 +98,9 @@ def class_of(code: str) -> str:
 
 
 def encode_error(error: Refused, dialect: Dialect, *, structured: bool) -> bytes:
-    """Return the body of an error reply.
+    """Return the body of an error response.
 
-    If ``structured``, the client has negotiated ``structured_errors_v1``.
+    ``structured``: whether the client has negotiated ``structured_errors_v1``.
     """
     if dialect is Dialect.LEGACY and error.legacy is not None:
         return encoded(f"ERROR: {error.legacy}")

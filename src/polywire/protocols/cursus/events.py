@@ -1,6 +1,7 @@
-"""Event sourcing commands, such as APPEND_STREAM, READ_STREAM and SAVE_SNAPSHOT (spec: cursus#event-sourcing).
+"""Event sourcing: APPEND_STREAM, READ_STREAM, SAVE_SNAPSHOT and others (spec: cursus#event-sourcing).
 
-A stream is returned completely or not at all. Every event is in the partition of its key.
+In these commands, a stream consists of the events with one key, which are in one partition. It is returned completely
+or not at all.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ def _partition_of(session: CursusSession, topic: Topic, key: bytes) -> Partition
     return session.state.local.partition_of_key(topic, key, KeyHash.FNV64)
 
 
-def _number(request: Request, key: str, *, low: int, high: int = 2**63 - 1, usual: str = "") -> int:
+def _number(request: Request, key: str, *, low: int, high: int = 2**63 - 1, default: str = "") -> int:
     """Return a number of the request. Raises Refused ``missing_<key>`` or ``invalid_<key>``."""
-    text = request.options.get(key) or usual or request.need(key)
+    text = request.options.get(key) or default or request.need(key)
     value = integer(text)
     if value is None or not low <= value <= high:
         raise Refused(f"invalid_{key}", f"value={text}")
@@ -82,15 +83,12 @@ def _text(request: Request, key: str) -> bytes:
 
 
 def append(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle APPEND_STREAM: append one event.
-
-    The version of the event must be the aggregate's version plus one.
-    """
+    """APPEND_STREAM: append one event. Its version must be the stream's version plus one."""
     for name in ("topic", "key", "version"):
         request.need(name)
     value = _message(request)
     version = _number(request, "version", low=0)
-    schema = _number(request, "schema_version", low=0, high=_SCHEMA_MAX, usual="1")
+    schema = _number(request, "schema_version", low=0, high=_SCHEMA_MAX, default="1")
     kind, metadata = _text(request, "event_type"), _text(request, "metadata")
     topic = _topic(session, request, Action.PRODUCE)
     key = encoded(request.need("key"))
@@ -112,7 +110,7 @@ def append(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def save_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle SAVE_SNAPSHOT. It replaces the previous snapshot, even one of a later version."""
+    """SAVE_SNAPSHOT. It replaces the previous snapshot, even one of a later version."""
     for name in ("topic", "key", "version"):
         request.need(name)
     payload = _message(request)
@@ -137,7 +135,7 @@ def save_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def version_of(session: CursusSession, request: Request, /) -> Reply:
-    """Return the version of a key. It is 0 for a key without events."""
+    """STREAM_VERSION: return the version of a stream; 0 for a key without events."""
     topic = _topic(session, request, Action.FETCH)
     key = encoded(request.need("key"))
     return encoded(f"OK version={session.state.local.events.version(_partition_of(session, topic, key), key)}")
@@ -147,10 +145,10 @@ def read_snapshot(session: CursusSession, request: Request, /) -> Reply:
     topic = _topic(session, request, Action.FETCH)
     key = encoded(request.need("key"))
     found = session.state.local.events.snapshot(_partition_of(session, topic, key), key)
-    return encoded("OK snapshot=") + _json(None if found is None else _shown(found))
+    return encoded("OK snapshot=") + _json(None if found is None else _json_fields(found))
 
 
-def _shown(snapshot: SnapshotSaved) -> dict[str, object]:
+def _json_fields(snapshot: SnapshotSaved) -> dict[str, object]:
     return {"version": snapshot.version, "payload": decoded(snapshot.payload)}
 
 
@@ -159,11 +157,11 @@ def _json(value: object) -> bytes:
 
 
 def read_stream(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle READ_STREAM: reply with a summary as JSON, then the events as a batch. An error is one frame of JSON."""
+    """READ_STREAM: return a summary as JSON, then the events as a batch. An error is one frame of JSON."""
     try:
         for name in ("topic", "key"):
             request.need(name)
-        first_version = _number(request, "from_version", low=1, usual="1")
+        first_version = _number(request, "from_version", low=1, default="1")
         topic = _topic(session, request, Action.FETCH)
         key = encoded(request.need("key"))
     except Refused as error:
@@ -180,7 +178,7 @@ def _failed(error: Refused) -> bytes:
 
 
 class StreamRead:
-    """A READ_STREAM in progress, which is answered once. ``_next`` is the index of the next event to read."""
+    """A READ_STREAM request in progress."""
 
     __slots__ = (
         "_answer",
@@ -204,11 +202,11 @@ class StreamRead:
         self._first_version = first_version
         self._snapshot: SnapshotSaved | None = None
         self._offsets = array("q")
-        self._next = 0
+        self._next = 0  # index of the next event to read
         self._reply_batch: ReplyBatch | None = None
 
     def begin(self, result: int | BrokerError) -> None:
-        """Begin to read once all earlier appends are readable."""
+        """Begin to read when all earlier appends are readable."""
         if self._session.closed:
             return
         if isinstance(result, BrokerError):
@@ -229,7 +227,10 @@ class StreamRead:
         return opening(topic_word(self._partition.topic.name.full), self._partition.number, positional=False)
 
     def _take_events(self, end: float) -> bool:
-        """Read until all events are found or the log must fetch bytes. Return True if the time slice is over."""
+        """Read until all events are found, or data must be read from disk.
+
+        Return True if only the time slice is over.
+        """
         if self._session.closed:
             self._drop()
             return False
@@ -250,7 +251,7 @@ class StreamRead:
         return False
 
     def _read_later(self, read: Read | BrokerError) -> None:
-        """Continue in a time slice, because many reads may have waited for the same bytes."""
+        """Continue in a time slice, because many reads may have waited for the same data."""
         if isinstance(read, BrokerError):
             self._fail(read.message)
         else:
@@ -302,7 +303,7 @@ class StreamRead:
         head: dict[str, object] = {"status": "OK", "topic": topic, "key": decoded(self._key), "partition": number}
         head["count"] = len(self._offsets)
         if self._snapshot is not None:
-            head["snapshot"] = _shown(self._snapshot)
+            head["snapshot"] = _json_fields(self._snapshot)
         self._answer.fill([frame(_json(head)), *(parts or [frame(empty_batch(self._opening))])], released)
 
     def _drop(self) -> None:

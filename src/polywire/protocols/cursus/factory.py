@@ -1,4 +1,4 @@
-"""The Cursus protocol for the server: recognise connections, open sessions, and share state between them."""
+"""The entry point of the Cursus protocol: recognise connections and open sessions."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ _BLANKS: Final = b" \t\r\n"
 
 
 class CursusFactory:
-    """Implements ``protocols.runtime.session.SessionFactory``.
+    """Opens sessions for Cursus clients. Implements ``protocols.runtime.session.SessionFactory``.
 
     Args:
-        off_loop: the process's queue for large requests.
-        places: the addresses of the brokers of a cluster; None for a single process.
-        router: the topics of all processes; None for a single process.
+        off_loop: the process's queue for work in threads.
+        places: addresses of the brokers of a cluster; None without one.
+        router: the topics of all processes; None if there is only one.
     """
 
     __slots__ = ("state",)
@@ -109,9 +109,9 @@ class CursusFactory:
         )
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether the bytes begin a frame with a batch, a known command, or an envelope with a known command.
+        """Return whether the bytes begin a frame with a batch, or with a known command in an envelope or without one.
 
-        The frame may have at most 64 MiB. Returns None if more bytes are needed to decide.
+        The frame may have at most 64 MiB. Returns None if more bytes are needed.
         """
         if len(prefix) < 4:
             return None if prefix[:1] in (b"", b"\0", b"\1", b"\2", b"\3", b"\4") else False

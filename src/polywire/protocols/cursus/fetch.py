@@ -1,4 +1,4 @@
-"""CONSUME: one batch per request, optionally after waiting for records (spec: cursus#consume)."""
+"""CONSUME: return one batch of records, after waiting for some if the client wants that (spec: cursus#consume)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def consume(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _cursor(session: CursusSession, request: Request, partition: Partition, offset: int | None) -> ReadCursor:
-    """Return the partition of a request and the offset at which reading begins.
+    """Return the partition of a request, and the offset at which reading begins.
 
     Raises Refused if the offset is before the first retained record.
     """
@@ -105,11 +105,12 @@ def _matching(
     number: int,
     offset: int | None,
 ) -> Iterator[ReadCursor | Partition | Refused | None]:
-    """Yield, in slices, the partition of every topic that matches a pattern. A refusal ends the iteration.
+    """Yield the partition to read of each topic that matches a pattern.
 
-    Partitions of other processes are yielded without the offset at which reading begins.
+    Runs in slices. Refused is yielded last, if it occurs.
 
-    ``acting`` is the principal of the request. By the time this runs, the guard may have admitted other requests.
+    Partitions of other processes are yielded without an offset. ``acting`` is the user of the request: the guard may
+    have admitted other requests meanwhile.
     """
     access = session.broker.access
     found = 0
@@ -132,10 +133,7 @@ def _matching(
 
 
 class ConsumeReply:
-    """A CONSUME in progress. It is answered once: with records, an error, or an empty batch after the waiting time.
-
-    ``wait_ms`` is the longest wait for records. A request that may wait does not delay later batches.
-    """
+    """A CONSUME request in progress."""
 
     __slots__ = (
         "_answer",
@@ -152,6 +150,10 @@ class ConsumeReply:
     )
 
     def __init__(self, session: CursusSession, request: Request, number: int, wait_ms: int) -> None:
+        """``wait_ms`` is the longest wait for records.
+
+        Then the response is an empty batch. Later batches do not wait for it.
+        """
         self._session = session
         self._request = request
         self._number = number
@@ -217,7 +219,7 @@ class ConsumeReply:
         self._cursors = cursors
         self._answer.cancel = self._stop
         if self._wait_ms and all(cursor.is_done for cursor in cursors):
-            self._timer = self._session.state.broker.loop.call_later(self._wait_ms / 1000, self._give_up)
+            self._timer = self._session.state.broker.loop.call_later(self._wait_ms / 1000, self._time_out)
             self._wait()
         else:
             self._read()
@@ -234,7 +236,7 @@ class ConsumeReply:
         self._session.state.broker.loop.call_soon(self._refresh)
 
     def _refresh(self, pending: Pending | None = None) -> None:
-        """Read as soon as it is known which records are readable."""
+        """Read when it is known which records are readable."""
         if self._session.closed:
             return
         try:
@@ -247,7 +249,7 @@ class ConsumeReply:
         else:
             self._read()
 
-    def _give_up(self) -> None:
+    def _time_out(self) -> None:
         self._timer = None
         self._stop()
         self._read()
@@ -271,14 +273,14 @@ class ConsumeReply:
         self._continue()
 
     def _continue(self) -> None:
-        """Continue to read; the rest is read in later time slices if it takes long."""
+        """Continue to read, if necessary in several time slices."""
         if self._take_cursors(self._session.broker.clock.monotonic() + QUANTUM_S):
             self._session.broker.sliced.put(self._take_cursors)
 
     def _take_cursors(self, end: float) -> bool:
-        """Read from the remaining cursors until the batch is full or the log must fetch bytes.
+        """Read partitions until the batch is full, or data must be read from disk.
 
-        Returns True if the time slice is over.
+        Return True if only the time slice is over.
         """
         broker = self._session.broker
         while self._open:

@@ -1,7 +1,7 @@
 """Commands of consumer groups (spec: cursus#groups, cursus#group-requests, cursus#subscribe).
 
-The coordinator has the membership rules that all protocols share. This module translates names and responses, and adds
-one rule of Cursus: a member that rejoins stays the same member.
+The broker's coordinator implements the rules of membership for all protocols. Cursus adds one: a client that rejoins
+continues its membership, although it sends a new id.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class GroupRequest:
         return self.session.state.local.groups.view(self.group, self.topic)
 
     def refused(self, error: BrokerError, partition: int | None = None) -> Refused:
-        """Return the protocol's error for an error of the coordinator.
+        """Return the Cursus error for an error of the coordinator.
 
         Cursus reports an unknown member before a stale generation (spec: cursus#group-model).
         """
@@ -81,9 +81,9 @@ class GroupRequest:
 
     @property
     def _hint(self) -> str:
-        """Return the word by which clients of the positional dialect detect that they must rejoin.
+        """Return the word from which clients of the positional dialect learn that they must rejoin.
 
-        A member that leaves sends no generation and gets no hint, because it will not rejoin.
+        A member that leaves sends no generation and gets no such word, because it will not rejoin.
         """
         rejoins = self.session.spoken is Dialect.POSITIONAL and self.generation is not None
         return f" {REJOIN}" if rejoins else ""
@@ -93,10 +93,7 @@ class GroupRequest:
         return Refused("NOT_OWNER", f"partition={partition} {facts}")
 
     def stale(self, current: int) -> Refused:
-        """Return the error for a fenced member.
-
-        It contains the word by which clients of every dialect detect that they are fenced (spec: cursus#fencing).
-        """
+        """Return the error for a fenced member, with the word from which clients learn it (spec: cursus#fencing)."""
         facts = f"current={current} requested={self.generation} group={self.group} member={self.member}"
         return Refused("GEN_MISMATCH", f"{facts} {REJOIN}")
 
@@ -125,7 +122,7 @@ def _may_see(session: CursusSession, topic: str) -> bool:
 
 
 def check_topic(session: CursusSession, request: Request, topic: str, group: str) -> None:
-    """Raise Refused if the group reads another topic, because in the modern dialect a group has only one topic.
+    """Raise Refused if the group reads another topic: in the modern dialect, a group has only one topic.
 
     The group that clients use by default is exempt.
     """
@@ -142,13 +139,13 @@ def member_request(session: CursusSession, request: Request, *, generation: bool
     wanted = number(request, "generation") if generation or request.options.get("generation") else None
     admit(session, topic, Action.GROUP_JOIN)
     check_topic(session, request, topic, group)
-    return GroupRequest(session, topic, group, _known(session, request, topic, group, member), wanted)
+    return GroupRequest(session, topic, group, _member_id(session, request, topic, group, member), wanted)
 
 
-def _known(session: CursusSession, request: Request, topic: str, group: str, member: str) -> str:
+def _member_id(session: CursusSession, request: Request, topic: str, group: str, member: str) -> str:
     """Return the member's id.
 
-    In the positional dialect, a request may instead contain the name with which the member joined (spec:
+    In the positional dialect, a request may have the name with which the member joined instead (spec:
     cursus#answers-by-dialect).
     """
     view = session.state.local.groups.view(group, topic)
@@ -172,7 +169,7 @@ def base_of(member: str) -> str:
 
 
 def join(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle JOIN_GROUP from a new member, one that resumes, or a fenced one that returns."""
+    """JOIN_GROUP of a new member, of one that resumes, or of a fenced one that returns."""
     topic, group, given = (request.need(key) for key in ("topic", "group", "member"))
     wanted = number(request, "generation") if request.options.get("generation") else None
     broker = session.state.local
@@ -180,12 +177,12 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
         raise Refused("topic_not_found", f"topic={topic_word(topic)}")
     admit(session, topic, Action.GROUP_JOIN)
     check_topic(session, request, topic, group)
-    asked = GroupRequest(session, topic, group, given, wanted)
+    group_request = GroupRequest(session, topic, group, given, wanted)
     if wanted is not None:
-        return _resume(asked, request)
-    returning = _returning(asked)
-    member = returning or _new_id(asked)
-    new = asked.view() is None
+        return _resume(group_request, request)
+    returning = _continued_member(group_request)
+    member = returning or _new_id(group_request)
+    new = group_request.view() is None
     answer = session.later(request.dialect, blocking=True)
     try:
         membership = broker.groups.join(
@@ -201,114 +198,125 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
         )
     except Invalid as error:
         raise Refused("invalid_member", f"reason={quote(error.message)}") from None
-    view = asked.view()
+    view = group_request.view()
     assert view is not None, "a member that joined has a group"
     used = session.state.generations_used
     if (
         returning is None or returning == given
     ):  # a member that returned under its base name may do so again until it has used the generation
-        used.mark(asked.key, member, membership.generation)
-    used.keep(asked.key, [known.id for known in view.members], broker.settings.groups_max)
-    answer.body = _spelled_membership(member, membership)
+        used.mark(group_request.key, member, membership.generation)
+    used.retain(group_request.key, [known.id for known in view.members], broker.settings.groups_max)
+    answer.body = _format_membership(member, membership)
     return None
 
 
-def _returning(asked: GroupRequest) -> str | None:
-    """Return the member that this request continues, if any (spec: cursus#joining-again).
+def _continued_member(group_request: GroupRequest) -> str | None:
+    """Return the id of the membership that this request continues, or None (spec: cursus#joining-again).
 
-    A request with a base name also continues a member without partitions, because Java's client rejoins every second
-    while it has none.
+    A request with the name of a member without partitions continues its membership, too: Java's client rejoins every
+    second while it has none.
     """
-    view = asked.view()
+    view = group_request.view()
     if view is None:
         return None
-    if asked.session.state.local.groups.has_member(asked.group, asked.topic, asked.member):
-        return asked.member  # also a member that has expired but was not removed yet
-    used = asked.session.state.generations_used
+    if group_request.session.state.local.groups.has_member(
+        group_request.group, group_request.topic, group_request.member
+    ):
+        return group_request.member  # also a member that has expired but was not removed yet
+    used = group_request.session.state.generations_used
     for member in view.members:
-        known = used.has(asked.key, member.id, view.generation)
-        if base_of(member.id) == asked.member and not (known and member.partitions):
+        known = used.has(group_request.key, member.id, view.generation)
+        if base_of(member.id) == group_request.member and not (known and member.partitions):
             return member.id
     return None
 
 
-def _new_id(asked: GroupRequest) -> str:
+def _new_id(group_request: GroupRequest) -> str:
     """Return an unused id for a new member, or the id that the member has in the group's first topic."""
-    view, groups = asked.view(), asked.session.state.local.groups
+    view, groups = group_request.view(), group_request.session.state.local.groups
     taken = frozenset(member.id for member in view.members) if view is not None else frozenset()
-    bound = groups.topic_of(WIRE, asked.group)
-    first = groups.view(asked.group, bound) if bound is not None and _may_see(asked.session, bound) else None
-    for one in first.members if first is not None else ():
-        if base_of(one.id) == asked.member and one.id not in taken:
-            return one.id
+    bound = groups.topic_of(WIRE, group_request.group)
+    first = (
+        groups.view(group_request.group, bound)
+        if bound is not None and _may_see(group_request.session, bound)
+        else None
+    )
+    for first_member in first.members if first is not None else ():
+        if base_of(first_member.id) == group_request.member and first_member.id not in taken:
+            return first_member.id
     start = secrets.randbelow(SUFFIXES)
     for step in range(SUFFIXES):
-        member = f"{asked.member}-{(start + step) % SUFFIXES:04d}"
+        member = f"{group_request.member}-{(start + step) % SUFFIXES:04d}"
         if member not in taken:
             return member
-    raise Refused("coordinator_error", f"reason={quote(f'too many members named {asked.member}')}")
+    raise Refused("coordinator_error", f"reason={quote(f'too many members named {group_request.member}')}")
 
 
-def _resume(asked: GroupRequest, request: Request) -> Reply:
+def _resume(group_request: GroupRequest, request: Request) -> Reply:
     """Let a member continue if its assignment has not changed. Raises Refused otherwise."""
-    view = asked.view()
-    if view is None or all(member.id != asked.member for member in view.members):
-        raise Refused("member_not_found", f"member={asked.member} group={asked.group}")
-    return encoded(f"{_heard(asked).decode()} resumed=true")
+    view = group_request.view()
+    if view is None or all(member.id != group_request.member for member in view.members):
+        raise Refused("member_not_found", f"member={group_request.member} group={group_request.group}")
+    return encoded(f"{_record_heartbeat(group_request).decode()} resumed=true")
 
 
-def _heard(asked: GroupRequest) -> bytes:
-    """Record a heartbeat and return the response with the member's partitions.
+def _record_heartbeat(group_request: GroupRequest) -> bytes:
+    """Record a heartbeat, and return the response with the member's partitions.
 
     Raises Refused if the member is unknown or fenced.
     """
-    assert asked.generation is not None, "a heartbeat has a generation"
-    groups = asked.session.state.local.groups
+    assert group_request.generation is not None, "a heartbeat has a generation"
+    groups = group_request.session.state.local.groups
     try:
         membership = groups.heartbeat(
-            asked.group, asked.topic, asked.member, asked.generation, wire=WIRE, by=asked.session.caller
+            group_request.group,
+            group_request.topic,
+            group_request.member,
+            group_request.generation,
+            wire=WIRE,
+            by=group_request.session.caller,
         )
     except BrokerError as error:
-        raise asked.refused(error) from None
-    asked.session.state.generations_used.mark(asked.key, asked.member, membership.generation)
-    return _spelled_membership(asked.member, membership)
+        raise group_request.refused(error) from None
+    group_request.session.state.generations_used.mark(group_request.key, group_request.member, membership.generation)
+    return _format_membership(group_request.member, membership)
 
 
-def _spelled_membership(member: str, membership: Membership) -> bytes:
+def _format_membership(member: str, membership: Membership) -> bytes:
     partitions = bracketed(membership.partitions)
     return encoded(f"OK generation={membership.generation} member={member} assignments={partitions}")
 
 
 def sync(session: CursusSession, request: Request, /) -> Reply:
-    return _heard(member_request(session, request))
+    return _record_heartbeat(member_request(session, request))
 
 
 def heartbeat(session: CursusSession, request: Request, /) -> Reply:
-    asked = member_request(session, request)
-    _heard(asked)
-    return encoded(f"OK member={asked.member} generation={asked.generation}")
+    group_request = member_request(session, request)
+    _record_heartbeat(group_request)
+    return encoded(f"OK member={group_request.member} generation={group_request.generation}")
 
 
 def leave(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle LEAVE_GROUP.
+    """LEAVE_GROUP.
 
     The generation is compared only if the client sends one; most do not (spec: cursus#group-answers).
     """
-    asked = member_request(session, request, generation=False)
+    group_request = member_request(session, request, generation=False)
     answer = session.later(request.dialect, blocking=True)
-    answer.body = encoded(f"OK group={asked.group} member={asked.member} left=true")
+    answer.body = encoded(f"OK group={group_request.group} member={group_request.member} left=true")
     try:
         session.state.local.groups.leave(
-            asked.group,
-            asked.topic,
-            asked.member,
-            asked.generation,
+            group_request.group,
+            group_request.topic,
+            group_request.member,
+            group_request.generation,
             wire=WIRE,
             by=session.caller,
             done=answer.done,
         )
     except BrokerError as error:
-        raise asked.refused(error) from None
+        raise group_request.refused(error) from None
     return None
 
 
@@ -346,7 +354,7 @@ def _register(session: CursusSession, request: Request, topic: str, group: str, 
 
 
 def subscribe(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle SUBSCRIBE: register the group. No records are pushed (spec: cursus#subscribe)."""
+    """SUBSCRIBE: register the group. No records are pushed (spec: cursus#subscribe)."""
     legacy = request.dialect is Dialect.LEGACY
     topic, group = request.options.get("topic", ""), request.options.get("group", "")
     if not topic:
@@ -367,7 +375,7 @@ def subscribe(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def find_coordinator(session: CursusSession, request: Request, /) -> Reply:
-    """The coordinator is always this broker."""
+    """FIND_COORDINATOR: return this broker, which coordinates all groups."""
     if request.options.get("group"):
         kind = "group"
     elif any(request.options.get(key) for key in TRANSACTION_KEYS):
@@ -379,7 +387,7 @@ def find_coordinator(session: CursusSession, request: Request, /) -> Reply:
 
 
 def list_groups(session: CursusSession, request: Request, /) -> Reply | None:
-    """List the names of groups of all protocols whose topics the client may read."""
+    """LIST_GROUPS: list the names of groups whose topics the client may read, whichever protocol the members use."""
     if request.arguments:
         raise Refused("unknown_command", f"command={quote(request.text)}")
     broker = session.state.broker
@@ -394,7 +402,7 @@ def list_groups(session: CursusSession, request: Request, /) -> Reply | None:
 def _list(broker: CursusBroker, acting: Principal | None, pairs: Iterable[tuple[str, str]]) -> Iterator[bytes]:
     """Yield the names of groups in slices.
 
-    ``acting`` is the principal of the request. By the time this runs, the guard may have admitted other requests.
+    ``acting`` is the user of the request: the guard may have admitted other requests meanwhile.
     """
     found: set[str] = set()
     for full_name, name in pairs:

@@ -1,9 +1,8 @@
-"""Check idempotent producers by the rules of Cursus (spec: cursus#idempotent-producers).
+"""Check the sequences of idempotent producers by the rules of Cursus (spec: cursus#idempotent-producers).
 
-* Batches that other processes forward are checked in the process of their partition, in the order of their arrival.
-
-These rules are stricter than the broker's, so the broker accepts every batch that passes them. Every refusal contains a
-word that makes clients stop producing.
+These rules are stricter than the broker's, so the broker accepts every batch that passes them. Every rejection has a
+word that makes clients stop producing. Batches that other processes forward are checked in the process of their
+partition, in the order of their arrival.
 """
 
 from __future__ import annotations
@@ -29,15 +28,12 @@ from polywire.types import Level
 
 STORED_BYTES_MAX: Final = 255  # longest producer id in a stored batch (decision 0101)
 DIGEST_BYTES: Final = 32
-BUSY_LOOK_S: Final = 0.05  # between two attempts while the log is full; a journal slot is sealed in about this time
+BUSY_RETRY_S: Final = 0.05  # between two attempts while the log is full; a journal slot is sealed in about this time
 BUSY_WAIT_S: Final = 10.0  # how long a batch waits if the log accepts nothing
 
 
 def stored_id(producer: bytes) -> bytes:
-    """Return the id under which a producer is stored.
-
-    A long id is replaced by its beginning, ``~`` and a digest of the whole id.
-    """
+    """Return the id under which a producer is stored. A long id is replaced by its beginning, ``~`` and a digest."""
     if len(producer) <= STORED_BYTES_MAX:
         return producer
     digest = blake2b(producer, digest_size=DIGEST_BYTES).hexdigest().encode()
@@ -45,13 +41,13 @@ def stored_id(producer: bytes) -> bytes:
 
 
 class Rejected(Exception):
-    """A sequence that must not be stored. The acknowledgement contains its text."""
+    """Sequences that must not be stored. The acknowledgement has the text of this error."""
 
 
 def already_stored(known: tuple[int, int] | None, *, producer: str, epoch: int, first: int, last: int) -> int:
-    """Return how many of the messages ``first`` to ``last`` are already stored.
+    """Return how many of the messages with sequences ``first`` to ``last`` are stored already.
 
-    ``known`` is the producer's latest epoch and sequence in this partition, None for a new producer. Raises Rejected if
+    ``known`` is the producer's latest epoch and sequence in this partition; None for a new producer. Raises Rejected if
     the messages must not be stored.
     """
     if known is None:
@@ -74,10 +70,7 @@ def already_stored(known: tuple[int, int] | None, *, producer: str, epoch: int, 
 
 
 def append_failure(error: BrokerError) -> str:
-    """Return the error text for a failed append.
-
-    It contains the words by which clients detect that the producer must end.
-    """
+    """Return the text for a failed append, with the words from which clients learn that the producer must end."""
     if error.code is ErrorCode.PRODUCER_FENCED:
         return f"stale_producer_epoch {error.message}"
     if error.code is ErrorCode.SEQUENCE_GAP:
@@ -92,9 +85,9 @@ class Checked(msgspec.Struct, frozen=True, array_like=True):
     """The result of a forwarded batch.
 
     Attributes:
-        offset: of the last record, -1 if unknown.
-        latest: if the batch was stored before, the partition's latest offset; otherwise -1.
-        epoch: the producer's current epoch after an error, -1 if unknown.
+        offset: of the last record; -1 if unknown.
+        latest: the partition's latest offset if the batch was stored before, otherwise -1.
+        epoch: the producer's current epoch after an error; -1 if unknown.
         error: why the batch was not stored; empty if it was.
     """
 
@@ -105,7 +98,7 @@ class Checked(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckedBroker(RecordVerbs, ProducerVerbs, WireBroker, Protocol):
-    """The operations of the broker that checked appends use."""
+    """The methods of the broker that checked appends use."""
 
 
 class _Append(NamedTuple):
@@ -117,28 +110,25 @@ class _Append(NamedTuple):
 
 
 class CheckedAppends:
-    """Appends forwarded batches of idempotent producers.
-
-    ``_waiting`` has the batches that wait for space in the log, by partition.
-    """
+    """Appends forwarded batches of idempotent producers."""
 
     __slots__ = ("_broker", "_waiting")
 
     def __init__(self, broker: CheckedBroker) -> None:
         self._broker: Final = broker
-        self._waiting: Final[dict[Partition, deque[_Append]]] = {}
+        self._waiting: Final[dict[Partition, deque[_Append]]] = {}  # batches that wait for space in the log
 
     def append(
         self, partition: Partition, batch: bytes, *, level: Level, by: Caller, then: Completion[Checked]
     ) -> None:
-        """Append a batch of one producer, unless it is already stored."""
+        """Append a batch of one producer, unless it is stored already."""
         append = _Append(batch, level, by, then, self._broker.clock.monotonic() + BUSY_WAIT_S)
         waiting = self._waiting.get(partition)
         if waiting is not None:
             waiting.append(append)
         elif not self._store(partition, append):
             self._waiting[partition] = deque((append,))
-            self._broker.loop.call_later(BUSY_LOOK_S, self._retry, partition)
+            self._broker.loop.call_later(BUSY_RETRY_S, self._retry, partition)
 
     def _retry(self, partition: Partition) -> None:
         waiting, now = self._waiting[partition], self._broker.clock.monotonic
@@ -148,12 +138,12 @@ class CheckedAppends:
                 break
             waiting.popleft()
         if waiting:
-            self._broker.loop.call_later(BUSY_LOOK_S if now() < end else 0, self._retry, partition)
+            self._broker.loop.call_later(BUSY_RETRY_S if now() < end else 0, self._retry, partition)
         else:
             del self._waiting[partition]
 
     def _store(self, partition: Partition, append: _Append, *, is_last: bool = False) -> bool:
-        """Return False if the log has no space for the batch, unless this is the last attempt."""
+        """Append a batch. Return False if the log has no space for it and this is not the last attempt."""
         broker, then, batch = self._broker, append.then, append.batch
         producer, epoch = b"", -1
         try:

@@ -1,7 +1,6 @@
-"""HELP, PROTOCOL_INFO, NEGOTIATE, EXIT and SETGROUP, and the refusal of cluster commands.
+"""HELP, PROTOCOL_INFO, NEGOTIATE, EXIT and SETGROUP, and the rejection of cluster commands.
 
-A negotiation that is refused changes nothing (spec: cursus#conversation, cursus#setgroup-and-exit,
-cursus#cluster-commands).
+(spec: cursus#conversation, cursus#setgroup-and-exit, cursus#cluster-commands)
 """
 
 from __future__ import annotations
@@ -64,9 +63,9 @@ def _stand_alone(request: Request) -> None:
 
 
 def negotiate(session: CursusSession, request: Request, /) -> Reply:
-    """Handle NEGOTIATE: replace the features of this connection.
+    """NEGOTIATE: replace the features of this connection. A rejected negotiation changes nothing.
 
-    Errors always contain the error class, even if ``structured_errors_v1`` was not negotiated.
+    Errors always have the error class, even if ``structured_errors_v1`` was not negotiated.
     """
     given = request.options.get("version", "")
     if not given:
@@ -76,14 +75,14 @@ def negotiate(session: CursusSession, request: Request, /) -> Reply:
         raise _negotiation("invalid_protocol_version", f"requested={quote(given)}")
     if version != VERSION:
         raise _negotiation("UNSUPPORTED_PROTOCOL_VERSION", f"requested={version} min={VERSION} max={VERSION}")
-    asked = _features(request.options.get("features", ""))
+    requested = _features(request.options.get("features", ""))
     required = request.options.get("require_features", "false").lower()
     if required not in ("true", "false"):
         raise _negotiation("invalid_require_features", f"value={quote(request.options['require_features'])}")
-    unsupported = sorted(asked - set(FEATURES))
+    unsupported = sorted(requested - set(FEATURES))
     if unsupported and required == "true":
         raise _negotiation("UNSUPPORTED_FEATURE", f"features={','.join(unsupported)}")
-    session.features = frozenset(asked & set(FEATURES))
+    session.features = frozenset(requested & set(FEATURES))
     enabled = ",".join(sorted(session.features))
     return encoded(f"OK protocol_version={VERSION} enabled={enabled} unsupported={','.join(unsupported)}")
 
@@ -106,7 +105,7 @@ def _negotiation(code: str, facts: str) -> Refused:
 
 
 def leave(session: CursusSession, request: Request, /) -> Reply:
-    """Handle EXIT: close the connection without a reply."""
+    """EXIT: close the connection without a response."""
     session.end()
     return ()
 
@@ -120,12 +119,12 @@ def set_group(session: CursusSession, request: Request, /) -> Reply:
 
 
 def list_cluster(session: CursusSession, request: Request, /) -> Reply:
-    """Refuse LIST_CLUSTER, because the broker is not distributed."""
+    """LIST_CLUSTER: rejected, because Cursus clients see a broker without a cluster."""
     raise Refused("distribution_not_enabled")
 
 
 def no_cluster(session: CursusSession, request: Request, /) -> Reply:
-    """Refuse CLUSTER_STATUS and ELECT_LEADER, because there is no cluster."""
+    """CLUSTER_STATUS and ELECT_LEADER: rejected, because Cursus clients see a broker without a cluster."""
     raise Refused("distribution_required", f"command={request.name}")
 
 

@@ -1,8 +1,8 @@
 """CONSUME of the legacy dialect: each value in its own frame (spec: cursus#consume-of-the-legacy-dialect).
 
 A request names a byte offset: the total size of the frames of all earlier values of the partition. A frame has four
-bytes and the value. The record at the offset is found with the log's Kafka 0.7 addresses, in which a record counts as
-ten bytes and its value. An offset that is not the beginning of a record is refused.
+bytes and the value. To find the record, the log's Kafka 0.7 addresses are used, in which a record counts as ten bytes
+and its value. A byte offset at which no record begins is rejected.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.log.base import NO_OFFSET, Read
-from polywire.protocols.cursus.context import ReadPlace
+from polywire.protocols.cursus.context import ReadLocation
 from polywire.protocols.cursus.messages import Dialect, Refused, Request, bodies_of
 from polywire.protocols.cursus.read_arguments import (
     failed,
@@ -31,9 +31,9 @@ BYTE_POSITIONS_MAX: Final = 1_024  # partitions for which the end of the last re
 
 
 def consume_values(session: CursusSession, request: Request) -> Reply | None:
-    """Handle CONSUME with a response of several frames.
+    """CONSUME with several frames as the response.
 
-    The client learns that the response is complete when the connection closes, so the connection is closed unless
+    The client learns from the end of the connection that the response is complete. So the connection is closed, unless
     another request follows soon.
     """
     if len(request.words) != 3:
@@ -52,11 +52,7 @@ def consume_values(session: CursusSession, request: Request) -> Reply | None:
 
 
 class ValueRead:
-    """A CONSUME in progress, which is answered once.
-
-    Until reading begins, ``_offset`` is a record at or before the requested byte offset. Then it is the next record to
-    read. ``start`` is the requested byte offset; 0 is the first retained record.
-    """
+    """A CONSUME request in progress. ``start`` is the requested byte offset; 0 means the first retained record."""
 
     __slots__ = ("_answer", "_lookups", "_offset", "_partition", "_reply_batch", "_session", "_start")
 
@@ -64,13 +60,14 @@ class ValueRead:
         self._session = session
         self._partition = partition
         self._start = start
+        # the next record to read; before reading begins, a record at or before the requested one
         self._offset = partition.log.first_offset
         self._lookups = 0
         self._reply_batch: ReplyBatch | None = None
         self._answer = session.later(Dialect.LEGACY, blocking=True)
 
     @property
-    def _place(self) -> ReadPlace:
+    def _location(self) -> ReadLocation:
         return self._partition.topic.id, self._partition.number, self._partition.incarnation
 
     def begin(self) -> None:
@@ -78,7 +75,7 @@ class ValueRead:
         if self._start >= log.next_address - HEAD_BYTES * log.next_offset:
             self._offset = log.next_offset
         elif self._start:
-            byte, offset = self._session.state.byte_positions.get(self._place, (0, 0))
+            byte, offset = self._session.state.byte_positions.get(self._location, (0, 0))
             if byte <= self._start:
                 self._offset = max(self._offset, offset)
             self._look_up()
@@ -86,11 +83,11 @@ class ValueRead:
         self._read()
 
     def _look_up(self) -> None:
-        """Look up an address that reduces the distance to the requested record.
+        """Look up an address that is nearer to the requested record.
 
-        The address of the record with offset n is its byte offset plus ``HEAD_BYTES * n``. With a lower offset in place
-        of n, the sum is an address before the requested record, but not before the record with that lower offset. So
-        the record at this address is at least as near.
+        The address of the record with offset n is its byte offset plus ``HEAD_BYTES * n``. For a lower offset than n,
+        this sum is an address between the record with that offset and the requested record. So the record at this
+        address is at least as near.
         """
         while self._lookups < LOOKUPS_MAX:
             self._lookups += 1
@@ -109,7 +106,7 @@ class ValueRead:
             self._look_up()
 
     def _is_nearer(self, found: int) -> bool:
-        """Move closer to the requested record; return False if the search is over."""
+        """Record that a record nearer to the requested one was found. Return False if the search is over."""
         if found > self._offset:
             self._offset = found
             return True
@@ -171,7 +168,7 @@ class ValueRead:
             self._finish()
 
     def _take(self, read: Read, end: int) -> bool:
-        """Add values from the bytes that were read. Return False if the response is full."""
+        """Add values of a read. Return False if the response is full."""
         reply_batch = self._reply_batch
         assert reply_batch is not None, "an answer is being filled"
         try:
@@ -182,9 +179,9 @@ class ValueRead:
         return wanted
 
     def _finish(self) -> None:
-        """Respond.
+        """Send the response.
 
-        The client learns that no more values follow when the connection closes or the next response begins.
+        Its end is shown by the end of the connection, or by the next response.
         """
         reply_batch, self._reply_batch = self._reply_batch, None
         assert reply_batch is not None, "an answer is filled once"
@@ -210,7 +207,7 @@ class ValueRead:
     def _remembered(self, address: int | BrokerError) -> None:
         if isinstance(address, BrokerError):
             return
-        places, place = self._session.state.byte_positions, self._place
+        places, place = self._session.state.byte_positions, self._location
         places.pop(place, None)
         if len(places) >= BYTE_POSITIONS_MAX:
             del places[next(iter(places))]
@@ -220,7 +217,7 @@ class ValueRead:
         self._answer.refuse(failed("no message begins there", legacy="invalid offset: no message begins there"))
 
     def _fail(self, error: BrokerError) -> None:
-        """If the log fails after some values were read, respond with these values."""
+        """Send the values that were read before the log failed. Without any, send the error."""
         if self._reply_batch is not None and self._reply_batch.written:
             self._finish()
             return

@@ -1,8 +1,7 @@
 """Long frames: decompressed in a thread, then stored in slices.
 
-* The result is the same as for a short frame.
-* A long frame never blocks the event loop for its whole length.
-* A frame that must wait delays no other client, and holds only its received bytes in memory.
+The result is the same as for a short frame. A long frame that must wait delays no other client, and has only its
+received bytes in memory.
 """
 
 from __future__ import annotations
@@ -21,15 +20,17 @@ from polywire.protocols.runtime.session import Output
 STEP_S: Final = 0.002  # seconds of work on one frame before other connections are served
 
 
-class Stored(Protocol):
-    def store(self, end: float | None = None) -> float | None:
-        """Continue until ``end``, or until all is stored.
+class PendingBatch(Protocol):
+    """A batch that is being stored."""
 
-        Returns None once all is stored, otherwise the seconds until the next attempt.
+    def store(self, end: float | None = None) -> float | None:
+        """Store messages until time ``end``; all if it is None.
+
+        Returns None when all are stored, otherwise the seconds until the next attempt.
         """
 
     def store_at_once(self) -> bool:
-        """Store all of it; return False, without effect, if the log accepts nothing now."""
+        """Store all messages. Return False, without an effect, if the log has no space now."""
 
 
 class Host(Protocol):
@@ -42,37 +43,34 @@ class Host(Protocol):
     def output(self) -> Output:
         """The output of the connection, which pins the received bytes."""
 
-    def take_long(self, body: memoryview, packed: Algorithm | None, /) -> Stored | None:
-        """Begin the request in the frame. The caller must store the returned batch, if any.
+    def take_long(self, body: memoryview, packed: Algorithm | None, /) -> PendingBatch | None:
+        """Execute the request in a long frame. The caller must store the returned batch, if there is one.
 
-        Raises Pending if the request must wait and be handled again.
+        Raises Pending if the request must be repeated later.
         """
 
     def hold(self, pending: Pending, /) -> None:
-        """Call ``begin`` of the frame once its request can be handled again."""
+        """Call the frame's ``begin`` when its request can be repeated."""
 
-    def carried(self) -> None: ...
+    def frame_done(self) -> None:
+        """Handle the next request: the frame's request was executed."""
 
     def failed(self, error: PeerError, /) -> None: ...
 
 
 class LongFrame:
-    """A long frame of one session, which handles no other request until the frame is done.
+    """A long frame of a session, which handles no other request until it is done. Its received bytes are pinned."""
 
-    The received bytes are pinned until ``_over``. Unless the frame waits for its session, ``_work`` is its entry in the
-    off-loop queue.
-    """
-
-    __slots__ = ("_body", "_over", "_packed", "_received", "_session", "_storing", "_unpin", "_work")
+    __slots__ = ("_body", "_is_done", "_packed", "_received", "_session", "_storing", "_unpin", "_work")
 
     def __init__(self, session: Host, received: memoryview, packed: Algorithm | None) -> None:
         self._session = session
         self._received = self._body = received
         self._packed = packed
-        self._storing: Stored | None = None
-        self._over = False
+        self._storing: PendingBatch | None = None
+        self._is_done = False
         self._unpin: Callable[[], None] | None = None
-        self._work: OffLoopWork | None = None
+        self._work: OffLoopWork | None = None  # entry in the queue; None while the request waits to be repeated
         self.begin()
 
     def begin(self) -> None:
@@ -92,26 +90,26 @@ class LongFrame:
         try:
             self._storing = self._session.take_long(self._body, self._packed)
         except Pending as pending:
-            self._park()
+            self._leave_queue()
             self._session.hold(pending)
             return
         self._step()
 
     def _step(self) -> None:
-        if self._over:
+        if self._is_done:
             return
         clock, loop = self._session.state.broker.clock, self._session.state.broker.loop
         wait_s = None if self._storing is None else self._storing.store(clock.monotonic() + STEP_S)
         if wait_s is None:
             self._storing = None
             self.close()
-            self._session.carried()
+            self._session.frame_done()
         elif wait_s:
             loop.call_later(wait_s, self._step)
         else:
             loop.call_soon(self._step)
 
-    def _park(self) -> None:
+    def _leave_queue(self) -> None:
         assert self._work is not None, "only a queued frame is processed"
         self._body = memoryview(b"")
         self._unpin = self._session.output.pin()
@@ -119,8 +117,11 @@ class LongFrame:
         work.leave()
 
     def close(self) -> None:
-        """Release the frame, which is complete or cancelled. A batch that is partly stored is stored completely."""
-        self._over = True
+        """Release the frame: its request was executed or cancelled.
+
+        A batch that is partly stored is stored completely.
+        """
+        self._is_done = True
         if self._storing is not None:
             self._storing.store()
         self._received = self._body = memoryview(b"")

@@ -1,7 +1,7 @@
-"""Parse text requests and format replies (spec: cursus#bodies, cursus#envelope, cursus#reading-a-command).
+"""Parse text requests and format responses (spec: cursus#bodies, cursus#envelope, cursus#reading-a-command).
 
-``read_text`` accepts any body that is not a batch, and fails only with ``Refused``. It recognises the dialect
-(spec: cursus#recognising-the-dialect). Invalid UTF-8 is preserved as surrogates.
+``read_text`` parses any body that is not a batch, recognises its dialect (spec: cursus#recognising-the-dialect), and
+raises only ``Refused``. Invalid UTF-8 is preserved as surrogates.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def words(text: str) -> frozenset[str]:
 
 
 class Dialect(Enum):
-    """The form of a request, which determines the form of its reply (spec: cursus#dialects)."""
+    """The form of a request, which determines the form of its response (spec: cursus#dialects)."""
 
     MODERN = "modern"
     POSITIONAL = "positional"
@@ -103,9 +103,9 @@ KNOWN_KEYS: Final = words(
 
 
 class Refused(Exception):
-    """A request that is answered with an error: a code, facts (``k=v``), and the text for the legacy dialect.
+    """A request that gets an error: a code, facts (``k=v``), and the text for the legacy dialect.
 
-    If ``classed``, ``facts`` already contain the error class.
+    ``classed``: whether ``facts`` already has the error class.
     """
 
     def __init__(self, code: str, facts: str = "", *, legacy: str | None = None, classed: bool = False) -> None:
@@ -122,14 +122,14 @@ class Request:
 
     Attributes:
         name: in upper case.
-        text: the stripped command, cut to the length that errors repeat.
-        arguments: text after the name, stripped, without the message.
+        text: the command without white space at its ends, truncated to the length that errors repeat.
+        arguments: the text after the name, without the message.
         words: the words of ``arguments``.
-        options: values by key; positional arguments have the names in ``POSITIONS``.
-        message: everything after ``message=``, stripped; None if absent or empty. For a positional PUBLISH, the
-            unchanged text after the blank that follows the topic.
-        telling: only one dialect has this form, so it shows the client's dialect.
-        pattern: the topic has wildcards, which CONSUME allows; its escapes were not decoded.
+        options: values by key; positional arguments have the keys in ``POSITIONS``.
+        message: everything after ``message=``; None if absent or empty. For a positional PUBLISH, the unchanged text
+            after the blank that follows the topic.
+        telling: whether only one dialect has this form, so that the client's dialect is known.
+        pattern: whether the topic has wildcards, which CONSUME allows; its escapes were not decoded.
     """
 
     name: str
@@ -143,10 +143,7 @@ class Request:
     pattern: bool = False
 
     def need(self, key: str) -> str:
-        """Return a required argument.
-
-        Raises Refused ``missing_<key> command=<name>`` if it is absent or empty.
-        """
+        """Return a required argument. Raises Refused ``missing_<key> command=<name>`` if it is absent or empty."""
         value = self.options.get(key, "")
         if not value:
             raise Refused(f"missing_{snake(key)}", f"command={self.name}")
@@ -158,9 +155,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class BarePublish:
-    """An envelope with a topic whose payload is not a command.
+    """An envelope whose payload is not a command.
 
-    The legacy dialect publishes the payload unless it is empty (spec: cursus#envelope).
+    The legacy dialect publishes the payload to the envelope's topic unless it is empty (spec: cursus#envelope).
     """
 
     topic: str
@@ -170,10 +167,13 @@ class BarePublish:
 def read_text(body: bytes, spoken: Dialect | None, forced: Dialect | None = None) -> Request | BarePublish:
     """Parse a body that is not a batch.
 
-    ``spoken`` is the dialect of the connection's latest unambiguous request, None before the first; it applies to
-    ambiguous requests. ``forced`` is the only dialect of the listener, if it has one. Raises Refused ``decode_failed``
-    or ``malformed_input``, after which the connection stays open. A body longer than ``TEXT_FRAME_BYTES_MAX`` is
-    refused, so the caller need not pass more than one byte beyond that size.
+    Args:
+        body: at most one byte more than ``TEXT_FRAME_BYTES_MAX`` need be passed, because longer bodies are rejected.
+        spoken: dialect of the connection's latest unambiguous request; None before the first. Used for ambiguous
+            requests.
+        forced: the only dialect of the listener, if it has one.
+
+    Raises Refused ``decode_failed`` or ``malformed_input``, after which the connection remains open.
     """
     if not body:
         raise Refused("decode_failed", 'reason="data too short"', legacy=no_command(body))
@@ -238,8 +238,8 @@ def _too_long(name: str) -> Refused:
 def _dialect(name: str, arguments: str, envelope: str | None, spoken: Dialect | None) -> tuple[Dialect, bool]:
     """Return the dialect of a request, and whether its form is unambiguous (spec: cursus#recognising-the-dialect).
 
-    Requests of both positional dialects are answered as in the older one. An ambiguous CONSUME and a SUBSCRIBE with a
-    group are the exceptions.
+    A request that both positional dialects have is treated as one of the older, except for an ambiguous CONSUME and a
+    SUBSCRIBE with a group.
     """
     words = arguments.split()
     key, equals, _ = words[0].partition("=") if words else ("", "", "")
@@ -269,9 +269,9 @@ def _modern(name: str, text: str, arguments: str, message: bytes, telling: bool)
 
 
 def _read_options(options: dict[str, str]) -> bool:
-    """Decode the topic, unless it is a pattern; return whether it may be a pattern.
+    """Decode the topic, unless it may be a pattern. Return whether it may be one.
 
-    Names must be valid text, because other protocols must encode them; Refused is raised otherwise. Keys may have any
+    Raises Refused for names that are not valid UTF-8, because other protocols must encode them. Keys may have any
     bytes.
     """
     for key, value in options.items():
@@ -329,12 +329,12 @@ def enveloped(topic: str, payload: bytes) -> bytes:
 
 
 def decoded(text: bytes) -> str:
-    """Decode text; ``encoded`` restores invalid bytes."""
+    """Decode text. Invalid bytes are restored by ``encoded``."""
     return text.decode("utf-8", "surrogateescape")
 
 
 def encoded(text: str) -> bytes:
-    """Encode a text from ``decoded``."""
+    """Encode the result of ``decoded``."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -343,7 +343,7 @@ def quote(text: str) -> str:
 
 
 def bracketed(items: Iterable[object]) -> str:
-    """Format a list as ``[0 1 2]``, because Java's client accepts only digits and blanks."""
+    """Format a list as ``[0 1 2]``: Java's client accepts only digits and blanks."""
     return f"[{' '.join(map(str, items))}]"
 
 
@@ -352,7 +352,7 @@ def truth(value: bool) -> str:
 
 
 def snake(key: str) -> str:
-    """Convert ``producerId`` to ``producer_id``, as keys are spelled in errors."""
+    """Convert ``producerId`` to ``producer_id``, the form of keys in errors."""
     pairs = zip(key[:1] + key, key, strict=False)
     return "".join("_" + char.lower() if before in LOWER and char in UPPER else char for before, char in pairs)
 
@@ -369,7 +369,7 @@ def topic_word(name: str) -> str:
 
 
 def topic_name(word: str) -> str:
-    """Decode a word from ``topic_word`` to a topic's name. Raises Refused for an invalid escape."""
+    """Decode the result of ``topic_word``. Raises Refused for an invalid escape."""
     try:
         return names.unescape(word)
     except Invalid:
@@ -378,7 +378,7 @@ def topic_name(word: str) -> str:
 
 
 def topic_fault(name: str) -> str | None:
-    """Return why this protocol cannot create a topic with this name, or None if it can (spec: cursus#topics)."""
+    """Return why Cursus clients cannot create a topic with this name; None if they can (spec: cursus#topics)."""
     if names.is_simple(name) and 0 < len(name) <= TOPIC_BYTES_MAX and name not in (".", ".."):
         return None
     if not name or len(encoded(name)) > TOPIC_BYTES_MAX:

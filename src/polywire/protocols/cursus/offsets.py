@@ -1,4 +1,4 @@
-"""Offsets of consumer groups: COMMIT_OFFSET, BATCH_COMMIT, COMMIT and FETCH_OFFSET.
+"""Committed offsets of groups: COMMIT_OFFSET, BATCH_COMMIT, COMMIT and FETCH_OFFSET.
 
 Over this protocol, a committed offset never decreases. A list is committed completely or not at all (spec:
 cursus#group-requests, cursus#group-answers).
@@ -24,22 +24,22 @@ Pairs = Mapping[int, int]
 
 
 def commit_offset(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle COMMIT_OFFSET: commit one offset, unless the member is fenced or the offset would decrease."""
+    """COMMIT_OFFSET: commit one offset, unless the member is fenced or the offset would decrease."""
     topic, partition = request.need("topic"), number(request, "partition")
     group, offset = request.need("group"), number(request, "offset")
     check_topic(session, request, topic, group)
-    asked = member_request(session, request)
+    group_request = member_request(session, request)
     pairs = {partition: offset}
     if request.is_set("validate_only"):
-        check_offsets(asked, pairs, _single_regression)
+        check_offsets(group_request, pairs, _single_regression)
         return b"OK validated=true"
-    return _commit(request, asked, pairs, _single_regression, b"OK")
+    return _commit(request, group_request, pairs, _single_regression, b"OK")
 
 
 def batch_commit(session: CursusSession, request: Request, /) -> Reply | None:
-    asked = member_request(session, request)
-    pairs = read_pairs(request, asked.group, asked.topic)
-    return _commit(request, asked, pairs, _batch_regression, encoded(f"OK batched={len(pairs)}"))
+    group_request = member_request(session, request)
+    pairs = read_pairs(request, group_request.group, group_request.topic)
+    return _commit(request, group_request, pairs, _batch_regression, encoded(f"OK batched={len(pairs)}"))
 
 
 def read_pairs(request: Request, group: str, topic: str) -> dict[int, int]:
@@ -72,68 +72,75 @@ def read_pairs(request: Request, group: str, topic: str) -> dict[int, int]:
 
 
 Regression = Callable[[GroupRequest, int, int, int], str]
-"""Function that formats the reason why an offset may not decrease: request, partition, current offset, given offset."""
+"""    Formats why an offset may not decrease, given the request, the partition, and the current and the new offset."""
 
 
-def _single_regression(asked: GroupRequest, partition: int, current: int, got: int) -> str:
-    return f"offset regression group={asked.group} topic={topic_word(asked.topic)} partition={partition} current={current} got={got}"
-
-
-def _batch_regression(asked: GroupRequest, partition: int, current: int, got: int) -> str:
+def _single_regression(group_request: GroupRequest, partition: int, current: int, got: int) -> str:
     return (
-        f"offset regression for group={asked.group} topic={topic_word(asked.topic)} partition={partition}:"
+        f"offset regression group={group_request.group} topic={topic_word(group_request.topic)} partition={partition}"
+        f" current={current} got={got}"
+    )
+
+
+def _batch_regression(group_request: GroupRequest, partition: int, current: int, got: int) -> str:
+    return (
+        f"offset regression for group={group_request.group} topic={topic_word(group_request.topic)} partition={partition}:"
         f" current={current} attempted={got}"
     )
 
 
-def check_offsets(asked: GroupRequest, pairs: Pairs, regression: Regression) -> None:
+def check_offsets(group_request: GroupRequest, pairs: Pairs, regression: Regression) -> None:
     """Raise Refused if the member may not commit these offsets. The check counts as a heartbeat."""
-    assert asked.generation is not None, "a fenced commit has a generation"
-    groups, by = asked.session.state.local.groups, asked.session.caller
-    who = asked.group, asked.topic, asked.member, asked.generation
+    assert group_request.generation is not None, "a fenced commit has a generation"
+    groups, by = group_request.session.state.local.groups, group_request.session.caller
+    who = group_request.group, group_request.topic, group_request.member, group_request.generation
     try:
         owned = groups.heartbeat(*who, wire=WIRE, by=by).partitions
     except BrokerError as error:
-        raise asked.refused(error, next(iter(pairs), None)) from None
+        raise group_request.refused(error, next(iter(pairs), None)) from None
     foreign = pairs.keys() - set(owned)
     if foreign:
-        raise asked.not_owner(next(partition for partition in pairs if partition in foreign))
-    asked.session.state.generations_used.mark(asked.key, asked.member, asked.generation)
-    _check_forward(asked, pairs, regression)
+        raise group_request.not_owner(next(partition for partition in pairs if partition in foreign))
+    group_request.session.state.generations_used.mark(group_request.key, group_request.member, group_request.generation)
+    _check_forward(group_request, pairs, regression)
 
 
-def _check_forward(asked: GroupRequest, pairs: Pairs, regression: Regression) -> None:
-    positions = asked.session.state.local.positions_in(asked.topic, PositionKind.GROUP, asked.group, pairs)
+def _check_forward(group_request: GroupRequest, pairs: Pairs, regression: Regression) -> None:
+    positions = group_request.session.state.local.positions_in(
+        group_request.topic, PositionKind.GROUP, group_request.group, pairs
+    )
     for partition, offset in pairs.items():
         current = positions.get(partition)
         if current is not None and offset < current:
-            reason = regression(asked, partition, current, offset)
+            reason = regression(group_request, partition, current, offset)
             raise Refused("offset_regression", f"reason={quote(reason)}")
 
 
-def _commit(request: Request, asked: GroupRequest, pairs: Pairs, regression: Regression, reply: bytes) -> Reply | None:
-    check_offsets(asked, pairs, regression)
-    answer = asked.session.later(request.dialect, blocking=True)
+def _commit(
+    request: Request, group_request: GroupRequest, pairs: Pairs, regression: Regression, reply: bytes
+) -> Reply | None:
+    check_offsets(group_request, pairs, regression)
+    answer = group_request.session.later(request.dialect, blocking=True)
     answer.body = reply
-    _store(asked, pairs, answer)
+    _store(group_request, pairs, answer)
     return None
 
 
-def _store(asked: GroupRequest, pairs: Pairs, answer: Answer) -> None:
-    generation = -1 if asked.generation is None else asked.generation
-    asked.session.state.local.commit_positions(
-        asked.topic,
+def _store(group_request: GroupRequest, pairs: Pairs, answer: Answer) -> None:
+    generation = -1 if group_request.generation is None else group_request.generation
+    group_request.session.state.local.commit_positions(
+        group_request.topic,
         pairs,
         PositionKind.GROUP,
-        asked.group,
+        group_request.group,
         generation=generation,
-        by=asked.session.caller,
+        by=group_request.session.caller,
         done=answer.done,
     )
 
 
 def commit_unfenced(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle COMMIT of the positional dialect, which needs no membership.
+    """COMMIT of the positional dialect, which needs no membership.
 
     Offsets must not decrease (spec: cursus#group-answers).
     """
@@ -141,11 +148,11 @@ def commit_unfenced(session: CursusSession, request: Request, /) -> Reply | None
     pairs = {number(request, "partition"): number(request, "offset")}
     admit(session, topic, Action.OFFSET_COMMIT)
     _check_partitions(session, topic, pairs)
-    asked = GroupRequest(session, topic, group)
-    _check_forward(asked, pairs, _single_regression)
+    group_request = GroupRequest(session, topic, group)
+    _check_forward(group_request, pairs, _single_regression)
     answer = session.later(request.dialect, blocking=True)
     answer.body = b"OK"
-    _store(asked, pairs, answer)
+    _store(group_request, pairs, answer)
     return None
 
 
@@ -159,7 +166,7 @@ def _check_partitions(session: CursusSession, name: str, pairs: Pairs) -> None:
 
 
 def fetch_offset(session: CursusSession, request: Request, /) -> Reply:
-    """Return the committed offset. It is 0 if the group has not committed any."""
+    """FETCH_OFFSET: return the committed offset; 0 if the group has not committed one."""
     topic = request.need("topic")
     partition = number(request, "partition")
     group = request.need("group")

@@ -1,6 +1,6 @@
-"""Topic policies: the arguments of CREATE, and how replies show them (spec: cursus#create).
+"""Topic policies: the arguments of CREATE, and how responses show them (spec: cursus#create).
 
-A policy is stored with its topic. Settings made over other protocols are shown under their names in Cursus.
+A policy is stored with its topic. Settings that other protocols have made are shown under their names in Cursus.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _AUTH_POLICIES: Final = frozenset({"open", "deny_write", "deny_read", "acl"})
 class Policy:
     """A topic's policy.
 
-    In ``retention_hours`` and ``retention_bytes``, 0 is the broker's default and UNLIMITED retains records forever.
+    Attributes:
+        retention_hours, retention_bytes: 0 is the broker's default; UNLIMITED retains records forever.
     """
 
     cleanup_policy: str = "delete"
@@ -56,7 +57,7 @@ class Policy:
         )
 
     def described(self) -> dict[str, object]:
-        """Format the policy for DESCRIBE: always the first three fields, and the other fields if they were set."""
+        """Format the policy for DESCRIBE: the first three fields, and other fields if they were set."""
         shown: dict[str, object] = {
             "cleanup_policy": self.cleanup_policy,
             "partitioner": self.partitioner,
@@ -69,8 +70,8 @@ class Policy:
         return shown
 
 
-class _Kept(msgspec.Struct, omit_defaults=True):
-    """The parts of a policy that other protocols do not have, as stored with the topic."""
+class _StoredPolicy(msgspec.Struct, omit_defaults=True):
+    """The parts of a policy that other protocols do not have, as they are stored with the topic."""
 
     cleanup_policy: str = "delete"
     partitioner: str = "hash_key"
@@ -99,12 +100,12 @@ def read_policy(request: Request) -> Policy:
     )
 
 
-def _choice(options: Mapping[str, str], key: str, usual: str, known: Mapping[str, str]) -> str:
-    given = options.get(key) or usual
+def _choice(options: Mapping[str, str], key: str, default: str, known: Mapping[str, str]) -> str:
+    given = options.get(key) or default
     chosen = known.get(given.lower())
     if chosen is None:
-        spoken = key.replace("_", " ")
-        raise Refused("invalid_topic_policy", f"reason={quote(f'invalid {spoken} {quote(given)}')}")
+        shown_name = key.replace("_", " ")
+        raise Refused("invalid_topic_policy", f"reason={quote(f'invalid {shown_name} {quote(given)}')}")
     return chosen
 
 
@@ -125,34 +126,36 @@ def _limit(options: Mapping[str, str], key: str, most: int) -> int:
 
 def with_policy(settings: TopicSettings, policy: Policy) -> TopicSettings:
     """Return a topic's settings with this policy. Settings that a policy does not have are unchanged."""
-    kept = _Kept(policy.cleanup_policy, policy.partitioner, policy.auth_policy, policy.read_acl, policy.write_acl)
-    age = _ours(policy.retention_hours)
+    stored = _StoredPolicy(
+        policy.cleanup_policy, policy.partitioner, policy.auth_policy, policy.read_acl, policy.write_acl
+    )
+    age = _to_broker(policy.retention_hours)
     return replace(
         settings,
         retention_age_us=age and age * HOUR_US,
-        retention_bytes=_ours(policy.retention_bytes),
+        retention_bytes=_to_broker(policy.retention_bytes),
         compaction="compact" in policy.cleanup_policy,
         access=access_list(policy.auth_policy, policy.read_acl, policy.write_acl),
-        wire_options={**settings.wire_options, WIRE: msgspec.json.encode(kept)},
+        wire_options={**settings.wire_options, WIRE: msgspec.json.encode(stored)},
     )
 
 
 def policy_of(topic: Topic) -> Policy:
     settings = topic.settings
-    stored = settings.wire_options.get(WIRE)
-    kept = msgspec.json.decode(stored, type=_Kept) if stored else _Kept()
-    cleanup = kept.cleanup_policy
+    value = settings.wire_options.get(WIRE)
+    stored = msgspec.json.decode(value, type=_StoredPolicy) if value else _StoredPolicy()
+    cleanup = stored.cleanup_policy
     if settings.compaction is not ("compact" in cleanup):
         cleanup = "compact" if settings.compaction else "delete"
     age = settings.retention_age_us
     return Policy(
         cleanup_policy=cleanup,
-        partitioner=kept.partitioner,
-        auth_policy=kept.auth_policy,
-        read_acl=kept.read_acl,
-        write_acl=kept.write_acl,
-        retention_hours=_theirs(age and -(-age // HOUR_US)),
-        retention_bytes=_theirs(settings.retention_bytes),
+        partitioner=stored.partitioner,
+        auth_policy=stored.auth_policy,
+        read_acl=stored.read_acl,
+        write_acl=stored.write_acl,
+        retention_hours=_to_protocol(age and -(-age // HOUR_US)),
+        retention_bytes=_to_protocol(settings.retention_bytes),
     )
 
 
@@ -160,9 +163,9 @@ def is_governed(topic: Topic) -> bool:
     return WIRE in topic.settings.wire_options
 
 
-def _ours(value: int) -> int | None:
+def _to_broker(value: int) -> int | None:
     return None if value == 0 else KEEP if value == UNLIMITED else value
 
 
-def _theirs(value: int | None) -> int:
+def _to_protocol(value: int | None) -> int:
     return 0 if value is None else UNLIMITED if value == KEEP else value

@@ -1,7 +1,7 @@
-"""Write batches into the log (spec: cursus#batches, cursus#writing).
+"""Append batches to the log (spec: cursus#batches, cursus#writing).
 
-Offsets follow the order of requests, whatever their acks. A batch is stored in the partition that it names. An append
-that fails is reported, even for acks 0.
+Offsets follow the order of requests, whatever their acks. A batch is stored in the partition that it names. It is
+acknowledged even with acks 0, and the acknowledgement reports a failed append.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.batches import LEVELS, Batch, Status, acknowledged, read_batch
 from polywire.protocols.cursus.context import WIRE
 from polywire.protocols.cursus.idempotence import (
-    BUSY_LOOK_S,
+    BUSY_RETRY_S,
     BUSY_WAIT_S,
     Checked,
     CheckedAppends,
@@ -32,7 +32,7 @@ from polywire.protocols.cursus.idempotence import (
     append_failure,
     stored_id,
 )
-from polywire.protocols.cursus.long_frame import Stored
+from polywire.protocols.cursus.long_frame import PendingBatch
 from polywire.protocols.cursus.messages import Dialect, Refused, decoded, topic_word
 from polywire.protocols.cursus.reply_slots import Answer
 from polywire.protocols.cursus.scratch import ScratchArrays
@@ -49,9 +49,10 @@ PIECES_MAX: Final = 256  # stored batches that one request may need: one per pro
 
 @dataclass(frozen=True, slots=True)
 class ProducerSpan:
-    """Consecutive messages of one producer, whose id is ``producer``.
+    """A run: consecutive messages of one producer, which are stored as one batch.
 
-    If ``checked``, their sequences are checked and remembered.
+    Attributes:
+        checked: whether their sequences are checked and remembered.
     """
 
     start: int
@@ -70,7 +71,7 @@ class ProducerSpan:
 def writable_topic(session: CursusSession, name: str) -> Topic:
     """Return the topic of a write. If it does not exist, wait a while, because it may be about to be created.
 
-    Raises Refused, or Pending if the request must be handled again (spec: cursus#publish).
+    Raises Refused, or Pending if the request must be repeated later (spec: cursus#publish).
     """
     if name.startswith("__"):
         raise Refused(
@@ -97,10 +98,12 @@ def find_partition(topic: Topic, number: int) -> Partition:
 # Batches
 
 
-def take_batch(session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> Stored | None:
-    """Return a batch to be stored. If the batch is invalid, respond with the error and return None.
+def take_batch(session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> PendingBatch | None:
+    """Parse a batch frame and return the batch to store.
 
-    Raises Pending if the batch must wait and be handled again.
+    If the batch is invalid, respond with the error and return None.
+
+    Raises Pending if the request must be repeated later.
     """
     try:
         session.state.guard.admit_batch(session)
@@ -135,7 +138,7 @@ def _checked_topic(session: CursusSession, batch: Batch) -> Topic:
 def _runs(
     body: memoryview, scratch: ScratchArrays, batch: Batch, *, idempotent: bool, piece_bytes_max: int
 ) -> list[ProducerSpan]:
-    """Split a received batch into batches to store, nearly always a single one. Raises Refused for an invalid batch."""
+    """Split the messages into runs, nearly always a single one. Raises Refused for an invalid batch."""
     details = scratch.details
     if (
         not batch.traits & decoder.MIXED
@@ -155,11 +158,13 @@ def _runs(
         return runs
     if idempotent:
         raise Refused("batch_decode_failed", f'reason="more than {PIECES_MAX} runs of producers in one batch"')
-    return _nameless(body, scratch, batch.count, piece_bytes_max)
+    return _without_producers(body, scratch, batch.count, piece_bytes_max)
 
 
-def _nameless(body: memoryview, scratch: ScratchArrays, count: int, piece_bytes_max: int) -> list[ProducerSpan]:
-    """Return spans without producer ids, for a batch whose messages have too many different producers."""
+def _without_producers(
+    body: memoryview, scratch: ScratchArrays, count: int, piece_bytes_max: int
+) -> list[ProducerSpan]:
+    """Return runs without producer ids, for a batch whose messages have too many different producers."""
     runs: list[ProducerSpan] = []
     start = 0
     while start < count:
@@ -199,7 +204,7 @@ def append_checked(
 
 
 def close_if_lost(session: CursusSession, partition: Partition, error: BrokerError) -> None:
-    """Close the connection if the process of a partition has ended, so that it is unknown whether a write was stored.
+    """Close the connection if a partition's process has ended, because it is unknown whether a write was stored.
 
     A producer then sends its unanswered batches again, in order. After an error response, it would continue with the
     next batch.
@@ -209,9 +214,10 @@ def close_if_lost(session: CursusSession, partition: Partition, error: BrokerErr
 
 
 class ForwardedBatch:
-    """A batch of several runs for another process, which stores it like a batch of its own clients.
+    """A batch of several runs for a partition of another process, which stores it as if its client had sent it there.
 
-    Implements ``Stored``. It waits for earlier batches, because it does not arrive in order with them.
+    Implements ``PendingBatch``. It waits for earlier batches, because they are forwarded in another way and may arrive
+    later.
     """
 
     __slots__ = ("_body", "_client", "_forward", "_partition", "_session")
@@ -235,16 +241,14 @@ class ForwardedBatch:
             self._forward.store(session, self._client, answer, self._partition, bytes(self._body))
         except Busy:  # too many bytes are on the way to the other process
             session.withdraw(answer)
-            return BUSY_LOOK_S
+            return BUSY_RETRY_S
         return None
 
 
 class BatchAppend:
-    """A batch that is being stored, and its acknowledgement.
+    """A batch that is being stored, and its acknowledgement. Implements ``PendingBatch``.
 
-    It is acknowledged once, when all runs that were passed to the broker have completed. The first error is reported.
-    ``_refused_at`` is the first message that was not stored; all messages before it are stored. ``_stored_to`` is the
-    sequence of the message before it.
+    It is acknowledged when all runs that were passed to the broker have completed. The first error is reported.
     """
 
     __slots__ = (
@@ -287,16 +291,16 @@ class BatchAppend:
         self._last_offset = -1
         self._error = ""
         self._epoch = batch.last_epoch
-        self._refused_at = batch.count
-        self._stored_to = batch.last_sequence
+        self._refused_at = batch.count  # index of the first message that was not stored
+        self._stored_to = batch.last_sequence  # sequence of the message before it
         self._busy_until: float | None = None
-        self._waiting = 1
+        self._waiting = 1  # results to wait for; one of them is the end of the runs
 
     def store(self, end: float | None = None) -> float | None:
-        """Pass runs to the broker in order, until ``end`` if given.
+        """Append runs in order, until time ``end`` if given.
 
-        Returns None when all were passed to the broker, otherwise the seconds until the next attempt. Nothing after a
-        refused run is stored. If ``end`` is given, a run is retried while the broker is busy.
+        Returns None when all were passed to the broker, otherwise the seconds until the next attempt. After a rejected
+        run, nothing is stored. If ``end`` is given, a run is repeated while the log is full.
         """
         now = self._session.state.broker.clock.monotonic
         for run in self._runs:
@@ -313,7 +317,7 @@ class BatchAppend:
                 if end is not None and isinstance(error, Busy) and self._may_wait(error, now()):
                     self._waiting -= 1
                     self._runs = chain((run,), self._runs)
-                    return BUSY_LOOK_S
+                    return BUSY_RETRY_S
                 self._failed(run, before, append_failure(error))
                 break
             self._busy_until = None
@@ -324,10 +328,7 @@ class BatchAppend:
         return None
 
     def store_at_once(self) -> bool:
-        """Pass everything to the broker now.
-
-        Returns False, without effect, if the log accepts nothing now.
-        """
+        """Append all runs now. Return False, without an effect, if the log has no space."""
         if self.store(inf) is None:
             return True
         if self._waiting == 1 and self._last_offset < 0:
@@ -337,7 +338,7 @@ class BatchAppend:
         return True
 
     def _may_wait(self, error: Busy, now: float) -> bool:
-        """Return whether to retry, because parts of a large batch may have to wait until earlier parts are sealed."""
+        """Return whether to try again: runs of a large batch may have to wait until earlier ones are sealed."""
         if self._busy_until is None:
             self._busy_until = now + BUSY_WAIT_S
         return error.code is ErrorCode.BUSY and now < self._busy_until
@@ -388,7 +389,7 @@ class BatchAppend:
         self._finish()
 
     def _checked(self, run: ProducerSpan, result: Checked | BrokerError) -> None:
-        """Complete the only run of a batch, which another process has checked."""
+        """Completion of the only run of a batch, which another process has checked."""
         if isinstance(result, BrokerError):
             self._stored(run, 0, 0, result)
         elif result.error:
@@ -470,7 +471,7 @@ def _columns(
 
 
 def _event_columns(body: memoryview, details: memoryview, start: int, stop: int) -> dict[int, Lendable]:
-    """Return the columns of event fields; there are none if no message has any.
+    """Return the columns of event fields; none if no message has any.
 
     Raises Rejected for an event type that is not UTF-8.
     """

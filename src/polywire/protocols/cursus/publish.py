@@ -1,6 +1,6 @@
-"""Write one record: PUBLISH, and the envelope without a command (spec: cursus#publish, cursus#envelope).
+"""Append one record: PUBLISH, and the envelope without a command (spec: cursus#publish, cursus#envelope).
 
-Offsets follow the order of requests, whatever their acks. With acks 0, the answer is OK even if the append fails.
+Offsets follow the order of requests, whatever their acks. With acks 0, the response is OK even if the append fails.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Completion
 from polywire.protocols.cursus.batches import LEVELS, Status, acknowledged
 from polywire.protocols.cursus.idempotence import (
-    BUSY_LOOK_S,
+    BUSY_RETRY_S,
     BUSY_WAIT_S,
     Checked,
     Rejected,
@@ -68,7 +68,7 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
         raise Refused("invalid_acks", f"value={acks}")
     sequence = _number(request, "seqNum", "ParseUint", low=0, high=2**64 - 1)
     epoch = _number(request, "epoch", "ParseInt", low=0, high=2**63 - 1)
-    chosen = _number(request, "partition", "Atoi", low=-(2**63), high=2**63 - 1, usual=-1)
+    chosen = _number(request, "partition", "Atoi", low=-(2**63), high=2**63 - 1, default=-1)
     topic = writable_topic(session, name)
     key = encoded(request.options.get("key", ""))
     partition = (
@@ -83,7 +83,7 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def choose_partition(session: CursusSession, topic: Topic, key: Buffer) -> Partition:
-    """Choose by key or in turn, according to the topic's partitioner (spec: cursus#partitioning)."""
+    """Choose a partition by the key or round-robin, as the topic's partitioner requires (spec: cursus#partitioning)."""
     if key and policy_of(topic).partitioner == "hash_key":
         return session.state.broker.partition_of_key(topic, key, KeyHash.FNV64)
     number = session.state.round_robin.get(topic.id, 0)
@@ -99,14 +99,11 @@ def _truth(request: Request) -> bool:
     return given.lower() in ("true", "1", "t")
 
 
-def _number(request: Request, key: str, function: str, *, low: int, high: int, usual: int = 0) -> int:
-    """Return a number of the request.
-
-    Raises Refused with the error text of the original broker's parser.
-    """
+def _number(request: Request, key: str, function: str, *, low: int, high: int, default: int = 0) -> int:
+    """Return a number of the request. Raises Refused with the error text of the original broker's parser."""
     given = request.options.get(key)
     if given is None:
-        return usual
+        return default
     code = {"seqNum": "invalid_seq_num", "epoch": "invalid_epoch", "partition": "invalid_partition"}[key]
     digits = given[1:] if given[:1] in ("+", "-") and function != "ParseUint" else given
     if not (digits.isascii() and digits.isdigit()):
@@ -117,6 +114,8 @@ def _number(request: Request, key: str, function: str, *, low: int, high: int, u
 
 
 class PublishAppend:
+    """A record that is being appended, and the response."""
+
     __slots__ = ("_acks", "_answer", "_partition", "_run", "_session")
 
     def __init__(
@@ -129,7 +128,7 @@ class PublishAppend:
         self._answer: Answer = session.later(request.dialect)
 
     def begin(self, key: bytes, value: bytes) -> None:
-        """Pass the record to the broker, unless it is stored already."""
+        """Append the record, unless it is stored already."""
         run, level, by = self._run, LEVELS[self._acks], self._session.caller
         try:
             stored = 0
@@ -156,7 +155,7 @@ class PublishAppend:
             self._failed(append_failure(error))
 
     def _checked(self, result: Checked | BrokerError) -> None:
-        """Complete a record that another process has checked."""
+        """Completion of a record that another process has checked."""
         if isinstance(result, BrokerError):
             self._stored(result)
         elif result.error:
@@ -169,12 +168,12 @@ class PublishAppend:
             close_if_lost(self._session, self._partition, offset)
             self._failed(append_failure(offset))
         else:
-            self._tell(offset)
+            self._respond(offset)
 
     def _repeated(self, result: int | BrokerError) -> None:
         self._stored(result if isinstance(result, BrokerError) else self._partition.log.next_offset - 1)
 
-    def _tell(self, offset: int) -> None:
+    def _respond(self, offset: int) -> None:
         run = self._run
         if self._acks == "0":
             self._answer.ok(b"OK")
@@ -208,10 +207,9 @@ def append(
     level: Level,
     done: Completion[int],
 ) -> None:
-    """Pass a record to the broker.
+    """Append a batch. While the log is full, Pending is raised, for as long as a batch would wait.
 
-    While the log is full, Pending is raised and the request is handled again, for as long as a batch would wait. Raises
-    the broker's errors, too.
+    Also raises the broker's errors.
     """
     broker = session.state.broker
     try:
@@ -224,12 +222,12 @@ def append(
         if now >= until:
             session.busy_until = None
             raise
-        raise Pending("space in the log", partial(broker.loop.call_later, BUSY_LOOK_S)) from None
+        raise Pending("space in the log", partial(broker.loop.call_later, BUSY_RETRY_S)) from None
     session.busy_until = None
 
 
 def one_record(key: bytes, value: bytes, run: ProducerSpan | None = None) -> bytearray:
-    """Return a batch of one record; an empty key means no key."""
+    """Return a batch of one record. An empty key means no key."""
     spans = array("q", (0, len(key) or -1, len(key), len(value)))
     columns: dict[int, Lendable] = {}
     epoch, sequence = -1, 0
@@ -251,7 +249,7 @@ def _publish_legacy(session: CursusSession, request: Request) -> Reply | None:
 
 
 def publish_bare(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle an envelope without a command (spec: cursus#envelope).
+    """Append the payload of an envelope without a command (spec: cursus#envelope).
 
     The topic must exist, because a mistyped command must not be published.
     """
@@ -265,7 +263,7 @@ def publish_bare(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _publish_plain(session: CursusSession, name: str, value: bytes, reply: bytes) -> Reply | None:
-    """Publish one record without a key.
+    """Append one record without a key.
 
     If repeated payloads are dropped, a repeated one gets the response of the original.
     """

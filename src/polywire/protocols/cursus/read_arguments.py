@@ -1,4 +1,4 @@
-"""Start positions of CONSUME and STREAM: topic, partition and offset (spec: cursus#reading).
+"""Arguments of CONSUME and STREAM: topic, partition and offset (spec: cursus#reading).
 
 Reading begins at the offset in the request, else at the group's committed offset, else at the default.
 """
@@ -19,7 +19,7 @@ _ISOLATIONS: Final = ("read_committed", "read_uncommitted")
 
 
 def failed(reason: str, *, legacy: str | None = None) -> Refused:
-    """Return the error with which the original broker answers most invalid reads."""
+    """Return the error with which the original broker rejects most invalid reads."""
     return Refused("command_failed", f"reason={quote(reason)}", legacy=legacy or reason)
 
 
@@ -53,7 +53,7 @@ def readable_partition(topic: Topic, number: int) -> Partition:
 
 
 def given_offset(request: Request) -> int | None:
-    """Return the offset in the request, None if it has none. Raises Refused for an invalid offset."""
+    """Return the offset in the request; None if it has none. Raises Refused for an invalid offset."""
     text = request.options.get("offset")
     if text is None:
         return None
@@ -89,7 +89,7 @@ def check_isolation(request: Request) -> None:
 
 
 def batch_size(request: Request) -> int:
-    """Return the largest number of records for one batch. Raises Refused for an invalid number."""
+    """Return the maximum number of records of a batch. Raises Refused for an invalid number."""
     text = request.options.get("batch")
     if text is None:
         return RECORDS_MAX

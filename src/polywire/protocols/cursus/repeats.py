@@ -1,7 +1,6 @@
-"""Drop payloads that were already published within the last 30 minutes (spec: cursus#repeated-payloads).
+"""Detect payloads that were already published to the topic within the last 30 minutes (spec: cursus#repeated-payloads).
 
-A payload counts as repeated only if the same payload was stored in the same topic. The number of remembered payloads is
-limited; the oldest is forgotten first. Times are monotonic.
+The number of remembered payloads is limited; the oldest is forgotten first.
 """
 
 from __future__ import annotations
@@ -21,17 +20,14 @@ _DIGEST_BYTES: Final = 16
 
 
 class Repeats:
-    """Digests of the payloads of the last ``lasting_s`` seconds.
-
-    ``_until`` has them in the order in which they expire.
-    """
+    """Digests of payloads that were published in the last ``lasting_s`` seconds."""
 
     __slots__ = ("_lasting_s", "_monotonic", "_until")
 
     def __init__(self, lasting_s: float, monotonic: Callable[[], float]) -> None:
         self._lasting_s = lasting_s
         self._monotonic = monotonic
-        self._until: dict[bytes, float] = {}
+        self._until: dict[bytes, float] = {}  # time of expiry by digest, earliest first
 
     def __len__(self) -> int:
         return len(self._until)
@@ -52,7 +48,7 @@ class Repeats:
         self._until[digest] = self._monotonic() + self._lasting_s
 
     def stored(self, digest: bytes, done: Completion[int], offset: int | BrokerError) -> None:
-        """Pass the broker's result to ``done``, and forget the payload if it was not stored."""
+        """Call ``done`` with the result of an append. If it has failed, forget the payload."""
         if isinstance(offset, BrokerError):
             self._until.pop(digest, None)
         done(offset)

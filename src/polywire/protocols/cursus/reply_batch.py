@@ -1,4 +1,4 @@
-"""One outgoing frame, or several in a row, in a reusable buffer. Each stored chunk is encoded with one call."""
+"""Encode records into a response in a reusable buffer, each stored chunk with one call."""
 
 from __future__ import annotations
 
@@ -27,29 +27,30 @@ EXPANDED_BYTES_MAX: Final = 256 * 1024 * 1024
 _length: Final = header_fields("length")
 
 Parts = tuple[list[Buffer], Callable[[], None] | None]
-"""Bytes to send, and a function to call after they were sent."""
+"""    Bytes to send, and a function to call when they were sent."""
 
 
 class ReplyBatch:
-    """Records that are being encoded. ``_buffer`` is filled up to AT in the state.
-
-    ``begin`` is the beginning of the batch. If it is None, every value is put into its own frame.
-    """
+    """Records that are encoded into one batch, or into one frame per value."""
 
     __slots__ = ("_begin", "_buffer", "_put", "_reply_buffers", "_state")
 
     def __init__(self, reply_buffers: ReplyBuffers, begin: bytes | None, records_max: int) -> None:
+        """``begin`` is the result of ``batches.opening``.
+
+        If it is None, each value becomes a frame (legacy dialect).
+        """
         self._reply_buffers = reply_buffers
         self._begin = begin
         self._buffer = reply_buffers.take()
         self._state = array("q", bytes(8 * encoder.PUT_WORDS))
-        self._state[encoder.PAYLOAD_ROOM] = PAYLOAD_BYTES_MAX
+        self._state[encoder.BYTES_LEFT] = PAYLOAD_BYTES_MAX
         if begin is None:
             self._put = encoder.put_values
-            self._state[encoder.ROOM] = VALUES_BYTES_MAX
+            self._state[encoder.RECORDS_LEFT] = VALUES_BYTES_MAX
         else:
             self._put = encoder.put
-            self._state[encoder.ROOM] = records_max
+            self._state[encoder.RECORDS_LEFT] = records_max
             self._state[encoder.AT] = head_bytes(begin)
 
     @property
@@ -61,9 +62,9 @@ class ReplyBatch:
         return self._state[encoder.NEXT]
 
     def take(self, read: Read, start: int, end: int) -> bool:
-        """Add records with ``start <= offset < end``. Return False if no more fit.
+        """Add the records with ``start <= offset < end``.
 
-        Raises Invalid for a damaged batch.
+        Return False if no more fit. Raises Invalid for a damaged batch.
         """
         state = self._state
         state[encoder.START], state[encoder.STOP] = start, end

@@ -1,7 +1,4 @@
-"""Reply slots, which keep the responses of one Cursus connection in order.
-
-A slot is filled once: immediately, by a callback of the broker, or by a timer.
-"""
+"""Reply slots: they keep the responses of one Cursus connection in order."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ PACKED_HERE_BYTES_MAX: Final = 64 * 1024
 
 
 class ReplyOwner(Protocol):
-    """The operations of a session that a reply slot uses."""
+    """The methods of a session that a reply slot uses."""
 
     @property
     def broker(self) -> CursusBroker:
@@ -42,14 +39,15 @@ class ReplyOwner(Protocol):
     def closed(self) -> bool: ...
 
     def slot_filled(self) -> None:
-        """Send the responses that are ready, after one became ready."""
+        """Send the responses that are next in order."""
 
 
 class Answer(ReplySlot[ReplyOwner]):
-    """One response at its position in the order of responses.
+    """The slot of one response.
 
-    ``parts`` are whole frames. ``done`` sends ``body``. ``packing`` is the compression of the bodies, each of which is
-    compressed separately.
+    Attributes:
+        body: the body that ``done`` sends.
+        packing: compression of the response, if it is compressed.
     """
 
     __slots__ = ("_work", "body", "dialect", "packing")
@@ -68,7 +66,7 @@ class Answer(ReplySlot[ReplyOwner]):
         self.cancel = None
 
     def ok(self, *bodies: bytes) -> None:
-        """Respond with a frame for each body; there is usually one."""
+        """Respond with a frame for each body; usually there is one."""
         packing = self.packing
         if packing is None or self.session.closed:
             self.fill([frame(body) for body in bodies])
@@ -103,7 +101,7 @@ class Answer(ReplySlot[ReplyOwner]):
         self.refuse(refused(error))
 
     def done(self, result: int | BrokerError) -> None:
-        """Respond with ``body``, or with the error; passed as a callback to the broker."""
+        """Completion that responds with ``body``, or with the error."""
         if isinstance(result, BrokerError):
             self.fail(result)
         else:

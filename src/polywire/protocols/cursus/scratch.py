@@ -1,4 +1,7 @@
-"""Arrays that all Cursus connections share. They grow up to a limit, and hold data only while one frame is handled."""
+"""Arrays for parsing frames, which all Cursus connections share.
+
+Their content is used only while one frame is handled.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ _MESSAGES_MIN: Final = 1024
 
 
 class ScratchArrays:
-    """Reusable arrays. ``spans`` and ``details`` have space for the same number of messages."""
+    """Arrays that grow up to a limit. ``spans`` and ``details`` have space for the same number of messages."""
 
     __slots__ = ("_capacity", "details", "head", "spans")
 

@@ -1,7 +1,7 @@
 """One Cursus connection: frames, and responses in order (spec: cursus#frames, cursus#connections).
 
-Batches and PUBLISH are pipelined. Any other command starts only when all earlier requests of the connection are
-answered. A request needs no asyncio task and no future.
+Batches and PUBLISH are pipelined. Any other command starts when all earlier requests of the connection are answered.
+Requests need no tasks or futures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from polywire.errors import BrokerError, PeerError
 from polywire.protocols.cursus.compression import Algorithm, TooLarge, algorithm, sniffed
 from polywire.protocols.cursus.context import CursusBroker, CursusState
 from polywire.protocols.cursus.errors import refused
-from polywire.protocols.cursus.long_frame import LongFrame, Stored
+from polywire.protocols.cursus.long_frame import LongFrame, PendingBatch
 from polywire.protocols.cursus.messages import (
     PREFIX_BYTES,
     TEXT_FRAME_BYTES_MAX,
@@ -44,14 +44,14 @@ from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
 from polywire.types import spell_address
 
 UNANSWERED_MAX: Final = 256  # unanswered requests of a connection; then the next one waits
-TOPIC_LOOK_S: Final = 0.05  # between two checks for a topic for which a write waits
+TOPIC_CHECK_S: Final = 0.05  # between two checks for a topic for which a write waits
 
 Reply = bytes | Sequence[bytes]
-"""The bodies of the frames of one answer."""
+"""    The bodies of the frames of one response."""
 
 
 class Handler(Protocol):
-    """Function that executes one request. It returns the bodies of the reply, or None if it called ``session.later``.
+    """Executes one request. Returns the bodies of the response, or None if it has called ``session.later``.
 
     Raises Refused or BrokerError, whose text is sent to the client.
     """
@@ -63,14 +63,15 @@ class Handler(Protocol):
 class Command(commands.Command[str, Handler]):
     """A command of the protocol. The client needs permission for all of its actions (spec: cursus#credentials).
 
-    If ``alone``, the command must not have arguments.
+    Attributes:
+        alone: whether the command must not have arguments.
     """
 
     alone: bool = field(default=False, kw_only=True)
 
 
 class Pushing(Protocol):
-    """A stream that has taken over a connection to push records."""
+    """A stream that pushes records and has the connection for itself."""
 
     def drained(self) -> None: ...
 
@@ -78,22 +79,22 @@ class Pushing(Protocol):
 
 
 class TakeBatch(Protocol):
-    """Function that handles a batch frame. It returns the batch to store, which is acknowledged once it is stored.
+    """Parses a batch frame. Returns the batch to store, which is then acknowledged.
 
-    Raises Pending if the batch must wait and be handled again.
+    Raises Pending if the request must be repeated later.
     """
 
-    def __call__(self, session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> Stored | None: ...
+    def __call__(self, session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> PendingBatch | None: ...
 
 
 class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, Answer]):
-    """One client.
+    """The session of one client.
 
     Attributes:
-        spoken: dialect of the latest unambiguous request, None before the first.
-        principal: set by AUTH.
+        spoken: dialect of the latest unambiguous request; None before the first.
+        principal: the user set by AUTH.
         group: set by SETGROUP.
-        structured: whether errors contain their class.
+        structured: whether errors have their class.
         features: enabled by NEGOTIATE.
     """
 
@@ -151,22 +152,20 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         """Time at which to refuse a record that the log still does not accept."""
         self._unused: Any = None
         self._heard_at = state.broker.clock.monotonic()
-        self._timer = state.broker.loop.call_later(state.settings.idle_timeout_s, self._look_idle)
+        self._timer = state.broker.loop.call_later(state.settings.idle_timeout_s, self._check_idle)
 
     # Driver
 
     @property
     def spoken_dialect(self) -> str:
-        """Dialect of the latest unambiguous request."""
         return "" if self.spoken is None else self.spoken.value
 
     @property
     def frame_bytes_max(self) -> int:
-        """Longest frame, including its length."""
         return self._body_bytes_max() + PREFIX_BYTES
 
     def _body_bytes_max(self) -> int:
-        """Unauthenticated clients may send only short frames."""
+        """Return the size limit for a frame. It is lower before the login."""
         frame_bytes_max = self.state.settings.frame_bytes_max
         return min(frame_bytes_max, LOGIN_FRAME_BYTES_MAX) if self._is_unauthenticated() else frame_bytes_max
 
@@ -174,7 +173,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._acting is None and self.output.certified is None and not self.broker.access.is_open
 
     def identify(self, principal: Principal | None) -> None:
-        """Set the principal: from AUTH, or from credentials in the latest request.
+        """Set the client's user: from AUTH, or from credentials in the latest request.
 
         Raises Busy if there are too many connections.
         """
@@ -212,7 +211,6 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self._continue()
 
     def finish(self, data: memoryview) -> None:
-        """Drop an incomplete frame, but still answer complete ones."""
         if self._pushing is not None:
             self._pushing.drop()
             self._pushing = None
@@ -249,9 +247,11 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._take_plain(body, data[at + PREFIX_BYTES : end], packed)
 
     def _take_plain(self, body: memoryview, received: memoryview, packed: Algorithm | None) -> bool:
-        """Execute a frame; return False if it must wait for earlier responses. Raises Pending as ``_take``.
+        """Execute a frame that is not compressed any more.
 
-        ``received`` is the frame as it arrived.
+        Return False if it must wait for earlier responses. Raises Pending.
+
+        ``received`` is the frame before decompression.
         """
         self._packed = packed
         if not self._is_batch(body):
@@ -262,7 +262,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return True
 
     def _expanded(self, packed: Algorithm, body: memoryview) -> memoryview | None:
-        """Return the bytes of a compressed frame; None if they are too many to decompress on the event loop."""
+        """Decompress a frame. Return None if it is too large to decompress on the event loop."""
         limit = self._body_bytes_max()
         if len(body) > LARGE_BYTES:
             return None
@@ -279,10 +279,10 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self._long = LongFrame(self, body, packed)
         return True
 
-    def take_long(self, body: memoryview, packed: Algorithm | None) -> Stored | None:
-        """Begin the request in a long frame. The caller must store the returned batch, if any.
+    def take_long(self, body: memoryview, packed: Algorithm | None) -> PendingBatch | None:
+        """Execute the request in a long frame. The caller must store the returned batch, if there is one.
 
-        Raises Pending if the request must wait and be handled again.
+        Raises Pending if the request must be repeated later.
         """
         self._packed = packed
         pending, self._awaited = self._awaited, None
@@ -293,7 +293,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return None
 
     def hold(self, pending: Pending) -> None:
-        """Let the long frame wait."""
+        """Delay the long frame until its request can be repeated."""
         self._await_pending(pending)
 
     def _resume_pending(self) -> None:
@@ -301,7 +301,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             self._long.begin()
         super()._resume_pending()
 
-    def carried(self) -> None:
+    def frame_done(self) -> None:
         self._long = None
         self._heard_at = self.state.broker.clock.monotonic()
         self._continue()
@@ -312,10 +312,9 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self.output.fail(error)
 
     def _take_text(self, body: memoryview) -> bool:
-        """Execute one text frame.
+        """Execute one text frame. Return False if earlier requests must be answered first, or a stream has begun.
 
-        Returns False if earlier requests must be answered first, or a stream has begun. Raises Pending if the command
-        itself must wait.
+        Raises Pending if the request must be repeated later.
         """
         try:
             read = read_text(bytes(body[: TEXT_FRAME_BYTES_MAX + 1]), self.spoken, self.state.settings.dialect)
@@ -339,7 +338,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return Request(BARE, Dialect.LEGACY, "", "", (), {"topic": bare.topic}, bare.payload, telling=True)
 
     def _handle(self, command: Command, request: Request, body: memoryview) -> None:
-        """Execute one command and respond to it. Raises Pending if it must wait and be handled again."""
+        """Execute one command and respond to it. Raises Pending if the request must be repeated later."""
         self._slot = None
         refusal: Refused | None = None
         try:
@@ -363,19 +362,19 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         del refusal  # breaks the reference cycle between the exception's traceback and this frame
 
     def _begin(self, command: Command, request: Request, body: memoryview) -> Reply | None:
-        """Authorize one command and begin it. Raises Refused, BrokerError or Pending."""
+        """Check permissions and execute one command. Raises Refused, BrokerError or Pending."""
         if self._forwards(command, request, body):
             return None
         self.state.guard.admit(self, request, command.actions)
         return command.handler(self, request)
 
     def _forwards(self, command: Command, request: Request, body: memoryview) -> bool:
-        """Let other processes execute a request. Return False if this process executes it."""
+        """Have other processes execute a request. Return False if this process must execute it."""
         forward = self.state.forward
         return forward is not None and forward(self, command, request, body)
 
     def _slot_for(self, request: Request) -> Answer:
-        """If a failed command had taken a slot, the error is sent in this slot."""
+        """Return the slot for an error: that of the failed command if it has taken one, otherwise a new one."""
         return self._slot or self.later(request.dialect)
 
     # Methods for commands
@@ -386,7 +385,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of this broker for clients, which stay valid after a failover.
+        """Host and port of this broker for clients. They remain valid after a failover.
 
         They are the configured ones, or those that this client has used.
         """
@@ -416,24 +415,24 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._caller
 
     def later(self, dialect: Dialect, *, blocking: bool = False) -> Answer:
-        """Return a reply slot for a response that is sent later.
+        """Return the slot of a response that is sent later. ``blocking``: whether later requests wait for it.
 
-        If ``blocking``, later requests wait for this response. If the command raises an error afterwards, the error is
-        sent in this slot. Only in the legacy dialect are responses compressed, with the algorithm of the request.
+        If the handler raises an error afterwards, the error is sent in this slot. Only in the legacy dialect are
+        responses compressed, with the algorithm of the request.
         """
         packing = self._packed if dialect is Dialect.LEGACY else None
         self._slot = self.append(Answer(self, dialect, packing, blocking=blocking))
         return self._slot
 
     def withdraw(self, answer: Answer) -> None:
-        """Remove the newest slot, because its request is handled again later."""
+        """Remove the newest slot, because its request is repeated later."""
         self._remove_newest(answer)
         self._slot = None
 
     def wait_for_topic(self, name: str) -> None:
-        """Wait for a topic, which may be about to be created (spec: cursus#publish).
+        """Raise Pending until the topic exists or the waiting time is over (spec: cursus#publish).
 
-        Raises Pending until the topic exists or the waiting time is over; the request is then handled again.
+        The topic may be about to be created.
         """
         now = self.state.broker.clock.monotonic()
         waited, until = self._topic_wait
@@ -443,10 +442,10 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         if now >= until:
             self._topic_wait = "", 0.0
             return
-        raise Pending(name, partial(self.broker.loop.call_later, min(TOPIC_LOOK_S, max(until - now, 0.001))))
+        raise Pending(name, partial(self.broker.loop.call_later, min(TOPIC_CHECK_S, max(until - now, 0.001))))
 
     def end(self) -> None:
-        """Accept no more requests. Close the connection after all outstanding responses."""
+        """Accept no more requests, and close the connection after the outstanding responses."""
         self._stop_receiving()
         self._end_when_done()
 
@@ -462,16 +461,18 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             self._unused = None
 
     def push(self, pushing: Pushing) -> None:
-        """Give the connection to a stream; received bytes are ignored from now on."""
+        """Give the connection to a stream. Bytes that are received from now on are ignored."""
         self._pushing = pushing
         self._awaited = None
 
     def pull(self) -> None:
-        """Accept requests again for a while, because the stream has ended (spec: cursus#stream)."""
+        """Accept requests again for a limited time: the stream has ended (spec: cursus#stream)."""
         self._pushing = None
         self._heard_at = self.state.broker.clock.monotonic()
         self._timer.cancel()
-        self._timer = self.state.broker.loop.call_later(self.state.settings.linger_s, self._look_unused, self._heard_at)
+        self._timer = self.state.broker.loop.call_later(
+            self.state.settings.linger_s, self._check_unused, self._heard_at
+        )
         self._continue()
 
     def owes(self) -> bool:
@@ -479,7 +480,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
 
     # Idle connections
 
-    def _look_idle(self) -> None:
+    def _check_idle(self) -> None:
         limit = self.state.settings.idle_timeout_s
         now = self.state.broker.clock.monotonic()
         idle = self._pushing is None and self._long is None and not self._slots
@@ -487,13 +488,13 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             self.output.close()
             return
         left = limit - (now - self._heard_at) if idle else limit
-        self._timer = self.state.broker.loop.call_later(left, self._look_idle)
+        self._timer = self.state.broker.loop.call_later(left, self._check_idle)
 
-    def _look_unused(self, since: float) -> None:
+    def _check_unused(self, since: float) -> None:
         if self._heard_at == since and self._pushing is None:
             self.output.close()
             return
-        self._look_idle()
+        self._check_idle()
 
 
 def _unknown(session: CursusSession, request: Request, /) -> Reply | None:

@@ -1,7 +1,7 @@
-"""STREAM: push records as they become readable (spec: cursus#stream).
+"""STREAM: push records when they become readable (spec: cursus#stream).
 
-If the client stops reading, the broker stops reading the log for it. When a stream ends, the broker reports why, and at
-which offset to continue. Streaming commits no offsets.
+If the client stops reading, the broker stops reading the log for it. When a stream ends, the broker reports why, and
+the offset at which to continue. No offsets are committed.
 """
 
 from __future__ import annotations
@@ -36,14 +36,11 @@ FRAMES_PER_PASS: Final = 2  # frames pushed before other connections are served
 
 
 class Stream:
-    """A connection that receives batches of one partition.
+    """A stream: pushes the batches of one partition to a connection.
 
     In the positional dialect, a stream has only batches and errors. It has no keepalive frames, because TCP keepalive
-    detects dead clients, and it ends with an error. A new stream for a group replaces the group's old stream of the
-    same partition.
-
-    At most one read or wait is in flight. After ``drop`` nothing is sent. While a stream runs it is counted and, if it
-    is for a group, registered under its key.
+    detects dead clients, and it ends with an error. A new stream of a group ends the group's older stream of the same
+    partition.
     """
 
     __slots__ = (
@@ -89,7 +86,7 @@ class Stream:
         self._pump()
 
     def _keep_alive(self) -> None:
-        """Send an empty frame, even if data was sent, unless the client has stopped reading."""
+        """Send an empty frame, unless the client has stopped reading. Called at intervals, even if data was sent."""
         state = self._session.state
         self._keepalive = state.broker.loop.call_later(state.settings.keepalive_s, self._keep_alive)
         output = self._session.output
@@ -100,7 +97,7 @@ class Stream:
         self._schedule()
 
     def drop(self) -> None:
-        """End, because the connection was closed or the stream has ended."""
+        """End the stream without a message."""
         if self._dropped:
             return
         self._dropped = True
@@ -118,10 +115,7 @@ class Stream:
         self._leave("replaced", Refused("command_failed", 'reason="replaced"'))
 
     def _schedule(self) -> None:
-        """Schedule the next frames on the loop, so that other connections are served in between.
-
-        Nothing is pushed from inside a callback of the log.
-        """
+        """Push the next frames in a later callback of the event loop, so that other connections are served first."""
         if not self._pumping and not self._dropped:
             self._pumping = True
             self._session.state.broker.loop.call_soon(self._pump)
@@ -141,9 +135,9 @@ class Stream:
         self._schedule()
 
     def _step(self) -> bool:
-        """Push one frame; return False if there is nothing to push now.
+        """Push one frame.
 
-        Raises BrokerError if the records cannot be read.
+        Return False if there is nothing to push now. Raises BrokerError if the records cannot be read.
         """
         broker, topic = self._session.state.broker, self._partition.topic
         if not broker.access.permits(self._reader, Action.FETCH, topic):
@@ -227,8 +221,9 @@ class Stream:
     def _leave(self, reason: str, error: Refused, facts: str = "") -> None:
         """End the stream and report why. The client may open another one (spec: cursus#stream).
 
-        ``reason`` and ``facts`` are for the control frame, which also contains the offset at which to continue.
-        ``error`` is for the positional dialect.
+        Args:
+            reason, facts: for the control frame, which also has the offset at which to continue.
+            error: for the positional dialect.
         """
         self.drop()
         if self._dialect is Dialect.POSITIONAL:
@@ -244,7 +239,7 @@ def _nothing() -> None:
 
 
 def stream(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle STREAM. There is no reply; the connection becomes a stream."""
+    """STREAM: begin a stream. There is no response."""
     options = request.options
     modern = request.dialect is Dialect.MODERN
     if not all(

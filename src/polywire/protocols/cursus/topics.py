@@ -94,10 +94,10 @@ def create(session: CursusSession, request: Request, /) -> Reply | None:
 def _change(
     session: CursusSession, topic: Topic, request: Request, count: int, on_created: Then, done: Completion[int]
 ) -> None:
-    """Handle CREATE of an existing topic: add partitions, and replace its policy.
+    """Apply CREATE to an existing topic: add partitions, and replace its policy.
 
-    A topic from another protocol keeps its settings until a CREATE contains a policy, because clients send a CREATE
-    without a policy whenever they start.
+    The settings of a topic of another protocol are unchanged until a CREATE has a policy: clients send a CREATE without
+    one whenever they start.
     """
     broker, name, partitions = session.state.local, topic.name.full, len(topic.partitions)
     if count < partitions:
@@ -145,10 +145,10 @@ def _check_name(name: str) -> None:
         raise Refused("invalid_topic_name", f"topic={quote(name)} reason={quote(fault)}", legacy=fault)
 
 
-def _positive(request: Request, key: str, usual: int) -> int:
+def _positive(request: Request, key: str, default: int) -> int:
     given = request.options.get(key)
     if given is None:
-        return usual
+        return default
     value = integer(given)
     if value is None or value < 1:
         raise Refused(
@@ -177,10 +177,9 @@ def delete(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def list_topics(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle LIST.
+    """LIST.
 
-    If the request names a topic, the reply is the same line as for METADATA, which Java's producer expects (spec:
-    cursus#list).
+    If the request names a topic, the response is that of METADATA, which Java's producer expects (spec: cursus#list).
     """
     name = request.options.get("topic")
     if name:
@@ -197,7 +196,7 @@ def list_topics(session: CursusSession, request: Request, /) -> Reply | None:
 def _list(broker: CursusBroker, acting: Principal | None, *, legacy: bool) -> Iterator[bytes]:
     """Yield the names in slices.
 
-    ``acting`` is the principal of the request. By the time this runs, the guard may have admitted other requests.
+    ``acting`` is the user of the request: the guard may have admitted other requests meanwhile.
     """
     names: list[str] = []
     for topic in broker.topics():
@@ -217,7 +216,7 @@ def describe(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _description(topic: Topic) -> Iterator[bytes]:
-    """Yield the JSON that ``json.dumps`` with an indent would return, partition by partition."""
+    """Yield the JSON that ``json.dumps`` with an indent would return, one partition at a time."""
     policy = json.dumps({"policy": policy_of(topic).described()}, indent=2, ensure_ascii=False)
     yield encoded(f'{{\n  "status": "OK",\n  "topic": {quote(topic_word(topic.name.full))},\n  "partitions": [')
     for partition in list(topic.partitions):
@@ -232,9 +231,9 @@ def _description(topic: Topic) -> Iterator[bytes]:
 
 
 def metadata(session: CursusSession, request: Request, /) -> Reply:
-    """Handle METADATA: report this process as the leader of every partition.
+    """METADATA: report this process as the leader of every partition.
 
-    The address stays valid after a failover, because producers never ask again.
+    The address remains valid after a failover, because producers request it only once.
     """
     topic = find_topic(session, request.need("topic"))
     count, places, at = len(topic.partitions), session.state.places, session.address

@@ -190,7 +190,7 @@ def integer(text: bytes, field: str) -> int:
 
 
 def integers(text: bytes) -> list[int]:
-    """Parse a comma-separated list, skipping empty items. Raises Refused ``invalid integer list``."""
+    """Parse a comma-separated list of numbers, skipping empty items. Raises Refused ``invalid integer list``."""
     items = [item for item in text.split(b",") if item]
     if len(items) > LIST_ITEMS_MAX:
         raise bad(f"more than {LIST_ITEMS_MAX} numbers in an integer list")

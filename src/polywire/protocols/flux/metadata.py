@@ -246,10 +246,7 @@ class FluxState:
             self._sweep()
 
     def factor_of(self, topic: Topic | None) -> int:
-        """Return a topic's number of replicas, including the leader.
-
-        The default is returned if it is not set, or for None.
-        """
+        """Return a topic's number of replicas, including the leader; the default if it has none set, or for None."""
         own = None if topic is None else self._factors.get(topic.id)
         return self.settings.replication_factor if own is None else own
 

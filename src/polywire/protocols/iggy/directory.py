@@ -472,7 +472,7 @@ class Directory:
 
     @property
     def needs_long_scan(self) -> bool:
-        """Whether a scan would delay other connections, because there are too many topics or too many new ones."""
+        """Whether a scan of the topics would delay other connections, because there are too many of them."""
         version = self._broker.topics_version
         unseen = version - self._seen_version
         is_long = unseen > UNSEEN_MAX or (unseen and len(self._topics) > SCANNED_MAX)

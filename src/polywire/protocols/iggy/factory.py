@@ -102,7 +102,7 @@ class IggyFactory:
     @property
     def called(self) -> Called:
         """Objects of this process that other processes call."""
-        functions = Shared.list_clients, Shared.count, fetch.poll_for_another
+        functions = Shared.list_clients, Shared.count, fetch.execute_poll
         return (WIRE, self.shared.inside.directory, FUNCTIONS), (CLIENTS_PART, self.shared, functions)
 
     def recognise(self, prefix: bytes) -> bool | None:

@@ -254,7 +254,7 @@ class Reader:
         return True
 
     def permissions(self) -> PermissionFlags | None:
-        """Read permissions, or None: a flag whether there are some, their length, and the permissions."""
+        """Read a flag and, if it is set, the length of the permissions and the permissions. Return None otherwise."""
         if not self.flag():
             return None
         inner = Reader(self.take(self.u32()), self.dialect)

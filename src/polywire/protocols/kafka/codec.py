@@ -30,8 +30,8 @@ _APIS: Final = {int(api): api for api in Api}
 def decode_head(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> tuple[Request, int]:
     """Decode the header of a request. Return the request without its body, and the position of the body.
 
-    For an unknown version of API_VERSIONS, the position is 0. Raises PeerError for malformed requests and unsupported
-    versions.
+    The position is 0 for an unknown version of API_VERSIONS, whose body is ignored. Raises PeerError for malformed
+    requests and unsupported versions.
     """
     api, version, correlation_id, client_id, at = _head(frame, served)
     return Request(api, version, correlation_id, client_id, None), at

@@ -58,7 +58,7 @@ def _session_error(fetch_session: FetchSession | None, request: Any, *, names_id
 
 
 def _open(session: KafkaSession, *, names_ids: bool) -> FetchSession | None:
-    """Close the connection's session, and open a new one. Return None if there are too many sessions."""
+    """End the connection's fetch session, and open a new one. Return None if the listener has too many."""
     if session.fetch_session is not None:
         session.fetch_session.end()
     session.fetch_session = session.shared.fetch_sessions.open(names_ids=names_ids)

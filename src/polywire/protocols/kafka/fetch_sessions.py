@@ -170,7 +170,7 @@ class FetchSession:
             self.ready_callback()
 
     def move_back(self, wanted: SessionPartition) -> None:
-        """Move a partition whose records were sent behind the other ready ones."""
+        """After a partition's records were sent, move it behind the other ready ones."""
         if wanted in self.ready:
             del self.ready[wanted]
             self.ready[wanted] = None

@@ -167,7 +167,7 @@ class Fetching:
     def _read_until(self, end: float) -> bool:
         """Read partitions until time ``end``.
 
-        Return whether to call again: partitions are left and no disk read is awaited.
+        Return True if only the time is over, and False if data must be read from disk.
         """
         now = self._session.broker.clock.monotonic
         while self._number < len(self._partitions):

@@ -171,7 +171,7 @@ class _PublishResponse:
 
 
 def produce(session: ReplyOwner, correlation: int, request: messages.Produce, payload: memoryview) -> None:
-    """PRODUCE: append batches. Raises BrokerError if nothing is stored."""
+    """PRODUCE: append batches. If BrokerError is raised, nothing is stored."""
     level, by = level_of(request.level), session.admission.caller
     name, create, broker = request.name, request.create, session.broker
     topic = broker.find_topic(name) if create else broker.topic(name)
@@ -218,7 +218,7 @@ def produce_run(session: RunOwner, request: messages.Produce, frames: memoryview
 
 
 def stage(session: ReplyOwner, correlation: int, request: messages.Stage, payload: memoryview) -> None:
-    """STAGE: store batches that are not visible before PUBLISH. Raises BrokerError if nothing is stored."""
+    """STAGE: store batches that are not visible before PUBLISH. If BrokerError is raised, nothing is stored."""
     level, by = level_of(request.level), session.admission.caller
     if request.writer:
         check_name("writer", request.writer)
@@ -244,7 +244,7 @@ def _append_all(
 ) -> Iterator[None]:
     """Validate all batches, then pass them to ``take``.
 
-    Yields after each step. Raises BrokerError if nothing is stored.
+    Yields after each step. If BrokerError is raised, nothing is stored.
     """
     batches = []
     for batch in accepted:
@@ -273,7 +273,7 @@ def _parts(
 def _begin(session: ReplyOwner, steps: Iterator[None], end: Completion[None]) -> None:
     """Run the steps until the end of the time slice, and the rest in later slices. Then call ``end``, which responds.
 
-    Raises BrokerError if nothing is stored.
+    If BrokerError is raised, nothing is stored.
     """
     if _run_at_once(session, steps):
         session.owe()
@@ -333,7 +333,7 @@ def publish(session: ReplyOwner, correlation: int, request: messages.Publish, _:
 
 
 def _publish(session: ReplyOwner, request: messages.Publish, answer: _PublishResponse) -> Iterator[None]:
-    """Check permissions for the tokens in slices, then publish. Raises BrokerError if nothing is published."""
+    """Check permissions for the tokens in slices, then publish. If BrokerError is raised, nothing is published."""
     for portion in portions(request.tokens[: TOKENS_MAX + 1]):
         session.admission.check_tokens(portion)
         yield

@@ -259,7 +259,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
     def ready(self, fetch: RangeFetch) -> None:
         """Continue a fetch that has data or can read some.
 
-        While the session writes frames or is inside ``receive``, the running code continues the fetch at its end.
+        If the session is inside ``receive`` or writes frames, it continues the fetch when that ends.
         """
         self._ready.append(fetch)
         if not self._is_writing:
@@ -381,7 +381,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
             self._schedule()
 
     def _write_ready(self, end: float) -> bool:
-        """Write frames of fetches until time ``end``, but at least one. Return whether more can be written.
+        """Write the next frames of open fetches until time ``end``, but at least one. Return whether there are more.
 
         If the client has not received the last frames yet, read the data of the next ones instead.
         """

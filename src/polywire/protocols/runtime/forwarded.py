@@ -41,10 +41,7 @@ class Execution(Handle, Protocol):
     """Handle of forwarded requests that are being executed."""
 
     def cancel(self) -> None:
-        """End the requests, as if the client had closed its connection.
-
-        ``then`` and ``more`` are not called any more.
-        """
+        """End the requests, as if the client had closed its connection. Their callbacks are not called any more."""
 
     def credit(self, count: int) -> None:
         """Report that the client has received ``count`` bytes of the pieces passed to ``more``."""

@@ -17,7 +17,7 @@ from polywire.broker.permissions import EVERYTHING
 from polywire.broker.topics import Partition
 from polywire.errors import Busy, ErrorCode, PeerError
 from polywire.protocols.cursus.context import CursusSettings
-from polywire.protocols.cursus.idempotence import BUSY_LOOK_S, BUSY_WAIT_S
+from polywire.protocols.cursus.idempotence import BUSY_RETRY_S, BUSY_WAIT_S
 from polywire.protocols.cursus.messages import enveloped, frame
 from polywire.protocols.cursus.transactions import producer_of
 from polywire.protocols.runtime.off_loop import LONG_BYTES
@@ -537,7 +537,7 @@ def test_batches_wait_while_too_many_are_on_the_way(monkeypatch: pytest.MonkeyPa
         conversation.feed(frame(batch("b", 0, messages(number + 1), idempotent=1)))
     conversation.feed(frame(b"PUBLISH topic=b producerId=q message=last"))
     for _ in range(20):
-        conversation.pass_by(BUSY_LOOK_S)
+        conversation.pass_by(BUSY_RETRY_S)
     offsets = [offset_in(answer) for answer in conversation.heard()]
     assert offsets == [0, 1, 2, 3]
 
@@ -628,10 +628,10 @@ def test_a_batch_waits_for_space_in_the_log_of_another_process(monkeypatch: pyte
     full = full_logs(monkeypatch)
     bodies = [batch("b", 0, messages(number), idempotent=1) for number in (1, 2, 3)]
     conversation.say(*bodies, b"PUBLISH topic=b producerId=p isIdempotent=true seqNum=4 message=last")
-    conversation.pass_by(BUSY_LOOK_S)
+    conversation.pass_by(BUSY_RETRY_S)
     assert conversation.heard() == []
     full.clear()
-    conversation.pass_by(BUSY_LOOK_S)
+    conversation.pass_by(BUSY_RETRY_S)
     assert [offset_in(answer) for answer in conversation.heard()] == [0, 1, 2, 3]
 
 
@@ -641,7 +641,7 @@ def test_batches_that_found_no_space_are_refused(monkeypatch: pytest.MonkeyPatch
     conversation.say(batch("b", 0, messages(1), idempotent=1), batch("b", 0, messages(2), idempotent=1))
     conversation.pass_by(BUSY_WAIT_S)
     for _ in range(3):
-        conversation.pass_by(BUSY_LOOK_S)
+        conversation.pass_by(BUSY_RETRY_S)
     assert [b'"status":"ERROR"' in answer for answer in conversation.heard()] == [True, True]
 
 
