@@ -124,7 +124,7 @@ def _lost_as_stored(old: Callable[..., None], link: ShardLink) -> None:
     link._calls.clear()
     old(link)
     for call in calls:
-        call.answered(msgspec.msgpack.encode(Appended(0)), memoryview(b""))
+        call.on_response(msgspec.msgpack.encode(Appended(0)), memoryview(b""))
 
 
 def _left_lost(old: Callable[..., None], link: ShardLink) -> None:
@@ -157,7 +157,7 @@ def _numbers_of_others(session: LinkSession, by: By) -> Caller:
 
 def _unreported(_: object, session: LinkSession, correlation: int, *__: object) -> None:
     """Answer before the state of the topic is sent."""
-    session._answer(correlation, Empty())
+    session._respond(correlation, Empty())
 
 
 def _overtaking(old: Callable[..., None], session: LinkSession, correlation: int, head: Any, batch: memoryview) -> None:

@@ -1,4 +1,5 @@
-"""One broker over several processes: each serves all topics, and forwards calls to the processes that own the others.
+"""Share topics among the processes of one broker. Any process serves a client, whichever process has the topic.
 
-``RoutedBroker`` has the verbs of a broker. Protocols use it and never see where a topic is (decision 0130).
+``RoutedBroker`` has the methods of a broker. Protocols call it for every topic, and it forwards calls for topics of
+other processes (decision 0130).
 """

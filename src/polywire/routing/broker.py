@@ -1,7 +1,7 @@
-"""The broker of several processes, as a protocol of one of them uses it.
+"""The broker that protocols use if there are several processes.
 
-Topics of this process are used directly. Each call for a topic of another process is one request over the link to it,
-which repeats neither decoding nor permission checks.
+A call for a topic of this process runs directly. A call for a topic of another process becomes one request over the
+link to it. That process neither decodes the client's request nor checks permissions again.
 """
 
 from __future__ import annotations
@@ -39,44 +39,41 @@ from polywire.routing.requests import execute
 from polywire.routing.topics import Refresh, RemoteLog, RemoteTopics
 from polywire.types import Buffer, KeyHash, Level, TopicName
 
-FOUND_S: Final = 0.05  # how long the answer to FIND is remembered for the requests that waited for it
-PLACED_S: Final = 0.1  # how long the number of topics of a process may be out of date
-CALL_S: Final = 30.0  # how long a call may take whose result a request needs
-ANSWER_S: Final = 1.0  # how long a request for a topic that this process does not know may take
-VALUES_SHARD: Final = 0  # the shard that stores the values of protocols
-REPORTED: Final = (-1, "topics", b"")  # key of the error of a request that has waited for topics in vain
-CURRENT: Final = (-1, "bounds", b"")  # key of the partitions whose bounds a request has refreshed, or of the error
-_Answers = dict[tuple[int, str, bytes], Any]
-"""Results or errors of calls by shard, method and arguments."""
+FOUND_S: Final = 0.05  # how long the result of FIND is cached, so that all requests that waited for it can use it
+PLACED_S: Final = 0.1  # time after which the shard with the fewest topics is determined again
+CALL_S: Final = 30.0  # time limit for a call to another process whose result a request needs
+ANSWER_S: Final = 1.0  # time limit for looking up a topic that this process does not know
+VALUES_SHARD: Final = 0  # the shard that stores the state of protocols
+# keys in ``_CallResults`` of results that are not those of a call
+REPORTED: Final = (-1, "topics", b"")  # the error if other processes have not reported their topics in time
+CURRENT: Final = (-1, "bounds", b"")  # the set of partitions whose bounds were refreshed, or the error
+_CallResults = dict[tuple[int, str, bytes], Any]
+"""Results or errors of calls to other processes, by shard, method and encoded arguments."""
 
 
-def _never(_: str) -> Caller | None:
-    """Create no topic."""
+class CallPending(Pending):
+    """Raised by a call whose result must come from another process.
 
-
-class Unanswered(Pending):
-    """A request whose method was called in other processes, with the answers to its earlier calls."""
+    The request that made the call is executed again inside ``with pending:``. Its calls then return the results in
+    ``results``, or raise Pending for the next result that is missing.
+    """
 
     def __init__(
-        self, router: RoutedBroker, subject: str, then: Callable[[Callable[[], None]], Handle], answers: _Answers
+        self, router: RoutedBroker, subject: str, then: Callable[[Callable[[], None]], Handle], results: _CallResults
     ) -> None:
         super().__init__(subject, then)
         self._router: Final = router
-        self._answers: Final = answers
+        self._results: Final = results
 
     def __enter__(self) -> None:
-        self._router.answers = self._answers
+        self._router.call_results = self._results
 
     def __exit__(self, *_: object) -> None:
-        self._router.answers = None
+        self._router.call_results = None
 
 
 class RoutedBroker:
-    """Implements the verbs of ``broker.api``, and ``Router``.
-
-    ``_found`` has the answers to requests for topics that this process did not know, for ``FOUND_S``: the error, or None
-    if the topic does not exist.
-    """
+    """The methods of ``broker.api``, and of ``Router``, for the topics of all processes."""
 
     __slots__ = (
         "_found",
@@ -86,7 +83,7 @@ class RoutedBroker:
         "_value_watchers",
         "_values",
         "access",
-        "answers",
+        "call_results",
         "classic",
         "clock",
         "commit",
@@ -110,14 +107,15 @@ class RoutedBroker:
     )
 
     def __init__(self, local: Broker, shards: Shards) -> None:
-        """Open the links to all other shards."""
+        """Open links to all other processes."""
         self.local: Final = local
         self.shards: Final = shards
         self.remote_topics: Final = RemoteTopics(shards)
+        # results of FIND by full name, for ``FOUND_S``: None if there is no such topic
         self._found: Final[dict[str, BrokerError | None]] = {}
         self._listed: tuple[int, list[Topic]] = (-1, [])
         self._placed: Iterator[int] | None = None
-        self.answers: _Answers | None = None
+        self.call_results: _CallResults | None = None
         self.groups: Final = RoutedGroups(self, local.groups)
         self.access: Final[Access] = local.access
         self.clock: Final[Clock] = local.clock
@@ -143,32 +141,30 @@ class RoutedBroker:
         }
         local.participants.begin(ParticipantCalls(self, local.loop), lambda id_: shards.home(id_) == shards.own)
 
-    def topics_came(self, link: ShardLink, topics: messages.Topics) -> None:
-        """See ``TopicsOwner``."""
+    def apply_topics(self, link: ShardLink, topics: messages.Topics) -> None:
         if link.shard == VALUES_SHARD:
             self._apply_values(topics)
         self.remote_topics.apply(link, topics)
 
-    def process_came(self, link: ShardLink, process: messages.Process) -> None:
-        """See ``TopicsOwner``. A process that has no ports yet is asked again when they are needed."""
+    def apply_process(self, link: ShardLink, process: messages.Process) -> None:
         if process.ports:
             self.processes[link.shard] = process
 
     def know_processes(self, shards: Iterable[int]) -> None:
-        """Raise Pending if the processes of shards have yet to report where clients reach them."""
+        """Raise Pending until the client addresses of the processes of these shards are known."""
         unknown = {shard for shard in shards if shard != self.shards.own and shard not in self.processes}
-        if unknown and self.answers is None:
-            raise Unanswered(self, "process", partial(self._ask_processes, unknown), {})
+        if unknown and self.call_results is None:
+            raise CallPending(self, "process", partial(self._request_processes, unknown), {})
 
-    def _ask_processes(self, shards: set[int], then: Callable[[], None]) -> Handle:
-        left = set(shards)
+    def _request_processes(self, shards: set[int], then: Callable[[], None]) -> Handle:
+        missing = set(shards)
 
-        def came(shard: int, _: object) -> None:
-            left.discard(shard)
-            if not left:
+        def received(shard: int, _: object) -> None:
+            missing.discard(shard)
+            if not missing:
                 then()
 
-        return Calls(self._links[shard].ask_process(partial(came, shard)) for shard in shards)
+        return Calls(self._links[shard].request_process(partial(received, shard)) for shard in shards)
 
     def _apply_values(self, topics: messages.Topics) -> None:
         changed = list(topics.values)
@@ -186,49 +182,49 @@ class RoutedBroker:
                 watcher(value)
 
     def wire_state(self, wire: str) -> Mapping[str, bytes]:
-        """Return the values that a protocol has stored in the first shard, as far as they are known here."""
+        """Return the values of a protocol's state. The first shard stores them; other processes know the last report."""
         return self.local.wire_state(wire) if self.shards.own == VALUES_SHARD else self._values.get(wire, {})
 
     def watch_values(self, changed: Callable[[messages.Value | WireStateSet], None]) -> None:
-        """Call ``changed`` with each value of ``wire_state`` that is stored or removed."""
+        """Call ``changed`` whenever a value of ``wire_state`` is stored or removed."""
         if self.shards.own == VALUES_SHARD:
             self.local.watch_wire_state(changed)
         else:
             self._value_watchers.append(changed)
 
     def require_reported(self) -> None:
-        """Make sure that all processes have reported their topics, and the first one its values.
+        """Make sure that all processes have reported their topics, and the first one the state of protocols.
 
-        Raises Pending until they have, and Unavailable if one does not for ``ANSWER_S``.
+        Raises Pending until they have, or Unavailable after ``ANSWER_S``.
         """
         if self._links.keys() <= self.remote_topics.known:
             return
-        answers = {} if self.answers is None else self.answers
-        if REPORTED in answers:
-            raise answers[REPORTED]
-        raise Unanswered(self, "topics", partial(self._await_reports, answers), answers)
+        known = {} if self.call_results is None else self.call_results
+        if REPORTED in known:
+            raise known[REPORTED]
+        raise CallPending(self, "topics", partial(self._await_reports, known), known)
 
-    def _await_reports(self, answers: _Answers, then: Callable[[], None]) -> Handle:
-        def late() -> None:
-            answers[REPORTED] = Unavailable(ErrorCode.STOPPING, "another process has not reported its topics (retry)")
+    def _await_reports(self, known: _CallResults, then: Callable[[], None]) -> Handle:
+        def timed_out() -> None:
+            known[REPORTED] = Unavailable(ErrorCode.STOPPING, "another process has not reported its topics (retry)")
             timer.cancel()
             then()
 
-        def came() -> None:
-            if REPORTED in answers:
+        def check() -> None:
+            if REPORTED in known:
                 return
             if self._links.keys() <= self.remote_topics.known:
                 timer.cancel()
                 then()
             else:
-                self.remote_topics.when_known.append(came)
+                self.remote_topics.when_known.append(check)
 
-        timer = self.loop.call_later(ANSWER_S, late)
-        self.remote_topics.when_known.append(came)
+        timer = self.loop.call_later(ANSWER_S, timed_out)
+        self.remote_topics.when_known.append(check)
         return timer
 
     def watch_topics(self, changed: Callable[[bytes], None]) -> None:
-        """Call ``changed`` with the id of each topic that changes. A topic of this process has not changed yet."""
+        """Call ``changed`` with the id of each topic that changes; before the change if it is a topic of this process."""
         self.local.watch_topics(changed)
         self.remote_topics.watchers.append(changed)
 
@@ -250,16 +246,16 @@ class RoutedBroker:
         raise Pending(full_name, partial(self._request_topic, Verb.FIND, shard, messages.Named(full_name)))
 
     def _request_topic(self, verb: Verb, shard: int, named: messages.Named, then: Callable[[], None]) -> Handle:
-        def answered(result: messages.Empty | BrokerError) -> None:
+        def on_result(result: messages.Empty | BrokerError) -> None:
             timer.cancel()
             call.cancel()
             self._found[named.name] = result if isinstance(result, BrokerError) else None
             self.loop.call_later(FOUND_S, self._found.pop, named.name, None)
             then()
 
-        call = self._links[shard].call(verb, named, messages.Empty, answered)
-        late = Unavailable(ErrorCode.STOPPING, f"the process of the topic does not respond name={named.name!r}")
-        timer = self.loop.call_later(ANSWER_S, answered, late)
+        call = self._links[shard].call(verb, named, messages.Empty, on_result)
+        timed_out = Unavailable(ErrorCode.STOPPING, f"the process of the topic does not respond name={named.name!r}")
+        timer = self.loop.call_later(ANSWER_S, on_result, timed_out)
         return Calls((call, timer))
 
     def topic(self, full_name: str) -> Topic:
@@ -325,20 +321,21 @@ class RoutedBroker:
         then: Callable[[Topic], None],
         done: Completion[int],
     ) -> bool:
-        """See ``TopicVerbs``. A process that already owns the name creates the topic, or else one with few topics."""
+        """See ``TopicVerbs``. If no process owns the name yet, a process with few topics creates the topic."""
         named = self.shards.shard_of(name.full)
         shard = self.next_shard() if named is None else named
         options: dict[str, Any] = {"partition_count_min": partition_count_min, "by": by, "level": level}
         if shard == self.shards.own:
             return self.local.make_topic(name, partition_count, settings, then=then, done=done, **options)
-        known = partial(self._with_topic, name.full, then, done)
-        self.call(shard, CREATE, (name, partition_count, settings), {**options, "done": known})
+        completed = partial(self._with_topic, name.full, then, done)
+        self.call(shard, CREATE, (name, partition_count, settings), {**options, "done": completed})
         return False
 
     def next_shard(self) -> int:
-        """Return the shard for a new topic: the one with the fewest topics, then the others for further new topics.
+        """Return the shard for a new topic: the one with the fewest topics, and then each other shard in turn.
 
-        The numbers of topics are known some time after the topics are created.
+        New topics are counted with a delay, so the shard with the fewest topics is only determined again after
+        ``PLACED_S``.
         """
         if self._placed is None:
             self._placed = count(self.shards.least_loaded())
@@ -361,8 +358,8 @@ class RoutedBroker:
         shard = self.shard_of_topic(topic)
         if shard == self.shards.own:
             return self.local.grow_topic(topic, partition_count, level=level, then=then, done=done)
-        known = partial(self._with_topic, topic.name.full, then, done)
-        self.call(shard, GROW, (topic, partition_count), {"level": level, "done": known})
+        completed = partial(self._with_topic, topic.name.full, then, done)
+        self.call(shard, GROW, (topic, partition_count), {"level": level, "done": completed})
         return False
 
     def _with_topic(
@@ -372,7 +369,8 @@ class RoutedBroker:
         done: Completion[int] | None,
         result: int | BrokerError,
     ) -> None:
-        """Report a topic that another process has created or changed. Its state has arrived before the result."""
+        """Call ``then`` with a topic that another process has created or changed, and ``done`` with the result."""
+        # the other process has reported the topic before the result
         topic = self.find_topic(full_name) if not isinstance(result, BrokerError) else None
         if topic is not None and then is not None:
             then(topic)
@@ -400,9 +398,9 @@ class RoutedBroker:
 
             self.delete_topic(topic, level=level, done=completed)
 
-        own = [topic for topic in topics if self.shard_of_topic(topic) == self.shards.own]
-        others = [topic for topic in topics if self.shard_of_topic(topic) != self.shards.own]
-        if len(own) == len(topics):
+        local = [topic for topic in topics if self.shard_of_topic(topic) == self.shards.own]
+        remote = [topic for topic in topics if self.shard_of_topic(topic) != self.shards.own]
+        if len(local) == len(topics):
             self.local.delete_topics(topics, ended=ended, then=then, level=level, done=done)
             return
 
@@ -411,10 +409,10 @@ class RoutedBroker:
                 then()
             done(result)
 
-        def delete_own(deleted: Completion[int]) -> None:
-            self.local.delete_topics(own, ended=ended, then=_nothing, level=level, done=deleted)
+        def delete_local(deleted: Completion[int]) -> None:
+            self.local.delete_topics(local, ended=ended, then=_nothing, level=level, done=deleted)
 
-        _when_all([*[partial(delete, topic) for topic in others], delete_own], last)
+        _when_all([*[partial(delete, topic) for topic in remote], delete_local], last)
 
     def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Completion[int]) -> None:
         """See ``RemovalVerbs``. Topics of other processes are purged at the same time."""
@@ -435,7 +433,7 @@ class RoutedBroker:
     def produce(
         self, partition: Partition, batch: Buffer, *, by: Caller = NO_CALLER, level: Level, done: Completion[int] | None
     ) -> None:
-        """See ``api.Records``. Raises Busy(BUSY) if too many bytes are on the way to the other process."""
+        """See ``api.Records``. Raises Busy(BUSY) if too many bytes wait for responses of the other process."""
         log = partition.log
         if isinstance(log, RemoteLog):
             check_alive(partition)
@@ -472,21 +470,21 @@ class RoutedBroker:
         logs = {partition.log for partition in partitions if isinstance(partition.log, RemoteLog)}
         if not logs:
             return
-        answers = {} if self.answers is None else self.answers
-        current = answers.get(CURRENT, frozenset())
+        known = {} if self.call_results is None else self.call_results
+        current = known.get(CURRENT, frozenset())
         if isinstance(current, BrokerError):
             raise current
         if not logs <= current:
-            raise Unanswered(self, "bounds", partial(self._refresh, logs, answers), answers)
+            raise CallPending(self, "bounds", partial(self._refresh, logs, known), known)
 
-    def _refresh(self, logs: Set[RemoteLog], answers: _Answers, then: Callable[[], None]) -> Handle:
-        def came(error: BrokerError | None) -> None:
+    def _refresh(self, logs: Set[RemoteLog], known: _CallResults, then: Callable[[], None]) -> Handle:
+        def finished(error: BrokerError | None) -> None:
             calls.cancel()
-            answers[CURRENT] = answers.get(CURRENT, frozenset()) | logs if error is None else error
+            known[CURRENT] = known.get(CURRENT, frozenset()) | logs if error is None else error
             then()
 
-        late = Unavailable(ErrorCode.STOPPING, "another process does not respond method=bounds")
-        calls = Calls((Refresh(logs, came), self.loop.call_later(CALL_S, came, late)))
+        timed_out = Unavailable(ErrorCode.STOPPING, "another process does not respond method=bounds")
+        calls = Calls((Refresh(logs, finished), self.loop.call_later(CALL_S, finished, timed_out)))
         return calls
 
     # Requests of the `polywire` protocol
@@ -512,8 +510,8 @@ class RoutedBroker:
     ) -> None:
         """See ``Router``."""
         if shard == self.shards.own:
-            view, answered = memoryview(bytearray(frame)), partial(self.loop.call_soon, then)
-            execute(self.local, by, view, answered, sees_files=sees_files)
+            view, respond = memoryview(bytearray(frame)), partial(self.loop.call_soon, then)
+            execute(self.local, by, view, respond, sees_files=sees_files)
             return
 
         def received(_: bytes, payload: memoryview) -> None:
@@ -570,7 +568,7 @@ class RoutedBroker:
 
     @property
     def router(self) -> RoutedBroker:
-        """See ``calls.routed``."""
+        """The broker itself; see ``calls.routed``."""
         return self
 
     commit_position = routed("commit_position", PositionVerbs.commit_position, "full_name")
@@ -589,7 +587,7 @@ class RoutedBroker:
     trim_partition = routed("trim_partition", RemovalVerbs.trim_partition, "partition")
 
     def shard_with(self, subject: Topic | Partition | str) -> int:
-        """See ``calls.Router``. The home shard is returned for the name of a topic that does not exist."""
+        """See ``calls.Router``. For the name of a topic that does not exist, the shard is determined by its hash."""
         if isinstance(subject, str):
             if self.local.find_topic(subject) is not None:
                 return self.shards.own
@@ -620,56 +618,57 @@ class RoutedBroker:
         return self._results(list(self._links), method, arguments)
 
     def _results(self, shards: Sequence[int], method: Method, arguments: bytes, limit_s: float = CALL_S) -> list[Any]:
-        """Return the results of shards, or raise the first error among them. Raises Pending if they are not known.
+        """Return the result of each shard. Raises Pending until all are known, then the first error among them.
 
-        A result that takes longer than ``limit_s`` is Unavailable(STOPPING).
+        A call that takes longer than ``limit_s`` has the result Unavailable(STOPPING).
         """
-        answers = {} if self.answers is None else self.answers
+        known = {} if self.call_results is None else self.call_results
         keys = [(shard, method.name, arguments) for shard in shards]
-        missing = [key for key in keys if key not in answers]
+        missing = [key for key in keys if key not in known]
         if missing:
-            raise Unanswered(self, method.name, partial(self._ask, missing, method, answers, limit_s), answers)
-        results = [answers[key] for key in keys]
+            raise CallPending(self, method.name, partial(self._send_calls, missing, method, known, limit_s), known)
+        results = [known[key] for key in keys]
         for result in results:
             if isinstance(result, BrokerError):
                 raise result
         return results
 
-    def _ask(
+    def _send_calls(
         self,
         keys: Sequence[tuple[int, str, bytes]],
         method: Method,
-        answers: _Answers,
+        known: _CallResults,
         limit_s: float,
         then: Callable[[], None],
     ) -> Handle:
-        """Call a method in other processes, and call ``then`` when all of them have answered."""
+        """Call a method in other processes. Call ``then`` when all results are in ``known``."""
         calls, left = Calls(), set(keys)
 
-        def answered(key: tuple[int, str, bytes], result: Any) -> None:
+        def on_result(key: tuple[int, str, bytes], result: Any) -> None:
             if key not in left:
                 return
-            answers[key] = result
+            known[key] = result
             left.discard(key)
             if not left:
                 calls.cancel()
                 then()
 
-        def late() -> None:
+        def timed_out() -> None:
+            error = Unavailable(ErrorCode.STOPPING, f"another process does not respond method={method.name}")
             for key in tuple(left):
-                answered(key, Unavailable(ErrorCode.STOPPING, f"another process does not respond method={method.name}"))
+                on_result(key, error)
 
-        calls.append(self.loop.call_later(limit_s, late))
+        calls.append(self.loop.call_later(limit_s, timed_out))
         for key in keys:
             shard, name, arguments = key
-            came = partial(answered, key)
+            completed = partial(on_result, key)
             try:
                 call = self._links[shard].send(
-                    Verb.CALL, messages.Call(name), partial(_called, method, came), came, arguments
+                    Verb.CALL, messages.Call(name), partial(_called, method, completed), completed, arguments
                 )
                 calls.append(call)
             except BrokerError as error:
-                self.loop.call_soon(came, error)
+                self.loop.call_soon(completed, error)
         return calls
 
     # The log of this process
@@ -681,26 +680,26 @@ class RoutedBroker:
 
 
 class Calls(list[Handle]):
-    """Several calls. Implements ``Handle``."""
+    """Handles that are cancelled together. Implements ``Handle``."""
 
     def cancel(self) -> None:
-        """Cancel all calls."""
+        """Cancel all of them."""
         for call in self:
             call.cancel()
 
 
 def _called(method: Method, then: Completion[Any] | None, _: bytes, payload: memoryview) -> None:
-    """Report the result of a call. A method without a result reports 0, like a change that is stored."""
+    """Pass the result of a call to ``then``; 0 if the method returns nothing, like for a change that was stored."""
     if then is not None:
         then(method.decode_result(payload) if method.completion == "then" or method.returns else 0)
 
 
 def _ignore(_: object) -> None:
-    """Do nothing with the result of a call whose caller does not need it."""
+    """Ignore the result of a call."""
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    pass
 
 
 def _full_name(topic: Topic) -> str:
@@ -751,7 +750,7 @@ def _grow(broker: Broker, topic: Topic, partition_count: int, *, level: Level, d
 
 
 def _has(broker: Broker, ids: tuple[bytes, ...]) -> bool:
-    """Return whether this process has a topic. Its state, if it has changed, is reported before the answer."""
+    """Return whether this process has one of these topics. If so, the topic is reported before the result."""
     return any(broker.topic_of_id(topic_id) is not None for topic_id in ids)
 
 
@@ -762,4 +761,4 @@ PURGE: Final = Method("purge_topics", RemovalVerbs.purge_topics)
 METHODS: Final = methods_of(RoutedBroker, RoutedGroups) | {
     method.name: method for method in (CREATE, GROW, HAS, PURGE, *PARTICIPANT_METHODS)
 }
-"""The methods that a process executes for others."""
+"""All methods that other processes may call, by name."""

@@ -1,7 +1,8 @@
-"""Methods of a broker that another process executes, because it has the topic.
+"""Declare the methods of a broker that can be called in another process.
 
-``routed`` declares such a method, and ``gathered`` one whose result is combined from all processes. Arguments and results
-travel as MessagePack, by the annotations of the method.
+``routed`` declares a method that runs in the process of its topic. ``aggregated`` declares a method that runs in all
+processes, and combines the results. Arguments and results are encoded as MessagePack, according to the annotations of
+the method.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Completion
 from polywire.protocols.runtime.shards import Shards
-from polywire.routing.messages import BROKER, NO_USER, By, Place
+from polywire.routing.messages import BROKER, NO_USER, By, PartitionId
 
 _Result = TypeVar("_Result")
 _Parameters = ParamSpec("_Parameters")
@@ -28,14 +29,17 @@ _SENT: Final[Mapping[Any, Any]] = {
     Caller: By,
     Topic: bytes,
     Sequence[Topic]: tuple[bytes, ...],
-    Partition: Place,
+    Partition: PartitionId,
 }
-"""Types of arguments that are sent in another form."""
+"""Types of arguments that cannot be encoded, with the type that is sent instead."""
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
 def by_of(caller: Caller) -> By:
-    """Return a caller for another process, which knows users by their names only."""
+    """Return the form of a caller that is sent to another process.
+
+    User ids differ between processes, so it has the name.
+    """
     if caller is NO_CALLER:
         return NO_USER
     if caller is ITSELF:
@@ -44,30 +48,30 @@ def by_of(caller: Caller) -> By:
 
 
 class Receiver(Protocol):
-    """Finds the objects of arguments in the process that executes a method. Raises Missing or Denied."""
+    """Converts received arguments to objects of the process that executes the call. Raises Missing or Denied."""
 
     def caller(self, by: By, /) -> Caller:
-        """Return the caller with this process's number of the user."""
+        """Return the caller, with the user id of this process."""
 
     def topic(self, topic_id: bytes, /) -> Topic:
         """Return the topic with this id."""
 
-    def partition(self, place: Place, /) -> Partition:
-        """Return a partition."""
+    def partition(self, partition_id: PartitionId, /) -> Partition:
+        """Return the partition with this id."""
 
 
 class Method:
-    """A method of a broker, of a part of it, or of an object of a protocol.
+    """A method that can be called in another process.
 
     Attributes:
-        name: path from the broker, such as ``groups.join``, or from the object of a protocol.
-        part: the path without the method.
-        completion: the parameter that gets the result later (``then``), or that is called once the result is stored
-            (``done``); empty if there is neither.
+        name: path from the broker (``groups.join``), or from the object of a protocol (``session.Part``).
+        part: path without the method (``groups``); empty for a method of the broker itself.
+        completion: name of the callback parameter: ``then`` gets the result, ``done`` is called when the result is
+            stored. Empty if the method has no callback.
     """
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        """Create the description. ``name`` is a path from the broker, such as ``groups.join``."""
+        """Read the parameters of ``function``. For ``name``, see the attribute."""
         self.name: Final = name
         self._function: Final = function
         self.part: Final = name.rpartition(".")[0]
@@ -77,7 +81,7 @@ class Method:
 
     @property
     def parameters(self) -> list[str]:
-        """Names of the parameters."""
+        """Names of the parameters without ``self``."""
         return [parameter.name for parameter in self._parameters]
 
     @cached_property
@@ -86,7 +90,7 @@ class Method:
 
     @cached_property
     def result(self) -> Any:
-        """The type of the result."""
+        """The annotated type of the result."""
         if self.completion != "then":
             return self._hints["return"]
         kinds = [kind for kind in get_args(get_args(self._hints["then"])[0][0]) if kind is not BrokerError]
@@ -94,7 +98,7 @@ class Method:
 
     @property
     def returns(self) -> bool:
-        """Whether the caller needs the result before it can continue."""
+        """Whether the caller needs a return value, and must therefore wait for the response."""
         return self.completion != "then" and self.result is not type(None)
 
     @cached_property
@@ -112,10 +116,10 @@ class Method:
         return msgspec.defstruct("Arguments", fields, omit_defaults=True, kw_only=True, frozen=True)
 
     def encode(self, values: Sequence[Any], options: Mapping[str, Any]) -> tuple[bytes, Any]:
-        """Encode the arguments of a call. Return them, and the callback among them.
+        """Return the encoded arguments, and the callback among the arguments (None if there is none).
 
-        Raises Invalid(INVALID_NAME, INVALID_REQUEST) for text that is no UTF-8 and integers of more than 64 bits, which
-        the broker rejects, too.
+        Raises Invalid(INVALID_NAME) for text that is not valid UTF-8, and Invalid(INVALID_REQUEST) for integers of more
+        than 64 bits. The broker rejects both, too.
         """
         arguments = dict(zip(self.parameters, values, strict=False)) | dict(options)
         callback = arguments.pop(self.completion, None)
@@ -127,7 +131,7 @@ class Method:
             elif self._hints[name] == Sequence[Topic]:
                 arguments[name] = tuple([topic.id for topic in value])
             elif isinstance(value, Partition):
-                arguments[name] = Place(value.topic.id, value.number)
+                arguments[name] = PartitionId(value.topic.id, value.number)
         try:
             return _encoder.encode(self._arguments(**arguments)), callback
         except UnicodeEncodeError:
@@ -136,17 +140,16 @@ class Method:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"number is out of range method={self.name}") from None
 
     def encode_result(self, result: Any) -> bytes:
-        """Encode a result for the process that has called."""
+        """Encode a result for the calling process."""
         return _encoder.encode(None if self.result is type(None) else result)
 
     def decode_result(self, encoded: memoryview) -> Any:
-        """Decode a result."""
         return msgspec.msgpack.decode(encoded, type=self.result)
 
     def execute(self, target: object, encoded: memoryview, receiver: Receiver, then: Completion[Any]) -> dict[str, Any]:
-        """Execute a call in the process of the topic. ``then`` gets the result, now or later.
+        """Execute a received call. ``then`` gets the result, possibly before this returns.
 
-        Returns the arguments by name. Raises BrokerError.
+        Returns the decoded arguments by name. Raises BrokerError if the arguments are invalid or the call fails.
         """
         sent = msgspec.msgpack.decode(encoded, type=self._arguments)
         arguments: dict[str, Any] = {}
@@ -173,32 +176,35 @@ class Method:
 
 
 def _stored(returned: Sequence[Any], stored: object) -> Any:
-    """Return the result of a method once it is stored, or the error if it was not stored."""
+    """Return the first of ``returned`` if storing succeeded, or the error."""
     return stored if isinstance(stored, BrokerError) else returned[0]
 
 
 class Router(Protocol):
-    """Sends calls to other processes."""
+    """Calls methods in other processes."""
 
     @property
     def shards(self) -> Shards: ...
 
     def shard_with(self, subject: Topic | Partition | str) -> int:
-        """Return the shard that has a topic, a partition, or the topic with a full name."""
+        """Return the shard of a topic, of a partition, or of the topic with this full name."""
 
     def call(self, shard: int, method: Method, values: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Execute a method in another process. Raises Pending if its result is needed and not known yet."""
+        """Call a method in another process. If it has a return value, raises Pending until the value is known."""
 
     def call_all(self, method: Method, values: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
-        """Execute a method in all other processes, and return the results by number of the shard. Raises Pending."""
+        """Call a method in all other processes, and return the results in the order of shards. Raises Pending."""
 
 
 def routed(
     name: str, function: Callable[Concatenate[Any, _Parameters], _Result], key: str
 ) -> Callable[Concatenate[Any, _Parameters], _Result]:
-    """Return a method that is executed by the process with the topic. Its argument ``key`` names the topic.
+    """Return a method that runs in the process of a topic.
 
-    The object with this method has a ``router``, and ``local``, which executes the method in this process.
+    The argument ``key`` is the topic, a partition of it, or its name.
+
+    The object with this method needs the attributes ``router`` and ``local``. ``local`` has the same method for this
+    process.
     """
     method = Method(name, function)
     at = method.parameters.index(key)
@@ -216,12 +222,12 @@ def routed(
     return cast(Callable[Concatenate[Any, _Parameters], _Result], call)
 
 
-def gathered(
+def aggregated(
     name: str,
     function: Callable[Concatenate[Any, _Parameters], _Result],
     combine: Callable[[Sequence[_Result]], _Result],
 ) -> Callable[Concatenate[Any, _Parameters], _Result]:
-    """Return a method that is executed by all processes. ``combine`` gets the results, this process's first."""
+    """Return a method that runs in all processes. ``combine`` gets all results; that of this process is first."""
     method = Method(name, function)
 
     @wraps(function)
@@ -235,11 +241,14 @@ def gathered(
 
 @cache
 def method_of(part: str, function: Callable[..., Any]) -> Method:
-    """Return a function whose first argument is the part of a protocol with this name (``session.Part``)."""
+    """Describe a function whose first argument is an object of a protocol.
+
+    ``part`` is the name of the object (``session.Part``).
+    """
     return Method(f"{part}.{function.__name__}", function)
 
 
 def methods_of(*parts: type) -> dict[str, Method]:
-    """Return the methods of classes that were declared with ``routed`` or ``gathered``, by name."""
+    """Return the methods of classes that were declared with ``routed`` or ``aggregated``, by name."""
     found = [getattr(value, "method", None) for part in parts for value in vars(part).values()]
     return {method.name: method for method in found if isinstance(method, Method)}

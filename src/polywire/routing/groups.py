@@ -1,4 +1,4 @@
-"""The consumer groups of all processes. A group belongs to the process of its topic."""
+"""Consumer groups of all processes. The process of a topic coordinates its groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.group import GroupView
-from polywire.routing.calls import Router, gathered, routed
+from polywire.routing.calls import Router, aggregated, routed
 
 
 def _first(found: Sequence[str | None]) -> str | None:
@@ -28,7 +28,7 @@ def _all_bound(found: Sequence[dict[str, str]]) -> dict[str, str]:
 
 
 class RoutedGroups:
-    """The methods of ``Coordinator`` that protocols call."""
+    """The methods of ``Coordinator`` that protocols call, each of which runs in the process of the topic."""
 
     __slots__ = ("local", "router")
 
@@ -37,7 +37,7 @@ class RoutedGroups:
         self.local: Final = local
 
     bind = routed("groups.bind", Coordinator.bind, "topic")
-    bound = gathered("groups.bound", Coordinator.bound, _all_bound)
+    bound = aggregated("groups.bound", Coordinator.bound, _all_bound)
     commit = routed("groups.commit", Coordinator.commit, "topic")
     commit_all = routed("groups.commit_all", Coordinator.commit_all, "topic")
     create = routed("groups.create", Coordinator.create, "topic")
@@ -47,11 +47,11 @@ class RoutedGroups:
     join = routed("groups.join", Coordinator.join, "topic")
     leave = routed("groups.leave", Coordinator.leave, "topic")
     names = routed("groups.names", Coordinator.names, "topic")
-    pairs = gathered("groups.pairs", Coordinator.pairs, _all_pairs)
+    pairs = aggregated("groups.pairs", Coordinator.pairs, _all_pairs)
     sync = routed("groups.sync", Coordinator.sync, "topic")
-    topic_of = gathered("groups.topic_of", Coordinator.topic_of, _first)
+    topic_of = aggregated("groups.topic_of", Coordinator.topic_of, _first)
     view = routed("groups.view", Coordinator.view, "topic")
-    _all_views = gathered("groups.views", Coordinator.views, _joined_views)
+    _all_views = aggregated("groups.views", Coordinator.views, _joined_views)
     _views_of_topic = routed("groups.views", Coordinator.views, "topic")
 
     def views(self, topic: str | None = None) -> list[GroupView]:

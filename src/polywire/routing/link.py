@@ -1,8 +1,8 @@
-"""The link of a process to one other shard. All connections of clients share it.
+"""The sending end of a link: one connection to the process of another shard, for the calls of all clients.
 
-* Calls are sent in order. A shard appends the batches of a partition in the order in which they arrive.
+* Calls are sent in order. The other process appends the batches of a partition in the order in which they arrive.
 * Each call ends once: with its result, or with Unavailable(STOPPING) if the link is lost.
-* A lost link is opened again, at once for the next call and otherwise after a pause.
+* A lost link is opened again for the next call, or after ``RETRY_S``.
 """
 
 from __future__ import annotations
@@ -22,64 +22,72 @@ from polywire.routing import messages
 from polywire.routing.messages import Topics, Verb, decode, encode
 from polywire.types import Buffer
 
-CLOGGED_BYTES: Final = 16 * 1024 * 1024  # batches on the way to one shard, above which sessions stop to accept requests
-# limit for batches on the way to one shard, which may have to hold all of them
-UNANSWERED_BYTES_MAX: Final = 4 * CLOGGED_BYTES
-LARGE_BYTES: Final = (
-    4096  # payloads that are not joined with other frames, because copying them costs more than a write
-)
+# Both limits are for the payloads of calls to one shard that have no response yet.
+CLOGGED_BYTES: Final = 16 * 1024 * 1024  # above this, sessions accept no more requests
+UNANSWERED_BYTES_MAX: Final = (
+    4 * CLOGGED_BYTES
+)  # above this, calls fail, because the other process may buffer all of it
+LARGE_BYTES: Final = 4096  # from this size on, copying a payload into a frame costs more than a second write
 RETRY_S: Final = 0.2  # pause before a lost link is opened again
 LOST: Final = "the process of this topic has ended and is being restarted: the outcome of the request is unknown"
 _CORRELATION_MASK: Final = 0xFFFFFFFF
 
 _Head = TypeVar("_Head", bound=msgspec.Struct)
-Answered = Callable[[bytes, memoryview], None]
-"""Gets the head and the payload of a response."""
+OnResponse = Callable[[bytes, memoryview], None]
+"""Called with the head and the payload of each response to a call."""
 
 
 class TopicsOwner(Protocol):
-    """Receiver of the topics of other shards."""
+    """Applies what other processes report."""
 
-    def topics_came(self, link: ShardLink, topics: Topics) -> None:
-        """Apply the states of topics."""
+    def apply_topics(self, link: ShardLink, topics: Topics) -> None:
+        """Apply a report about topics of the link's shard."""
 
-    def process_came(self, link: ShardLink, process: messages.Process) -> None:
-        """Remember a process."""
+    def apply_process(self, link: ShardLink, process: messages.Process) -> None:
+        """Apply a report about the process of the link's shard."""
 
 
 class Call:
-    """An unanswered call."""
+    """A call that has no response yet. Implements ``Execution``."""
 
-    __slots__ = ("_link", "answered", "correlation", "failed", "size")
+    __slots__ = ("_link", "correlation", "on_error", "on_response", "size")
 
     def __init__(
-        self, link: ShardLink, correlation: int, answered: Answered, failed: Callable[[BrokerError], None], size: int
+        self,
+        link: ShardLink,
+        correlation: int,
+        on_response: OnResponse,
+        on_error: Callable[[BrokerError], None],
+        size: int,
     ) -> None:
         self._link: Final = link
         self.correlation: Final = correlation
-        self.answered = answered
-        self.failed = failed
+        self.on_response = on_response
+        self.on_error = on_error
         self.size: Final = size
 
     def cancel(self) -> None:
-        """Ignore the response, and end the call in the other process."""
-        self.answered, self.failed = _ignore, _ignore
+        """Ignore the response, and cancel the call in the other process."""
+        self.on_response, self.on_error = _ignore, _ignore
         self._link.end(self)
 
     def credit(self, count: int) -> None:
-        """See ``Execution``."""
+        """Allow the other process to send ``count`` more bytes of responses."""
         self._link.credit(self, count)
 
 
 def _ignore(*_: object) -> None:
-    """Do nothing."""
+    pass
 
 
 class ShardLink:
-    """The link to ``shard``. Implements ``LinkPeer``.
+    """The link to one shard. Implements ``LinkPeer``.
 
-    ``waiting`` are callbacks for the time when fewer than ``CLOGGED_BYTES`` are unanswered. ``_pieces`` are received
-    bytes, ``_received`` in total; they have no complete frame as long as they are fewer than ``_wanted``.
+    Attributes:
+        shard: number of the other shard.
+        epoch: number of the other process's start, as it reported last; 0 before.
+        unanswered_bytes: payload bytes of calls without a response.
+        waiting: callbacks for the time when ``unanswered_bytes`` is at most ``CLOGGED_BYTES`` again.
     """
 
     __slots__ = (
@@ -100,9 +108,9 @@ class ShardLink:
     )
 
     def __init__(self, shards: Shards, shard: int, owner: TopicsOwner, loop: Loop) -> None:
-        """Create the link, and open it."""
+        """Open the link."""
         self.shard: Final = shard
-        self.epoch = 0  # of the process, as it has reported last
+        self.epoch = 0
         self.unanswered_bytes = 0
         self.waiting: Final[set[Callable[[], None]]] = set()
         self._shards: Final = shards
@@ -111,8 +119,8 @@ class ShardLink:
         self._link: Link | None = None
         self._calls: dict[int, Call] = {}
         self._correlation = 0
-        self._pieces: list[bytes] = []
-        self._received = self._wanted = 0
+        self._pieces: list[bytes] = []  # received bytes that are not a complete frame yet
+        self._received = self._wanted = 0  # bytes in ``_pieces``, and the number needed for the next frame
         self._retry: Handle | None = None
         self._open()
 
@@ -121,32 +129,32 @@ class ShardLink:
     def call(
         self, verb: Verb, head: msgspec.Struct, kind: type[_Head], then: Completion[_Head], payload: Buffer = b""
     ) -> Call:
-        """Send a call whose response has a head of this kind and no payload. ``then`` gets the head or an error.
+        """Send a call. ``then`` gets the head of the response, decoded as ``kind``, or an error.
 
-        Raises Busy(BUSY) if too many bytes are unanswered.
+        Raises Busy(BUSY) if too many payload bytes are unanswered.
         """
 
-        def answered(received: bytes, _: memoryview) -> None:
+        def on_response(received: bytes, _: memoryview) -> None:
             then(decode(received, kind))
 
-        return self.send(verb, head, answered, then, payload)
+        return self.send(verb, head, on_response, then, payload)
 
     def send(
         self,
         verb: Verb,
         head: msgspec.Struct,
-        answered: Answered,
-        failed: Callable[[BrokerError], None],
+        on_response: OnResponse,
+        on_error: Callable[[BrokerError], None],
         payload: Buffer = b"",
     ) -> Call:
-        """Send a call. Raises Busy(BUSY) as ``call``."""
+        """Send a call. ``on_response`` gets each response, ``on_error`` an error. Raises Busy(BUSY) like ``call``."""
         size = len(payload)
         if size and self.unanswered_bytes and self.unanswered_bytes + size > UNANSWERED_BYTES_MAX:
             raise Busy(ErrorCode.BUSY, f"too many bytes are on the way to a shard limit={UNANSWERED_BYTES_MAX}")
         if self._link is None:
             self._open()
         self._correlation = correlation = (self._correlation + 1) & _CORRELATION_MASK
-        call = self._calls[correlation] = Call(self, correlation, answered, failed, size)
+        call = self._calls[correlation] = Call(self, correlation, on_response, on_error, size)
         self.unanswered_bytes += size
         frame = encode(verb, correlation, head, payload_bytes=size)
         # the payload is copied, because the caller may change its buffer before it is sent
@@ -158,18 +166,17 @@ class ShardLink:
         return call
 
     def end(self, call: Call) -> None:
-        """End a call in the other process, unless it has ended."""
+        """Cancel a call in the other process, unless it has ended."""
         if self._calls.pop(call.correlation, None) is call:
-            self._count_answered(call)
+            self._count_response(call)
             self._write(encode(Verb.CANCEL, 0, messages.Cancel(call.correlation)))
 
     def credit(self, call: Call, count: int) -> None:
-        """Report that a client has taken bytes of the responses."""
         if self._calls.get(call.correlation) is call:
             self._write(encode(Verb.CREDIT, 0, messages.Credit(call.correlation, count)))
 
     def _write(self, frame: bytes) -> None:
-        """Send bytes. The event loop joins the writes of one pass."""
+        """Send bytes, unless the link is lost. The event loop joins the writes of one pass."""
         if self._link is not None:
             self._link.write(frame)
 
@@ -182,22 +189,22 @@ class ShardLink:
         self._pieces, self._received, self._wanted = [], 0, 0
         self._link = self._shards.connect(self.shard, self)
         self._link.write(messages.MAGIC + self._shards.key)
-        self.send(Verb.SUBSCRIBE, messages.Empty(), self._topics_came, _ignore)
-        self.ask_process(_ignore)
+        self.send(Verb.SUBSCRIBE, messages.Empty(), self._apply_topics, _ignore)
+        self.request_process(_ignore)
 
-    def ask_process(self, then: Callable[[object], None]) -> Call:
-        """Ask for the state of the process. ``then`` is called when it is known, or with an error."""
+    def request_process(self, then: Callable[[object], None]) -> Call:
+        """Request the ``Process`` of the other end. ``then`` is called after it was applied, or with an error."""
 
-        def came(process: messages.Process | BrokerError) -> None:
+        def received(process: messages.Process | BrokerError) -> None:
             if not isinstance(process, BrokerError):
                 self.epoch = process.epoch
-                self._owner.process_came(self, process)
+                self._owner.apply_process(self, process)
             then(process)
 
-        return self.call(Verb.PROCESS, messages.Empty(), messages.Process, came)
+        return self.call(Verb.PROCESS, messages.Empty(), messages.Process, received)
 
-    def _topics_came(self, head: bytes, _: memoryview) -> None:
-        self._owner.topics_came(self, decode(head, Topics))
+    def _apply_topics(self, head: bytes, _: memoryview) -> None:
+        self._owner.apply_topics(self, decode(head, Topics))
 
     def received(self, data: bytes) -> None:
         """See ``LinkPeer``."""
@@ -217,7 +224,7 @@ class ShardLink:
                     self._wanted = end - at
                     break
                 at = end
-                self._answer(prefix, whole[head:payload], view[payload:end])
+                self._dispatch(prefix, whole[head:payload], view[payload:end])
         except PeerError:
             if self._link is not None:
                 self._link.close()
@@ -226,18 +233,18 @@ class ShardLink:
         rest = whole[at:]
         self._pieces, self._received = [rest] if rest else [], len(rest)
 
-    def _answer(self, prefix: Prefix, head: bytes, payload: memoryview) -> None:
+    def _dispatch(self, prefix: Prefix, head: bytes, payload: memoryview) -> None:
         call = self._calls.get(prefix.correlation) if prefix.flags & MORE else self._calls.pop(prefix.correlation, None)
         if call is None:
             return
         if not prefix.flags & MORE:
-            self._count_answered(call)
+            self._count_response(call)
         if prefix.flags & ERROR:
-            call.failed(error_of(decode(head, Failure)))
+            call.on_error(error_of(decode(head, Failure)))
         else:
-            call.answered(head, payload)
+            call.on_response(head, payload)
 
-    def _count_answered(self, call: Call) -> None:
+    def _count_response(self, call: Call) -> None:
         self.unanswered_bytes -= call.size
         if self.waiting and self.unanswered_bytes <= CLOGGED_BYTES:
             self._relieve()
@@ -256,4 +263,4 @@ class ShardLink:
         self._relieve()
         self._retry = self._loop.call_later(RETRY_S, self._open)
         for call in calls:
-            call.failed(Unavailable(ErrorCode.STOPPING, LOST))
+            call.on_error(Unavailable(ErrorCode.STOPPING, LOST))

@@ -1,8 +1,8 @@
 """Messages between the processes of one broker.
 
-A link opens with ``MAGIC`` and the key that the processes share. Then both sides send frames like those of the `polywire`
-protocol: a prefix, a head as MessagePack, and a payload. A request has a correlation id, which its response repeats.
-Responses have any order.
+A link begins with ``MAGIC`` and the shared key of the processes. Then both sides send frames like those of the
+`polywire` protocol: a prefix, a head in MessagePack, and a payload. A response has the correlation id of its request.
+Responses can arrive in any order.
 """
 
 from __future__ import annotations
@@ -28,43 +28,46 @@ _Head = TypeVar("_Head", bound=msgspec.Struct)
 
 
 class Verb(IntEnum):
-    """Requests."""
+    """Types of requests. Each gets one response, unless stated otherwise."""
 
     SUBSCRIBE = 1
-    """Send all topics of this shard, and from then on each change. Every response is ``Topics``."""
+    """Report all topics of this shard, and from then on each change. Each report is a response with ``Topics``."""
     FIND = 2
-    """Answer after sending the present state of a topic to subscribers."""
+    """Report the state of a topic to subscribers, and then respond."""
     CREATE = 3
-    """Create a topic with the default settings, if it does not exist. Answered like FIND."""
+    """Create a topic with the default settings if it does not exist, report it to subscribers, and then respond."""
     PRODUCE = 4
     FETCH = 5
     BOUNDS = 6
     LOOK_UP = 7
     WAIT = 8
-    """Answered when the record at an offset may be readable."""
+    """Respond when the record at an offset can be read, or earlier."""
     CANCEL = 9
-    """End a call, which then gets no answer. This has none, either."""
+    """Cancel a call. Neither the call nor this request gets a response."""
     FORWARD = 10
-    """Execute a request of the `polywire` protocol. The payload is its frame, and that of the answer its response."""
+    """Execute a request of the `polywire` protocol.
+
+    The payload is its frame; that of the response is the response's frame.
+    """
     CALL = 11
-    """Execute a method of the broker. The payload is its arguments, and that of the answer its result (``calls``)."""
+    """Call a method of the broker. The payload is the arguments; that of the response is the result (``calls``)."""
     PROCESS = 12
-    """Report where clients reach the process, and its epoch."""
+    """Report the address and the start number of the process."""
 
     EXECUTE = 13
-    """Execute requests of a client in a session of their protocol. The payload is the requests or their responses."""
+    """Execute requests of a client in a session of their protocol. The payload is the requests, or the responses."""
     ALL_BOUNDS = 14
-    """BOUNDS of several partitions."""
+    """Report the ``Bounds`` of several partitions."""
     CREDIT = 15
-    """Count bytes of the responses to EXECUTE that the client has taken. This has no answer."""
+    """Allow more bytes of responses to an EXECUTE, because the client has taken as many. This has no response."""
 
 
 class Empty(msgspec.Struct, frozen=True, array_like=True):
-    """A head without content."""
+    pass
 
 
 class Value(msgspec.Struct, frozen=True, array_like=True):
-    """A value that a protocol has stored; None if it was removed."""
+    """One value of a protocol's state (``wire_state``). ``value`` is None if it was removed."""
 
     wire: str
     key: str
@@ -72,10 +75,14 @@ class Value(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Topics(msgspec.Struct, frozen=True, array_like=True):
-    """States of topics, ids of deleted topics, and values of protocols.
+    """A report about the topics of a shard, and the state of protocols.
 
-    begins: the first report over a link, which has all values. ends: all topics were reported since then; others do not
-    exist any more.
+    Attributes:
+        topics: topics that were created or changed.
+        deleted: ids of deleted topics.
+        begins: whether this is the first report over the link. It has all ``values``.
+        ends: whether all topics were reported since ``begins``. Topics that were not reported do not exist any more.
+        values: values of protocols' state that were stored or removed.
     """
 
     topics: tuple[TopicState, ...]
@@ -86,10 +93,13 @@ class Topics(msgspec.Struct, frozen=True, array_like=True):
 
 
 class By(msgspec.Struct, frozen=True, array_like=True):
-    """The caller, whom the sending process has authenticated and authorized.
+    """The client on whose behalf a call is made. The sending process has authenticated and authorized it.
 
-    user: name of the user; empty without one. owner: number of a client's address, if it is no user who owns what the
-    client creates. Numbers of users differ between processes. is_broker: the broker itself calls, not a client.
+    Attributes:
+        user: name of the user; empty if there is none.
+        owner: who is charged for created objects: the number of a client's address, if there is no user. The user ids
+            of two processes differ, so the receiving process replaces a user id by its own.
+        is_broker: whether the broker itself makes the call.
     """
 
     user: str = ""
@@ -102,54 +112,54 @@ BROKER: Final = By(is_broker=True)
 
 
 class Named(msgspec.Struct, frozen=True, array_like=True):
-    """A topic by full name. by: for CREATE, the user who is charged for it."""
+    """A topic by full name. ``by`` is the client for which CREATE creates it."""
 
     name: str
     by: By = NO_USER
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
-    """A partition."""
+class PartitionId(msgspec.Struct, frozen=True, array_like=True):
+    """A partition: id of the topic, and partition number."""
 
     topic_id: bytes
     partition: int
 
 
-class Produce(Place, frozen=True):
-    """A stored batch, which is the payload."""
+class Produce(PartitionId, frozen=True):
+    """A batch to append to a partition. The payload is the batch as it is stored."""
 
     level: int
     by: By
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True):
-    """The result of PRODUCE and LOOK_UP."""
+    """An offset: of the first appended record, or the result of LOOK_UP."""
 
     offset: int
 
 
-class Fetch(Place, frozen=True):
-    """A read; see ``PartitionLog.read``."""
+class Fetch(PartitionId, frozen=True):
+    """A read from a partition; see ``PartitionLog.read``."""
 
     offset: int
     bytes_max: int
     offset_end: int | None
 
 
-class Wait(Place, frozen=True):
+class Wait(PartitionId, frozen=True):
     """A partition, and the offset of the record to wait for."""
 
     offset: int
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True):
-    """The correlation id of a call."""
+    """The correlation id of the call to cancel."""
 
     correlation: int
 
 
 class Forward(msgspec.Struct, frozen=True, array_like=True):
-    """A request on behalf of a client. sees_files: whether the client may learn where files are stored."""
+    """The client of a forwarded request. ``sees_files`` is whether it may learn the paths of segment files."""
 
     by: By
     sees_files: bool
@@ -158,8 +168,11 @@ class Forward(msgspec.Struct, frozen=True, array_like=True):
 class Process(msgspec.Struct, frozen=True, array_like=True):
     """A process of the broker.
 
-    epoch: number of its start. host: advertised host, empty for the host that a client has connected to. ports: its
-    ports by listener, empty until it listens. cluster_id: of the Kafka protocol, empty if unknown.
+    Attributes:
+        epoch: number of its start.
+        host: host that clients connect to; empty if they use the host of their present connection.
+        ports: ports that clients connect to, by listener; empty until the process listens.
+        cluster_id: cluster id of the Kafka protocol; empty if unknown.
     """
 
     epoch: int = 0
@@ -169,7 +182,10 @@ class Process(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Execute(msgspec.Struct, frozen=True, array_like=True):
-    """The protocol of requests, and who sent them. in_pieces: whether long responses may be sent in several frames."""
+    """The protocol and the client of the requests in the payload.
+
+    If ``in_pieces``, long responses may be split into several frames.
+    """
 
     protocol: str
     sender: Sender
@@ -177,26 +193,26 @@ class Execute(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Credit(msgspec.Struct, frozen=True, array_like=True):
-    """The correlation id of an EXECUTE, and the number of bytes."""
+    """The correlation id of an EXECUTE, and how many more bytes may be sent."""
 
     correlation: int
     count: int
 
 
 class Responses(msgspec.Struct, frozen=True, array_like=True):
-    """The head of the answer to EXECUTE. more: other frames with responses follow."""
+    """The head of a response to EXECUTE. If ``more``, further frames follow."""
 
     more: bool = False
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
-    """The name of a method."""
+    """The name of the method to call."""
 
     method: str
 
 
 class Bounds(msgspec.Struct, frozen=True, array_like=True):
-    """The present state of a partition; see ``PartitionLog``."""
+    """Offsets and size of a partition; see ``PartitionLog``."""
 
     first_offset: int
     next_offset: int
@@ -205,22 +221,23 @@ class Bounds(msgspec.Struct, frozen=True, array_like=True):
     stored_bytes: int
 
 
-class Places(msgspec.Struct, frozen=True, array_like=True):
-    """Several partitions."""
-
-    places: tuple[Place, ...]
+class PartitionIds(msgspec.Struct, frozen=True, array_like=True):
+    ids: tuple[PartitionId, ...]
 
 
 class AllBounds(msgspec.Struct, frozen=True, array_like=True):
-    """The present states of several partitions. It is None for a deleted one."""
+    """The bounds of the requested partitions, in the same order. They are None for a deleted partition."""
 
     bounds: tuple[Bounds | None, ...]
 
 
 class Fetched(msgspec.Struct, frozen=True, array_like=True):
-    """The result of FETCH: stored batches, which are the payload.
+    """The result of a FETCH. The payload is batches as they are stored.
 
-    next_offset: offset after their last record. bounds: the state of the partition after the read.
+    Attributes:
+        next_offset: offset after the last record in the payload.
+        readable_offset: end of the readable records at the time of the read.
+        bounds: the partition after the read.
     """
 
     next_offset: int
@@ -229,22 +246,22 @@ class Fetched(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Key(IntEnum):
-    """The kind of value in a LOOK_UP."""
+    """The kinds of searches in a partition."""
 
     TIME = 0
-    """The offset at a time."""
+    """Return the first offset at or after a time."""
     ADDRESS = 1
-    """The offset of an address."""
+    """Return the offset of the record at an address."""
     COVERED_ADDRESS = 2
-    """The offset of the record that covers an address."""
+    """Return the offset of the record that contains an address."""
     OFFSET = 3
-    """The address of an offset."""
+    """Return the address of the record at an offset."""
     EPOCH = 4
-    """The offset at which an epoch ends."""
+    """Return the offset after the last record of an epoch."""
 
 
-class LookUp(Place, frozen=True):
-    """A search in one partition."""
+class LookUp(PartitionId, frozen=True):
+    """A search in a partition. ``key`` is a ``Key``."""
 
     key: int
     value: int
@@ -256,7 +273,7 @@ REQUESTS: Final[dict[int, type[msgspec.Struct]]] = {
     Verb.CREATE: Named,
     Verb.PRODUCE: Produce,
     Verb.FETCH: Fetch,
-    Verb.BOUNDS: Place,
+    Verb.BOUNDS: PartitionId,
     Verb.LOOK_UP: LookUp,
     Verb.WAIT: Wait,
     Verb.CANCEL: Cancel,
@@ -264,19 +281,22 @@ REQUESTS: Final[dict[int, type[msgspec.Struct]]] = {
     Verb.CALL: Call,
     Verb.PROCESS: Empty,
     Verb.EXECUTE: Execute,
-    Verb.ALL_BOUNDS: Places,
+    Verb.ALL_BOUNDS: PartitionIds,
     Verb.CREDIT: Credit,
 }
 
 
 def encode(verb: int, correlation: int, head: msgspec.Struct, *, payload_bytes: int = 0, flags: int = 0) -> bytes:
-    """Return prefix and head of a frame; the payload follows."""
+    """Return the prefix and the head of a frame. The caller sends the payload after them."""
     body = _encoder.encode(head)
     return PREFIX.pack(len(body) + payload_bytes, verb, flags, 0, correlation, len(body)) + body
 
 
 def decode(head: Buffer, kind: type[_Head]) -> _Head:
-    """Decode a head. Raises PeerError(fatal=True) if the other process has another version."""
+    """Decode a head.
+
+    Raises PeerError(fatal=True) if it is invalid, for example because the other process has another version.
+    """
     try:
         return msgspec.msgpack.decode(head, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

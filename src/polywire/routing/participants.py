@@ -19,7 +19,7 @@ METHODS: Final = (END, JOIN_EPOCH, OUTCOME)
 
 
 class ParticipantCalls:
-    """Sends the outcomes of transactions to other shards. Implements ``broker.participants.Shards``."""
+    """Calls participants and coordinators in other processes. Implements ``broker.participants.Shards``."""
 
     def __init__(self, router: Router, loop: Loop) -> None:
         self._router: Final = router
@@ -36,11 +36,11 @@ class ParticipantCalls:
     def ask_coordinator(self, participant: Transaction, then: Callable[[bool | None], None]) -> None:
         """See ``broker.participants.Shards``."""
 
-        def answered(commits: bool | BrokerError | None) -> None:
+        def on_outcome(commits: bool | BrokerError | None) -> None:
             then(None if isinstance(commits, BrokerError) else commits)
 
         id_ = participant.id.removeprefix(PARTICIPANT)
-        self._call(participant.coordinator, OUTCOME, (id_, participant.token), {"then": answered}, answered)
+        self._call(participant.coordinator, OUTCOME, (id_, participant.token), {"then": on_outcome}, on_outcome)
 
     def _call(
         self,
@@ -48,9 +48,9 @@ class ParticipantCalls:
         method: Method,
         values: Sequence[Any],
         options: Mapping[str, Any],
-        failed: Callable[[BrokerError], None],
+        on_error: Callable[[BrokerError], None],
     ) -> None:
         try:
             self._router.call(shard, method, values, options)
-        except BrokerError as error:  # too much is on the way to the shard
-            self._loop.call_soon(failed, error)
+        except BrokerError as error:  # too many bytes wait for responses of the other process
+            self._loop.call_soon(on_error, error)

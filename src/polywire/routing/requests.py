@@ -1,4 +1,4 @@
-"""Execute requests of the `polywire` protocol that were authorized for a client of this or another process."""
+"""Execute requests of the `polywire` protocol on behalf of another process, which has authorized them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _round_robin: Final = count()
 
 
 class Authorized(Rights):
-    """The rights of a caller whose request was authorized."""
+    """The rights of a client whose request the other process has authorized."""
 
     __slots__ = ("_caller", "_sees_files")
 
@@ -44,31 +44,33 @@ class Authorized(Rights):
 
 
 class ForwardedRequest:
-    """One request. Implements ``ReplyOwner``."""
+    """One request of another process. Implements ``ReplyOwner``, whose methods for flow control do nothing.
 
-    __slots__ = ("_answered", "admission", "broker", "pin")
+    The client's session in the other process limits the number of its requests.
+    """
+
+    __slots__ = ("_respond", "admission", "broker", "pin")
 
     def __init__(
         self,
         broker: Broker,
         admission: Authorized,
-        answered: Callable[[bytes], object],
+        respond: Callable[[bytes], object],
         pin: Callable[[], Callable[[], None]],
     ) -> None:
-        """Create the request. ``pin`` preserves its bytes until the returned function is called."""
+        """``pin`` preserves the bytes of the request until the function that it returned is called."""
         self.broker: Final = broker
         self.admission: Final = admission
-        self._answered: Final = answered
+        self._respond: Final = respond
         self.pin: Final = pin
 
     @property
     def round_robin(self) -> Iterator[int]:
-        """See ``ReplyOwner``."""
         return _round_robin
 
     def answer(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
         """See ``ReplyOwner``."""
-        self._answered(encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload)
+        self._respond(encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload)
 
     def respond(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
         """See ``ReplyOwner``."""
@@ -76,40 +78,40 @@ class ForwardedRequest:
 
     def respond_error(self, verb: int, correlation: int, error: BrokerError) -> None:
         """See ``ReplyOwner``."""
-        self._answered(encode_head(verb, correlation, failure_of(error), flags=ERROR))
+        self._respond(encode_head(verb, correlation, failure_of(error), flags=ERROR))
 
     def owe(self) -> None:
-        """Do nothing, because the client's session counts its requests."""
+        pass
 
     def hold(self) -> None:
-        """Do nothing, because the client's session holds its requests if it must."""
+        pass
 
     def release(self) -> None:
-        """Do nothing, as in ``hold``."""
+        pass
 
 
 def nothing() -> None:
-    """Do nothing."""
+    pass
 
 
 def execute(
     broker: Broker,
     by: Caller,
     frame: memoryview,
-    answered: Callable[[bytes], object],
+    respond: Callable[[bytes], object],
     *,
     pin: Callable[[], Callable[[], None]] = lambda: nothing,
     sees_files: bool,
 ) -> None:
-    """Execute a request. ``answered`` gets the frame of its only response, now or later.
+    """Execute a request. ``respond`` gets the frame of its response, possibly before this returns.
 
-    The bytes of the frame stay valid until the next commit, or as long as ``pin`` preserves them. By default they are
-    used for nothing else.
+    By default, the bytes of ``frame`` must not change until the request ends. With ``pin``, they must not change until
+    the next commit, or as long as they are pinned.
     """
     # the sending process has checked the client's frame; its own may be longer
     prefix = decode_prefix(frame, length_max=len(frame), head_bytes_max=len(frame))
     head = PREFIX_BYTES + prefix.head_bytes
-    owner: Any = ForwardedRequest(broker, Authorized(broker, by, sees_files=sees_files), answered, pin)
+    owner: Any = ForwardedRequest(broker, Authorized(broker, by, sees_files=sees_files), respond, pin)
     try:
         request = decode_request(prefix.verb, frame[PREFIX_BYTES:head])
         COMMANDS[prefix.verb].handler(owner, prefix.correlation, request, frame[head:])

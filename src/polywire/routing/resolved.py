@@ -1,4 +1,4 @@
-"""The broker of several processes, for handlers whose look-ups must not wait."""
+"""The broker of several processes, for requests that look up topics without waiting."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from polywire.routing.broker import ANSWER_S, HAS, RoutedBroker
 
 
 def _never(_: str) -> Caller | None:
-    """Create no topic."""
+    pass
 
 
 class ResolvedBroker(RoutedBroker):
-    """The broker of several processes for handlers that run in slices: its look-ups never raise Pending.
+    """Like ``routed``, from which it takes its state, but looking up a topic never raises Pending.
 
-    ``resolve`` does, before such a handler begins. It shares everything with another ``RoutedBroker``.
+    It is for requests that are executed in slices and cannot be repeated. Before the first slice, ``resolve`` raises
+    Pending until all topics of the request are known.
     """
 
     __slots__ = ()
@@ -38,7 +39,7 @@ class ResolvedBroker(RoutedBroker):
         return self.local.find_topic(full_name) or self.remote_topics.find(full_name)
 
     def ensure_topic(self, full_name: str, *, by: Caller = NO_CALLER) -> Topic:
-        """See ``api.Topics``. Raises Busy(BUSY) for a topic that ``resolve`` has not created in another process."""
+        """See ``api.Topics``. Raises Busy(BUSY) for a topic of another process that ``resolve`` has not created."""
         try:
             return super().ensure_topic(full_name, by=by)
         except Pending:
@@ -47,7 +48,7 @@ class ResolvedBroker(RoutedBroker):
     def resolve(
         self, names: Iterable[str], ids: Iterable[bytes] = (), *, creates: Callable[[str], Caller | None] = _never
     ) -> None:
-        """Raise Pending while the topics of these names and ids have yet to be reported.
+        """Raise Pending until the topics with these names and ids are known.
 
         ``creates`` returns the caller for whom a missing topic is created, or None if it must not be created. Names
         whose process does not respond stay unknown.

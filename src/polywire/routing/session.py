@@ -1,8 +1,8 @@
-"""The receiving end of a link: executes the calls of another process on the broker of this one.
+"""The receiving end of a link: executes the calls of another process in this one.
 
 * Batches of a partition are appended in the order in which they arrive. If the log is full, a batch waits, and later
   batches of the same partition wait behind it. All other calls continue.
-* Subscribers get the state of a topic before the response to a call that creates or finds it.
+* The state of a topic is sent before the response to a call that creates or finds the topic.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ if TYPE_CHECKING:
     from polywire.broker.topics import Partition, Topic
 
 WIRE: Final = "link"
-BUSY_WAIT_S: Final = 30.0  # how long batches wait for space in the log, as in the protocols
-TOPICS_AT_ONCE: Final = 100  # topics of one frame of the first report, which takes less than a millisecond
-COPIED_BYTES_MIN: Final = 1024 * 1024  # requests that are copied, so that a long one does not pause the link
-REPORTED_WIRES: Final = ("iggy",)  # protocols whose values all processes know
+BUSY_WAIT_S: Final = 30.0  # how long batches wait for space in the log; the same as in the protocols
+TOPICS_AT_ONCE: Final = 100  # topics in one report, which takes less than a millisecond
+# Larger requests are copied. Pinned, they would occupy the link's receive buffer, and the link would pause.
+COPIED_BYTES_MIN: Final = 1024 * 1024
+REPORTED_WIRES: Final = ("iggy",)  # protocols whose state is reported to all processes
 VERB_AT: Final = 4  # position of the verb in a frame of the `polywire` protocol
 _PRODUCE: Final = int(polywire_messages.Verb.PRODUCE)
 JOIN: Final = "groups.join"
@@ -56,15 +57,9 @@ OPENING_BYTES: Final = len(MAGIC) + KEY_BYTES
 
 
 class LinkSession(FramedSession["Broker"]):
-    """One link. Invariant: each call except SUBSCRIBE gets one response.
-
-    ``_waiting`` has the batches that wait for space in the log, by partition. ``_changed`` are topics, and ``_values``
-    values of protocols, whose state the subscriber does not know. ``_members`` are the members of groups that are
-    connected to the other process, with their protocols.
-    """
+    """One link. Each call gets one response, unless its ``Verb`` says otherwise."""
 
     __slots__ = (
-        "_answers",
         "_calls",
         "_changed",
         "_end_watches",
@@ -75,6 +70,7 @@ class LinkSession(FramedSession["Broker"]):
         "_parts",
         "_prefix",
         "_process",
+        "_responses",
         "_subscription",
         "_values",
         "_waiting",
@@ -95,24 +91,24 @@ class LinkSession(FramedSession["Broker"]):
         self._process: Final = process
         self._executors: Final = executors
         self._parts: Final = parts
+        # protocols of the group members that stay members while they are connected to the other process
         self._members: dict[tuple[str, str, str], str] = {}
-        self._answers: list[Buffer] = []
+        self._responses: list[Buffer] = []
         self._calls: dict[int, Handle] = {}
-        self._changed: set[bytes] = set()
-        self._owed = 0
+        self._changed: set[bytes] = set()  # ids of topics to report
+        self._owed = 0  # number of responses that are still to be sent
         self._prefix = NO_PREFIX
-        self._subscription = 0
-        self._values: dict[tuple[str, str], messages.Value] = {}
-        self._waiting: dict[Partition, AppendQueue] = {}
+        self._subscription = 0  # correlation id of SUBSCRIBE
+        self._values: dict[tuple[str, str], messages.Value] = {}  # values to report
+        self._waiting: dict[Partition, AppendQueue] = {}  # batches that wait for space in the log
         self._end_watches: tuple[Callable[[], None], ...] = ()
 
     @property
     def frame_bytes_max(self) -> int:
-        """The longest frame."""
+        """Maximum length of a frame."""
         return PREFIX_BYTES + messages.REQUEST_BYTES_MAX
 
     def owes(self) -> bool:
-        """Whether a call is unanswered."""
         return self._owed > 0
 
     def _frame_bytes(self, data: memoryview, at: int) -> int:
@@ -146,7 +142,7 @@ class LinkSession(FramedSession["Broker"]):
 
     # Responses
 
-    def _answer(self, correlation: int, head: msgspec.Struct) -> None:
+    def _respond(self, correlation: int, head: msgspec.Struct) -> None:
         self._owed -= 1
         self._send(encode(0, correlation, head))
 
@@ -155,33 +151,33 @@ class LinkSession(FramedSession["Broker"]):
         self._send(encode(0, correlation, failure_of(error), flags=ERROR))
 
     def _ended(self, correlation: int, result: Any, kind: Callable[[Any], msgspec.Struct]) -> None:
-        """Answer a call that has ended with this result."""
+        """Respond to a call. The head of the response is ``kind(result)``, or the error if ``result`` is one."""
         self._calls.pop(correlation, None)
         if self._phase is CLOSED:
             return
         if isinstance(result, BrokerError):
             self._refuse(correlation, result)
         else:
-            self._answer(correlation, kind(result))
+            self._respond(correlation, kind(result))
         self._end_when_done()
 
     def _send(self, frame: bytes) -> None:
-        self._answers.append(frame)
+        self._responses.append(frame)
         if not self._owed and not self._receiving:  # no other response will be ready in this pass
             self._flush()
-        elif len(self._answers) == 1:
+        elif len(self._responses) == 1:
             self.broker.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send the responses of this pass of the loop with one write."""
-        answers, self._answers = self._answers, []
-        if answers and self._phase is not CLOSED:
-            self.output.write(answers[0] if len(answers) == 1 else b"".join(answers))
+        """Send all responses that are ready with one write."""
+        responses, self._responses = self._responses, []
+        if responses and self._phase is not CLOSED:
+            self.output.write(responses[0] if len(responses) == 1 else b"".join(responses))
 
     # Topics
 
     def _subscribe(self, correlation: int, _: messages.Empty, __: memoryview) -> None:
-        self._owed -= 1  # it is answered as long as the link lasts
+        self._owed -= 1  # reports are sent as long as the link is open
         self._subscription = correlation
         broker = self.broker
         self._end_watches = broker.watch_topics(self._topic_changed), broker.watch_wire_state(self._value_changed)
@@ -195,7 +191,7 @@ class LinkSession(FramedSession["Broker"]):
         self.broker.sliced.put(partial(self._report_some, topics))
 
     def _report_some(self, topics: list[bytes], end: float) -> bool:
-        """Report topics until the end of the time slice. Return whether some are left."""
+        """Report topics until the end of the time slice. Return whether topics are left."""
         while topics and self._phase is not CLOSED:
             self._changed.update(topics[-TOPICS_AT_ONCE:])
             del topics[-TOPICS_AT_ONCE:]
@@ -207,13 +203,12 @@ class LinkSession(FramedSession["Broker"]):
         return False
 
     def _topic_changed(self, topic_id: bytes) -> None:
-        """Report the state of a topic at the end of this pass, because it is about to change."""
+        """Report the state of a topic after the current pass of the loop. The change comes after this call."""
         self._changed.add(topic_id)
         if len(self._changed) == 1:
             self.broker.loop.call_soon(self._report_changes)
 
     def _value_changed(self, change: WireStateSet) -> None:
-        """Report a value at the end of this pass."""
         if change.wire in REPORTED_WIRES:
             self._values[change.wire, change.key] = messages.Value(change.wire, change.key, change.value)
             self.broker.loop.call_soon(self._report_changes)
@@ -237,12 +232,12 @@ class LinkSession(FramedSession["Broker"]):
         if topic is not None:
             self._changed.add(topic.id)
         self._report_changes()
-        self._answer(correlation, messages.Empty())
+        self._respond(correlation, messages.Empty())
 
     def _create(self, correlation: int, named: messages.Named, _: memoryview) -> None:
         self.broker.ensure_topic(named.name, by=self.caller(named.by))
         self._report_changes()
-        self._answer(correlation, messages.Empty())
+        self._respond(correlation, messages.Empty())
 
     # Requests of the `polywire` protocol
 
@@ -260,12 +255,12 @@ class LinkSession(FramedSession["Broker"]):
     def _forward(self, correlation: int, head: messages.Forward, frame: memoryview) -> None:
         if self._waiting and frame[VERB_AT] == _PRODUCE:
             raise Busy(ErrorCode.BUSY, "batches of another connection wait for space in the log (retry)")
-        answered = partial(self._forwarded, correlation)
+        respond = partial(self._forwarded, correlation)
         by = self.caller(head.by)
         if len(frame) > COPIED_BYTES_MIN:
-            execute(self.broker, by, memoryview(bytearray(frame)), answered, sees_files=head.sees_files)
+            execute(self.broker, by, memoryview(bytearray(frame)), respond, sees_files=head.sees_files)
         else:
-            execute(self.broker, by, frame, answered, pin=self.output.pin, sees_files=head.sees_files)
+            execute(self.broker, by, frame, respond, pin=self.output.pin, sees_files=head.sees_files)
 
     def _forwarded(self, correlation: int, frame: bytes) -> None:
         self._owed -= 1
@@ -311,7 +306,7 @@ class LinkSession(FramedSession["Broker"]):
     # Methods of the broker
 
     def _report_process(self, correlation: int, _: messages.Empty, __: memoryview) -> None:
-        self._answer(correlation, self._process())
+        self._respond(correlation, self._process())
 
     def _call(self, correlation: int, head: messages.Call, arguments: memoryview) -> None:
         target, method = self._method(head.method)
@@ -322,7 +317,7 @@ class LinkSession(FramedSession["Broker"]):
             self._members.pop((sent["group"], sent["topic"], sent["member"]), None)
 
     def _method(self, name: str) -> tuple[object, Method]:
-        """Return a method, and the broker or the part that has it."""
+        """Return a method, and the object to call it on: the broker, a part of it, or an object of a protocol."""
         method = METHODS.get(name)
         if method is not None:
             return (attrgetter(method.part)(self.broker) if method.part else self.broker), method
@@ -365,12 +360,12 @@ class LinkSession(FramedSession["Broker"]):
             raise Missing(ErrorCode.TOPIC_MISSING, "topic was deleted")
         return topic
 
-    def partition(self, place: messages.Place) -> Partition:
+    def partition(self, partition_id: messages.PartitionId) -> Partition:
         """See ``Receiver``."""
-        topic = self.broker.topic_of_id(place.topic_id)
-        if topic is None or place.partition >= len(topic.partitions):
-            raise Missing(ErrorCode.PARTITION_MISSING, f"partition was deleted partition={place.partition}")
-        found: Partition = topic.partitions[place.partition]
+        topic = self.broker.topic_of_id(partition_id.topic_id)
+        if topic is None or partition_id.partition >= len(topic.partitions):
+            raise Missing(ErrorCode.PARTITION_MISSING, f"partition was deleted partition={partition_id.partition}")
+        found: Partition = topic.partitions[partition_id.partition]
         return found
 
     def _produce(self, correlation: int, head: messages.Produce, batch: memoryview) -> None:
@@ -417,17 +412,17 @@ class LinkSession(FramedSession["Broker"]):
         self.output.write_many([encode(0, correlation, fetched, payload_bytes=size), *read.chunks], read.pin.release)
         self._end_when_done()
 
-    def _report_bounds(self, correlation: int, head: messages.Place, _: memoryview) -> None:
-        self._answer(correlation, _bounds(self.partition(head)))
+    def _report_bounds(self, correlation: int, head: messages.PartitionId, _: memoryview) -> None:
+        self._respond(correlation, _bounds(self.partition(head)))
 
-    def _report_all_bounds(self, correlation: int, head: messages.Places, _: memoryview) -> None:
+    def _report_all_bounds(self, correlation: int, head: messages.PartitionIds, _: memoryview) -> None:
         bounds: list[messages.Bounds | None] = []
-        for place in head.places:
+        for partition_id in head.ids:
             with suppress(Missing):
-                bounds.append(_bounds(self.partition(place)))
+                bounds.append(_bounds(self.partition(partition_id)))
                 continue
             bounds.append(None)
-        self._answer(correlation, messages.AllBounds(tuple(bounds)))
+        self._respond(correlation, messages.AllBounds(tuple(bounds)))
 
     def _search(self, correlation: int, head: messages.LookUp, _: memoryview) -> None:
         log = self.partition(head).log
@@ -446,10 +441,10 @@ class LinkSession(FramedSession["Broker"]):
             self._calls[correlation] = found
 
     def close(self) -> None:
-        """Release everything, because the link is closed. Batches that wait for space are stored nevertheless.
+        """Cancel all calls, because the link is closed. Batches that wait for space in the log are still appended.
 
-        Members that have no heartbeats leave their groups, because their process may have ended. If it has not, their
-        next request joins again.
+        Members of groups that do not send heartbeats leave, because the other process may have exited. If it has not,
+        their next request joins again.
         """
         self._enter(CLOSED)
         for end_watch in self._end_watches:
@@ -457,7 +452,7 @@ class LinkSession(FramedSession["Broker"]):
         for call in self._calls.values():
             call.cancel()
         self._calls.clear()
-        self._answers.clear()
+        self._responses.clear()
         for (group, topic, member), wire in self._members.items():
             with suppress(BrokerError):  # another process or the expiry has removed the member
                 self.broker.groups.leave(group, topic, member, None, wire=wire, by=ITSELF)
@@ -492,7 +487,7 @@ COMMANDS: Final[dict[int, Callable[[LinkSession, int, Any, memoryview], None]]] 
 
 
 class Part:
-    """An object of a protocol, and the functions that other processes may execute with it."""
+    """An object of a protocol, and the functions that other processes may call on it."""
 
     def __init__(self, name: str, target: object, functions: Iterable[Callable[..., Any]]) -> None:
         self.target: Final = target
@@ -500,7 +495,7 @@ class Part:
 
 
 class RouterFactory:
-    """Opens the receiving ends of links. Implements ``SessionFactory``."""
+    """Creates the sessions of links that other processes open. Implements ``SessionFactory``."""
 
     __slots__ = ("_broker", "_executors", "_key", "_parts", "_process")
 
@@ -517,10 +512,11 @@ class RouterFactory:
         """Create the factory.
 
         Args:
-            key: known to the processes of this broker only.
-            process: describes this process.
-            executors: execute requests of other protocols, by name.
-            parts: objects of protocols, by name.
+            broker: the broker of this process.
+            key: shared secret of the processes.
+            process: returns the address of this process.
+            executors: functions that execute a client's requests, by protocol.
+            parts: objects whose functions can be called, by name.
         """
         self._executors: Final = executors
         self._broker: Final = broker
@@ -529,9 +525,7 @@ class RouterFactory:
         self._parts: Final = parts
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether the prefix is the beginning of a link."""
         return begins_with(prefix, MAGIC)
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkSession:
-        """Return a session for a link."""
         return LinkSession(self._broker, self._key, self._process, self._executors, self._parts, output, resume)

@@ -1,6 +1,6 @@
-"""Topics of other shards, as those reported them last, and the state of their partitions.
+"""The topics and partitions of other processes, as they were reported last.
 
-A partition's bounds are as old as the last response about it; see ``RoutedBroker.when_current``.
+Offsets of a partition are those in the latest response about it. ``RoutedBroker.when_current`` requests them again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from polywire.routing.messages import (
     Fetched,
     Key,
     LookUp,
-    Place,
-    Places,
+    PartitionId,
+    PartitionIds,
     Produce,
     Topics,
     Verb,
@@ -38,11 +38,11 @@ from polywire.routing.messages import (
 from polywire.types import Buffer, Level, TopicName
 
 UNKNOWN: Final = Bounds(0, 0, 0, 0, 0)
-REFRESHED_MAX: Final = 500  # partitions whose bounds are requested with one call, which takes about a millisecond
+REFRESHED_MAX: Final = 500  # limit of partitions in one ALL_BOUNDS request, which takes about a millisecond
 
 
 class RemoteLog:
-    """A partition of another shard. Implements ``PartitionView``."""
+    """A partition of another process. Implements ``PartitionView``."""
 
     __slots__ = ("bounds", "compression", "incarnation", "link", "number", "topic_id")
 
@@ -80,28 +80,28 @@ class RemoteLog:
         return self.bounds.stored_bytes
 
     def epoch_at(self, offset: int) -> int:
-        """Return the current epoch of the shard, for the end of the partition."""
+        """Return the current epoch of the other process. ``offset`` must be the end of the partition."""
         del offset
         return self.link.epoch
 
     def append(self, batch: Buffer, by: By, level: Level, done: Completion[int] | None) -> None:
-        """Append a batch. ``done`` gets the offset of its first record. Raises Busy(BUSY)."""
+        """Append a batch. ``done`` gets the offset of its first record, or an error. Raises Busy(BUSY)."""
         head = Produce(self.topic_id, self.number, level, by)
         self.link.call(Verb.PRODUCE, head, Appended, partial(_offset, done), batch)
 
     def read(self, offset: int, *, bytes_max: int, then: Completion[Read], offset_end: int | None = None) -> Handle:
         """See ``PartitionView``. An invalid offset is reported to ``then``."""
 
-        def answered(received: bytes, payload: memoryview) -> None:
+        def received(received: bytes, payload: memoryview) -> None:
             head = decode(received, Fetched)
             self.bounds = head.bounds
             then(Read([payload] if len(payload) else [], head.next_offset, head.readable_offset, NO_PIN))
 
         head = Fetch(self.topic_id, self.number, offset, bytes_max, offset_end)
-        return self.link.send(Verb.FETCH, head, answered, then)
+        return self.link.send(Verb.FETCH, head, received, then)
 
     def wait(self, offset: int, wake: Callable[[], None]) -> Handle:
-        """Call ``wake`` when the record at an offset may be readable. After a lost link, it is called, too."""
+        """Call ``wake`` when the record at an offset can be read, or earlier. It is also called if the link is lost."""
 
         def woken(_: object) -> None:
             wake()
@@ -109,20 +109,20 @@ class RemoteLog:
         return self.link.call(Verb.WAIT, Wait(self.topic_id, self.number, offset), Empty, woken)
 
     def find_epoch_end(self, epoch: int, then: Completion[int]) -> Handle:
-        """Look up where an epoch ends."""
+        """Request the offset after the last record of an epoch."""
         return self._look_up(Key.EPOCH, epoch, then)
 
     def refresh(self, then: Completion[None]) -> Handle:
-        """Request the present bounds, and call ``then`` when they are known."""
+        """Request the current offsets, and call ``then`` when they are set."""
 
-        def came(bounds: Bounds | BrokerError) -> None:
+        def received(bounds: Bounds | BrokerError) -> None:
             if isinstance(bounds, BrokerError):
                 then(bounds)
             else:
                 self.bounds = bounds
                 then(None)
 
-        return self.link.call(Verb.BOUNDS, Place(self.topic_id, self.number), Bounds, came)
+        return self.link.call(Verb.BOUNDS, PartitionId(self.topic_id, self.number), Bounds, received)
 
     def offset_at(self, time_us: int, then: Completion[int]) -> Handle:
         """See ``PartitionView``."""
@@ -147,9 +147,9 @@ def _offset(done: Completion[int] | None, result: Appended | BrokerError) -> Non
 
 
 class Refresh:
-    """Requests the present bounds of partitions, from all shards at the same time. Implements ``Handle``.
+    """Requests the current offsets of many partitions, from all their processes at once. Implements ``Handle``.
 
-    ``then`` is called when all have answered, with the first error if there is one.
+    ``then`` is called once all processes have responded. It gets the first error, or None.
     """
 
     __slots__ = ("_calls", "_error", "_left", "_then")
@@ -162,54 +162,58 @@ class Refresh:
         for log in logs:
             self._left.setdefault(log.link, []).append(log)
         for link in list(self._left):
-            self._ask(link)
+            self._request(link)
 
-    def _ask(self, link: ShardLink) -> None:
+    def _request(self, link: ShardLink) -> None:
         logs = self._left[link]
-        asked = logs[-REFRESHED_MAX:]
+        requested = logs[-REFRESHED_MAX:]
         del logs[-REFRESHED_MAX:]
-        places = Places(tuple([Place(log.topic_id, log.number) for log in asked]))
-        self._calls[link] = link.call(Verb.ALL_BOUNDS, places, AllBounds, partial(self._came, link, asked))
+        ids = PartitionIds(tuple([PartitionId(log.topic_id, log.number) for log in requested]))
+        self._calls[link] = link.call(Verb.ALL_BOUNDS, ids, AllBounds, partial(self._received, link, requested))
 
-    def _came(self, link: ShardLink, asked: Sequence[RemoteLog], result: AllBounds | BrokerError) -> None:
+    def _received(self, link: ShardLink, requested: Sequence[RemoteLog], result: AllBounds | BrokerError) -> None:
         if isinstance(result, BrokerError):
             self._error = self._error or result
             self._left[link].clear()
         else:
-            for log, bounds in zip(asked, result.bounds, strict=True):
+            for log, bounds in zip(requested, result.bounds, strict=True):
                 log.bounds = bounds or log.bounds
         if self._left[link]:
-            self._ask(link)
+            self._request(link)
             return
         del self._left[link]
         if not self._left:
             self._then(self._error)
 
     def cancel(self) -> None:
-        """Cancel the calls."""
+        """Cancel the requests. ``then`` is not called any more."""
         for call in self._calls.values():
             call.cancel()
 
 
 class RemoteTopics:
-    """The topics of other shards. A topic remains when the link to its shard is lost. Implements ``RemoteTopicLookup``.
+    """The topics of other processes. They remain known while a link is lost. Implements ``RemoteTopicLookup``.
 
-    ``_reported`` has the topics that a shard has reported since its link was opened, until all were reported. ``known``
-    are the shards that have reported all of their topics at least once, and ``when_known`` is called for each.
+    Attributes:
+        version: number that increases whenever a topic is created or deleted.
+        watchers: functions that are called with the id of each topic that changes.
+        known: shards that have reported all their topics at least once.
+        when_known: functions to call when a shard is added to ``known``.
     """
 
     __slots__ = ("_by_id", "_by_name", "_names", "_reported", "_shards", "known", "version", "watchers", "when_known")
 
     def __init__(self, names: Shards) -> None:
-        """Create the table without topics. ``names`` has the owners of names."""
+        """``names`` maps the names of topics to shards."""
         self._names: Final = names
-        self.version = 0  # increases whenever a topic is created or deleted
-        self.watchers: Final[list[Callable[[bytes], None]]] = []  # called with the id of each topic that has changed
+        self.version = 0
+        self.watchers: Final[list[Callable[[bytes], None]]] = []
         self.known: Final[set[int]] = set()
         self.when_known: list[Callable[[], None]] = []
         self._by_id: Final[dict[bytes, Topic]] = {}
         self._by_name: Final[dict[str, Topic]] = {}
         self._shards: Final[dict[bytes, int]] = {}
+        # ids of the topics that were reported since ``Topics.begins``, by shard; removed at ``Topics.ends``
         self._reported: Final[dict[int, set[bytes]]] = {}
 
     def find(self, full_name: str) -> Topic | None:
@@ -225,15 +229,15 @@ class RemoteTopics:
         return self._names.shard_of(full_name) not in (None, self._names.own)
 
     def all(self) -> Iterator[Topic]:
-        """Return all topics, in no particular order."""
+        """Return the topics in no particular order."""
         return iter(self._by_name.values())
 
     def shard_of(self, topic: Topic) -> int | None:
-        """Return the shard of a topic, None if it is not another one's."""
+        """Return the shard of a topic; None if it is a topic of this process."""
         return self._shards.get(topic.id)
 
     def apply(self, link: ShardLink, update: Topics) -> None:
-        """Apply the states that a shard has reported."""
+        """Apply a report of another process."""
         shard = link.shard
         if update.begins:
             self._reported[shard] = set()
@@ -241,7 +245,7 @@ class RemoteTopics:
             self._reported[shard].update(state.id for state in update.topics)
         if update.ends:
             reported = self._reported.pop(shard, set())
-            for topic_id in [id_ for id_, place in self._shards.items() if place == shard and id_ not in reported]:
+            for topic_id in [id_ for id_, owner in self._shards.items() if owner == shard and id_ not in reported]:
                 self._delete(topic_id)
         for topic_id in update.deleted:
             self._delete(topic_id)
