@@ -20,13 +20,13 @@ from benchmarks.measure import console, descendants, processor_seconds
 from benchmarks.polywire_load import produce_rate, value_batch
 from polywire.client import bulk
 from polywire.cluster.nodes import Nodes
-from polywire.server.placement import home_of
+from polywire.server.placement import shard_by_hash
 from polywire.store.url import open_bucket
 from tests.broker_process import BrokerProcess
 
 SHARDS: Final = 2
 TOPICS: Final = tuple(
-    next(name for name in map("t{}".format, range(64)) if home_of(name, SHARDS) == shard) for shard in range(SHARDS)
+    next(name for name in map("t{}".format, range(64)) if shard_by_hash(name, SHARDS) == shard) for shard in range(SHARDS)
 )
 WIRE: Final = "polywire"
 POLL_S: Final = 0.1

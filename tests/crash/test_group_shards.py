@@ -51,7 +51,7 @@ class Reader(Consumer):
         for _ in range(int(WAIT_S / STEP_S)):
             body = self.client.hear(api, version) if self.is_connected else None
             if not self.is_connected:
-                self.client = Client(self.processes, self.processes.shards.home(GROUP))
+                self.client = Client(self.processes, self.processes.shards.shard_by_hash(GROUP))
                 return None
             if body is not None:
                 return body
@@ -61,11 +61,11 @@ class Reader(Consumer):
 
     @property
     def is_connected(self) -> bool:
-        return self.client.session.shared is self.processes.outside[self.processes.shards.home(GROUP)].shared
+        return self.client.session.shared is self.processes.outside[self.processes.shards.shard_by_hash(GROUP)].shared
 
     def _crash(self) -> None:
         """Crash silently: its connection and requests stay, and it returns as another member."""
-        self.client = Client(self.processes, self.processes.shards.home(GROUP))
+        self.client = Client(self.processes, self.processes.shards.shard_by_hash(GROUP))
         self.id, self.epoch, self.reading, self.owned, self.next_offsets = f"{self.id}+", 0, {}, None, {}
 
     def give_sign(self, *, is_lost: bool = False, **fields: Any) -> bool:
@@ -183,7 +183,7 @@ class World:
         self.late.clear()
 
     def change_topics(self) -> None:
-        broker = self.cluster.shards.brokers[self.cluster.shards.home("later")]
+        broker = self.cluster.shards.brokers[self.cluster.shards.shard_by_hash("later")]
         found = broker.find_topic("later")
         if found is None:
             broker.create_topic(TopicName.parse("later"), 2)
@@ -203,7 +203,7 @@ class World:
 
     def reading(self) -> list[tuple[bytes, int, str]]:
         """Return which partition each member reads, of the members that the coordinator knows."""
-        consumers = self.cluster.shards.brokers[self.cluster.shards.home(GROUP)].consumers
+        consumers = self.cluster.shards.brokers[self.cluster.shards.shard_by_hash(GROUP)].consumers
         return [
             (id_, one, member.id)
             for member in self.members
@@ -295,8 +295,8 @@ def test_members_can_commit_before_they_rejoin_a_restarted_coordinator() -> None
     world.members = [member]
     member.give_sign()
     member.read_on()
-    world.cluster.kill(world.cluster.shards.home(GROUP), synced_only=False)
-    member.client = Client(world.cluster, world.cluster.shards.home(GROUP))
+    world.cluster.kill(world.cluster.shards.shard_by_hash(GROUP), synced_only=False)
+    member.client = Client(world.cluster, world.cluster.shards.shard_by_hash(GROUP))
     before = dict(world.positions)
     member.read_on()
     world.check()

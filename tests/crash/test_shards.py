@@ -19,7 +19,7 @@ import pytest
 
 from polywire.client.polywire import PolywireClient
 from polywire.cluster.nodes import NODE_INTERVAL_S
-from polywire.server.placement import directory_of, home_of
+from polywire.server.placement import directory_of, shard_by_hash
 from polywire.store.url import open_bucket
 from tests.broker_process import BrokerProcess, child_environment
 from tests.crash.test_processes import Producer, go_on, opened, until
@@ -29,7 +29,7 @@ from tests.s3_server import BUCKET, s3_server
 SHARDS: Final = 2
 WIRES: Final = ("flux", "kafka", "polywire", "cursus")
 TOPICS: Final = {
-    shard: [name for name in map("topic-{}".format, range(12)) if home_of(name, SHARDS) == shard][:2]
+    shard: [name for name in map("topic-{}".format, range(12)) if shard_by_hash(name, SHARDS) == shard][:2]
     for shard in range(SHARDS)
 }
 

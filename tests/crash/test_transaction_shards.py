@@ -41,10 +41,10 @@ class InMemory(Transactor):
 
     def coordinator(self, key: str, kind: int) -> tuple[str, int]:
         del kind
-        return "", self._cluster.shards.home(key)
+        return "", self._cluster.shards.shard_by_hash(key)
 
     def leader(self, topic: str) -> tuple[str, int]:
-        return "", self._cluster.shards.home(topic)
+        return "", self._cluster.shards.shard_by_hash(topic)
 
     def _client(self, shard: int) -> Client:
         client = self._clients.get(shard)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from polywire.server.placement import home_of
+from polywire.server.placement import shard_by_hash
 from polywire.spark.sealed import RANGE_RECORDS_MIN
 from tests.broker_process import BrokerProcess
 from tests.e2e.conftest import Reached
@@ -119,7 +119,8 @@ def test_topics_of_several_shards_through_any_machine(
 ) -> None:
     """Each is in a different shard; the second machine leads none."""
     names = [
-        next(name for name in map(f"{topic}-{{}}".format, range(99)) if home_of(name, 2) == home) for home in (0, 1)
+        next(name for name in map(f"{topic}-{{}}".format, range(99)) if shard_by_hash(name, 2) == home)
+        for home in (0, 1)
     ]
     with s3_server(tmp_path / "s3") as environment:
         for name, value in environment.items():

@@ -50,7 +50,7 @@ WiresMutation: Final = partial(Mutation, world="wires")
 
 def _settled_early(old: Callable[..., memoryview], connection: Connection, size: int) -> memoryview:
     """Read into memory that a write batch views."""
-    connection._hub.memory.settle()
+    connection._hub.memory.batch_committed()
     return old(connection, size)
 
 

@@ -162,7 +162,7 @@ class Redrive:
         if shards is None:
             return first
         names = (f"{first}-{number}" for number in range(ID_TRIES_MAX))
-        return next((name for name in names if shards.home(name) == shards.own), first)
+        return next((name for name in names if shards.shard_by_hash(name) == shards.own), first)
 
     def _by_shard(self, letters: Iterable[Letter], call: ApiCall) -> tuple[list[Letter], dict[int, list[Letter]]]:
         """Split letters into those for topics of this process, and those for each other process.

@@ -139,7 +139,9 @@ class RoutedBroker:
         self._links: Final = {
             shard: ShardLink(shards, shard, self, local.loop) for shard in range(shards.count) if shard != shards.own
         }
-        local.participants.begin(ParticipantCalls(self, local.loop), lambda id_: shards.home(id_) == shards.own)
+        local.participants.begin(
+            ParticipantCalls(self, local.loop), lambda id_: shards.shard_by_hash(id_) == shards.own
+        )
 
     def apply_topics(self, link: ShardLink, topics: messages.Topics) -> None:
         if link.shard == VALUES_SHARD:
@@ -281,7 +283,7 @@ class RoutedBroker:
             return topic
         if not self.settings.auto_create:
             return self.topic(full_name)
-        shard = self.shards.home(full_name)
+        shard = self.shards.shard_by_hash(full_name)
         if shard == self.shards.own:
             return self.local.ensure_topic(full_name, by=by)
         error = self._found.get(full_name)
@@ -553,7 +555,7 @@ class RoutedBroker:
         See ``Participants.join_epoch``.
         """
         values = id_, epoch, self.shards.own
-        found: Latest | None = self.call(self.shards.home(id_), JOIN_EPOCH, values, {"by": by})
+        found: Latest | None = self.call(self.shards.shard_by_hash(id_), JOIN_EPOCH, values, {"by": by})
         return found
 
     # Methods executed in the process of a topic
@@ -592,7 +594,7 @@ class RoutedBroker:
             if self.local.find_topic(subject) is not None:
                 return self.shards.own
             shard = self.shards.shard_of(subject)
-            return self.shards.home(subject) if shard is None else shard
+            return self.shards.shard_by_hash(subject) if shard is None else shard
         return self.shard_of_topic(subject.topic if isinstance(subject, Partition) else subject)
 
     def call(self, shard: int, method: Method, values: Sequence[Any], options: Mapping[str, Any]) -> Any:

@@ -31,19 +31,17 @@ log = structlog.get_logger("polywire.audit")
 
 
 class AuditLog:
-    """Writes audit events.
-
-    ``_written`` counts the lines of each kind since ``_begun``. It includes those that were dropped.
-    """
+    """Writes audit events as log lines."""
 
     __slots__ = ("_begun", "_clock", "_failed", "_file", "_path", "_written")
 
     def __init__(self, clock: Clock, path: Path | None = None) -> None:
-        """Open the file. ``path`` is None if there is none. Raises OSError if it cannot be opened."""
+        """Open the file, if there is one. Raises OSError if it cannot be opened."""
         self._clock: Final = clock
         self._path: Final = path
         self._file = -1
         self._failed = False
+        # number of lines by action, outcome and actor since ``_begun``; includes dropped ones
         self._written: dict[tuple[str, str, str], int] = {}
         self._begun = clock.monotonic()
         self.reopen()
@@ -65,7 +63,7 @@ class AuditLog:
             self._file = -1
 
     def record(self, event: AuditEvent) -> None:
-        """Write an event, unless there were too many of the same kind in this window."""
+        """Write an event, unless too many lines with its action, outcome and user were written recently."""
         # Denied requests are counted by address, because a client can send any user name.
         actor = event.user if event.outcome is Outcome.ALLOWED else host_of(event.peer)
         kind = event.action, event.outcome.value, actor
@@ -83,7 +81,7 @@ class AuditLog:
             )
 
     def sweep(self, *, stopping: bool = False) -> None:
-        """Write how many lines were dropped, if the window has ended. Call it once a second."""
+        """Log how many lines were dropped, if the window has ended. Call it once a second."""
         now = self._clock.monotonic()
         if now - self._begun < WINDOW_S and not stopping:
             return

@@ -1,9 +1,9 @@
-"""Check a bucket, and open a broker for the log in it.
+"""Check a bucket, and open a broker whose log is stored in it.
 
-* A bucket whose conditional writes do not work is rejected before anything is written.
-* The first check runs in a child process: the libraries for buckets start threads, and a process with threads must not
-  fork.
-* The log is recovered in a thread, so that the event loop keeps running.
+* A bucket without working conditional writes is rejected before anything is written.
+* The first check runs in a child process: the client libraries of object stores start threads, and a process with
+  threads must not fork.
+* The log is recovered in a thread, so that the event loop can still respond to clients.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ async def open_in_bucket(
     blobs_max: int,
     make_worker: MakeWorker = ThreadWorker,
 ) -> Broker:
-    """Become the leader of the log in the bucket, and recover it. Raises BrokerError if that fails.
+    """Become the leader of the log in the bucket, recover the log, and return its broker.
 
-    If the call is cancelled, it does not wait for requests to the bucket.
+    Raises BrokerError if that fails. If the call is cancelled, it returns without waiting for requests to the bucket.
     """
     from polywire.cluster.opening import ShardOpening
 
@@ -128,7 +128,8 @@ def _place_of(config: ServeConfig, watch: BucketWatch) -> Place:
 def check_identity(identity: Identity, processes: int) -> None:
     """Raise Invalid(INVALID_REQUEST) if this broker must not open the log.
 
-    It must not if an import into the bucket is incomplete, or if the numbers of shards and processes differ.
+    That is the case if an import into the bucket is incomplete, or if the log has another number of shards than
+    ``processes``.
     """
     if identity.importing:
         raise Invalid(
@@ -151,19 +152,19 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 def look(config: ServeConfig) -> tuple[int, bytes]:
-    """Return the number of shards in the bucket, and the shared key of the processes if there are several.
+    """Return the number of shards in the bucket, and the shared secret of their processes (empty for one shard).
 
-    In an empty bucket, create a log with one shard for each configured process. Raises Unavailable, and Invalid if the
-    bucket has another number of shards than configured.
+    If the bucket is empty, a log with one shard for each configured process is created. Raises Unavailable, and Invalid
+    if the number of shards is not the configured one.
     """
     answer = _in_child(lambda: _look(config))
     return answer.shards, answer.key
 
 
 def check_machine(config: ServeConfig, shards: int) -> None:
-    """Raise Invalid if a running machine uses this node name.
+    """Raise Invalid if a running machine already uses this node name in the bucket.
 
-    If a machine with this name was killed recently, the check takes some seconds. Raises Unavailable if the bucket does
+    The check takes some seconds if a machine with this name was killed recently. Raises Unavailable if the bucket does
     not respond.
     """
     _in_child(lambda: _check_machine(config, shards))
@@ -187,9 +188,9 @@ def _look(config: ServeConfig) -> _Answer:
 
 
 def _check_machine(config: ServeConfig, shards: int) -> _Answer:
-    """Watch the objects that a machine with this name writes to the bucket.
+    """Raise Invalid if the heartbeats of another machine with this node name change twice.
 
-    One change can be the last write of a killed process. A second change means that the machine is running.
+    One change can be the last write of a killed process.
     """
     from polywire.cluster.nodes import LOOK_S, Node, Nodes
     from polywire.server.bucket_watch import candidate_of

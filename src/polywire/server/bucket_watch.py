@@ -1,9 +1,7 @@
-"""This broker's name in the bucket, and statistics about the bucket.
+"""Statistics about the bucket and the brokers that use it.
 
-The statistics cover requests and their cost, the shard that this process leads, and the other brokers.
-
-One ``BucketWatch`` exists as long as the process, both as leader and as standby. A loss of leadership therefore does
-not reset the counters.
+They include the requests and their cost, the shard that this process leads, and the other brokers. One ``BucketWatch``
+exists as long as the process, both as leader and as standby, so losing leadership does not reset the counters.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class BucketWatch:
-    """The statistics. ``_shard`` is set while this process is the leader."""
+    """Collects the statistics, and opens the bucket so that requests to it are counted."""
 
     def __init__(
         self,
@@ -43,7 +41,7 @@ class BucketWatch:
 
         Args:
             config: settings of the process.
-            candidate: identity of this process; None stands for the only process of its machine.
+            candidate: name of this process in the bucket; by default that of the only process of the machine.
             may_hand_over: see ``Balance``.
         """
         self.candidate: Final = candidate or candidate_of(config)
@@ -53,13 +51,13 @@ class BucketWatch:
         self._meter: Final = Meter(SystemClock())
         self._prices: Final = parse_prices(config.bucket_prices)
         self._nodes: Sequence[tuple[Node, NodeState]] = ()
-        self._shard: Callable[[], ShardState] | None = None
+        self._shard: Callable[[], ShardState] | None = None  # set while this process is the leader
         self._id = self._node = ""
         self._led = 0
         self._deposed = 0
 
     def open(self, *, timeout_s: float) -> Objects:
-        """Open the bucket, and count the requests to it.
+        """Open the bucket. Requests to it are counted.
 
         Raises Invalid for an invalid URL, and OSError.
         """
@@ -80,16 +78,16 @@ class BucketWatch:
             Nodes(open_bucket(self._url, timeout_s=NODE_INTERVAL_S)).undrain(self.candidate.machine)
 
     def sees(self, nodes: Sequence[tuple[Node, NodeState]]) -> None:
-        """Record the brokers of the bucket and their states. May be called in any thread."""
+        """Set the brokers that use the bucket, and their states. May be called in any thread."""
         self._nodes = nodes
 
     def view(self) -> BucketView | None:
-        """Return all statistics; None while this process is not the leader."""
+        """Return the statistics; None while this process is not the leader."""
         from polywire.cluster.uploader import OBJECTS_MAX
 
         if self._shard is None:
             return None
-        asked = self._meter.counts()
+        counts = self._meter.counts()
         return BucketView(
             url=self._url,
             id=self._id,
@@ -99,10 +97,10 @@ class BucketWatch:
             cached_bytes_max=self._cached_bytes_max,
             led=self._led,
             deposed=self._deposed,
-            put_bytes=asked.put_bytes,
-            got_bytes=asked.got_bytes,
-            requests=_requests(asked),
-            charges=[BucketCharge(kind.value, asked.charged[kind], self._price(kind)) for kind in Charge],
+            put_bytes=counts.put_bytes,
+            got_bytes=counts.got_bytes,
+            requests=_requests(counts),
+            charges=[BucketCharge(kind.value, counts.charged[kind], self._price(kind)) for kind in Charge],
             nodes=[
                 BucketNode(node.name, state.value, node.start if node.start > 0 else None)
                 for node, state in self._nodes
@@ -117,13 +115,16 @@ class BucketWatch:
         return self._prices.get(kind, 0.0) if self._prices else None
 
 
-def _requests(asked: RequestCounts) -> list[BucketRequests]:
-    found = [BucketRequests(verb, outcome.value, durations) for (verb, outcome), durations in asked.taken.items()]
+def _requests(counts: RequestCounts) -> list[BucketRequests]:
+    found = [BucketRequests(verb, outcome.value, durations) for (verb, outcome), durations in counts.taken.items()]
     return sorted(found, key=lambda row: (row.verb, row.outcome))
 
 
 def candidate_of(config: ServeConfig, shard: int = FIRST, shards: int = 1) -> Candidate:
-    """Return the name under which this process tries to lead a shard. Raises Invalid if the node name is invalid."""
+    """Return the name of this process as a candidate for leading a shard.
+
+    Raises Invalid if the node name is invalid.
+    """
     candidate = Candidate(_machine(config), shard, shards)
     if len(candidate.name) > NODE_BYTES_MAX:
         limit = NODE_BYTES_MAX - len(candidate.name) + len(candidate.machine)

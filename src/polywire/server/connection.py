@@ -1,8 +1,9 @@
 """The connection driver of all protocols: moves bytes between a socket and a session. This module is compiled.
 
-* A session receives its bytes in order. Bytes that it does not consume are offered again, with the bytes after them.
+* A session receives its bytes in order. Bytes that it does not consume are passed again, together with the bytes that
+  arrive after them.
 * A session is not called while it is paused, or while too many of its responses wait to be sent.
-* Bytes passed to the broker are not overwritten before their write batch is committed.
+* Bytes that were passed to the broker are not overwritten before they are committed to the log.
 * Every buffer has a limit, so a client that floods, stalls or sends garbage can only slow down other clients.
 
 **No callback of the broker may run while the event loop asks for a buffer.** libuv asks for memory and then reads into
@@ -46,23 +47,14 @@ log = structlog.get_logger("polywire.server")
 
 @cython.cclass
 class BareConnection(SendingHalf):
-    """One socket. Implements ``protocols.runtime.session.Output``.
+    """One socket and its session. Implements ``protocols.runtime.session.Output``."""
 
-    * ``_phase`` changes as in ``TRANSITIONS``. There is a session in OPEN, and also before if only one protocol is
-      allowed.
-    * ``_pauses``: the current reasons not to read.
-    * ``_buffer``: received bytes that the session has not consumed, or memory for a stream of large reads. If it is
-      None, reads use the chunk that all connections share.
-    * ``_produces``, ``_is_heavy``: whether the client produced, and whether its requests took long, in the session's
-      last call.
-    """
-
-    _buffer: ReceiveBuffer | None
+    _buffer: ReceiveBuffer | None  # unconsumed bytes, or memory for large reads; None to read into the shared chunk
     _factories: Sequence[SessionFactory]
-    _is_heavy: cython.bint
-    _pauses = cython.declare(cython.int, visibility="public")
-    _phase: Phase
-    _session: Session | None
+    _is_heavy: cython.bint  # whether the session's last call took long
+    _pauses = cython.declare(cython.int, visibility="public")  # reasons not to read (``Pause``)
+    _phase: Phase  # changes as in ``TRANSITIONS``
+    _session: Session | None  # set in OPEN; before that if the listener has only one protocol
     _taken: cython.longlong
     _taken_before: cython.longlong
     certified = cython.declare(object, visibility="public")
@@ -70,7 +62,7 @@ class BareConnection(SendingHalf):
     seen_tick = cython.declare(cython.longlong, visibility="public")
 
     def __init__(self, hub: Hub, factories: Sequence[SessionFactory]) -> None:
-        """If ``factories`` has only one protocol, no protocol is detected."""
+        """``factories`` are the protocols of the listener. If there is only one, the session is opened at once."""
         super().__init__(hub)
         self._factories = factories
         self._phase = SILENT
@@ -112,9 +104,9 @@ class BareConnection(SendingHalf):
         return session
 
     def certify(self, name: str) -> bool:
-        """Log in as the user of the TLS certificate.
+        """Log in as the user that a TLS certificate names.
 
-        If there is no such user, close the connection and return False.
+        Returns False, and closes the connection, if there is no such user or no slot for it.
         """
         logins = self._hub.logins
         try:
@@ -128,7 +120,10 @@ class BareConnection(SendingHalf):
         return True
 
     def move_to(self, transport: Any, received: bytes) -> None:
-        """Replace the transport by another one of the same socket, and process the bytes that the old one received."""
+        """Continue with another transport of the same socket.
+
+        ``received`` are bytes that the old transport has read.
+        """
         self._transport = transport
         transport.set_protocol(self)
         while received and not transport.is_closing():
@@ -147,7 +142,7 @@ class BareConnection(SendingHalf):
             buffer, chunk = self._buffer, memory.shared_chunk
             is_needed = buffer is not None or chunk.position > LAST_READ_AT or memory.arena.viewed
             if is_needed and not hub.ingest.uncommitted:
-                memory.settle()
+                memory.batch_committed()
             if buffer is None:
                 return chunk.lend()
             self._buffer = buffer = buffer.with_free()
@@ -161,7 +156,7 @@ class BareConnection(SendingHalf):
             self._hub.idle.came()
 
     def received(self, nbytes: int) -> None:
-        """Process bytes that were read into the memory of the last ``get_buffer``."""
+        """Process ``nbytes`` bytes that were read into the memory of the last ``get_buffer``."""
         hub = self._hub
         self.seen_tick = hub.tick
         if self._phase is SILENT:
@@ -190,7 +185,10 @@ class BareConnection(SendingHalf):
             self._let_others_read()
 
     def _keep(self, left: memoryview, read: int) -> None:
-        """Move unconsumed bytes of a read into a buffer, or allocate a buffer for a stream of large reads."""
+        """Move unconsumed bytes into a buffer of this connection.
+
+        After a large read, a buffer is allocated even if no bytes are left, because more large reads are likely.
+        """
         hub, pinned = self._hub, self._buffer
         if pinned is not None:
             pinned.consumed(read - len(left))
@@ -203,16 +201,16 @@ class BareConnection(SendingHalf):
                 self._grow()
 
     def _prepare(self, buffer: ReceiveBuffer) -> None:
-        """Find memory for the next read.
+        """Find memory for the next read, and pause if there is none.
 
-        This happens here because ``get_buffer`` must not commit, nor close other connections to free memory.
+        This cannot be done in ``get_buffer``, which must neither commit nor close connections.
         """
         hub = self._hub
         if buffer.end == len(buffer.view):
             if hub.ingest.uncommitted:  # the loop reads again immediately; a commit allows it to reuse this memory
                 hub.commit()
             else:
-                hub.memory.settle()
+                hub.memory.batch_committed()
             if self._phase is not OPEN:
                 return
         if buffer.start == buffer.end:
@@ -221,7 +219,7 @@ class BareConnection(SendingHalf):
             self._grow()
 
     def _grow(self) -> bool:
-        """Enlarge the buffer of an unfinished request. If there is no memory, pause and return False."""
+        """Enlarge the buffer of an incomplete request. If there is no memory, pause and return False."""
         buffer = self._buffer
         assert buffer is not None, "a request is unfinished"
         size, wanted = len(buffer.view), self._wanted_size(buffer)
@@ -250,7 +248,8 @@ class BareConnection(SendingHalf):
     def _let_others_read(self) -> None:
         """Pause until the next pass of the loop.
 
-        libuv reads up to 32 buffers from one socket before it serves the next. That takes tens of milliseconds.
+        Without the pause, libuv reads up to 32 buffers from one socket before it serves the next, which takes tens of
+        milliseconds.
         """
         self._taken_before += self._taken
         self._taken = 0
@@ -277,7 +276,7 @@ class BareConnection(SendingHalf):
         return True
 
     def _drop_left(self) -> None:
-        """Discard unconsumed bytes. The buffer remains, because its memory may be in use."""
+        """Discard unconsumed bytes. The buffer is freed later, because its memory may be in use."""
         if self._buffer is not None:
             self._buffer.start = self._buffer.end
 
@@ -294,10 +293,7 @@ class BareConnection(SendingHalf):
         self._transport = EndedTransport(self._transport)
 
     def let_go(self) -> None:
-        """Close the session and free the buffer.
-
-        The transport is closed already, or will close without another read.
-        """
+        """Close the session and free the buffer, after which nothing is read any more."""
         assert not self._hub.lending, "the loop asks for a buffer"
         if self._phase is CLOSED:
             return
@@ -310,12 +306,12 @@ class BareConnection(SendingHalf):
             buffer.give_back()
 
     def give_back_idle(self) -> None:
-        """Free a buffer that contains no request."""
+        """Free the buffer if it contains no request."""
         if self._buffer is not None:
             self._buffer = self._buffer.given_back()
 
     def vacate(self) -> None:
-        """Free the slot of an aborted connection, before the loop calls ``connection_lost``."""
+        """Free the slot of an aborted connection at once, because the loop calls ``connection_lost`` only later."""
         self._hub.leave(self)
         self.let_go()
 
@@ -328,7 +324,7 @@ class BareConnection(SendingHalf):
     # Bytes to the session
 
     def _offer(self, data: memoryview) -> int:
-        """Pass bytes to the session, and return how many bytes it consumed."""
+        """Pass bytes to the session. Return how many of them it consumed."""
         session = self._session if self._phase is OPEN else self._recognise(data)
         if session is None:
             return 0
@@ -344,7 +340,7 @@ class BareConnection(SendingHalf):
         now, times = queue.now, self._hub.request_times
         begun = now()
         try:
-            if times.skip and not self._asked_at:
+            if times.skip and not self._timed_since:
                 times.skip -= 1
                 count = session.receive(data)
             else:
@@ -382,11 +378,11 @@ class BareConnection(SendingHalf):
         return self._open_session(factory)
 
     def fail(self, error: PeerError) -> None:
-        """Close the connection after an error that the session found outside ``receive``."""
+        """Close the connection after an error that the session found while no bytes were passed to it."""
         self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Close the connection after an error of the session. Pending responses are sent first."""
+        """Send pending responses, and close the connection after an error of the session."""
         if isinstance(error, PeerError):
             log.info("connection closed: protocol error", peer=self.peer, reason=error.message)
         else:
@@ -400,17 +396,14 @@ class BareConnection(SendingHalf):
     # Pausing and resuming
 
     def _pause(self, reason: int) -> None:
-        """Add a reason not to read, and stop reading."""
+        """Stop reading. ``reason`` is a bit of ``Pause``."""
         assert not self._hub.lending, "the loop asks for a buffer"
         if not self._pauses and not self._transport.is_closing():
             self._transport.pause_reading()
         self._pauses |= reason
 
     def _take_up(self, reason: int) -> None:
-        """Remove a reason not to read.
-
-        If there is no other, pass the waiting bytes to the session, and resume reading.
-        """
+        """Remove a reason for the pause. After the last one, pass waiting bytes to the session and resume reading."""
         if not self._pauses & reason:
             return
         self._pauses &= ~reason
@@ -444,7 +437,7 @@ class BareConnection(SendingHalf):
         self._transport.resume_reading()
 
     def resume(self) -> None:
-        """Resume because the session accepts requests again. Called by the session."""
+        """Called by the session when it accepts requests again."""
         self._take_up(Pause.OWING)
 
     def _wait_for_relief(self) -> None:
@@ -455,13 +448,16 @@ class BareConnection(SendingHalf):
         self._take_up(Pause.CONGESTED)
 
     def stop_reading(self) -> None:
-        """Read no more requests. Requests that were received already are executed."""
+        """Read nothing more. Requests that were already received are executed."""
         self._pause(Pause.DRAINING)
 
     # Called by the session
 
     def identified(self, principal: Principal | None) -> None:
-        """Set the authenticated user; None restores the user of the TLS certificate, if any."""
+        """Set the user after a login.
+
+        None stands for a logout, and restores the user of the TLS certificate if there is one.
+        """
         self._hub.logins.identify(self, principal or self.certified)
 
     # Called by the hub
@@ -472,7 +468,7 @@ class BareConnection(SendingHalf):
 
     @property
     def dialect(self) -> str:
-        """The dialect of the protocol (see ``Session.spoken_dialect``); empty before the protocol is detected."""
+        """The dialect of the protocol, as in ``Session.spoken_dialect``; empty before the protocol is detected."""
         return "" if self._session is None else self._session.spoken_dialect
 
     @property
@@ -485,9 +481,9 @@ class BareConnection(SendingHalf):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether a request arrives too slowly although the connection is not paused.
+        """Whether a request arrives too slowly while the connection is not paused.
 
-        Unread bytes in the socket count as arrived.
+        Bytes in the socket that were not read yet count as arrived.
         """
         buffer = self._buffer
         if buffer is None or not buffer.left or self._pauses:
@@ -499,10 +495,7 @@ class BareConnection(SendingHalf):
 
     @property
     def is_receiving(self) -> bool:
-        """Whether the buffer must not be freed.
-
-        That is the case while a request is arriving, waits to be read, or a thread uses its bytes.
-        """
+        """Whether the buffer is in use: a request is arriving or waits to be read, or a thread uses its bytes."""
         buffer = self._buffer
         if buffer is None or buffer.is_pinned:
             return buffer is not None
@@ -514,9 +507,9 @@ class BareConnection(SendingHalf):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a response is pending.
+        """Whether the client still expects a response.
 
-        The session owes it, its request waits for a later pass, or the socket has not accepted all of its bytes.
+        That is the case if the session owes one, a request waits for a later pass, or bytes are unsent.
         """
         return bool(self._pauses & Pause.QUEUED) or self._is_owing
 
@@ -525,7 +518,7 @@ class BareConnection(SendingHalf):
         return self._clogged or (self._session is not None and self._session.paused())
 
     def sweep(self) -> None:
-        """Close the connection if it has stalled for too long; called once a second."""
+        """Close the connection if it has stalled for too long. Called once a second."""
         hub, buffer, quiet = self._hub, self._buffer, self._hub.tick - self.seen_tick
         if self._clogged and hub.tick - self.clogged_tick > hub.limits.stalled_s:
             self.abort("the client does not read its responses")
@@ -543,14 +536,14 @@ class BareConnection(SendingHalf):
             self.abort("a request is incomplete and arrives too slowly")
 
     def end(self, reason: str) -> None:
-        """Execute no more requests, and close once all responses are sent."""
+        """Execute no more requests, send all pending responses, and close. ``reason`` is logged."""
         log.info("connection closed", peer=self.peer, reason=reason)
         self._pause(Pause.ENDED)
         self.let_go()
         self._transport.close()
 
     def abort(self, reason: str = "") -> None:
-        """Close at once and discard unsent bytes. If ``reason`` is empty, nothing is logged."""
+        """Close immediately and discard unsent bytes. ``reason`` is logged unless it is empty."""
         assert not self._hub.lending, "the loop asks for a buffer"
         if reason:
             log.info("connection dropped", peer=self.peer, reason=reason)
@@ -559,6 +552,9 @@ class BareConnection(SendingHalf):
 
 
 class Connection(BareConnection, asyncio.BufferedProtocol):
-    """One socket, as a protocol of asyncio."""
+    """A connection as a protocol of asyncio.
+
+    Python code uses this class, because asyncio's base class cannot be compiled.
+    """
 
     __slots__ = ()

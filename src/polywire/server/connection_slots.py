@@ -1,9 +1,10 @@
-"""Choose the connection to close when a new one arrives and all connection slots are taken.
+"""Choose which connection to close when a new one arrives and all connection slots are taken.
 
 1. The oldest connection that has never sent anything.
-2. An unauthenticated connection that has been quiet for ``QUIET_TICKS``, from the address with most connections.
-3. If one address has more than half of the slots: a connection of this address, even a busy one, in favour of an
-   address that has few.
+2. An unauthenticated connection that has sent nothing for ``QUIET_TICKS`` seconds, from the address with most
+  connections.
+3. If one address has more than half of the slots: one of its connections, even if it is active. It is closed only for
+  an address that has few.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class SlotHolder(Protocol):
 
     @property
     def seen_tick(self) -> int:
-        """When the client last sent something."""
+        """The second in which the client last sent something, as counted by ``Hub.tick``."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a response is pending."""
+        """Whether the client still expects a response."""
 
     def abort(self, reason: str) -> None: ...
 
@@ -40,25 +41,21 @@ class SlotHolder(Protocol):
 
 
 class ConnectionSlots:
-    """The connection slots of a server.
-
-    ``_silent`` has the connections that have never sent anything, oldest first. ``_by_host`` has the number of
-    connections of each address.
-    """
+    """The connection slots of a server."""
 
     __slots__ = ("_by_host", "_connections", "_looked", "_quiet", "_silent", "count_max", "tick")
 
     def __init__(self, count_max: int, connections: Collection[SlotHolder]) -> None:
         self.count_max: Final = count_max
         self._connections: Final = connections
-        self._silent: dict[SlotHolder, None] = {}
-        self._by_host: Counter[str] = Counter()
+        self._silent: dict[SlotHolder, None] = {}  # connections that have never sent anything, oldest first
+        self._by_host: Counter[str] = Counter()  # number of connections by address
         self._quiet: deque[SlotHolder] = deque()
         self._looked = -1
         self.tick = 0
 
     def enter(self, connection: SlotHolder) -> bool:
-        """Give a new connection a slot. Return False if all are taken and none can be freed."""
+        """Register a new connection. Return False if all slots are taken and none can be freed."""
         if len(self._connections) >= self.count_max and not self._give_way(connection.host):
             return False
         self._silent[connection] = None
@@ -75,7 +72,7 @@ class ConnectionSlots:
             del self._by_host[connection.host]
 
     def _give_way(self, host: str) -> bool:
-        """Close a connection to free a slot for a new one from ``host``. Return False if none can be closed."""
+        """Close a connection in favour of a new one from ``host``. Return False if none may be closed."""
         evicted = next(iter(self._silent), None) or self._quietest(host)
         if evicted is None:
             return False
@@ -85,7 +82,7 @@ class ConnectionSlots:
         return True
 
     def _quietest(self, host: str) -> SlotHolder | None:
-        """Return the connection to close; None if there is no suitable one.
+        """Return the connection to close for a new one from ``host``; None if none may be closed.
 
         Connections are sorted at most once a second, because the time of their last byte is measured in seconds.
         """

@@ -27,18 +27,18 @@ log = structlog.get_logger("polywire.server")
 
 
 def make_private() -> None:
-    """From now on, create files and directories for their owner only, unless a mode is passed explicitly."""
+    """Set the umask, so that new files and directories are accessible to their owner only."""
     os.umask(OTHERS)
 
 
 def close_to_others(directory: Path, *, marks: Collection[str]) -> None:
-    """Create a directory for its owner only, or remove the permissions of other users. Raises OSError.
+    """Create a directory for its owner only. If it exists, remove the permissions of other users.
 
-    Logs a warning if another user owns the directory.
+    Logs a warning if another user owns the directory. Raises OSError.
 
-    ``marks`` are patterns of file names that identify the broker's directory. If no name matches, the directory may
-    belong to something else, such as /tmp, and removing permissions would lock other users out. In that case, and if
-    the path is a file, Invalid(INVALID_REQUEST) is raised.
+    ``marks`` are patterns of the file names in a directory of the broker. A directory without such a file may belong to
+    something else, such as /tmp, and removing permissions would lock other users out. In that case, and if the path is
+    a file, Invalid(INVALID_REQUEST) is raised.
     """
     try:
         directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def check_secret(path: Path) -> None:
 
 
 def warn_of_readable(path: Path) -> None:
-    """Log a warning if other users can read a private key. Raises OSError if it cannot be read."""
+    """Log a warning if other users can read the private key at ``path``. Raises OSError if it cannot be read."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & (OTHERS & ~stat.S_IRGRP):
         log.warning(

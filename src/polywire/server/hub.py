@@ -1,10 +1,10 @@
-"""Limits, memory, slots, logins and request latencies that the connections of a server share. This module is compiled.
+"""The state that all connections of a server share: limits, memory, slots, logins and latency statistics.
 
-Some limits apply to all connections together. When one is reached, the connection that has stalled longest is closed
-first.
+This module is compiled. Some limits apply to all connections together. When one is reached, the connection that has
+stalled longest is closed first.
 
 A latency is the time from receiving a request to writing its response. A busy server measures about a hundred requests
-a second. An idle server measures all requests. For a request that is not measured, the cost is one comparison.
+a second. An idle server measures all requests. A request that is not measured costs one comparison.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import structlog
 from polywire.clock import SYSTEM_CLOCK, Clock
 from polywire.durations import Durations
 from polywire.server.connection_slots import ConnectionSlots, SlotHolder
-from polywire.server.logins import Guest, Identities, Logins
+from polywire.server.logins import Identities, LoginHolder, Logins
 from polywire.server.memory import ReceiveMemory, Receiver
 from polywire.server.scheduling import IdlePoll, RunQueue
 
@@ -36,13 +36,13 @@ OTHER: Final = "other"
 
 @cython.cclass
 class RequestTimes:
-    """A sample of request latencies.
+    """Samples request latencies.
 
-    * ``skip``: number of reads to skip before the next one is timed.
-    * ``weight``: number of reads that a timed read represents.
-    * ``_taken``: reads timed in this second.
-    * ``appended``: the broker's count of batches before the current read, to detect produce requests; -1 if the read is
-      not timed.
+    Attributes:
+        skip: number of reads to skip before the next one is timed.
+        weight: number of reads that one timed read stands for.
+        appended: the broker's count of batches before the timed read, to detect whether the request produced; -1 if no
+            read is being timed.
     """
 
     __slots__ = ("_taken", "appended", "by_kind", "skip", "weight")
@@ -50,13 +50,13 @@ class RequestTimes:
     def __init__(self) -> None:
         self.skip = 0
         self.weight = 1
-        self._taken = 0
+        self._taken = 0  # reads timed in this second
         self.appended = -1
         self.by_kind: Final[dict[tuple[str, str], Durations]] = {}
         """Latencies by protocol and by kind of request: ``PRODUCE`` or ``OTHER``."""
 
     def begin(self) -> None:
-        """Measure this read. If too many reads were measured in this second, double the number of reads to skip."""
+        """Count a read that is timed. After too many in one second, skip twice as many reads."""
         self._taken += 1
         if self._taken % SAMPLES_PER_S == 0:
             self.weight *= 2
@@ -70,7 +70,7 @@ class RequestTimes:
         durations.observe(seconds, count=self.weight)
 
     def sweep(self) -> None:
-        """Adapt the sampling rate to the last second; call it once a second."""
+        """Adapt the sampling rate to the last second. Call it once a second."""
         if self._taken < SAMPLES_PER_S // 2:
             self.weight = max(1, self.weight // 2)
         self.skip = min(self.skip, self.weight - 1)
@@ -84,16 +84,17 @@ log = structlog.get_logger("polywire.server")
 class ConnectionLimits:
     """Limits of connections.
 
-    * ``connections_max``: open connections.
-    * ``receive_bytes_max``: largest shared receive buffer; a longer frame gets its own buffer.
-    * ``quantum_bytes_max``: bytes read from one connection before other connections are read.
-    * ``backlog_bytes_max``: unsent response bytes of a connection above which the broker stops reading from it.
-    * ``receive_total_bytes_max``: bytes of all incomplete requests. Above it, requests that make progress wait, and
-      stalled requests are closed.
-    * ``backlog_total_bytes_max``: unsent response bytes of all connections. Above it, the broker closes the
-      connection whose client has not read for the longest time.
-    * ``stalled_s``: how long a client may accept no response bytes, or a request make hardly any progress.
-    * ``unknown_s``: how long a connection may take to identify its protocol.
+    Attributes:
+        connections_max: open connections.
+        receive_bytes_max: largest shared receive buffer; a longer frame gets its own buffer.
+        quantum_bytes_max: bytes read from one connection before other connections are read.
+        backlog_bytes_max: unsent response bytes of a connection above which the broker stops reading from it.
+        receive_total_bytes_max: bytes of all incomplete requests. Above it, requests that make progress wait, and
+            stalled requests are closed.
+        backlog_total_bytes_max: unsent response bytes of all connections. Above it, the broker closes the connection
+            whose client has not read for the longest time.
+        stalled_s: seconds for which a client may read no response bytes, or a request may make hardly any progress.
+        unknown_s: seconds until a connection must have sent enough bytes to detect its protocol.
     """
 
     connections_max: int = 16_384
@@ -107,43 +108,40 @@ class ConnectionLimits:
 
 
 class Ingest(Protocol):
-    """The operations of the broker with which connections slow down producers."""
+    """The operations of the broker that connections use for flow control."""
 
     @property
     def appended(self) -> int:
-        """Batches accepted so far.
-
-        A connection compares it before and after a request to detect that the request produced.
-        """
+        """Number of batches accepted so far. A request that increases it is a produce request."""
 
     @property
     def uncommitted(self) -> bool:
-        """Whether batches wait for ``commit``; they may refer to the connections' receive memory."""
+        """Whether batches wait for ``commit``. They may refer to the connections' receive memory."""
 
     @property
     def congested(self) -> bool:
-        """Whether the broker should not read from producing connections for now."""
+        """Whether connections that produce must not be read, because the log is behind."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Call back once, on the loop, when there is no congestion any more."""
+        """Call ``callback`` once, on the loop, when ``congested`` becomes false."""
 
     def hold(self) -> None:
-        """Suspend the scheduling of commits. The caller must call ``commit`` soon."""
+        """Suspend scheduled commits. The caller must call ``commit`` soon."""
 
     def commit(self) -> None:
-        """Write the batches of this pass now."""
+        """Write all accepted batches to the log now."""
 
 
-class Peer(Receiver, SlotHolder, Guest, Protocol):
-    """A connection as the hub sees it."""
+class Peer(Receiver, SlotHolder, LoginHolder, Protocol):
+    """A connection as ``Hub`` uses it."""
 
     @property
     def backlog(self) -> int:
-        """Bytes of responses that the kernel has not accepted."""
+        """Number of response bytes that the kernel has not accepted."""
 
     @property
     def clogged_tick(self) -> int:
-        """The second since which there is a backlog."""
+        """The second since which there is a backlog, as counted by ``Hub.tick``."""
 
     @property
     def received_bytes(self) -> int:
@@ -161,17 +159,19 @@ class Peer(Receiver, SlotHolder, Guest, Protocol):
     def relieve(self) -> None: ...
 
     def close(self) -> None:
-        """Close once everything is sent."""
+        """Close once all responses are sent."""
 
 
 @cython.cclass
 class Hub:
     """The shared state of a server's connections.
 
-    * ``connections``: all open connections, oldest first.
-    * ``tick``: seconds since the start, counted by ``sweep``.
-    * ``_held``: connections that wait for the log to catch up, in order.
-    * ``lending``: set while the event loop asks a connection for a buffer.
+    Attributes:
+        connections: all open connections, oldest first.
+        tick: seconds since the start, counted by ``sweep``.
+        lending: whether the event loop is asking a connection for a buffer, during which no other code may run.
+        moved: bytes received and sent by closed connections, by protocol.
+        accepted: number of closed connections, by protocol.
     """
 
     __slots__ = (
@@ -208,11 +208,11 @@ class Hub:
         """Create the shared state.
 
         Args:
-            ingest: the broker, as far as connections use it.
+            ingest: the broker.
             limits: limits of the connections.
-            idle: polls the loop for a moment after bytes arrive.
-            soon: calls back in the loop's next pass; None uses the running loop.
-            clock: measures how long sessions take.
+            idle: polls for more requests before the loop sleeps.
+            soon: calls a function in the loop's next pass; None uses the running loop.
+            clock: measures latencies.
             identities: the users.
         """
         self.limits: Final = limits or ConnectionLimits()
@@ -221,7 +221,7 @@ class Hub:
         self.soon: Final = soon or _call_soon
         self.logins: Final = Logins(identities, self.limits.connections_max)
         self.lending = False
-        self._held: dict[Peer, None] = {}
+        self._held: dict[Peer, None] = {}  # connections that wait until the log is no longer congested, in order
         self.connections: dict[Peer, None] = {}
         self.memory: Final = ReceiveMemory(self.limits.receive_total_bytes_max, self.connections, self.soon)
         self.run_queue: Final = RunQueue(clock, self.soon)
@@ -230,27 +230,26 @@ class Hub:
         self.draining = False
         self.refused = 0
         self.refused_before = 0
-        """Rejected connections that have been logged already."""
+        """Value of ``refused`` when it was last logged."""
         self.accepted: Counter[str] = Counter()
         self.moved: dict[str, tuple[int, int]] = {}
-        """Traffic of closed connections by protocol: bytes received and sent. ``accepted`` counts the connections."""
         self.tick = 0
 
     def commit(self) -> None:
-        """Write the batches of this pass now.
+        """Write all accepted batches to the log now.
 
-        If the log fails, it stops and reports the failure itself (decision 0107). This method does not raise the
+        A failed log stops the broker and reports the failure itself (decision 0107). This method does not raise the
         exception, because that would interrupt the read or drain that called it.
         """
         assert not self.lending, "the loop asks for a buffer"
-        self.memory.settle()  # before the commit's callbacks, which may append to the next batch
+        self.memory.batch_committed()  # before the commit's callbacks, which may append to the next batch
         try:
             self.ingest.commit()
         except Exception as error:
             log.error("internal error of the log", exc_info=error)
 
     def sweep(self) -> None:
-        """Close stalled connections and free the buffers of idle ones; call it once a second."""
+        """Close stalled connections and free the buffers of idle ones. Call it once a second."""
         self.tick += 1
         self.memory.tick = self.slots.tick = self.tick
         for connection in list(self.connections):
@@ -258,7 +257,7 @@ class Hub:
         self.logins.sweep()
         self.request_times.sweep()
         if not self.ingest.uncommitted:
-            self.memory.settle()
+            self.memory.batch_committed()
         self.memory.arena.sweep()
         self.memory.given_back()
         if self.refused:
@@ -267,7 +266,7 @@ class Hub:
             self.refused = 0
 
     def hold(self, connection: Peer) -> None:
-        """Pause a producing connection until the log has caught up."""
+        """Pause a connection that produces until the log is no longer congested."""
         if not self._held:
             self.ingest.on_relief(self._relieved)
         self._held[connection] = None
@@ -301,7 +300,7 @@ class Hub:
             self.accepted[connection.wire] += 1
 
     def check_backlog(self) -> None:
-        """While too many response bytes are unsent, close the connection with the oldest backlog."""
+        """Close the connection with the oldest backlog while the unsent bytes of all connections exceed the limit."""
         clogged = [connection for connection in self.connections if connection.backlog]
         total = sum(connection.backlog for connection in clogged)
         while clogged and total > self.limits.backlog_total_bytes_max:

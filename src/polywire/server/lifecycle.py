@@ -70,21 +70,21 @@ log = structlog.get_logger("polywire.server")
 
 
 class OtherBrokers(Protocol):
-    """The leader's view of the other brokers of a bucket."""
+    """The other brokers of a bucket, as the leader's process uses them."""
 
     @property
     def watch(self) -> BucketWatch: ...
 
     @property
     def signals(self) -> Signals:
-        """The process's signals. They outlive one term as leader."""
+        """The process's signals. They outlast this broker's time as leader."""
 
     @property
     def is_heard(self) -> bool:
-        """Whether the other brokers still consider this one alive."""
+        """Whether standbys still consider this broker alive."""
 
     async def opened(self) -> None:
-        """Stop serving as a standby. Called when the log is recovered."""
+        """Stop serving as a standby, because the log is recovered."""
 
     def say(self, addresses: Mapping[str, Address], start: int, deposed: Callable[[str], object]) -> None:
         """Set the addresses and the start number in this broker's heartbeats.
@@ -106,9 +106,9 @@ FLUSH_TIMEOUT_S: Final = 1.0  # time to send the last responses
 
 
 def run_logged(config: ServeConfig, serving: Callable[[LineLimit], int], facts: Mapping[str, str] | None = None) -> int:
-    """Set up logging, call ``serving``, and return its exit code.
+    """Set up logging, call ``serving``, and return its exit code. An error that it raises is logged.
 
-    If it raises an error, the error is logged. ``facts`` are added to every log line.
+    ``facts`` are added to every log line.
     """
     lines = LineLimit(SystemClock())
     set_up_log(lines, form=config.log_format, facts=facts)
@@ -198,8 +198,8 @@ async def _open_wires(
 ) -> tuple[list[Listener], RoutedBroker | None]:
     """Open the listeners of all protocols. Raises Busy(BUSY) if an address is in use.
 
-    A shard also gets listeners for other processes and machines, whose TLS is ``links``, and the broker of all
-    processes, which is returned, too.
+    A shard also gets listeners for other processes and machines, whose TLS is ``links``. The second result is the
+    broker of all processes; None without a shard.
     """
     inside: RouterFactory | None = None
     router: RoutedBroker | None = None
@@ -276,11 +276,7 @@ def _http_names(config: ServeConfig) -> Sequence[str]:
 
 
 class Server:
-    """One run of the broker.
-
-    ``_stopping`` is set by the first signal, by a storage failure, or by a loss of leadership. The signal also sets
-    ``_is_signalled``.
-    """
+    """One run of the broker, from recovery to exit."""
 
     __slots__ = (
         "_audit",
@@ -303,12 +299,12 @@ class Server:
     def __init__(
         self, config: ServeConfig, lines: LineLimit | None, audit: AuditLog, watch: BucketWatch | None
     ) -> None:
-        """``watch`` has the statistics of the bucket; it is None without a bucket."""
+        """``watch`` is None without a bucket."""
         self._audit = audit
         self._config = config
         self._lines = lines
         self._loop = asyncio.get_running_loop()
-        self._stopping = asyncio.Event()
+        self._stopping = asyncio.Event()  # set by the first signal, by a storage failure, or by a loss of leadership
         self._exit_code = EXIT_OK
         self._is_signalled = False
         self._signals: Signals | None = None
@@ -321,9 +317,9 @@ class Server:
         self.shares: Final = share(raise_limit(), slots=config.log_settings().slot_count_max)
 
     async def open_broker(self) -> Broker:
-        """Recover the data directory. If a stopping process still uses it, first wait until that process has exited.
+        """Recover the log. If another process is still releasing the data directory, first wait until it has exited.
 
-        Raises BrokerError if the directory cannot be recovered.
+        Raises BrokerError if the log cannot be recovered.
         """
         limit_s = HANDOVER_S + self._config.drain_timeout_s
         end = self._loop.time() + limit_s
@@ -344,10 +340,7 @@ class Server:
             await asyncio.sleep(HANDOVER_POLL_S)
 
     async def _open_broker(self) -> Broker:
-        """Recover the data directory, or become the leader of the log in the bucket.
-
-        Raises BrokerError if that fails.
-        """
+        """Recover the log in the data directory, or become the leader of the log in the bucket and recover it."""
         config = self._config
         if self.watch is not None:
             return await open_in_bucket(
@@ -379,7 +372,7 @@ class Server:
             raise Invalid(ErrorCode.INVALID_REQUEST, "this system has no epoll (remove --driver)")
 
     def storage_failed(self, error: BrokerError) -> None:
-        """Stop the broker because the log has failed or leadership is lost.
+        """Stop the broker, because the log has failed or leadership is lost.
 
         The broker does not retry (concepts: durability#what-a-crash-may-take).
         """
@@ -398,7 +391,7 @@ class Server:
     def watch_signals(self, reload: Callable[[], None], signals: Signals | None) -> None:
         """Stop cleanly on the first signal and immediately on the second, and reload files on SIGHUP.
 
-        ``signals`` is set for a process that can become the leader again.
+        ``signals`` is None if the process exits when it stops leading.
         """
         self._signals = signals or Signals()
         self._signals.listen(self._signalled, reload)
@@ -463,7 +456,10 @@ class Server:
 
 
 def _registration(config: ServeConfig, listeners: Sequence[Listener], broker_id: int) -> Registration | None:
-    """Start the registration of Kafka 0.7 in ZooKeeper, if it is configured. Raises Invalid if it cannot be started."""
+    """Start registering Kafka 0.7 in ZooKeeper; return None if that is not configured.
+
+    Raises Invalid if it cannot be started.
+    """
     addresses = [listener.address for listener in listeners if listener.name == "kafka07"]
     if config.kafka07_zookeeper == OFF or not addresses:
         return None
@@ -473,7 +469,10 @@ def _registration(config: ServeConfig, listeners: Sequence[Listener], broker_id:
 
 
 def _exports(broker: Broker, config: ServeConfig) -> exports.Exports | None:
-    """Start the export of FLUX groups to files. If it is off, remove the files of an earlier start."""
+    """Start exporting FLUX groups to files.
+
+    If that is not configured, delete the files that an earlier start exported.
+    """
     store = FileStore(config.data_dir)
     if not config.flux_exports or not config.speaks("flux", has_users=not broker.access.is_open):
         exports.remove(store)
@@ -493,7 +492,7 @@ def _registered(broker: Broker) -> list[Topic]:
 
 
 async def drain(hub: Hub, timeout_s: float) -> None:
-    """Accept no more requests, and wait at most ``timeout_s`` for pending responses."""
+    """Accept no more requests, and wait for pending responses, but no longer than ``timeout_s``."""
     hub.draining = True
     for connection in list(hub.connections):
         connection.stop_reading()
@@ -508,7 +507,7 @@ async def drain(hub: Hub, timeout_s: float) -> None:
 
 
 async def _close_connections(hub: Hub) -> None:
-    """Close every connection when its responses are sent, and wait for that at most ``FLUSH_TIMEOUT_S``."""
+    """Close every connection once its responses are sent, but wait no longer than ``FLUSH_TIMEOUT_S``."""
     for connection in list(hub.connections):
         connection.close()
     loop = asyncio.get_running_loop()
@@ -520,7 +519,7 @@ async def _close_connections(hub: Hub) -> None:
 
 
 def _announce(config: ServeConfig, listeners: Sequence[Listener], access: Access) -> None:
-    """Log the listeners, and the settings that weaken durability or security. Then write the ready file."""
+    """Log the listeners, and all settings that weaken durability or security. Then write the ready file."""
     for listener in listeners:
         log.info("listening", listener=listener.name, address=str(listener.address))
     if config.durability is Level.WRITTEN and not config.bucket:

@@ -27,7 +27,7 @@ log = structlog.get_logger("polywire.server")
 
 @dataclass(slots=True)
 class _Window:
-    """Counts the lines of one event in a window of time that begins with the first of them."""
+    """Counts the lines of one event, from the first of them until ``WINDOW_S`` later."""
 
     begun: float
     written: int = 0
@@ -38,7 +38,7 @@ class _Window:
 def escape(logger: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Escape the values of a log line (a structlog processor).
 
-    They can come from clients and contain control sequences for the terminal on which the log is read.
+    Values from clients can contain control sequences for the terminal on which the log is read.
     """
     for name, value in line.items():
         if isinstance(value, str):
@@ -47,15 +47,15 @@ def escape(logger: Any, level: str, line: MutableMapping[str, Any]) -> MutableMa
 
 
 def _shown(text: str) -> str:
-    """Return a text as one line, shortened, and without control sequences."""
+    """Return a text shortened, on one line, and without control sequences."""
     cut = escaped(text[:FACT_CHARS_MAX])
     return cut if len(text) <= FACT_CHARS_MAX else f"{cut}… characters={len(text)}"
 
 
 class LineLimit:
-    """Writes at most ``LINES_MAX`` lines of one event per ``WINDOW_S`` (a structlog processor).
+    """Drops lines of an event after ``LINES_MAX`` of them within ``WINDOW_S`` (a structlog processor).
 
-    Events are constants in the code, so there are few of them. Data from clients is in the values.
+    Event names are constants in the code, so there are few of them. Data from clients is in the values.
     """
 
     __slots__ = ("_clock", "_windows")
@@ -65,7 +65,7 @@ class LineLimit:
         self._windows: dict[str, _Window] = {}
 
     def __call__(self, logger: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        """Return the line. Raises DropEvent if there were too many."""
+        """Return the line unchanged. Raises DropEvent to drop it."""
         if level == NEVER_DROPPED:
             return line
         window = self._windows.get(line["event"])
@@ -79,7 +79,7 @@ class LineLimit:
         return line
 
     def sweep(self, *, stopping: bool = False) -> None:
-        """Write how many lines were dropped in windows that have ended. Call it once a second.
+        """Log how many lines were dropped in windows that have ended. Call it once a second.
 
         If the process is ``stopping``, all windows end.
         """

@@ -32,7 +32,7 @@ NO_CERTIFICATE: Final = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 log = structlog.get_logger("polywire.server")
 
 _room: Final = memoryview(bytearray(RECORD_BYTES))
-"""Memory for decrypted bytes. One buffer serves all links, because the link's user copies the bytes at once."""
+"""Memory for decrypted bytes, shared by all links, because the user of a link copies the bytes immediately."""
 
 
 class LinkUser(TlsUser, Protocol):
@@ -42,7 +42,7 @@ class LinkUser(TlsUser, Protocol):
 
 
 class LinkTls(ServerTls):
-    """This machine's certificate and the CA of all machines. New links use the files of the latest ``reload``.
+    """The certificate and the CA for links between machines. New links use the files of the latest ``reload``.
 
     A certificate that other machines would reject is not loaded.
     """
@@ -59,11 +59,11 @@ class LinkTls(ServerTls):
         super().__init__(config)
 
     def over(self, hub: Hub, connection: Connection, *, plain_too: bool) -> TlsConnection:
-        """Return the protocol for an accepted link; see ``ServerTls.over``. Links without TLS are not accepted."""
+        """Return the protocol for a link that another machine opened. It rejects links without TLS."""
         return _AcceptedLink(hub, connection, self.context, plain_too=False)
 
     async def connect(self, user: LinkUser, address: tuple[str, int]) -> None:
-        """Connect to another machine, and return after the handshake. Raises OSError if that fails.
+        """Connect to another machine. Return after the handshake, or raise OSError.
 
         With TLS 1.3, the other machine can reject this machine's certificate even after the handshake. For
         ``REFUSED_S`` after a rejection, calls for the same address fail immediately.
@@ -83,9 +83,9 @@ class LinkTls(ServerTls):
             raise error
 
     def _load(self) -> ssl.SSLContext:
-        """Load the contexts of both ends.
+        """Load the files, and return the context for accepted links.
 
-        Raises Invalid(INVALID_REQUEST) for an invalid file, and if the two contexts would reject each other.
+        Raises Invalid(INVALID_REQUEST) for an invalid file, and for a certificate that other machines would reject.
         """
         config = self._config
         assert config.tls_certificate is not None, "there is a certificate"
@@ -122,7 +122,10 @@ class LinkTls(ServerTls):
 
 
 class LinkEnd(TlsTransport):
-    """The connecting end of a link with TLS. After the handshake, ``opened`` gets None or the error as its result."""
+    """The connecting end of a link with TLS.
+
+    The future ``opened`` completes after the handshake, with None or an error.
+    """
 
     __slots__ = ("_link_user", "_refused", "opened")
 
@@ -164,7 +167,7 @@ class LinkEnd(TlsTransport):
         return True
 
     def _failed(self, reason: str, error: ssl.SSLError | None) -> None:
-        """Report a rejected certificate. With TLS 1.3, the other end can reject ours after the handshake."""
+        """Report the failure. If a certificate was rejected, also call ``refused``."""
         if error is not None and (not self._open or is_reported(error)):
             self._refused(error)
         self._over(error or TimeoutError(reason))
@@ -178,9 +181,9 @@ class LinkEnd(TlsTransport):
 
 
 class _AcceptedLink(TlsConnection):
-    """A link from another machine.
+    """A link that another machine opened.
 
-    The certificate of the link does not log in a user, because each request on the link names its user.
+    Its certificate does not log in a user, because each request on the link names its user.
     """
 
     __slots__ = ()
@@ -203,7 +206,7 @@ class _AcceptedLink(TlsConnection):
 
 
 def is_reported(error: ssl.SSLError) -> bool:
-    """Return whether the error was detected by the other end, which reported it in an alert."""
+    """Return whether the other end detected the error and reported it in an alert."""
     return ALERT in (error.reason or "")
 
 
@@ -235,7 +238,7 @@ def link_tls(config: ServeConfig, host: str) -> LinkTls | None:
 
 
 def _shake_hands(server_end: ssl.SSLContext, client_end: ssl.SSLContext, host: str) -> None:
-    """Make a handshake in memory between a server's and a client's context. Raises SSLError if it fails."""
+    """Make a TLS handshake between two contexts, in memory. Raises SSLError if one rejects the other's certificate."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = client_end.wrap_bio(back, there, server_hostname=host), server_end.wrap_bio(there, back, server_side=True)
     for _ in range(STEPS_MAX):

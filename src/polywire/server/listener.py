@@ -80,7 +80,7 @@ class Listener:
 
 
 class LoopServer:
-    """Accepts connections on several sockets. The event loop serves the connections."""
+    """Accepts connections on several sockets. The event loop reads and writes the connections."""
 
     def __init__(self, servers: Sequence[asyncio.Server]) -> None:
         self._servers = servers
@@ -92,15 +92,15 @@ class LoopServer:
 
 
 class ReadinessServer:
-    """Accepts connections for the readiness driver.
+    """Accepts connections, which the readiness driver reads and writes.
 
-    The loop watches all ``sockets``. It pauses if the system has no free descriptors.
+    If the system has no free descriptors, it accepts none for ``ACCEPT_PAUSE_S``.
     """
 
     def __init__(
         self, driver: ReadinessDriver, sockets: Sequence[socket.socket], connect: Callable[[], Any], loop: Any
     ) -> None:
-        """``connect`` creates the protocol of a connection. ``loop`` is an event loop that can watch descriptors."""
+        """``connect`` creates the protocol of each connection. ``loop`` must be able to watch descriptors."""
         self._driver = driver
         self._loop = loop
         self._connect = connect
@@ -114,10 +114,7 @@ class ReadinessServer:
             self._loop.add_reader(listening.fileno(), self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept one connection.
-
-        Only one is accepted at a time, so that existing connections are served even if many new ones arrive.
-        """
+        """Accept only one connection, so that existing connections are served even while many new ones arrive."""
         try:
             peer, name = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -151,19 +148,18 @@ async def open_listeners(
     driver: ReadinessDriver | None = None,
     shared: bool = False,
 ) -> list[Listener]:
-    """Listen on every address.
+    """Listen on every address. Raises Busy(BUSY) with the address that is not available, and then listens on none.
 
     Args:
         hub: state that all connections share.
         addresses: the address of each listener by name.
         factories: the protocols.
-        any_wires: protocols that the detecting listener accepts; None for all.
-        any_plain: whether the detecting listener accepts connections without TLS.
+        any_wires: protocols that the listener ``any`` accepts; None for all.
+        any_plain: whether the listener ``any`` accepts connections without TLS.
         tls: the certificate, if any.
         driver: serves connections without TLS; without it, the event loop does.
-        shared: other processes listen on the same addresses, and the system distributes connections among them.
-
-    Raises Busy(BUSY) with the address that is not available.
+        shared: whether other processes listen on the same addresses. The system then distributes connections among
+            them.
     """
     by_wire = {factory.wire: factory for factory in factories}
     among_all = [factory for factory in factories if any_wires is None or factory.wire in any_wires]
@@ -185,7 +181,7 @@ async def open_listeners(
 
 
 def cannot_listen(name: str, address: Address, error: OSError) -> Busy:
-    """Return the error for an address that is not available. It contains advice if the address is in use."""
+    """Return the error to raise for an address that is not available. If it is in use, the message has advice."""
     reason = error.strerror or str(error)
     advice = ""
     if error.errno == errno.EADDRINUSE:
@@ -227,7 +223,7 @@ async def _listen(
 async def listen_inside(
     hub: Hub, listening: socket.socket, factories: Sequence[SessionFactory], driver: ReadinessDriver | None
 ) -> Listener:
-    """Accept connections of other processes of this broker on a socket that already listens."""
+    """Accept connections of other processes of this broker on a listening socket."""
     loop = asyncio.get_running_loop()
     server: Server
 
@@ -261,16 +257,16 @@ async def open_inside(
 
 
 async def bound(address: Address, *, shared: bool = False) -> list[socket.socket]:
-    """Return a bound socket for every address of a host. Raises OSError if one cannot be bound.
+    """Return a bound socket for each address of a host. Raises OSError if one cannot be bound.
 
-    If the host is ``::``, a single socket accepts connections of both families.
+    For the host ``::``, a single socket accepts IPv4 and IPv6.
     """
     found = await asyncio.get_running_loop().getaddrinfo(
         address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     sockets: list[socket.socket] = []
     try:
-        for family, kind, protocol, _, place in dict.fromkeys(found):
+        for family, kind, protocol, _, address_info in dict.fromkeys(found):
             sockets.append(made := socket.socket(family, kind, protocol))
             made.setblocking(False)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -278,8 +274,8 @@ async def bound(address: Address, *, shared: bool = False) -> list[socket.socket
                 made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
             if family == socket.AF_INET6:
-                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(place[0] != EVERYWHERE_V6))
-            made.bind(place)
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address_info[0] != EVERYWHERE_V6))
+            made.bind(address_info)
     except OSError:
         for made in sockets:
             made.close()
@@ -293,7 +289,7 @@ def close_listeners(listeners: Sequence[Listener]) -> None:
 
 
 def _keep_alive(listening: Any) -> None:
-    """Make the kernel detect vanished clients. Accepted sockets inherit these options."""
+    """Enable TCP keepalive, so that the kernel detects clients that disappeared. Accepted sockets inherit it."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEP_ALIVE.items():
         option = getattr(socket, name, None)  # some systems lack some of these options

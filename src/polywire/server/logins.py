@@ -44,7 +44,7 @@ CANDIDATES_MAX: Final = 512
 
 
 class Standing(IntEnum):
-    """How far a client is identified.
+    """How well a client is identified.
 
     When slots or memory are short, connections with a lower standing are closed first.
     """
@@ -57,7 +57,7 @@ class Standing(IntEnum):
 
 
 class Identities(Protocol):
-    """The users of the broker, as this module needs them."""
+    """The users of the broker."""
 
     @property
     def is_open(self) -> bool: ...
@@ -65,17 +65,17 @@ class Identities(Protocol):
     def is_current(self, principal: Principal, /) -> bool: ...
 
     def is_administrator(self, principal: Principal, /) -> bool:
-        """Return whether the user can manage the server."""
+        """Return whether the user may manage the server."""
 
     def is_verifying(self, peer: str, /) -> bool:
-        """Return whether a login from this address is being verified, or waits to be verified."""
+        """Return whether a login from this address is being verified or is in the queue."""
 
     def certified(self, name: str, /) -> Principal | None:
-        """Return the user that the common name of a TLS certificate names, or None."""
+        """Return the user with the common name of a TLS certificate; None if there is none."""
 
 
-class Guest(Protocol):
-    """A connection whose client can log in."""
+class LoginHolder(Protocol):
+    """A connection as ``Logins`` uses it."""
 
     @property
     def peer(self) -> str: ...
@@ -86,7 +86,7 @@ class Guest(Protocol):
 
     @property
     def seen_tick(self) -> int:
-        """The tick at which the client last sent something."""
+        """The second in which the client last sent something, as counted by ``Hub.tick``."""
 
     def abort(self, reason: str) -> None: ...
 
@@ -98,15 +98,7 @@ class Guest(Protocol):
 class Logins:
     """The connections of a server by user.
 
-    Every registered connection is in exactly one of these:
-
-    * ``_strangers``, with the tick at which it became a stranger, oldest first
-    * ``_anonymous``
-    * ``_known``: it has logged in. ``_by_user`` has the same connections by user id, and ``_administrators`` counts
-      those of administrators.
-
-    ``_quiet`` is ``_anonymous`` sorted at the tick ``_sorted_at``, beginning with the connection that was quiet
-    longest.
+    Each connection is in exactly one of ``_strangers``, ``_anonymous`` and ``_known``.
     """
 
     __slots__ = (
@@ -126,13 +118,15 @@ class Logins:
     def __init__(self, identities: Identities | None, slots_max: int) -> None:
         """``identities`` is None if there is no authentication."""
         self._identities: Final = identities
-        self._strangers: dict[Guest, int] = {}
-        self._anonymous: dict[Guest, None] = {}
-        self._quiet: deque[Guest] = deque()
+        self._strangers: dict[LoginHolder, int] = {}  # with the tick at which each became a stranger, oldest first
+        self._anonymous: dict[LoginHolder, None] = {}
+        # ``_anonymous`` at the tick ``_sorted_at``; the one that was quiet for longest is first
+        self._quiet: deque[LoginHolder] = deque()
         self._sorted_at = -1
-        self._known: dict[Guest, tuple[Principal, bool]] = {}
-        self._by_user: dict[int, set[Guest]] = {}
-        self._administrators = 0
+        # connections that have logged in: the user, and whether it is an administrator
+        self._known: dict[LoginHolder, tuple[Principal, bool]] = {}
+        self._by_user: dict[int, set[LoginHolder]] = {}
+        self._administrators = 0  # number of connections of administrators
         self.audit: AuditSink = discard
         self.slots_max = slots_max
         self.tick = 0
@@ -155,14 +149,14 @@ class Logins:
 
     @property
     def anonymous_max(self) -> int:
-        """Maximum number of connections with a permanent slot as ``anonymous``.
+        """Maximum number of connections that are served as ``anonymous`` and are not strangers.
 
-        Connections above it are served, but remain strangers.
+        Further connections are served as ``anonymous`` but remain strangers, so they are closed first.
         """
         return self.strangers_max - min(STRANGERS_RESERVED, self.strangers_max // 2)
 
-    def enter(self, guest: Guest) -> bool:
-        """Register a new connection. Return False if all slots are taken and none can be freed."""
+    def enter(self, connection: LoginHolder) -> bool:
+        """Register a new connection, and close another one if necessary. Return False if none may be closed."""
         if self.is_open:
             return True
         others = len(self._strangers) + len(self._anonymous)
@@ -175,86 +169,86 @@ class Logins:
             self.leave(evicted)
             evicted.abort("all slots are taken, and this connection did not log in")
             evicted.vacate()
-        self._strangers[guest] = self.tick
+        self._strangers[connection] = self.tick
         return True
 
-    def _stranger_to_evict(self) -> Guest | None:
-        """Return the stranger to close; None if there is no suitable one.
+    def _stranger_to_evict(self) -> LoginHolder | None:
+        """Return the stranger to close for a new connection; None if there is no suitable one.
 
         Candidates, in this order: the oldest stranger that had time to log in, the oldest on a protocol without a
         login, and the oldest. A stranger whose login is being verified is not closed.
         """
         nameless = oldest = None
-        for guest, since in islice(self._strangers.items(), CANDIDATES_MAX):
-            if self._is_verifying(guest):
+        for connection, since in islice(self._strangers.items(), CANDIDATES_MAX):
+            if self._is_verifying(connection):
                 continue
             is_new = self.tick - since < GRACE_TICKS
             if is_new and oldest is not None:
                 break  # all later strangers are new, too
-            if guest.wire in NAMELESS_WIRES:
-                nameless = nameless or guest
+            if connection.wire in NAMELESS_WIRES:
+                nameless = nameless or connection
             elif not is_new:
-                return guest
-            oldest = oldest or guest
+                return connection
+            oldest = oldest or connection
         return nameless or oldest
 
-    def _is_verifying(self, guest: Guest) -> bool:
-        return self._identities is not None and self._identities.is_verifying(guest.peer)
+    def _is_verifying(self, connection: LoginHolder) -> bool:
+        return self._identities is not None and self._identities.is_verifying(connection.peer)
 
-    def _quietest_anonymous(self, *, quiet_ticks: int) -> Guest | None:
-        """Return the ``anonymous`` connection that has been quiet longest; None if there is no suitable one.
+    def _quietest_anonymous(self, *, quiet_ticks: int) -> LoginHolder | None:
+        """Return the ``anonymous`` connection that has been quiet longest; None if none may be closed.
 
-        It must have been quiet for at least ``quiet_ticks``. Connections are sorted only once a second.
+        It must have been quiet for at least ``quiet_ticks`` seconds. Connections are sorted only once a second.
         """
         if self._sorted_at != self.tick:
             self._sorted_at = self.tick
-            self._quiet = deque(sorted(self._anonymous, key=lambda guest: guest.seen_tick))
+            self._quiet = deque(sorted(self._anonymous, key=lambda connection: connection.seen_tick))
         while self._quiet:
-            guest = self._quiet[0]
-            if guest in self._anonymous and self.tick - guest.seen_tick < quiet_ticks:
+            connection = self._quiet[0]
+            if connection in self._anonymous and self.tick - connection.seen_tick < quiet_ticks:
                 return None
             self._quiet.popleft()
-            if guest in self._anonymous:
-                return guest
+            if connection in self._anonymous:
+                return connection
         return None
 
-    def standing(self, guest: Guest) -> Standing:
-        known = self._known.get(guest)
+    def standing(self, connection: LoginHolder) -> Standing:
+        known = self._known.get(connection)
         if known is None:
-            return Standing.ANONYMOUS if guest in self._anonymous else Standing.UNKNOWN
+            return Standing.ANONYMOUS if connection in self._anonymous else Standing.UNKNOWN
         return Standing.ADMINISTRATOR if known[1] else Standing.IDENTIFIED
 
-    def name_of(self, guest: Guest) -> str:
-        known = self._known.get(guest)
+    def name_of(self, connection: LoginHolder) -> str:
+        known = self._known.get(connection)
         if known is None:
-            return ANONYMOUS if guest in self._anonymous else ""
+            return ANONYMOUS if connection in self._anonymous else ""
         return known[0].name
 
-    def leave(self, guest: Guest) -> None:
-        self._strangers.pop(guest, None)
-        self._anonymous.pop(guest, None)
-        self._forget_login(guest)
+    def leave(self, connection: LoginHolder) -> None:
+        self._strangers.pop(connection, None)
+        self._anonymous.pop(connection, None)
+        self._forget_login(connection)
 
     # Logins and logouts
 
-    def identify(self, guest: Guest, principal: Principal | None) -> None:
-        """Record a login, or a logout (None). A client that is logged in can log in as another user.
+    def identify(self, connection: LoginHolder, principal: Principal | None) -> None:
+        """Record a login, or a logout if ``principal`` is None. A client can log in as another user without a logout.
 
-        Raises Busy(BUSY) if all slots of users are taken.
+        Raises Busy(BUSY) if all slots for users are taken.
         """
         if self._identities is None or self._identities.is_open:
             return
-        known = self._known.get(guest)
+        known = self._known.get(connection)
         if known is not None and known[0] is principal:
             return
-        if known is None and guest not in self._strangers:
+        if known is None and connection not in self._strangers:
             return  # the connection has closed in the meantime, or is already served as anonymous
         if principal is None:
-            self._forget_login(guest)
-            self._strangers.setdefault(guest, self.tick)
+            self._forget_login(connection)
+            self._strangers.setdefault(connection, self.tick)
             return
-        if principal.name == ANONYMOUS and guest.wire in NAMELESS_WIRES:
-            self._serve(guest)
+        if principal.name == ANONYMOUS and connection.wire in NAMELESS_WIRES:
+            self._serve(connection)
             return
         administrator = self._identities.is_administrator(principal)
         users_max = self.slots_max - self.administrators_reserved
@@ -262,17 +256,17 @@ class Logins:
             raise Busy(ErrorCode.BUSY, f"too many connections limit={users_max}", retry_after_ms=1_000)
         if known is None or known[0] != principal:
             method = "token" if principal.token is not None else "password or certificate"
-            self.audit(AuditEvent("login", Outcome.ALLOWED, principal.name, guest.peer, reason=method))
-        self._forget_login(guest)
-        self._strangers.pop(guest, None)
-        self._known[guest] = principal, administrator
-        self._by_user.setdefault(principal.user_id, set()).add(guest)
+            self.audit(AuditEvent("login", Outcome.ALLOWED, principal.name, connection.peer, reason=method))
+        self._forget_login(connection)
+        self._strangers.pop(connection, None)
+        self._known[connection] = principal, administrator
+        self._by_user.setdefault(principal.user_id, set()).add(connection)
         self._administrators += administrator
 
-    def _serve(self, guest: Guest) -> None:
+    def _serve(self, connection: LoginHolder) -> None:
         """Serve a stranger as ``anonymous``.
 
-        If all slots for ``anonymous`` are taken, a quiet connection loses its slot and becomes a stranger again.
+        If the slots for ``anonymous`` are taken, a quiet connection becomes a stranger again.
         """
         if len(self._anonymous) >= self.anonymous_max:
             quiet = self._quietest_anonymous(quiet_ticks=QUIET_TICKS)
@@ -280,53 +274,55 @@ class Logins:
                 return
             del self._anonymous[quiet]
             self._strangers[quiet] = self.tick
-        del self._strangers[guest]
-        self._anonymous[guest] = None
+        del self._strangers[connection]
+        self._anonymous[connection] = None
 
-    def certify(self, guest: Guest, name: str) -> Principal | None:
-        """Log in the user that a TLS certificate names. Return the user; None if there is no such user.
+    def certify(self, connection: LoginHolder, name: str) -> Principal | None:
+        """Log in the user that a TLS certificate names, and return it; None if there is no such user.
 
-        Raises Busy(BUSY) if all slots of users are taken.
+        Raises Busy(BUSY) if all slots for users are taken.
         """
         principal = None if self._identities is None else self._identities.certified(name)
         if principal is not None:
-            principal = replace(principal, peer=guest.peer)
-            self.identify(guest, principal)
+            principal = replace(principal, peer=connection.peer)
+            self.identify(connection, principal)
         return principal
 
-    def _forget_login(self, guest: Guest) -> None:
-        known = self._known.pop(guest, None)
+    def _forget_login(self, connection: LoginHolder) -> None:
+        known = self._known.pop(connection, None)
         if known is None:
             return
         principal, administrator = known
         self._administrators -= administrator
         guests = self._by_user[principal.user_id]
-        guests.discard(guest)
+        guests.discard(connection)
         if not guests:
             del self._by_user[principal.user_id]
 
     # Logins that end
 
     def end(self, user_id: int) -> None:
-        """Close the connections of a user whose login is no longer valid."""
-        for guest in list(self._by_user.get(user_id, ())):
-            self._end_if_over(guest)
+        """Close all connections of a user whose logins are no longer valid."""
+        for connection in list(self._by_user.get(user_id, ())):
+            self._end_if_over(connection)
 
-    def _end_if_over(self, guest: Guest) -> None:
+    def _end_if_over(self, connection: LoginHolder) -> None:
         assert self._identities is not None, "the client has logged in"
-        if not self._identities.is_current(self._known[guest][0]):
-            guest.end("the login is no longer valid: its user, password or token was changed or deleted")
+        if not self._identities.is_current(self._known[connection][0]):
+            connection.end("the login is no longer valid: its user, password or token was changed or deleted")
 
     def sweep(self) -> None:
-        """Close connections that did not log in in time, and those whose token has expired. Call it once a second."""
+        """Close connections that did not log in in time, and those with an expired token. Call it once a second."""
         self.tick += 1
         if self.is_open:
             return
-        for guest, since in list(self._strangers.items()):
+        for connection, since in list(self._strangers.items()):
             if self.tick - since <= LOGIN_SECONDS_MAX:
                 break  # all later strangers are newer
-            if guest.wire in LOGIN_WIRES and not self._is_verifying(guest):
-                guest.abort("the client did not log in in time")
-        expiring = [guest for guest, (principal, _) in self._known.items() if principal.expires_at_us is not None]
-        for guest in expiring:
-            self._end_if_over(guest)
+            if connection.wire in LOGIN_WIRES and not self._is_verifying(connection):
+                connection.abort("the client did not log in in time")
+        expiring = [
+            connection for connection, (principal, _) in self._known.items() if principal.expires_at_us is not None
+        ]
+        for connection in expiring:
+            self._end_if_over(connection)

@@ -5,7 +5,7 @@ cdef class Arena:
     cdef dict _rested
     cdef public list viewed
     cdef public object bytes_max
-    cdef public object kept_bytes
+    cdef public object pooled_bytes
     cdef public object out_bytes
 
 

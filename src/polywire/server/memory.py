@@ -1,15 +1,15 @@
-"""Receive memory: the buffers of unfinished requests, and which connections get them, wait, or are closed to free them.
+"""Receive memory: the buffers of incomplete requests, and which connections get them, wait, or are closed to free them.
 
 This module is compiled.
 
-* All connections read into one shared chunk, one after the other. A connection without an unfinished request therefore
-  needs no memory of its own. An unfinished request takes memory in proportion to the bytes received.
-* All unfinished requests together stay within a limit. One request at a time may exceed it, so that at least one
+* All connections read into one shared chunk, one after the other. A connection without an incomplete request therefore
+  needs no memory of its own. An incomplete request takes memory in proportion to the bytes received.
+* All incomplete requests together stay within a limit. One request at a time may exceed it, so that at least one
   request can be completed. Meanwhile, other requests that make progress wait and are not closed.
 * When memory is short, stalled requests are closed: first those of unauthenticated clients, then those of the address
   that uses most memory, the slowest first. Unread bytes in the socket count as received.
-* Memory is reused only when no write batch refers to it any more. Buffers that are not reused for a while are returned
-  to the allocator.
+* Memory is reused only when no uncommitted batch refers to it any more. Buffers that are not reused for a while are
+  returned to the allocator.
 * ``Arena.take`` and ``Arena.give`` run no other Python code, so the ``get_buffer`` callback of the event loop may call
   them.
 """
@@ -29,7 +29,7 @@ from polywire.server.logins import Standing
 BUFFER_BYTES_MIN: Final = 2 * 1024  # large enough for the beginning of a request
 # Larger buffers are allocated with mmap, because the allocator's heap may not return freed memory to the system.
 MAPPED_BYTES_MIN: Final = 16 * 1024
-KEPT_BYTES_MAX: Final = 16 * 1024 * 1024  # limit for the size of free buffers in the pool
+POOLED_BYTES_MAX: Final = 16 * 1024 * 1024  # limit for the size of free buffers in the pool
 
 Memory = bytearray | mmap.mmap
 
@@ -40,27 +40,27 @@ def rounded(size: int) -> int:
 
 @cython.cclass
 class Arena:
-    """The buffers of one server.
+    """The buffers of one server, and a pool of free ones.
 
-    * ``out_bytes``: size of all buffers in use.
-    * ``kept_bytes``: size of all buffers in the pool.
-    * ``_free``: buffers freed since the last sweep.
-    * ``_rested``: buffers freed before the last sweep.
-    * ``viewed``: buffers freed since the last ``settle``; the uncommitted write batch may still refer to them.
+    Attributes:
+        bytes_max: limit for ``out_bytes``, which the callers of ``take`` check.
+        out_bytes: size of all buffers in use.
+        pooled_bytes: size of all free buffers in the pool.
+        viewed: buffers that were freed since the last commit. Uncommitted batches may still refer to them.
     """
 
-    __slots__ = ("_free", "_rested", "bytes_max", "kept_bytes", "out_bytes", "viewed")
+    __slots__ = ("_free", "_rested", "bytes_max", "out_bytes", "pooled_bytes", "viewed")
 
     def __init__(self, bytes_max: int) -> None:
-        self._free: dict[int, list[Memory]] = {}
-        self._rested: dict[int, list[Memory]] = {}
+        self._free: dict[int, list[Memory]] = {}  # committed buffers by size, freed since the last sweep
+        self._rested: dict[int, list[Memory]] = {}  # buffers by size, freed before the last sweep
         self.viewed: list[Memory] = []
         self.bytes_max: Final = bytes_max
-        self.kept_bytes = 0
+        self.pooled_bytes = 0
         self.out_bytes = 0
 
     def fits(self, size: int) -> bool:
-        """Return whether a buffer of this size is within the limit."""
+        """Return whether another buffer of this size would be within the limit."""
         return self.out_bytes + size <= self.bytes_max
 
     def take(self, size: int) -> Memory:
@@ -70,26 +70,26 @@ class Arena:
         free = self._free.get(buffer_size) or self._rested.get(buffer_size)
         if not free:
             return allocate(buffer_size, mapped_bytes_min=MAPPED_BYTES_MIN)
-        self.kept_bytes -= buffer_size
+        self.pooled_bytes -= buffer_size
         return free.pop()
 
     def give(self, buffer: Memory) -> None:
-        """Free a buffer. The current write batch may still refer to it."""
+        """Free a buffer. Uncommitted batches may still refer to it."""
         size = len(buffer)
         self.out_bytes -= size
-        if self.kept_bytes + size <= KEPT_BYTES_MAX:
-            self.kept_bytes += size
+        if self.pooled_bytes + size <= POOLED_BYTES_MAX:
+            self.pooled_bytes += size
             self.viewed.append(buffer)
 
-    def settle(self) -> None:
-        """Allow reuse of all freed buffers. Call it when the write batch is committed."""
+    def release_viewed(self) -> None:
+        """Allow reuse of all buffers in ``viewed``."""
         for buffer in self.viewed:
             self._free.setdefault(len(buffer), []).append(buffer)
         self.viewed.clear()
 
     def sweep(self) -> None:
         """Return buffers to the allocator that were not reused for a second. Call it once a second."""
-        self.kept_bytes -= sum(size * len(buffers) for size, buffers in self._rested.items())
+        self.pooled_bytes -= sum(size * len(buffers) for size, buffers in self._rested.items())
         self._rested, self._free = self._free, {}
 
 
@@ -100,12 +100,13 @@ LAST_READ_AT: Final = CHUNK_BYTES - READ_BYTES  # beyond this position, the next
 
 @cython.cclass
 class SharedChunk:
-    """The shared chunk.
+    """The memory into which all connections without a buffer read.
 
-    * ``position``: the memory after it is free.
-    * ``lent``: memory of the last read, which begins at ``lent_at``. It is shortened when the number of received bytes
-      is known.
-    * ``reader``: the connection that is processing those bytes.
+    Attributes:
+        position: start of the free memory.
+        lent: memory of the last read. After the read, it is shortened to the received bytes.
+        lent_at: start of ``lent`` in the chunk.
+        reader: the connection that is processing the received bytes.
     """
 
     __slots__ = ("_arena", "_chunk", "_view", "lent", "lent_at", "position", "reader")
@@ -129,17 +130,14 @@ class SharedChunk:
         return lent
 
     def used(self) -> None:
-        """Preserve the bytes of the last read until the commit.
-
-        The session may have appended them to the write batch.
-        """
+        """Do not overwrite the bytes of the last read before the next commit, because a batch may refer to them."""
         self.reader = None
         end = self.lent_at + len(self.lent)
         if end > self.position:
             self.position = end
 
     def hand_over(self) -> Memory:
-        """Return the chunk to a caller that pins a part of it. The caller frees it later."""
+        """Return the chunk to a caller that pins a part of it and frees it later. The next read uses a new chunk."""
         chunk, self._chunk = self._chunk, None
         assert chunk is not None, "there was a read"
         self._view = memoryview(b"")
@@ -155,7 +153,7 @@ class SharedChunk:
 
 
 class Receiver(Protocol):
-    """A connection that receives requests."""
+    """A connection as ``ReceiveMemory`` uses it."""
 
     @property
     def host(self) -> str:
@@ -169,11 +167,11 @@ class Receiver(Protocol):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the request that is arriving arrives too slowly."""
+        """Whether a request arrives too slowly."""
 
     @property
     def rate(self) -> float:
-        """Arrival rate of that request in bytes per second."""
+        """Arrival rate of the incomplete request in bytes per second."""
 
     @property
     def held_bytes(self) -> int:
@@ -190,11 +188,14 @@ class Receiver(Protocol):
 
 @cython.cclass
 class ReceiveMemory:
-    """The memory for unfinished requests of a server.
+    """The memory for the incomplete requests of a server.
 
-    * ``_waiting``: connections that are paused until they get memory; the one that has waited longest is first.
-    * ``_beyond``: the one connection that may exceed the limit.
-    * ``write_batch``: number of the current write batch. Only this batch can still refer to receive memory.
+    Attributes:
+        arena: all buffers.
+        shared_chunk: memory for connections without a buffer.
+        tick: seconds since the start, as counted by ``Hub.tick``.
+        write_batch: number that increases with each commit. Only batches of the current one can refer to receive
+            memory.
     """
 
     __slots__ = (
@@ -213,14 +214,15 @@ class ReceiveMemory:
     def __init__(
         self, bytes_max: int, connections: Collection[Receiver], soon: Callable[[Callable[[], None]], object]
     ) -> None:
-        """``soon`` calls back in the loop's next pass."""
+        """``soon`` calls a function in the loop's next pass."""
         self.arena: Final = Arena(bytes_max)
         self.shared_chunk: Final = SharedChunk(self.arena)
         self._connections: Final = connections
         self._soon: Final = soon
+        # connections that are paused until they get memory; the longest waiting is first
         self._waiting: dict[Receiver, None] = {}
         self._feeding = False
-        self._beyond: Receiver | None = None
+        self._beyond: Receiver | None = None  # the one connection that may exceed the limit
         self._looked = -1
         self.tick = 0
         self.write_batch = 0
@@ -230,17 +232,17 @@ class ReceiveMemory:
         """Whether a connection waits for memory, or the limit is exceeded."""
         return bool(self._waiting) or not self.arena.fits(0)
 
-    def settle(self) -> None:
-        """Allow reuse of all memory that was consumed or freed. Call it when the write batch is committed."""
+    def batch_committed(self) -> None:
+        """Allow reuse of all memory that was consumed or freed. Call it when all accepted batches are committed."""
         self.write_batch += 1
         self.shared_chunk.position = 0
         if self.arena.viewed:
-            self.arena.settle()
+            self.arena.release_viewed()
 
     def grant(self, grown: int, asking: Receiver) -> bool:
-        """Return whether a connection may use ``grown`` more bytes.
+        """Return whether a connection may allocate ``grown`` more bytes.
 
-        If not, ``asking`` is called back when it may call this again.
+        If not, ``asking`` is called back when it may try again.
         """
         if self._beyond is not None and not self._beyond.is_receiving:
             self._beyond = None
@@ -263,7 +265,7 @@ class ReceiveMemory:
         return self.arena.fits(grown if self._beyond is None else grown - self._beyond.held_bytes)
 
     def given_back(self) -> None:
-        """Let waiting connections request memory again, because a request or a connection has ended."""
+        """Let waiting connections try again, because memory was freed."""
         if self._waiting and not self._feeding:
             self._feeding = True
             self._soon(self._feed)
@@ -275,7 +277,7 @@ class ReceiveMemory:
         self.given_back()
 
     def _feed(self) -> None:
-        """Let waiting connections request memory again, the longest waiting first, until one of them gets none."""
+        """Let waiting connections try again, the longest waiting first, until one of them gets no memory."""
         self._feeding = False
         while self._waiting:
             connection = next(iter(self._waiting))
@@ -287,9 +289,9 @@ class ReceiveMemory:
                 return
 
     def _reclaim(self, grown: int, asking: Receiver) -> None:
-        """Free buffers that contain no request, then close stalled connections.
+        """Free idle buffers, then close stalled connections, until ``grown`` more bytes are within the limit.
 
-        Does nothing if it ran less than a second ago, because stalls are measured in seconds.
+        It does this at most once a second, because stalls are measured in seconds.
         """
         if self._looked == self.tick:
             return

@@ -1,11 +1,11 @@
-"""The state of a connection: a phase, which only moves forward, and the current reasons for not reading from it.
+"""The state of a connection: its phase, and the current reasons for not reading from it.
 
-SILENT ──► UNKNOWN ──► OPEN ──► ENDING ──► CLOSED
-   └──────────────────────┘        every phase can change to ENDING or CLOSED
+SILENT ──► UNKNOWN ──► OPEN ──► ENDING ──► CLOSED └──────────────────────┘        every phase can change to ENDING or
+CLOSED
 
-A closed connection has the transport of this module. An asyncio transport refers to its protocol forever, and the
-protocol to its transport: replacing the transport breaks the cycle. Reference counting then frees the connection,
-without a garbage collection that blocks the loop.
+The transport of a closed connection is replaced by an ``EndedTransport``. An asyncio transport and its protocol refer
+to each other. Breaking this cycle lets reference counting free the connection, without a garbage collection that blocks
+the loop.
 """
 
 from __future__ import annotations
@@ -49,22 +49,21 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
 class Pause:
     """Reasons not to read from a connection, as bits. They are plain integers because every read tests them.
 
-    Nothing is read while any reason is set. If DRAINING is the only reason, bytes that were already received go to the
-    session.
+    If DRAINING is the only reason, bytes that were already received still go to the session.
     """
 
     OWING: Final = 1
     """A response is pending, or the client does not read its responses."""
     CONGESTED: Final = 2
-    """The client produces, and the log has not caught up with the producers."""
+    """The client produces, and the log is behind."""
     STARVED: Final = 4
-    """There is no memory for the next part of the client's request."""
+    """There is no memory for the rest of the client's request."""
     YIELDING: Final = 8
-    """Much was read from this connection at once, so other connections are read first."""
+    """Many bytes of this connection were read in one pass, so other connections are served first."""
     QUEUED: Final = 16
-    """Requests have taken too long in this pass of the loop, so this connection waits for a later pass."""
+    """Heavy requests have used up this pass of the loop, so this connection waits for a later one."""
     OFFERING: Final = 32
-    """The session is processing bytes that had been waiting."""
+    """The session is processing bytes that waited during an earlier pause."""
     ENDED: Final = 64
     """The session gets no more bytes."""
     DRAINING: Final = 128

@@ -1,11 +1,11 @@
-"""Where the data and the topics of each shard are: directories, and the shard that owns a topic (decision 0126).
+"""The directory of each shard, and the shard that owns a topic (decision 0126).
 
-The first shard's directory is the data directory itself. The others are in ``shards``. On a data directory, each topic
-name has a symbolic link that stores its shard. With a bucket, the hash of the name determines the shard.
+The first shard's directory is the data directory itself. The others are in its subdirectory ``shards``. On a data
+directory, a symbolic link for each topic name stores the topic's shard. With a bucket, the hash of the name determines
+the shard.
 
 If several processes claim a name at the same time, exactly one succeeds, because creating a symbolic link is atomic.
-The links are only a cache. Each shard's log says which topics it has, and the links are created again at every start.
-The processes share memory, in which each writes how far it has started and how many topics it has.
+The links are only a cache: each shard's log stores its topics, and the links are created again at every start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from polywire.types import SHARDS_MAX, shard_name
 
 SHARDS: Final = "shards"
 DATA_MARKS: Final = (MARK_FILE, JOURNAL, SHARDS)
-"""Names of entries that identify a data directory. A copied or restored directory may lack the mark file."""
+"""File names by which a data directory is recognised. A copied or restored directory may lack the mark file."""
 
 NAMES: Final = "names"  # subdirectory with a symbolic link for each topic name
 _WORDS: Final = 2  # words of each process: its stage, and its number of topics
@@ -44,9 +44,9 @@ def count_shards(data_dir: Path) -> int:
 
 
 def check_count(data_dir: Path, count: int) -> None:
-    """Raise Invalid(INVALID_REQUEST) if the data directory has more shards than ``count``.
+    """Raise Invalid(INVALID_REQUEST) if the data directory has more than ``count`` shards.
 
-    Some topics would not be served otherwise.
+    The topics of the other shards would be missing.
     """
     found = count_shards(data_dir)
     if found > count:
@@ -66,9 +66,9 @@ class Stage(IntEnum):
 
 
 class Board:
-    """The shared memory. The parent process creates it, and its children inherit it.
+    """Memory in which all processes of the broker publish their stage and their number of topics.
 
-    The stage of a shard never goes back, even if its process is restarted.
+    The parent process creates it, and its children inherit it. A restarted process continues with its previous stage.
     """
 
     __slots__ = ("_words", "count")
@@ -87,14 +87,14 @@ class Board:
         self._words[shard * _WORDS + 1] = count
 
     def fewest_topics(self) -> int:
-        """Return the shard with the fewest topics. If there are several, return the one with the lowest number."""
+        """Return the shard with the fewest topics; the lowest number if there are several."""
         return min(range(self.count), key=lambda shard: self._words[shard * _WORDS + 1])
 
     def may_hand_over(self, now_s: float, pause_s: float) -> bool:
-        """Return whether this process may hand its shard to another machine.
+        """Return whether this process may hand its shard to another machine now.
 
-        It may if no process has handed over a shard for ``pause_s`` seconds. Two processes that call this at the same
-        moment can both get True. That is harmless: the pause only prevents that all clients reconnect at once.
+        It may if no process has handed over a shard for ``pause_s`` seconds, so that not all clients reconnect at once.
+        Two processes that call this at the same moment can both get True, which is harmless.
         """
         now_us = int(now_s * 1_000_000)
         if self._words[-1] and now_us - self._words[-1] < pause_s * 1_000_000:
@@ -108,16 +108,16 @@ class Names(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether clients must wait until all shards have started."""
+        """Whether no client may be served until all shards have started."""
 
     def shard_of(self, full_name: str) -> int | None:
         """Return the shard that has the topic.
 
-        If the topic does not exist, return the shard that will get it, or None if this is not determined yet.
+        If the topic does not exist, return the shard that must create it, or None if any shard can.
         """
 
     def claim(self, full_name: str) -> None:
-        """Reserve the name for a new topic in this shard.
+        """Reserve the name of a new topic for this shard.
 
         Raises Busy(BUSY) if another shard has a topic with this name, and Unavailable(STORAGE_FAILED).
         """
@@ -126,14 +126,14 @@ class Names(Protocol):
         """Release the name of a deleted topic of this shard."""
 
     def begin(self, names: Iterable[str]) -> list[str]:
-        """Register the recovered topics of this shard. Return those that another shard also has.
+        """Register the recovered topics of this shard. Return the names that another shard has registered, too.
 
         Raises Unavailable if the names cannot be stored.
         """
 
 
 class HashedNames:
-    """Names whose hash says which shard owns the topic. The owner never changes (decision 0126)."""
+    """Names in a bucket: the hash of a name determines its shard, which never changes."""
 
     __slots__ = ("_count", "_own")
 
@@ -144,22 +144,22 @@ class HashedNames:
         self._count: Final = count
 
     def shard_of(self, full_name: str) -> int | None:
-        return None if full_name.startswith(INTERNAL) else home_of(full_name, self._count)
+        return None if full_name.startswith(INTERNAL) else shard_by_hash(full_name, self._count)
 
     def claim(self, full_name: str) -> None:
-        if home_of(full_name, self._count) != self._own:
+        if shard_by_hash(full_name, self._count) != self._own:
             raise Busy(ErrorCode.BUSY, f"another shard has a topic with this name name={full_name!r}")
 
     def release(self, full_name: str) -> None:
         pass
 
     def begin(self, names: Iterable[str]) -> list[str]:
-        """Return the names whose hash belongs to another shard. There are none unless the software is faulty."""
-        return [name for name in names if home_of(name, self._count) != self._own]
+        """Return the names whose hash belongs to another shard, which only a software error can cause."""
+        return [name for name in names if shard_by_hash(name, self._count) != self._own]
 
 
 class Placement:
-    """Names in the symbolic links of one data directory. Each link names the shard that created it."""
+    """Names on a data directory: a symbolic link for each name stores its shard."""
 
     __slots__ = ("_directory", "_own")
 
@@ -190,7 +190,7 @@ class Placement:
         self._remove(_link_name(full_name))
 
     def begin(self, names: Iterable[str]) -> list[str]:
-        """Links of this shard whose topic does not exist are removed."""
+        """Also remove links of this shard to topics that do not exist any more."""
         conflicts = []
         current = {_link_name(name) for name in names}
         for link in os.listdir(self._directory):
@@ -214,8 +214,11 @@ class Placement:
             return None
 
 
-def home_of(full_name: str, count: int) -> int:
-    """Return the shard that the hash of a name determines. It is the same in every process and after every start."""
+def shard_by_hash(full_name: str, count: int) -> int:
+    """Return the shard that the hash of a name determines.
+
+    The result is the same in every process and after every start.
+    """
     return int.from_bytes(_hash(full_name)[:8], "little") % count
 
 

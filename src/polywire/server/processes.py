@@ -135,7 +135,7 @@ def _lock(config: ServeConfig) -> Callable[[], None]:
 
 @dataclass(slots=True)
 class Child:
-    """The process of a shard. ``pause_s`` is the pause before its next restart."""
+    """The process of a shard. ``pause_s`` is how long to wait before it is restarted."""
 
     shard: int
     pid: int = 0
@@ -145,17 +145,15 @@ class Child:
 
 
 class Parent:
-    """Starts and watches the processes, one for each shard.
-
-    ``_sockets`` reserve the addresses. They also queue connections to a process that is being restarted.
-    """
+    """Starts one process for each shard, and restarts those that exit."""
 
     def __init__(self, config: ServeConfig, key: bytes) -> None:
-        """Reserve the addresses. ``key`` is the shared secret of the processes.
+        """Reserve the addresses of all listeners. ``key`` is the shared secret of the processes.
 
         Raises Busy(BUSY) with the address that is not available, and Invalid for an invalid setting.
         """
         self._config: Final = config
+        # reserve the addresses, and queue connections while a process is being restarted
         self._sockets: Final[list[socket.socket]] = []
         self._addresses: Final = self._reserve()
         self._own: Final = [self._reserve_own(number) for number in range(config.processes)]
@@ -200,7 +198,7 @@ class Parent:
             self._kill_at = time.monotonic() + self._config.drain_timeout_s + KILL_AFTER_S
 
     def _look(self, mask: Mask) -> None:
-        """Restart processes that exited, each after its pause, and write the ready file when all are ready."""
+        """Restart processes that exited, each after its pause. Write the ready file when all processes are ready."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -257,16 +255,16 @@ class Parent:
             _end_with_parent(parent)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             names = self._config.data_dir / SHARDS / NAMES
-            places = [Address(*listening.getsockname()[:2]) for listening in self._inside]
+            addresses = [Address(*listening.getsockname()[:2]) for listening in self._inside]
             for other in (*self._sockets, *self._inside[:number], *self._inside[number + 1 :]):
                 other.close()
             config, board, inside = _config_of(self._config, number, self._addresses), self._board, self._inside[number]
             if config.bucket:
                 hashed = HashedNames(number, board.count)
-                shard = Shard(number, board, hashed, places, inside, self._key, self._own[number])
+                shard = Shard(number, board, hashed, addresses, inside, self._key, self._own[number])
                 code = startup.run_shard(config, shard, lambda: _watch_of(config, number, board))
             else:
-                shard = Shard(number, board, Placement(names, number), places, inside, self._key, self._own[number])
+                shard = Shard(number, board, Placement(names, number), addresses, inside, self._key, self._own[number])
                 code = startup.run_shard(config, shard)
         finally:
             sys.stderr.flush()
@@ -294,7 +292,7 @@ class Parent:
         return served
 
     def _reserve_own(self, shard: int) -> dict[str, Address]:
-        """Return the addresses at which only the process of this shard is reached, by listener.
+        """Return addresses that lead to the process of this shard only, by listener.
 
         With a bucket, these listeners are for other machines, and the process opens them itself. On a data directory,
         they are for clients that connect to the owner of a topic, and the parent reserves them. Raises Busy(BUSY) if
@@ -319,9 +317,9 @@ class Parent:
         return own
 
     def _reserved_near(self, name: str, shared: Address, step: int) -> Address:
-        """Reserve the port that is ``step`` above the shared port, or any free port if it is in use.
+        """Reserve the port ``step`` above the shared port; any free port if that is in use.
 
-        The distance is the same at every start, because some clients reconnect to the last address they know. Raises
+        The port is the same after a restart, because some clients reconnect to the last address they know. Raises
         Busy(BUSY) if there is no free port.
         """
         port = shared.port + step if step and shared.port + step <= PORT_MAX else 0
@@ -355,13 +353,13 @@ class Parent:
 
 
 def _bound(address: Address) -> socket.socket:
-    family, kind, protocol, _, place = socket.getaddrinfo(
+    family, kind, protocol, _, bound_to = socket.getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     made = socket.socket(family, kind, protocol)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(place)
+        made.bind(bound_to)
     except OSError:
         made.close()
         raise
@@ -369,10 +367,7 @@ def _bound(address: Address) -> socket.socket:
 
 
 def _inside() -> socket.socket:
-    """Return the socket on which a process accepts connections of the other processes.
-
-    It is on loopback, and its clients must know the shared key.
-    """
+    """Return a loopback socket on which a process accepts connections of the other processes."""
     made = _bound(Address("127.0.0.1", 0))
     made.setblocking(False)
     made.listen(ACCEPT_BACKLOG)
@@ -380,7 +375,7 @@ def _inside() -> socket.socket:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Make the system send SIGTERM to this process when the parent ends in any way."""
+    """Make the kernel send SIGTERM to this process when the parent exits, even if it is killed."""
     control = find_call("prctl", c_int, c_ulong, c_ulong, c_ulong, c_ulong)
     if control is not None:
         control(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
@@ -394,21 +389,21 @@ def _check_inside(config: ServeConfig, served: Mapping[str, Address]) -> None:
     Without TLS, machines would send passwords to each other in clear text. With unsuitable certificates, they would
     reject each other.
     """
-    place = inside_of(config, served)
-    if link_tls(config, config.reached_at(place)) is not None or place.is_loopback or config.insecure:
+    address = inside_of(config, served)
+    if link_tls(config, config.reached_at(address)) is not None or address.is_loopback or config.insecure:
         return
     if config.users is not None:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
             "machines would forward requests with passwords to each other in clear text (use --tls-machine-authority, or"
-            f" --insecure in a private network) address={place}",
+            f" --insecure in a private network) address={address}",
         )
 
 
 def inside_of(config: ServeConfig, served: Mapping[str, Address]) -> Address:
-    """Return a listener whose host other machines can reach.
+    """Return the address of a listener whose host other machines can reach.
 
-    With TLS, listeners without TLS are often only on loopback.
+    If there are listeners with TLS, those without are often only on loopback.
     """
     usual = served.get("polywire") or next(iter(served.values()))
     if config.tls_machine_authority is None or not usual.is_loopback:
@@ -418,17 +413,14 @@ def inside_of(config: ServeConfig, served: Mapping[str, Address]) -> Address:
 
 
 def _reached(config: ServeConfig, shard: int, served: Mapping[str, Address]) -> dict[str, Address]:
-    """Return the addresses at which other machines reach one process, by listener.
-
-    The addresses have the hosts of the shared listeners, and the ports of the process.
-    """
+    """Return the addresses at which other machines reach this shard's process, by listener."""
     hosts = {name: address.host for name, address in served.items()} | {INSIDE: inside_of(config, served).host}
     first = config.shard_port + PORTS_EACH * shard if config.shard_port else 0
     return {name: Address(host, first + number if first else 0) for number, (name, host) in enumerate(hosts.items())}
 
 
 def _watch_of(config: ServeConfig, shard: int, board: Board) -> BucketWatch:
-    """Create the bucket statistics of a process. Raises Invalid if the node name is invalid."""
+    """Create the statistics of the shard's process. Raises Invalid if the node name is invalid."""
     from polywire.server.bucket_watch import BucketWatch, candidate_of
 
     candidate = candidate_of(config, shard, board.count)

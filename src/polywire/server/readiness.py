@@ -75,11 +75,7 @@ def is_available() -> bool:
 class SocketTransport:
     """One accepted socket, with the interface of an asyncio transport.
 
-    * ``_events``: the events that epoll reports for the socket; none after ``_is_ended``.
-    * ``_waiting``: parts that the kernel has not accepted, ``_waiting_bytes`` in total. The connection is paused while
-      there are any.
-
-    Pausing does not change epoll until bytes arrive, because most pauses end before that.
+    A pause changes the epoll registration only when bytes arrive, because most pauses end before that.
     """
 
     _driver: ReadinessDriver
@@ -87,12 +83,12 @@ class SocketTransport:
     _fd: cython.int
     _peer_name: Any
     protocol: Any
-    _events: cython.uint
+    _events: cython.uint  # events that epoll reports for the socket; none after ``_is_ended``
     _is_reading: cython.bint
     _is_closing: cython.bint
     _is_ended: cython.bint
-    _waiting: deque[Any]
-    _waiting_bytes: cython.Py_ssize_t
+    _waiting: deque[Any]  # parts that the kernel has not accepted; the connection is paused while there are any
+    _waiting_bytes: cython.Py_ssize_t  # size of all parts in ``_waiting``
 
     def __init__(self, driver: ReadinessDriver, accepted: socket.socket, peer_name: Any, protocol: Any) -> None:
         self._driver = driver
@@ -136,7 +132,7 @@ class SocketTransport:
             self._watch()
 
     def write(self, data: Buffer) -> None:
-        """Send bytes. If the kernel does not accept all of them, the rest is sent later."""
+        """Send bytes. Bytes that the kernel does not accept are sent later."""
         if self._is_closing:
             return
         if self._waiting_bytes:
@@ -327,11 +323,7 @@ class SocketTransport:
 
 @cython.cclass
 class ReadinessDriver:
-    """The sockets of one server.
-
-    ``_transports`` has every open socket by its descriptor. ``_found`` is the result of the last poll. If ``_listed``,
-    epoll is called through Python.
-    """
+    """The sockets of one server."""
 
     epoll: Any
     loop: Any
@@ -342,16 +334,15 @@ class ReadinessDriver:
     _fd: cython.int
 
     def __init__(self, hub: Hub, loop: Any, epoll: Any = None) -> None:
-        """Watch the sockets with epoll.
+        """``loop`` must be able to watch descriptors. ``epoll`` replaces the system's epoll in simulations.
 
-        ``loop`` is an event loop that can watch descriptors. ``epoll`` is None to use the system's. A simulated epoll
-        has a negative descriptor, as do its sockets, and is called through its Python methods.
+        A simulated epoll and its sockets have negative descriptors, and are called through their Python methods.
         """
         self.loop = loop
         self.epoll = select.epoll() if epoll is None else epoll
         self._hub = hub
-        self._transports = {}
-        self._listed = []
+        self._transports = {}  # by file descriptor
+        self._listed = []  # ready sockets, if epoll is called through Python
         self._found = lend_writable(bytearray(_EVENT_BYTES * _READY_MAX))
         self._fd = self.epoll.fileno()
         loop.add_reader(self._fd, self.make_pass)
@@ -381,10 +372,10 @@ class ReadinessDriver:
         self._make_pass(1)
 
     def look(self) -> None:
-        """Make several passes in a row while requests arrive faster than the event loop would report them.
+        """Make further passes while requests arrive faster than the event loop would report them.
 
-        After a pass that served a socket, poll only once more: the callbacks of that pass (waiting consumers, for
-        example) should run soon.
+        After a pass that served a socket, poll only once more, because the callbacks of that pass (waiting consumers,
+        for example) should run soon.
         """
         looks: cython.int = _LOOKS
         for _ in range(PASSES_MAX):
@@ -436,7 +427,7 @@ class ReadinessDriver:
 
     @cython.cfunc
     def _broken(self, transport: SocketTransport, error: Exception) -> cython.void:
-        """Close a connection whose code raised an exception. The event loop reports the exception."""
+        """Close a connection whose code raised an exception. The event loop's exception handler gets the exception."""
         transport.end(error)
         self.loop.call_exception_handler(
             {"message": "a connection failed", "exception": error, "protocol": transport.protocol}

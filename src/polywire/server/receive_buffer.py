@@ -1,7 +1,7 @@
-"""The receive buffer of one connection: an unfinished request, or memory for a stream of large reads.
+"""The receive buffer of one connection: an incomplete request, or memory for a stream of large reads.
 
 * Unconsumed bytes stay in order when the buffer grows.
-* Bytes are not overwritten while a write batch may refer to them, or while they are pinned.
+* Bytes are not overwritten while an uncommitted batch may refer to them, or while they are pinned.
 * Finding memory for the next read calls no other code, so it is allowed while the event loop asks for a buffer.
 """
 
@@ -32,13 +32,17 @@ def unread_bytes(transport: Any) -> int:
 
 
 class ReceiveBuffer:
-    """A block of memory.
+    """A block of memory with received bytes.
 
-    To change its size or to preserve its content, continue with the buffer that ``replaced`` returns.
+    A buffer cannot grow: ``replaced`` returns another one, which the connection uses from then on.
 
-    * ``view[start:end]``: unconsumed bytes.
-    * ``viewed_by``: number of the write batch that may refer to the bytes before ``start``.
-    * ``flow_bytes``: buffer size that suits the client's stream of reads; 0 if unknown.
+    Attributes:
+        view: the memory.
+        start: start of the unconsumed bytes in ``view``.
+        end: end of the unconsumed bytes.
+        viewed_by: ``ReceiveMemory.write_batch`` when bytes before ``start`` were consumed. Its batches may refer to
+            them.
+        flow_bytes: buffer size that suits the client's stream of large reads; 0 if unknown.
     """
 
     __slots__ = (
@@ -78,9 +82,9 @@ class ReceiveBuffer:
 
     @classmethod
     def of_landed(cls, memory: ReceiveMemory, left: memoryview, *, read: int, flow_bytes_max: int) -> Self | None:
-        """Return a buffer after a read into the shared chunk; None if no buffer is needed.
+        """Return a buffer for the bytes ``left`` after a read of ``read`` bytes into the shared chunk.
 
-        A buffer is needed for unconsumed bytes, and for a stream of large reads.
+        Returns None if no bytes are left and the read was small.
         """
         flow = GROWTH * read if READ_BYTES <= read < flow_bytes_max else 0
         if left:
@@ -111,13 +115,13 @@ class ReceiveBuffer:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether other code, such as a thread, still uses the received bytes."""
+        """Whether other code, such as a thread, still reads the received bytes."""
         return self._pins > 0
 
     # Reading
 
     def with_free(self) -> ReceiveBuffer:
-        """Return this buffer or a replacement of the same size, with free memory after the unconsumed bytes."""
+        """Return a buffer with free memory after the unconsumed bytes: this one, or a replacement of the same size."""
         left, size = self.end - self.start, len(self.view)
         if not left and self.viewed_by < self._memory.write_batch and not self._pins:
             self.start = self.end = 0
@@ -126,13 +130,13 @@ class ReceiveBuffer:
         return self
 
     def filled(self, count: int, *, flow_bytes_max: int) -> None:
-        """Record that ``count`` bytes were read into the free memory."""
+        """Count ``count`` bytes that were read into the free memory."""
         self.end = end = self.end + count
         if end == len(self.view) and end < flow_bytes_max:
             self.flow_bytes = GROWTH * end
 
     def consumed(self, count: int) -> None:
-        """Record that the session consumed ``count`` bytes. The write batch may refer to them."""
+        """Count ``count`` bytes that the session consumed. A batch may refer to them until the next commit."""
         self.start += count
         self.viewed_by = self._memory.write_batch
 
@@ -152,7 +156,7 @@ class ReceiveBuffer:
         return other
 
     def for_flow(self, flow_bytes_max: int) -> ReceiveBuffer | None:
-        """Return the buffer for the next request; None if reads are small or memory is short."""
+        """Return a buffer for the next large read; None if reads are small or memory is short."""
         memory, size = self._memory, len(self.view)
         wanted = min(self.flow_bytes, flow_bytes_max)
         if wanted <= READ_BYTES or memory.is_short:
@@ -194,7 +198,7 @@ class ReceiveBuffer:
         self._memory.given_back()
 
     def given_back(self) -> ReceiveBuffer | None:
-        """Free the memory and return None. If the buffer has unconsumed or pinned bytes, return it instead."""
+        """Free the memory and return None. A buffer with unconsumed or pinned bytes is returned instead."""
         if self.start != self.end or self._pins:
             return self
         self.give_back()
@@ -203,12 +207,12 @@ class ReceiveBuffer:
     # Arrival rate
 
     def begin(self) -> None:
-        """Start measuring the arrival rate, because a request begins or reading was resumed."""
+        """Restart the measurement of the arrival rate."""
         self._began_tick = self._memory.tick
         self._began_bytes = self.end - self.start
 
     def rate(self, unread: int = 0) -> float:
-        """Return the bytes per second since ``begin``. Count ``unread`` bytes in the socket as received."""
+        """Return bytes per second since ``begin``. Bytes in the socket (``unread``) count as received."""
         return (self.left + unread - self._began_bytes) / max(self._memory.tick - self._began_tick, 1)
 
     def is_slow(self, ticks: int, bytes_per_s: int) -> bool:
@@ -216,7 +220,7 @@ class ReceiveBuffer:
         return self._memory.tick - self._began_tick >= ticks and self.rate() < bytes_per_s
 
     def goes_on(self, transport: object) -> bool:
-        """Return whether the request arrives fast enough to continue while memory is short.
+        """Return whether the request arrives fast enough to be retained while memory is short.
 
         Unread bytes in the socket count as received.
         """

@@ -15,7 +15,7 @@ PREFIX_BYTES_MAX: Final = 64  # enough to detect every protocol
 
 
 def recognise(factories: Sequence[SessionFactory], received: memoryview) -> SessionFactory | None:
-    """Return the factory of the protocol that these bytes belong to; None if more bytes are needed.
+    """Return the factory of the protocol that the first bytes of a connection belong to; None if more bytes are needed.
 
     Raises PeerError if they belong to no protocol.
     """

@@ -34,10 +34,10 @@ BUFFERED_BYTES: Final = 256 * 1024  # unread bytes of one side at which reading 
 log = structlog.get_logger("polywire.server")
 
 Find = Callable[[str], tuple[str, int] | None]
-"""Returns the leader's address for connections of a listener, or None if there is no leader."""
+"""Returns the leader's address for a listener, or None if there is no leader."""
 
 Connect = Callable[["_End", tuple[str, int]], Awaitable[object]]
-"""Connects an end to the leader. Raises OSError."""
+"""Connects one side of a forwarded connection to the leader. Raises OSError."""
 
 Answer = Callable[[str, bytes], bytes | None]
 """Returns the standby's own response to the first bytes of a connection, or None to forward the connection."""
@@ -48,7 +48,7 @@ def _forward_all(_: str, __: bytes) -> None:
 
 
 class Relay:
-    """Forwards at most ``RELAYED_MAX`` connections, until ``stop`` is called."""
+    """Forwards connections until ``stop`` is called, at most ``RELAYED_MAX`` at the same time."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Relay:
             find: returns the leader's address.
             answer: returns the standby's own response.
             answered: listeners for which ``answer`` is called.
-            connects: how to connect to the leader, by listener. Listeners that are missing use plain TCP.
+            connects: how to connect to the leader, by listener; plain TCP for listeners that are missing.
         """
         self._find = find
         self._answer = answer
@@ -77,7 +77,7 @@ class Relay:
     async def listen(self, addresses: Mapping[str, Address], *, shared: bool = False) -> dict[str, Address]:
         """Listen on these addresses, and return them with their actual ports.
 
-        If ``shared``, other processes listen there, too. Raises Unavailable if an address cannot be used.
+        ``shared`` is whether other processes listen there, too. Raises Unavailable if an address cannot be used.
         """
         loop, found = asyncio.get_running_loop(), {}
         for name, address in addresses.items():
@@ -121,7 +121,7 @@ class Relay:
         self._ends.discard(end)
 
     async def _connect(self, end: _End, listener: str) -> None:
-        if listener in self._answered and await end.is_answered(lambda first: self._answer(listener, first)):
+        if listener in self._answered and await end.has_response(lambda first: self._answer(listener, first)):
             return
         loop = asyncio.get_running_loop()
         held_until = loop.time() + HOLD_S
@@ -137,7 +137,7 @@ class Relay:
         end.meet(other)
 
     async def _reach(self, listener: str) -> _End | None:
-        """Connect to the leader. Return None if there is no leader, or if it does not respond."""
+        """Connect to the leader. Return None if there is no leader or it does not respond."""
         address = self._find(listener)
         if address is None:
             return None
@@ -164,11 +164,11 @@ class _End(asyncio.Protocol):
         self._other: _End | None = None
         self._early = b""
         self._first_bytes: asyncio.Future[None] | None = None
-        """Set while ``is_answered`` waits for the first bytes."""
+        """Set while ``has_response`` waits for the first bytes."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether the socket is closed. While reading is paused, a close by the client is not noticed."""
+        """Whether the socket is closed. A close by the client is not noticed while reading is paused."""
         return self._transport is None or self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -188,10 +188,10 @@ class _End(asyncio.Protocol):
             self._early = b""
         self._transport.resume_reading()
 
-    async def is_answered(self, answer: Callable[[bytes], bytes | None]) -> bool:
-        """Pass the first bytes to ``answer``. If it returns a response, send the response and close.
+    async def has_response(self, answer: Callable[[bytes], bytes | None]) -> bool:
+        """Wait for the first bytes. If ``answer`` returns a response to them, send it and close.
 
-        Returns whether the connection was answered or is closed.
+        Returns False if the connection must be forwarded.
         """
         if not self._early and self._transport is not None:
             self._first_bytes = asyncio.get_running_loop().create_future()
@@ -215,7 +215,7 @@ class _End(asyncio.Protocol):
             self._wake()
 
     def eof_received(self) -> bool:
-        """Close one direction. The other direction stays open."""
+        """Forward the end of the stream. The other direction stays open."""
         other = None if self._other is None else self._other._transport
         if other is not None and not other.is_closing() and other.can_write_eof():
             with suppress(OSError, RuntimeError):

@@ -48,7 +48,7 @@ MIDDLE_RUNS: Final = 1  # collections of the middle generation before a full one
 
 
 def memory_bytes(groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> int:
-    """Return how many bytes of memory this process can use: that of the machine, or less if a control group limits it.
+    """Return how many bytes of memory this process can use: the limit of its control group, or all of the machine.
 
     ``groups`` is the mount point of control groups, version 2. ``membership`` is the file that names this process's
     group.
@@ -81,16 +81,21 @@ def _group_directories(groups: Path, membership: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The limits: ``blobs`` is the number of segment files that stay open, ``connections`` that of open connections."""
+    """How the file descriptors are divided.
+
+    Attributes:
+        blobs: number of segment files that can be open.
+        connections: number of connections.
+    """
 
     blobs: int
     connections: int
 
 
 def share(limit: int, *, slots: int) -> Shares:
-    """Divide ``limit`` descriptors.
+    """Divide ``limit`` file descriptors. ``slots`` is the number of journal files.
 
-    ``slots`` is the number of journal files. Raises Invalid(INVALID_REQUEST) if there are too few descriptors.
+    Raises Invalid(INVALID_REQUEST) if there are too few.
     """
     left = limit - PROCESS - LOG - PER_SLOT * slots
     blobs = min(max(left // (BLOB_SHARE * PER_BLOB), BLOBS_MIN), OPEN_BLOBS_MAX)
@@ -105,7 +110,7 @@ def share(limit: int, *, slots: int) -> Shares:
 
 
 def raise_limit() -> int:
-    """Raise the process's limit of descriptors to the highest that the system allows, and return the new limit."""
+    """Raise this process's limit of file descriptors as far as the system allows, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
@@ -115,18 +120,14 @@ def raise_limit() -> int:
 
 
 class Collector:
-    """Freezes the objects that survive a full collection.
-
-    ``_has_frozen`` is set if objects were frozen since all objects were last collected. ``_alone`` counts seconds
-    without any connection.
-    """
+    """Freezes the objects that survive a full collection (see the module)."""
 
     __slots__ = ("_alone", "_before", "_has_frozen")
 
     def __init__(self) -> None:
         self._before = gc.get_threshold()
-        self._has_frozen = False
-        self._alone = 0
+        self._has_frozen = False  # whether objects were frozen since all objects were collected
+        self._alone = 0  # seconds without any connection
 
     def start(self) -> None:
         """Freeze the objects created at start-up. Call it before the first client is served."""
@@ -146,7 +147,7 @@ class Collector:
             self._has_frozen = True
 
     def sweep(self, *, alone: bool) -> None:
-        """Collect all objects if no client has been connected for long. Call it once a second.
+        """Collect all objects if no client has been connected for a while. Call it once a second.
 
         This frees frozen objects that later became unreachable in a cycle. Objects that clients create and delete, such
         as topics, are not in cycles.

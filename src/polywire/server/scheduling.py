@@ -1,12 +1,12 @@
-"""How the connections share the event loop: what is served in this pass and what later, and when the loop may sleep.
+"""How the connections share the event loop: which are served in this pass, and when the loop may sleep.
 
 This module is compiled.
 
 The loop reads every ready socket before it does anything else. One request can take milliseconds, so many of them in
 one pass would block timers and other clients for seconds. When heavy requests have taken ``PASS_S`` in a pass,
-connections whose last request was heavy wait for a later pass. They are served in order, before the loop reads again.
-A connection with light requests is delayed only by unexpected heavy requests. These were read earlier in the same pass,
-from a connection whose last request was light.
+connections whose last request was heavy wait for a later pass. They are served in order, before the loop reads again. A
+connection with light requests is delayed only by unexpected heavy requests: those of connections whose last request was
+light.
 
 Before the loop sleeps, it polls for more bytes for a moment (decision 0112). It polls only if bytes recently arrived at
 intervals shorter than three times ``limit_us``. It stops polling when no bytes have arrived for ``limit_us``.
@@ -41,29 +41,30 @@ class Waiting(Protocol):
 class RunQueue:
     """The connections that wait for a later pass.
 
-    ``spent_s`` is the time of heavy reads since ``_run`` was last called. ``_unexpected_s`` is the part of it that was
-    not expected. ``_run`` is called in the next pass if one of them is not 0 or a connection waits. ``current`` is the
-    connection that ``_run`` is serving.
+    Attributes:
+        now: function that returns the time in seconds.
+        spent_s: time of heavy reads in this pass.
+        current: the waiting connection that is being served.
     """
 
     __slots__ = ("_is_due", "_soon", "_unexpected_s", "_waiting", "current", "now", "spent_s")
 
     def __init__(self, clock: Clock, soon: Callable[[Callable[[], None]], object]) -> None:
-        """``soon`` calls back in the loop's next pass."""
+        """``soon`` calls a function in the loop's next pass."""
         self._soon: Final = soon
         self._waiting: Final[deque[Waiting]] = deque()
-        self._is_due = False
+        self._is_due = False  # whether ``_run`` is scheduled
         self.now: Final = clock.monotonic
         self.spent_s = 0.0
-        self._unexpected_s = 0.0
+        self._unexpected_s = 0.0  # the part of ``spent_s`` by connections whose previous read was light
         self.current: Waiting | None = None
 
     def has_time(self, *, heavy: bool) -> bool:
-        """Return whether a connection may be served in this pass. If ``heavy``, its last read was heavy."""
+        """Return whether a connection may be served in this pass. ``heavy`` is whether its last read was heavy."""
         return (self.spent_s if heavy else self._unexpected_s) < PASS_S
 
     def spend(self, seconds: float, *, heavy: bool) -> None:
-        """Record a heavy read. If ``heavy``, the connection's previous read was heavy, too."""
+        """Count the time of a heavy read. ``heavy`` is whether the connection's previous read was heavy, too."""
         self.spent_s += seconds
         if not heavy:
             self._unexpected_s += seconds
@@ -100,10 +101,7 @@ QUICK: Final = 3  # factor on the limit; without polling, every interval include
 
 @cython.cclass
 class IdlePoll:
-    """Keeps an event loop awake while requests arrive quickly.
-
-    ``_polling`` is set while a call of ``_poll`` is scheduled.
-    """
+    """Keeps an event loop awake while requests arrive quickly."""
 
     __slots__ = ("_clock", "_end", "_last", "_limit_s", "_loop", "_pause_s", "_polling", "look")
 
@@ -116,7 +114,7 @@ class IdlePoll:
         """Average interval between arrivals of bytes, in seconds."""
         self._last = 0.0
         self._end = 0.0
-        self._polling = False
+        self._polling = False  # whether a call of ``_poll`` is scheduled
         self.look: Callable[[], object] = nothing
         """Handles sockets that are ready. Set by a driver that can find them sooner than the loop."""
 
@@ -133,7 +131,7 @@ class IdlePoll:
                 self._loop.call_soon(self._poll)
 
     def _poll(self) -> None:
-        """Poll once, and schedule the next call. While a call is scheduled, the loop does not sleep."""
+        """Poll once, and schedule the next poll. The loop does not sleep while one is scheduled."""
         self.look()
         if self._clock.monotonic() < self._end:
             self._loop.call_soon(self._poll)

@@ -10,7 +10,7 @@ cdef class SendingHalf:
     cdef public long long clogged_tick
     cdef list _released
     cdef public long long sent_bytes
-    cdef double _asked_at
+    cdef double _timed_since
     cdef bint _produces
     cdef public str wire
     cdef public long long backlog_max

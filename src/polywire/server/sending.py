@@ -22,21 +22,21 @@ from polywire.types import Buffer
 
 @cython.cclass
 class SendingHalf:
-    """The writing methods of ``Output``.
+    """The methods of ``Output`` that write.
 
-    * ``_clogged``: whether the kernel has not accepted all written bytes yet; ``clogged_tick`` is the second when that
-      began.
-    * ``_released``: functions to call when the kernel has accepted them.
-    * ``_asked_at``: arrival time of the request that is being timed, until a response is written; 0 if none is timed.
-      If a protocol responds out of order, the first response ends the measurement.
+    Attributes:
+        clogged_tick: the second in which the kernel stopped accepting bytes, as counted by ``Hub.tick``.
+        sent_bytes: bytes written so far.
+        backlog_max: number of unsent bytes above which no requests are read.
+        wire: name of the client's protocol; empty until it is detected.
     """
 
     __slots__ = (
-        "_asked_at",
         "_clogged",
         "_hub",
         "_produces",
         "_released",
+        "_timed_since",
         "_transport",
         "backlog_max",
         "clogged_tick",
@@ -47,11 +47,12 @@ class SendingHalf:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._transport: Any = None  # uvloop's transport is not a subclass of asyncio.Transport
-        self._clogged = False
+        self._clogged = False  # whether the kernel has not accepted all written bytes
         self.clogged_tick = 0
+        # functions to call when the kernel has accepted all written bytes
         self._released: list[Callable[[], None]] = []
         self.sent_bytes = 0
-        self._asked_at = 0.0
+        self._timed_since = 0.0
         self._produces = False
         self.wire = ""
         """Name of the client's protocol; empty until it is detected."""
@@ -89,7 +90,7 @@ class SendingHalf:
         if not self._transport.is_closing():
             self.sent_bytes += len(data)
             self._transport.write(data)
-            if self._asked_at:
+            if self._timed_since:
                 self._note_answer()
             if self._clogged:
                 self._check_backlog()
@@ -100,7 +101,7 @@ class SendingHalf:
         if not self._transport.is_closing():
             self.sent_bytes += sum(map(len, parts))
             self._transport.writelines(parts)
-            if self._asked_at:
+            if self._timed_since:
                 self._note_answer()
             if self._clogged:
                 if released is not None:
@@ -113,24 +114,24 @@ class SendingHalf:
     def _receive_timed(self, session: Session, data: memoryview, begun: float) -> int:
         """Pass bytes to the session, and measure the time until its response.
 
-        If an earlier response is pending, nothing is measured, because that response would be written next.
+        If an earlier response is pending, nothing is measured, because that response would end the measurement.
         """
         ingest, times = self._hub.ingest, self._hub.request_times
         if not times.skip:
             times.begin()
         if not session.owes():
-            self._asked_at = begun
+            self._timed_since = begun
         times.appended = ingest.appended
         try:
             return session.receive(data)
         finally:
             times.appended = -1
             if not session.owes():  # the request was answered, has no response, or is incomplete
-                self._asked_at = 0.0
+                self._timed_since = 0.0
 
     def _note_answer(self) -> None:
         hub, times = self._hub, self._hub.request_times
-        seconds, self._asked_at = hub.run_queue.now() - self._asked_at, 0.0
+        seconds, self._timed_since = hub.run_queue.now() - self._timed_since, 0.0
         produced = self._produces if times.appended < 0 else hub.ingest.appended != times.appended
         times.observe(self.wire, seconds, produced=produced)
 

@@ -21,7 +21,7 @@ from polywire.protocols.runtime.shards import Link, LinkPeer
 from polywire.server.config import Address, ServeConfig
 from polywire.server.link_tls import LinkTls, link_tls
 from polywire.server.listener import INSIDE
-from polywire.server.placement import Board, Names, Stage, home_of
+from polywire.server.placement import Board, Names, Stage, shard_by_hash
 from polywire.types import Level, shard_name
 
 if TYPE_CHECKING:
@@ -33,7 +33,10 @@ log = structlog.get_logger("polywire.server")
 
 
 class Shard:
-    """Implements ``ReachedShards``, ``Claims``, and ``Places`` of Cursus."""
+    """One shard and its connections to the others.
+
+    Implements ``ReachedShards``, ``Claims``, and ``Places`` of Cursus.
+    """
 
     def __init__(
         self,
@@ -50,12 +53,12 @@ class Shard:
         Args:
             own: number of this shard.
             board: memory that the processes share.
-            names: owners of topics.
+            names: shards of topics.
             addresses: internal address of each shard's process.
             inside: listening socket of this process, at its internal address.
             key: shared secret of the processes.
-            reached: addresses of this process alone, by listener; with a bucket, ``INSIDE`` is the one for other
-                machines.
+            reached: addresses that lead to this process only, by listener. With a bucket, ``INSIDE`` is the one for
+                other machines.
         """
         self.own: Final = own
         self.key: Final = key
@@ -75,7 +78,7 @@ class Shard:
 
     @property
     def ports(self) -> Mapping[str, int]:
-        """Ports at which clients reach this process and no other, by listener. Empty until it listens."""
+        """Ports that lead clients to this process only, by listener. Empty until it listens."""
         return {name: self.port_of(name) for name in self._listeners.values()}
 
     @property
@@ -92,7 +95,7 @@ class Shard:
         return None if at is None else link_tls(config, config.reached_at(at))
 
     def inside(self) -> socket.socket:
-        """Return a duplicate of the internal listening socket, so that closing it does not close the original."""
+        """Return a duplicate of the internal listening socket. Closing it does not close the original."""
         made = self._inside.dup()
         made.setblocking(False)
         return made
@@ -100,8 +103,8 @@ class Shard:
     async def begin(self, broker: Broker) -> None:
         """Register the recovered topics.
 
-        On a data directory, also wait until all other processes have registered theirs. Raises Unavailable if that
-        fails.
+        On a data directory, also wait until all other processes have registered theirs. Raises Unavailable if the names
+        cannot be stored.
         """
         self._broker = broker
         names = [topic.name.full for topic in broker.topics()]
@@ -118,11 +121,10 @@ class Shard:
         self._board.reach(self.own, Stage.SERVING)
 
     def opened(self, shared: Iterable[Listener], own: Iterable[Listener], *, host: str, is_advertised: bool) -> None:
-        """Record the listeners that all processes share, and those of this process alone.
+        """Set the listeners that all processes share, and those of this process only.
 
         ``host`` is the host of this machine for clients. If it is empty, clients use the host that they connected to.
-        If ``is_advertised``, clients may be sent to the ports of this process, which requires that the ports do not
-        change.
+        ``is_advertised`` is whether clients may be sent to the ports of this process, which must then never change.
         """
         shared, own = list(shared), list(own)
         self._host, self._is_advertised = host, is_advertised
@@ -159,8 +161,8 @@ class Shard:
     def shard_of(self, full_name: str) -> int | None:
         return self._names.shard_of(full_name)
 
-    def home(self, full_name: str) -> int:
-        return home_of(full_name, self.count)
+    def shard_by_hash(self, full_name: str) -> int:
+        return shard_by_hash(full_name, self.count)
 
     def least_loaded(self) -> int:
         return self._board.fewest_topics()
@@ -169,11 +171,11 @@ class Shard:
         return self._listeners.get(port, "")
 
     def port_of(self, listener: str) -> int:
-        """If there is no listener with this name, return the port of the first one."""
+        """The port of the first listener if there is none with this name."""
         return self._own_ports.get(listener) or next(iter(self._own_ports.values()), 0)
 
     def lasting(self, at: tuple[str, int]) -> tuple[str, int]:
-        """Return the address that all processes of this machine share. It stays valid if another process takes over."""
+        """Return the address that all processes of this machine share. It stays valid if another one takes over."""
         name = self._listeners.get(at[1], "")
         if at[1] not in self._own_ports.values() or name not in self._shared_ports:
             return at
@@ -188,16 +190,12 @@ class Shard:
 
 
 class SocketLink(asyncio.Protocol):
-    """Implements ``Link``.
-
-    ``_unsent`` has the bytes that were written before the connection was made. A peer that has closed its link gets no
-    callbacks.
-    """
+    """A link over a socket. Implements ``Link``."""
 
     def __init__(self, address: Address, peer: LinkPeer) -> None:
         self._peer: LinkPeer | None = peer
         self._transport: Any = None  # uvloop's transport is not a subclass of asyncio.Transport
-        self._unsent: list[bytes] = []
+        self._unsent: list[bytes] = []  # written before the connection was established
         loop = asyncio.get_running_loop()
         self._making: Final = loop.create_task(self._make(loop, address))
 

@@ -34,27 +34,27 @@ Load = Callable[[], object]
 
 
 class Signals:
-    """The signals of a process. Create it in the main thread.
-
-    ``_pending`` is a stop signal that arrived while no handler was set.
-    """
+    """The signals of a process. Create it in the main thread."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: OnStop | None = None
         self._reload: Callable[[], object] | None = None
-        self._pending: signal.Signals | None = None
+        self._pending: signal.Signals | None = None  # a stop signal that arrived while no functions were set
         self._before = {number: signal.signal(number, self._received) for number in (*STOPPING, signal.SIGHUP)}
 
     def listen(self, stop: OnStop, reload: Callable[[], object] | None = None) -> None:
-        """Call ``stop`` or ``reload`` (for SIGHUP) on the running loop from now on. A pending stop signal is handled at once."""
+        """Call ``stop`` or, for SIGHUP, ``reload`` on the running loop from now on.
+
+        A pending stop signal is handled at once.
+        """
         self._loop, self._stop, self._reload = asyncio.get_running_loop(), stop, reload
         pending, self._pending = self._pending, None
         if pending is not None:
             stop(pending)
 
     def keep(self) -> None:
-        """Remove the handlers. A stop signal then stays pending until ``listen`` is called again."""
+        """Remove the functions that ``listen`` set. Until it is called again, a stop signal stays pending."""
         self._loop = self._stop = self._reload = None
 
     def end(self) -> None:
@@ -63,10 +63,7 @@ class Signals:
             signal.signal(number, before)
 
     def _received(self, number: int, _: FrameType | None) -> None:
-        """Receive a signal.
-
-        Python may call this during any code, so the handler itself is called later, on the loop.
-        """
+        """Pass the signal to the event loop, because Python may call this during any code."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._handle, signal.Signals(number))
         elif number in STOPPING:
@@ -88,9 +85,9 @@ class Reload:
     __slots__ = ("_files",)
 
     def __init__(self, files: Mapping[str, Load | None]) -> None:
-        """``files`` has, for each file, a description and the function that loads it.
+        """``files`` has a description and a loading function for each file, in the order in which they are loaded.
 
-        Files are loaded in this order. None stands for a file that is not configured.
+        The function is None for a file that is not configured.
         """
         self._files: Final = files
 
@@ -115,5 +112,5 @@ class Reload:
 
 
 def users_loader(access: Access, users: Path | None) -> Load | None:
-    """Return a function that loads the users file; None if none is configured."""
+    """Return a function that loads the users file; None if no file is configured."""
     return None if users is None else lambda: access.configure(load_users(users))

@@ -77,7 +77,7 @@ class StandbyHealth:
     """Serves at most ``CONNECTIONS_MAX`` connections, until ``stop`` is called."""
 
     def __init__(self, is_forwarding: Callable[[], bool]) -> None:
-        """``is_forwarding`` returns whether connections are forwarded to a leader."""
+        """``is_forwarding`` returns whether connections are being forwarded to a leader."""
         self._is_forwarding = is_forwarding
         self._servers: list[asyncio.Server] = []
         self._requests: set[asyncio.Task[None]] = set()
@@ -110,7 +110,7 @@ class StandbyHealth:
         task.add_done_callback(partial(self._ended, writer))
 
     def _ended(self, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
-        """Close the connection after its task, because a task that is cancelled before it starts does not close it."""
+        """Close the connection here, because a task that is cancelled before it starts does not close it."""
         self._requests.discard(task)
         with suppress(OSError, RuntimeError):
             writer.transport.abort()
@@ -146,7 +146,7 @@ class StandbyHealth:
 def own_answer(_: str, first_bytes: bytes) -> bytes | None:
     """Return the response to ``/livez``; None for any other request.
 
-    If a standby has several processes, each answers ``/livez`` itself and forwards everything else.
+    A standby with several processes answers ``/livez`` itself, and forwards all other requests.
     """
     line = first_bytes.partition(b"\r\n")[0].split(b" ")
     if len(line) != 3 or line[0] not in (b"GET", b"HEAD") or line[1].partition(b"?")[0] != b"/livez":
@@ -169,7 +169,7 @@ def _ignore(_: str) -> None:
 class Presence:
     """Writes this broker's heartbeats to the bucket, in a thread.
 
-    Each heartbeat increments a counter in an object. Because the thread also runs during recovery, standbys wait for a
+    Each heartbeat increments a counter in an object. The thread also runs during recovery, so standbys wait for a
     leader that is recovering.
     """
 
@@ -197,8 +197,8 @@ class Presence:
         """Set the addresses and the start number in this broker's heartbeats; see ``Node``.
 
         ``deposed`` is called if another broker leads with a higher start number, or if heartbeats have failed for
-        ``SILENT_S``. A leader that writes nothing else to the bucket would not notice this. It is called in the thread,
-        and may be called several times.
+        ``SILENT_S``. A leader that writes nothing else to the bucket would not notice otherwise. It is called in the
+        thread, and may be called several times.
         """
         self._deposed = deposed
         self._written_at = self._clock.monotonic()
@@ -213,10 +213,7 @@ class Presence:
             self._thread.start()
 
     def end(self) -> None:
-        """Stop the heartbeats and delete the object, so that standbys need not wait.
-
-        This sends a request to the bucket.
-        """
+        """Stop the heartbeats, and delete the object in the bucket, so that standbys need not wait."""
         self._over = True
         self._changed.set()
         if self._thread is not None:
@@ -237,13 +234,13 @@ class Presence:
     def is_heard(self) -> bool:
         """Whether standbys still consider this broker alive.
 
-        A broker that was suspended for too long must not answer reads from its memory, because another one may be the
+        A broker that was suspended for too long must not serve reads from memory, because another one may be the
         leader.
         """
         return self._clock.monotonic() - self._written_at < SILENT_S
 
     def _look(self) -> None:
-        """Do the leader's regular checks.
+        """Do the regular checks of a leader.
 
         Step down if there is a later leader, remove objects of dead brokers, and hand the shard over if rebalancing
         requires it.
@@ -273,10 +270,7 @@ class Presence:
                 self._nodes.request_takeover(TakeoverRequest(other.name, start))
 
     def _put(self) -> None:
-        """Write a heartbeat.
-
-        If it fails, it is repeated later. After ``SILENT_S`` without success, a leader steps down.
-        """
+        """Write a heartbeat. If that fails, it is retried; after ``SILENT_S`` without success, a leader steps down."""
         self._counter += 1
         (addresses, start), begun, candidate = self._state, self._clock.monotonic(), self._candidate
         if start > 0 and not self.is_heard:
@@ -288,7 +282,7 @@ class Presence:
 
 
 class Standby:
-    """Waits until there is no leader. Meanwhile, clients are forwarded to the last known leader."""
+    """Waits until this broker should lead. Meanwhile, clients are forwarded to the last known leader."""
 
     def __init__(
         self, config: ServeConfig, watch: BucketWatch, signals: Signals, *, deposed: bool, shard: Shard | None = None
@@ -335,7 +329,8 @@ class Standby:
     async def wait(self, presence: Presence) -> bool:
         """Wait until this broker should take over. Return False if a signal stopped it first.
 
-        HTTP and signals are handled until ``stop`` is called. Raises BrokerError if the bucket cannot be read.
+        HTTP is served and signals are handled until ``stop`` is called. Raises BrokerError if the bucket cannot be
+        read.
         """
         links = None if self._shard is None else self._shard.link_tls(self._config)
         connects = {} if links is None else {INSIDE: links.connect}
@@ -371,7 +366,7 @@ class Standby:
             self._to_stop.cancel()
 
     async def stop(self) -> None:
-        """Stop serving HTTP and handling signals, because a leading broker does both itself."""
+        """Stop serving HTTP and handling signals, because a leader does both itself."""
         self._to_stop = None
         health, self._health = self._health, None
         if health is not None:
@@ -381,7 +376,7 @@ class Standby:
         return self._leader is not None and self._refused == 0 and bool(self._leader.addresses)
 
     async def _forward(self, relay: Relay, presence: Presence) -> None:
-        """Listen for connections to forward. Raises Unavailable if an address is in use."""
+        """Open the listeners of the relay. Raises Unavailable if an address is in use."""
         if self._is_listening:
             return
         assert self._leader is not None, "there is a leader to forward to"
@@ -397,7 +392,7 @@ class Standby:
         log.info("standby: forwarding connections to the leader", leader=self._leader.name)
 
     async def _answer_health(self) -> None:
-        """Serve HTTP on the addresses that this broker uses as leader. Log a warning if a port is in use."""
+        """Serve HTTP on the addresses that this broker uses as leader. If a port is in use, log a warning."""
         if self._health is not None or self._shard is not None:
             return
         self._health = health = StandbyHealth(lambda: self._is_listening and self._can_forward())
@@ -414,7 +409,7 @@ class Standby:
     def _forwarded_listeners(self) -> dict[str, Address]:
         """Return the addresses whose connections are forwarded.
 
-        They include HTTP only if this process is one of several.
+        HTTP is one of them only if there are several processes.
         """
         listeners = self._config.listeners()
         if self._shard is not None:
@@ -439,7 +434,7 @@ class Standby:
         return leader.addresses.get(listener)
 
     async def _is_led(self) -> bool:
-        """Return whether a leader seems to be alive and no operator has asked this broker to take over."""
+        """Return whether a leader seems to be alive, and no operator has requested that this broker takes over."""
         now, leader = self._clock.monotonic(), self._leader
         if leader is None or leader.start < 0 or self._refused or now - self._read_at >= NODE_INTERVAL_S:
             self._read_at = now
@@ -481,9 +476,9 @@ class Standby:
             )
 
     async def _answers(self, leader: Node) -> bool:
-        """Return whether the leader's port is open.
+        """Return whether the leader's port is open; True if that is unknown.
 
-        If that is unknown, return True. A takeover then depends on missing heartbeats.
+        A takeover from a leader whose port is open depends on missing heartbeats.
         """
         address = next(iter(leader.addresses.values()), None)
         if address is None:
@@ -501,7 +496,7 @@ class Standby:
 
 
 class Turn:
-    """Implements ``lifecycle.OtherBrokers`` for a broker that leads, or that recovers the log in order to lead."""
+    """One turn of a broker as leader, from recovery on. Implements ``lifecycle.OtherBrokers``."""
 
     def __init__(self, presence: Presence, standby: Standby, watch: BucketWatch, signals: Signals) -> None:
         self.watch: Final = watch
@@ -522,7 +517,7 @@ class Turn:
 
 
 def serve_in_turns(config: ServeConfig, lines: LineLimit, watch: BucketWatch, shard: Shard | None = None) -> int:
-    """Serve until a signal stops the process, as leader or standby, and return the exit code.
+    """Serve as leader and as standby in turns, until a signal stops the process. Return the exit code.
 
     ``shard`` is the shard of this process if there are several. Raises BrokerError if the process cannot start.
     """
@@ -548,9 +543,9 @@ async def serve_in_turn(
     deposed: bool,
     shard: Shard | None = None,
 ) -> int:
-    """Wait as a standby while another broker leads the log, then lead it, and return the exit code.
+    """Wait as a standby while another broker leads, then lead until the end of this turn. Return the exit code.
 
-    If ``deposed``, this process has just lost leadership. Raises BrokerError if it cannot start.
+    ``deposed`` is whether this process has just lost leadership. Raises BrokerError if it cannot start.
     """
     presence, standby = Presence(config, watch), Standby(config, watch, signals, deposed=deposed, shard=shard)
     try:
@@ -582,9 +577,9 @@ async def serve_in_turn(
 async def _serve(
     config: ServeConfig, lines: LineLimit, others: lifecycle.OtherBrokers, shard: Shard | None, *, has_waited: bool
 ) -> int:
-    """Serve as the leader. Raises BrokerError if it cannot start.
+    """Serve as the leader, and return the exit code. Raises BrokerError if it cannot start.
 
-    If the bucket is unreachable and this broker has been a standby, raises NotOwner, after which the broker is a
+    If this broker ``has_waited`` as a standby and the bucket is unreachable, raises NotOwner, after which it becomes a
     standby again.
     """
     try:

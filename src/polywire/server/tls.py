@@ -37,7 +37,7 @@ log = structlog.get_logger("polywire.server")
 _scratch: Final = memoryview(bytearray(RECORDS_BYTES))
 """Memory for encrypted bytes between the socket and OpenSSL.
 
-One buffer serves all connections, because it is filled and emptied in the same callback of the loop.
+All connections share it, because it is filled and emptied in the same callback of the loop.
 """
 
 
@@ -122,7 +122,7 @@ class TlsUser(Protocol):
     """The asyncio protocol above a ``TlsTransport``."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is connected. Bytes that are written now wait for the handshake."""
+        """The socket is connected. Bytes that are written now are sent after the handshake."""
 
     def eof_received(self) -> bool | None:
         """Handle the end of the other side's stream. Return True to keep the connection open for writing."""
@@ -135,10 +135,9 @@ class TlsUser(Protocol):
 
 
 class TlsTransport(asyncio.BufferedProtocol, ABC):
-    """One end of a socket with TLS. It is the transport of the protocol above TLS.
+    """One end of a TLS connection, as the transport of the protocol above TLS.
 
-    ``_engine`` is set when the socket is known to use TLS. ``_open`` is set when the handshake is complete; before, the
-    user gets no bytes. While the user pauses, at most ``RECORDS_BYTES`` of decrypted bytes wait in the engine.
+    While that protocol pauses, at most ``RECORDS_BYTES`` of decrypted bytes wait in OpenSSL.
     """
 
     __slots__ = (
@@ -159,10 +158,10 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
         self._user: Final = user
         self._incoming: Final = ssl.MemoryBIO()
         self._outgoing: Final = ssl.MemoryBIO()
-        self._engine: ssl.SSLObject | None = None
+        self._engine: ssl.SSLObject | None = None  # set when the other end is known to use TLS
         self._transport: Any = None  # uvloop's transport is not a subclass of asyncio.Transport
         self._timer: asyncio.TimerHandle | None = None
-        self._open = False
+        self._open = False  # whether the handshake is complete; before, the user gets no bytes
         self._early: list[Buffer] = []
         self._paused = False
         self._pumping = False
@@ -172,15 +171,15 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
 
     @abstractmethod
     def _may_open(self) -> bool:
-        """Check the other end after the handshake. Return False if the connection was closed."""
+        """Check the other end after the handshake. Return False if this has closed the connection."""
 
     @abstractmethod
     def _failed(self, reason: str, error: ssl.SSLError | None) -> None:
-        """Close the connection after a TLS failure. After a timeout, ``error`` is None."""
+        """Close the connection after a TLS failure. ``error`` is None after a timeout."""
 
     @abstractmethod
     def _room(self) -> memoryview:
-        """Return memory for decrypted bytes. ``_came`` is called immediately after they are written."""
+        """Return memory for decrypted bytes."""
 
     @abstractmethod
     def _came(self, count: int) -> None: ...
@@ -236,7 +235,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
     # Between socket and user
 
     def _pump(self) -> None:
-        """Continue the handshake, then pass decrypted bytes to the user until it pauses."""
+        """Continue the handshake. After it, pass decrypted bytes to the user until it pauses."""
         if self._pumping or self._transport.is_closing():
             return
         self._pumping = True
@@ -352,12 +351,12 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
 
 
 class TlsConnection(TlsTransport):
-    """An accepted socket, with TLS or possibly without. If the client presents a certificate, this logs in its user."""
+    """An accepted socket with TLS, or possibly without. A client certificate logs in the user that it names."""
 
     __slots__ = ("_connection", "_context", "_hub", "_prefix")
 
     def __init__(self, hub: Hub, connection: Connection, context: ssl.SSLContext, *, plain_too: bool) -> None:
-        """If ``plain_too``, clients without TLS are also accepted."""
+        """``plain_too`` is whether clients without TLS are also accepted."""
         super().__init__(connection)
         self._hub: Final = hub
         self._connection: Final = connection
@@ -386,7 +385,10 @@ class TlsConnection(TlsTransport):
         self._pump()
 
     def _decide(self, content: bytes) -> bool:
-        """Return whether the client uses TLS. If not, the connection continues with the socket itself."""
+        """Detect whether the client uses TLS, and return it.
+
+        If not, the connection continues with the socket itself.
+        """
         self._prefix += content
         found = is_hello(self._prefix)
         if found:

@@ -111,7 +111,7 @@ def shard_factories(
 
 
 def _led_settings(config: ServeConfig) -> KafkaSettings:
-    """Return the settings of Kafka for a shard. Clients connect to the port of the shard that leads a partition.
+    """Return the settings of Kafka for a shard: clients connect to the port of the process that leads a partition.
 
     On a data directory, they use the host that they connected to. With a bucket, each machine has its own host.
     """

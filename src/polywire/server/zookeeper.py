@@ -32,17 +32,18 @@ EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})
 
 
 class Registration:
-    """The nodes of one broker. Nodes of another session are never overwritten; they expire.
-
-    ``_topics`` is replaced and never changed, so that the thread sees a consistent state without a lock.
-    """
+    """The ZooKeeper nodes of one broker. Nodes of another session are never overwritten; they expire."""
 
     def __init__(self, hosts: str, address: Address, broker_id: int = 0) -> None:
-        """Check the arguments. ``hosts`` is ``HOST:PORT[,HOST:PORT…][/chroot]``.
+        """Check the arguments.
 
-        ``broker_id`` is the shard of this process. It must not change, because consumers' offsets contain it. Raises
-        Invalid(INVALID_REQUEST) if the package kazoo is missing, or for an IPv6 address, which Kafka 0.7 clients cannot
-        parse.
+        Args:
+            hosts: ``HOST:PORT[,HOST:PORT…][/chroot]`` of ZooKeeper.
+            address: where clients reach this broker.
+            broker_id: number of this process's shard. It must not change, because consumers' offsets contain it.
+
+        Raises Invalid(INVALID_REQUEST) if the package kazoo is missing, or for an IPv6 address, which Kafka 0.7 clients
+        cannot parse.
         """
         host = socket.gethostname() if address.host in EVERYWHERE else address.host
         if ":" in host:
@@ -58,7 +59,7 @@ class Registration:
         self._hosts: Final = hosts
         self._broker_id: Final = broker_id
         self._data: Final = f"{host}-{time.time_ns() // 1_000_000}:{host}:{address.port}".encode()
-        self._topics: dict[str, int] = {}
+        self._topics: dict[str, int] = {}  # replaced, never changed, so the thread needs no lock
         self._registered: dict[str, bytes] = {}
         self._session = 0
         self._stopping = threading.Event()

@@ -15,7 +15,7 @@ from polywire.broker.owners import ITSELF
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.log.base import Read
-from polywire.server.placement import Board, home_of
+from polywire.server.placement import Board, shard_by_hash
 from polywire.types import Level, TopicName
 from tests.sim.broker.part import LEVELS
 from tests.sim.broker.world import BROKER
@@ -178,7 +178,7 @@ class ShardsWorld(World):
         return made
 
     def _home(self, name: str) -> int:
-        return home_of(name, self._count)
+        return shard_by_hash(name, self._count)
 
     def _small(self) -> AbstractContextManager[None]:
         return self._surroundings()

@@ -55,7 +55,7 @@ class Shards:
     def shard_of(self, full_name: str) -> int | None:
         return next((number for number, site in enumerate(self.sites) if site.broker.find_topic(full_name)), None)
 
-    def home(self, full_name: str) -> int:
+    def shard_by_hash(self, full_name: str) -> int:
         return 0
 
     def least_loaded(self) -> int:
@@ -101,11 +101,11 @@ class _View:
     def shards(self) -> _View:
         return self
 
-    def home(self, full_name: str) -> int:
+    def shard_by_hash(self, full_name: str) -> int:
         return sum(full_name.encode()) % SHARDS
 
     def coordinates(self, name: str) -> bool:
-        return self.home(name) == self.own
+        return self.shard_by_hash(name) == self.own
 
 
 class _Participants:

@@ -155,7 +155,7 @@ class MemoryShards:
             return None
         return next((number for number, one in enumerate(self.brokers) if one.find_topic(full_name)), None)
 
-    def home(self, full_name: str) -> int:
+    def shard_by_hash(self, full_name: str) -> int:
         return len(full_name) % self.count
 
     def least_loaded(self) -> int:

@@ -8,7 +8,7 @@ from socket import socketpair
 import pytest
 
 from polywire.server.hub import ConnectionLimits
-from polywire.server.memory import BUFFER_BYTES_MIN, KEPT_BYTES_MAX, Arena
+from polywire.server.memory import BUFFER_BYTES_MIN, POOLED_BYTES_MAX, Arena
 from polywire.server.scheduling import PASS_S
 from tests.unit.server.peers import Place, Wire, send, stalled, taken
 
@@ -18,27 +18,27 @@ SIZE = 64 * 1024
 def give_all(arena: Arena, count: int) -> None:
     for buffer in [arena.take(SIZE) for _ in range(count)]:
         arena.give(buffer)
-    arena.settle()
+    arena.release_viewed()
 
 
-def test_a_buffer_is_reused_only_after_settle() -> None:
+def test_a_buffer_is_reused_only_after_release() -> None:
     arena = Arena(1 << 20)
     first = arena.take(SIZE)
     arena.give(first)
     other = arena.take(SIZE)
     assert other is not first
-    arena.settle()
+    arena.release_viewed()
     assert arena.take(SIZE) is first
 
 
 def test_buffers_unused_for_two_seconds_are_freed() -> None:
     arena = Arena(1 << 20)
     give_all(arena, 10)
-    assert arena.kept_bytes == 10 * SIZE
+    assert arena.pooled_bytes == 10 * SIZE
     arena.sweep()
-    assert arena.kept_bytes == 10 * SIZE
+    assert arena.pooled_bytes == 10 * SIZE
     arena.sweep()
-    assert arena.kept_bytes == 0
+    assert arena.pooled_bytes == 0
 
 
 def test_buffers_in_use_stay_in_the_pool() -> None:
@@ -49,20 +49,20 @@ def test_buffers_in_use_stay_in_the_pool() -> None:
         buffer = arena.take(SIZE)
         seen.add(id(buffer))
         arena.give(buffer)
-        arena.settle()
+        arena.release_viewed()
         arena.sweep()
     assert len(seen) <= 2
-    assert arena.kept_bytes == SIZE
+    assert arena.pooled_bytes == SIZE
 
 
 def test_a_buffer_unused_for_one_second_can_still_be_reused() -> None:
     arena = Arena(1 << 20)
     buffer = arena.take(SIZE)
     arena.give(buffer)
-    arena.settle()
+    arena.release_viewed()
     arena.sweep()
     assert arena.take(SIZE) is buffer
-    assert arena.kept_bytes == 0
+    assert arena.pooled_bytes == 0
     assert arena.out_bytes == SIZE
 
 
@@ -71,19 +71,19 @@ def test_a_sweep_does_not_free_viewed_buffers() -> None:
     arena.give(arena.take(SIZE))
     arena.sweep()
     arena.sweep()
-    arena.settle()
+    arena.release_viewed()
     arena.sweep()
     arena.sweep()
-    assert arena.kept_bytes == 0
+    assert arena.pooled_bytes == 0
     assert not arena.viewed
 
 
 def test_the_pool_has_a_limit() -> None:
     arena = Arena(1 << 30)
-    give_all(arena, KEPT_BYTES_MAX // SIZE + 10)
-    assert arena.kept_bytes == KEPT_BYTES_MAX
+    give_all(arena, POOLED_BYTES_MAX // SIZE + 10)
+    assert arena.pooled_bytes == POOLED_BYTES_MAX
     arena.take(BUFFER_BYTES_MIN)
-    assert arena.kept_bytes == KEPT_BYTES_MAX
+    assert arena.pooled_bytes == POOLED_BYTES_MAX
 
 
 @pytest.mark.parametrize("size", [16 * 1024, SIZE, 1 << 20])
@@ -319,4 +319,4 @@ def test_idle_connections_hold_no_memory_after_large_requests() -> None:
     for _ in range(5):
         place.hub.sweep()
     assert taken(place) == 0
-    assert place.hub.memory.arena.kept_bytes == 0
+    assert place.hub.memory.arena.pooled_bytes == 0

@@ -17,7 +17,7 @@ from polywire.server.placement import (
     check_count,
     count_shards,
     directory_of,
-    home_of,
+    shard_by_hash,
 )
 
 
@@ -56,12 +56,12 @@ def test_an_unwritable_directory_is_reported(tmp_path: Path) -> None:
 
 @given(names=st.lists(st.text(min_size=1, max_size=300), unique=True, max_size=30), count=st.integers(1, 64))
 def test_every_name_has_one_owner(names: list[str], count: int) -> None:
-    assert all(0 <= home_of(name, count) < count for name in names)
-    assert [home_of(name, count) for name in names] == [home_of(name, count) for name in names]
+    assert all(0 <= shard_by_hash(name, count) < count for name in names)
+    assert [shard_by_hash(name, count) for name in names] == [shard_by_hash(name, count) for name in names]
 
 
 def test_names_are_distributed_over_all_shards() -> None:
-    homes = [home_of(f"topic-{number}", 4) for number in range(1000)]
+    homes = [shard_by_hash(f"topic-{number}", 4) for number in range(1000)]
     assert all(200 < homes.count(shard) < 300 for shard in range(4))
 
 
@@ -95,7 +95,7 @@ def test_a_directory_is_not_served_with_fewer_shards_than_it_has(tmp_path: Path)
 
 def test_a_hashed_name_belongs_to_one_shard() -> None:
     shards = [HashedNames(own, 3) for own in range(3)]
-    home = home_of("orders", 3)
+    home = shard_by_hash("orders", 3)
     assert {shard.shard_of("orders") for shard in shards} == {home}
     shards[home].claim("orders")
     for other in {0, 1, 2} - {home}:
@@ -110,7 +110,7 @@ def test_a_hashed_name_belongs_to_one_shard() -> None:
 
 def test_the_owner_of_a_name_never_changes() -> None:
     """Topics in buckets are placed by this function: changing it would lose them."""
-    assert [home_of(name, 4) for name in ("orders", "shop.orders", "größe", "t0", "t1")] == [0, 3, 0, 2, 1]
+    assert [shard_by_hash(name, 4) for name in ("orders", "shop.orders", "größe", "t0", "t1")] == [0, 3, 0, 2, 1]
 
 
 def test_one_process_of_a_machine_hands_over_at_a_time() -> None:

@@ -144,7 +144,7 @@ class Forwarding:
         """Return the shard that executes a request; None if it is this one."""
         name, shards = request.options.get("topic", ""), self._router.shards
         if request.name in AT_COORDINATOR:
-            coordinator = shards.home(_transaction_of(request))
+            coordinator = shards.shard_by_hash(_transaction_of(request))
             return None if coordinator == shards.own else coordinator
         if not name or request.name in ANYWHERE or self._local.find_topic(name) is not None:
             return None

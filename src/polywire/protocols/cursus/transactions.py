@@ -94,7 +94,7 @@ class TransactionRequest:
         has added this shard.
         """
         parts = self.session.state.parts
-        if parts is None or parts.shards.home(self.name) == parts.shards.own:
+        if parts is None or parts.shards.shard_by_hash(self.name) == parts.shards.own:
             found: Transaction | Latest = _find(self.session, self.name)
         else:
             found = self._participant(parts, failure)
@@ -116,7 +116,7 @@ class TransactionRequest:
                 raise _not_found(self.name)
             if not latest.is_open or latest.epoch != self.epoch or latest.has_producer:
                 return latest
-            coordinator = parts.shards.home(self.name)
+            coordinator = parts.shards.shard_by_hash(self.name)
             return participants.enter(Joined(self.name, coordinator, latest.token, latest.epoch, None, by.owner))
         except (Busy, Conflict, Unavailable) as error:
             raise Refused(failure, f"reason={quote(error.message)}") from None

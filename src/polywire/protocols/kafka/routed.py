@@ -67,7 +67,7 @@ class RoutedKafkaSession(KafkaSession):
         return node_of(self.router.shard_of_topic(topic))
 
     def coordinator(self, name: str) -> int:
-        return node_of(self.shards.home(name))
+        return node_of(self.shards.shard_by_hash(name))
 
     def nodes(self) -> dict[int, tuple[str, int]]:
         """Processes that have not reported their ports yet are missing."""

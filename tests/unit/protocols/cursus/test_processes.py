@@ -468,7 +468,7 @@ def test_a_new_epoch_is_above_those_of_every_shard() -> None:
     """Another shard may have coordinated the id when there were fewer processes."""
     conversation = three("a", "b")
     brokers = conversation.shards.brokers
-    other = (conversation.shards.home("T") + 1) % 3
+    other = (conversation.shards.shard_by_hash("T") + 1) % 3
     for _ in range(3):
         brokers[other].transactions.begin_epoch("T", done=None)
     assert conversation.ask("INIT_PRODUCER_ID transactional_id=T").endswith("epoch=3")
@@ -612,7 +612,7 @@ def test_all_processes_execute_a_request_as_its_client() -> None:
     for one in (bob, alice):
         one.pass_by()
     assert bob.heard()[0].endswith(b"epoch=0")
-    broker = conversation.shards.brokers[conversation.shards.home("T")]
+    broker = conversation.shards.brokers[conversation.shards.shard_by_hash("T")]
     found = broker.transactions.find("T", by=ITSELF)
     assert found is not None
     assert found.owner == broker.access.vouched("bob").user_id

@@ -27,7 +27,7 @@ class Consumer:
     owned: dict[bytes, list[int]] | None = None
 
     def __post_init__(self) -> None:
-        self.client = Client(self.processes, self.processes.shards.home(self.group))
+        self.client = Client(self.processes, self.processes.shards.shard_by_hash(self.group))
 
     def fields(self, **fields: Any) -> dict[str, Any]:
         """Return the fields of the next heartbeat: everything when it joins, otherwise changes only."""

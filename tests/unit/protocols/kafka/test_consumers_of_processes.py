@@ -59,7 +59,7 @@ def test_topics_in_any_shard_are_found_by_id(processes: Processes, own: int) -> 
         ("bb", ids["bb"], 0),
     ]
     leaders = {one.name: one.partitions[0].leader_id for one in reported.topics if not one.error}
-    assert leaders == {name: processes.shards.home(name) + 1 for name in TOPICS}
+    assert leaders == {name: processes.shards.shard_by_hash(name) + 1 for name in TOPICS}
 
 
 @pytest.mark.parametrize("own", range(COUNT))

@@ -47,8 +47,8 @@ class Seen:
     def shard_of(self, full_name: str) -> int | None:
         return self._shards.shard_of(full_name)
 
-    def home(self, full_name: str) -> int:
-        return self._shards.home(full_name)
+    def shard_by_hash(self, full_name: str) -> int:
+        return self._shards.shard_by_hash(full_name)
 
     def least_loaded(self) -> int:
         return self._shards.least_loaded()
@@ -109,7 +109,7 @@ class Processes:
     def make(self, *topics: str) -> None:
         """Create topics in the shards that own their names."""
         for name in topics:
-            self.shards.brokers[self.shards.home(name)].create_topic(TopicName("default", name), 2)
+            self.shards.brokers[self.shards.shard_by_hash(name)].create_topic(TopicName("default", name), 2)
         self.run()
 
 
@@ -179,7 +179,7 @@ def test_every_process_reports_all_brokers_and_topics(processes: Processes, own:
         (node_of(shard), "10.0.0.7", 9100 + shard) for shard in range(COUNT)
     ]
     leaders = {topic.name: {one.leader_id for one in topic.partitions} for topic in reported.topics}
-    assert leaders == {name: {node_of(processes.shards.home(name))} for name in TOPICS}
+    assert leaders == {name: {node_of(processes.shards.shard_by_hash(name))} for name in TOPICS}
     assert reported.controller_id == (node_of(own) if version else -1)
 
 
@@ -209,7 +209,7 @@ def test_named_topics_are_returned_in_request_order(processes: Processes, own: i
 def test_a_missing_topic_is_created_in_the_shard_that_owns_its_name(processes: Processes, own: int) -> None:
     reported = Client(processes, own).ask(Api.METADATA, topics=named(Api.METADATA, "Topics", "eeeee"))
     assert [one.leader_id for one in reported.topics[0].partitions] == [3, 3, 3]
-    assert processes.shards.shard_of("eeeee") == processes.shards.home("eeeee") == 2
+    assert processes.shards.shard_of("eeeee") == processes.shards.shard_by_hash("eeeee") == 2
 
 
 def test_metadata_do_not_wait_for_processes_that_hang(processes: Processes) -> None:
@@ -259,7 +259,7 @@ def test_only_the_leader_accepts_and_returns_records(processes: Processes, own: 
     ]
     reported = client.ask(Api.PRODUCE, 9, acks=1, topics=topics)
     expected = {
-        name: 0 if processes.shards.home(name) == own else WireError.NOT_LEADER_OR_FOLLOWER for name in TOPICS
+        name: 0 if processes.shards.shard_by_hash(name) == own else WireError.NOT_LEADER_OR_FOLLOWER for name in TOPICS
     } | {"no": WireError.UNKNOWN_TOPIC_OR_PARTITION}
     assert {one.name: one.partitions[0].error for one in reported.responses} == expected
     asked = schema.request(Api.LIST_OFFSETS).Topics

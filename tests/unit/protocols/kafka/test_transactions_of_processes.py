@@ -28,7 +28,7 @@ class Everywhere:
         self.clients = [Client(processes, own) for own in range(COUNT)]
 
     def _place(self, api: Api, fields: dict[str, Any]) -> Client:
-        home = self.processes.shards.home
+        home = self.processes.shards.shard_by_hash
         if api is Api.PRODUCE:
             return self.clients[home(fields["topics"][0].name)]
         if api is Api.TXN_OFFSET_COMMIT:
@@ -53,7 +53,7 @@ def producer(processes: Processes, id_: str = HOME) -> Producer:
 
 
 def stored(processes: Processes, topic: str, partition: int = 0) -> list[bytes | None]:
-    client = Client(processes, processes.shards.home(topic))
+    client = Client(processes, processes.shards.shard_by_hash(topic))
     asked = schema.request(Api.FETCH).Topics
     entries = [asked.Partitions(partition=partition, fetch_offset=0, partition_max_bytes=1 << 24)]
     reported = client.ask(Api.FETCH, 12, topics=[asked(topic=topic, partitions=entries)])
