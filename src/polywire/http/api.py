@@ -1,7 +1,6 @@
-"""The endpoints of the admin API.
+"""The endpoints of the admin API for the process, topics, records and groups.
 
-Lists are built in slices, have limits, and contain only what the user may see. ``Endpoints`` checks the permission of
-each request.
+Lists have limits, and contain only what the user may see. ``Endpoints`` has checked the permission of each request.
 """
 
 from __future__ import annotations
@@ -65,38 +64,38 @@ def bucket_json(bucket: BucketView) -> Mapping[str, Any]:
         "put_bytes": bucket.put_bytes,
         "got_bytes": bucket.got_bytes,
         "nodes": [{"name": node.name, "state": node.state, "epoch": node.start} for node in bucket.nodes],
-        "requests": [_requests(one) for one in bucket.requests],
+        "requests": [_requests(requests) for requests in bucket.requests],
         "charges": [
-            {"kind": one.kind, "requests": one.requests, "price": one.price, "cost": one.cost} for one in bucket.charges
+            {"kind": charge.kind, "requests": charge.requests, "price": charge.price, "cost": charge.cost}
+            for charge in bucket.charges
         ],
     }
 
 
-def _requests(one: BucketRequests) -> Mapping[str, Any]:
+def _requests(requests: BucketRequests) -> Mapping[str, Any]:
     """Return the JSON object of one kind of request.
 
-    ``p99_s`` is an upper bound of the 99th percentile, computed from the histogram since the process started. It is
-    null above the last bound of the histogram.
+    ``p99_s`` is an upper bound of the 99th percentile since the process started. It is null if the percentile is above
+    the highest bound of the histogram.
     """
-    bound_s = one.durations.quantile(QUANTILE)
+    bound_s = requests.durations.quantile(QUANTILE)
     return {
-        "verb": one.verb,
-        "outcome": one.outcome,
-        "requests": one.durations.count,
-        "seconds": round(one.durations.sum_s, 6),
+        "verb": requests.verb,
+        "outcome": requests.outcome,
+        "requests": requests.durations.count,
+        "seconds": round(requests.durations.sum_s, 6),
         "p99_s": bound_s if isfinite(bound_s) else None,
     }
 
 
 class Api:
-    """The endpoints of one broker. ``_round_robin`` selects partitions for records without a key."""
+    """The endpoints of one broker."""
 
     def __init__(self, broker: Broker, process: Process, redrive: Redrive) -> None:
         self._broker: Final = broker
         self._reader: Final = RecordReader(broker)
-        self._copies: Final = asyncio.Semaphore(
-            READERS_MAX
-        )  # limits the memory for resent records; a request may hold as much as the largest batch
+        # limits the memory for resent records; a request may hold as much as the largest batch
+        self._copies: Final = asyncio.Semaphore(READERS_MAX)
         self._redrive: Final = redrive
         self._process: Final = process
         self._round_robin = 0
@@ -123,19 +122,19 @@ class Api:
             "partition": "only this partition",
             "dry_run": "true shows the changes without making them",
         }
-        one = "/topics/{topic}"
+        path = "/topics/{topic}"
         return [
             Endpoint("GET", "/overview", Action.SERVER_DESCRIBE, "State of the broker", self._overview),
             Endpoint("GET", "/settings", Action.SERVER_DESCRIBE, "Effective settings", self._settings),
             Endpoint("GET", "/connections", Action.SERVER_DESCRIBE, "Connected clients", self._connections),
             Endpoint("GET", "/topics", Action.TOPIC_LIST, "List topics", self._topics),
-            Endpoint("POST", one, Action.TOPIC_CREATE, "Create a topic", self._create, {"partitions": "count"}),
-            Endpoint("GET", one, Action.TOPIC_DESCRIBE, "Describe a topic and its partitions", self._topic),
-            Endpoint("DELETE", one, Action.TOPIC_DELETE, "Delete a topic and its records", self._delete),
-            Endpoint("POST", f"{one}/records", Action.PRODUCE, "Produce a record", self._produce, produced),
+            Endpoint("POST", path, Action.TOPIC_CREATE, "Create a topic", self._create, {"partitions": "count"}),
+            Endpoint("GET", path, Action.TOPIC_DESCRIBE, "Describe a topic and its partitions", self._topic),
+            Endpoint("DELETE", path, Action.TOPIC_DELETE, "Delete a topic and its records", self._delete),
+            Endpoint("POST", f"{path}/records", Action.PRODUCE, "Produce a record", self._produce, produced),
             Endpoint(
                 "POST",
-                f"{one}/resend",
+                f"{path}/resend",
                 Action.FETCH,
                 "Produce a stored record again, in its partition",
                 self._resend,
@@ -143,12 +142,12 @@ class Api:
                 also=Action.PRODUCE,
             ),
             Endpoint(
-                "GET", f"{one}/partitions/{{partition}}/records", Action.FETCH, "Read records", self._records, records
+                "GET", f"{path}/partitions/{{partition}}/records", Action.FETCH, "Read records", self._records, records
             ),
             Endpoint("GET", "/groups", Action.GROUP_LIST, "List groups with their lag", self._groups),
-            Endpoint("GET", f"{one}/groups/{{group}}", Action.GROUP_DESCRIBE, "Describe a group", self._group),
+            Endpoint("GET", f"{path}/groups/{{group}}", Action.GROUP_DESCRIBE, "Describe a group", self._group),
             Endpoint(
-                "POST", f"{one}/groups/{{group}}/reset", Action.OFFSET_COMMIT, "Reset offsets", self._reset, reset
+                "POST", f"{path}/groups/{{group}}/reset", Action.OFFSET_COMMIT, "Reset offsets", self._reset, reset
             ),
             *DeadLetters(self._broker, self._reader, self._redrive).table(),
             *Users(self._broker).table(),
@@ -278,7 +277,7 @@ class Api:
         partition = partition_of(self._broker.topic(call.path["topic"]), call.body.get("partition"))
         copies: list[bytearray] = []
         async with self._copies:
-            await self._reader.one(
+            await self._reader.read_one(
                 partition, call.body.get("offset"), lambda rows, index: copies.append(rows.copy(index))
             )
             done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -401,11 +400,11 @@ def _partition_json(partition: Partition) -> Mapping[str, Any]:
 
 
 async def _topic_json(topic: Topic, slices: Slices) -> Mapping[str, Any]:
-    records = kept = stored = last = 0
+    records = retained = stored = last = 0
     for partition in list(topic.partitions):
         log = partition.log
         records += log.next_offset
-        kept += log.next_offset - log.first_offset
+        retained += log.next_offset - log.first_offset
         stored += log.stored_bytes
         last = max(last, log.last_append_time_us)
         if slices.is_over:
@@ -414,14 +413,14 @@ async def _topic_json(topic: Topic, slices: Slices) -> Mapping[str, Any]:
         "name": topic.name.full,
         "partitions": len(topic.partitions),
         "records": records,
-        "retained_records": kept,
+        "retained_records": retained,
         "stored_bytes": stored,
         "last_stored_at_us": last or None,
     }
 
 
 def _bytes(body: Mapping[str, Any], name: str) -> bytes | None:
-    """Return a field of the body as bytes: a string, or base64 in the field ``{name}_base64``.
+    """Return a field of the body as bytes: the text of ``{name}``, or the decoded base64 of ``{name}_base64``.
 
     Raises Invalid(INVALID_REQUEST) if both are set, or the value cannot be decoded.
     """

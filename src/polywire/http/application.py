@@ -1,6 +1,6 @@
-"""The ASGI application: routes for health, metrics, the admin API and the console.
+"""The ASGI application for health, metrics, the admin API and the console.
 
-Every request passes the guard first.
+The guard checks every request first.
 """
 
 from __future__ import annotations
@@ -84,10 +84,15 @@ class HttpApplication:
         router: Forwarding | None = None,
         is_linked: bool = False,
     ) -> None:
-        """``names`` are the allowed host names, see ``HttpFactory``.
+        """Create the routes.
 
-        ``router`` reaches the other processes of this broker if there are several. If ``is_linked``, requests come from
-        other processes of this broker, and must not be forwarded again.
+        Args:
+            broker: the broker of this process.
+            process: statistics of this process.
+            names: allowed host names; see ``HttpFactory``.
+            router: reaches the other processes of this broker, if there are several.
+            is_linked: whether requests come from other processes of this broker, so that they must not be forwarded
+                again.
         """
         routes = [
             Route("/livez", self._live, methods=["GET"]),

@@ -1,13 +1,13 @@
 """Dead letters and their redrive.
 
-A dead letter is a record that a pipeline could not process. Its headers contain the reason, and the original topic and
-partition. A redrive sends the record back to these.
+A dead letter is a record that a pipeline could not process. Its headers contain the reason, and its original topic and
+partition. A redrive produces the record to them again.
 
 * A redrive sends the letters and commits the offset in one transaction, so no letter is lost or sent twice, even after
   a crash.
-* The target topics may belong to several processes. The process that has the dead letters coordinates the transaction
+* The original topics may belong to several processes. The process that has the dead letters coordinates the transaction
   (decision 0129). It adds each other process as a participant, which stages the letters for its topics and applies the
-  decision. Letters reach other processes as HTTP requests.
+  commit or abort. Letters reach other processes as HTTP requests.
 * Any producer can write the headers of a letter. Therefore, letters are sent only to topics that the request names and
   to which the user may produce.
 * A redrive reads a limited number of bytes, including headers, but always at least one letter.
@@ -40,7 +40,7 @@ from polywire.http.endpoints import ApiCall, Endpoint, partition_of
 from polywire.http.errors import raise_error
 from polywire.http.guard import PRINCIPAL, completing
 from polywire.http.records import READERS_MAX, ReadLimit, RecordReader, Taken
-from polywire.http.shard_requests import ask_shard, request_bytes
+from polywire.http.shard_requests import request_bytes, send_to_shard
 from polywire.protocols.runtime.forwarded import Forwarding
 from polywire.records.batch import merge
 from polywire.records.columns import text_of
@@ -54,7 +54,7 @@ _OWNER_BITS: Final = 2**64 - 1  # makes the number of an owner, which may be neg
 # attempts to find a transactional id that this process coordinates; a few are normally enough
 ID_TRIES_MAX: Final = 1_000
 # how long a response waits until other processes have applied the commit; they apply it in any case
-SETTLED_S: Final = 5.0
+APPLIED_S: Final = 5.0
 LETTERS_MAX: Final = 1_000  # records of one redrive
 LETTERS_BYTES_MAX: Final = 2 * 1024 * 1024  # bytes of one redrive, headers included; at least one record is always sent
 TARGETS_MAX: Final = 100  # topics named in one request
@@ -66,7 +66,10 @@ _DIGITS_MAX: Final = 9
 class Letter(msgspec.Struct, frozen=True, array_like=True):
     """A letter to send back.
 
-    ``partition`` is its original partition, None if unknown. ``batch`` is a batch that contains only this record.
+    Attributes:
+        topic: its original topic.
+        partition: its original partition; None if unknown.
+        batch: a batch that contains only this record.
     """
 
     topic: str
@@ -74,11 +77,11 @@ class Letter(msgspec.Struct, frozen=True, array_like=True):
     batch: bytes
 
 
-class FarLetters(msgspec.Struct, frozen=True, array_like=True):
-    """Letters that another process stages, with the fields of its participant (see ``participants.Joined``)."""
+class RemoteLetters(msgspec.Struct, frozen=True, array_like=True):
+    """Letters for another process, and the fields of its participant in the transaction (``participants.Joined``)."""
 
     id: str
-    home: int
+    coordinator: int
     token: bytes
     epoch: int
     producer: TransactionalProducer
@@ -87,13 +90,13 @@ class FarLetters(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Redrive:
-    """Sends dead letters back. ``_round_robin`` selects partitions for letters whose partition is unknown."""
+    """Sends dead letters to their original topics."""
 
     def __init__(self, broker: Broker, router: Forwarding | None) -> None:
         self._broker: Final = broker
         self._router: Final = router
         self._shards: Final = None if router is None else router.shards
-        self._round_robin = 0
+        self._round_robin = 0  # number of letters without a known partition, to distribute them
 
     async def send(
         self,
@@ -104,15 +107,21 @@ class Redrive:
         ends: Mapping[int, int],
         call: ApiCall,
     ) -> None:
-        """Send letters and commit the offsets in their topic, or do neither.
+        """Send letters and commit the offsets in the topic of dead letters, or do neither.
 
-        ``begins`` and ``ends`` are the committed offset of each partition before and after. Raises BrokerError if
-        nothing was sent.
+        Args:
+            topic: the topic of dead letters.
+            letters: the letters to send.
+            begins: committed offset of each partition when the letters were read.
+            ends: offset to commit for each partition.
+            call: the request.
+
+        Raises BrokerError if nothing was sent.
         """
         transactions = self._broker.transactions
-        near, far = self._by_shard(letters, call)
+        local, remote = self._by_shard(letters, call)
         id_ = self._id(topic, call)
-        if self._broker.participants.is_deciding(id_) and not await self._settled(id_):
+        if self._broker.participants.is_deciding(id_) and not await self._wait_until_applied(id_):
             raise Busy(
                 ErrorCode.BUSY, "another process has not finished the previous redrive (retry)", retry_after_ms=1_000
             )
@@ -122,10 +131,10 @@ class Redrive:
         transaction = transactions.begin(made, done=None)
         epoch = transaction.epoch
         try:
-            if far:
-                await self._stage_far(transaction, far, call)
+            if remote:
+                await self._stage_remote(transaction, remote, call)
                 self._check_current(transaction)
-            for partition, batch, letter_count in self._batches(near):
+            for partition, batch, letter_count in self._batches(local):
                 transactions.stage(transaction, partition, batch, first=0, last=letter_count - 1, done=None)
             self._check_positions(topic, begins)
             if ends:
@@ -133,8 +142,8 @@ class Redrive:
             done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             transactions.commit(transaction, by=call.caller, done=completing(done))
             await done
-            if far:
-                await self._settled(id_)
+            if remote:
+                await self._wait_until_applied(id_)
         finally:
             found = transactions.find(id_, by=ITSELF)
             if found is not None and found.epoch == epoch:  # if not, a later redrive uses the id
@@ -147,16 +156,13 @@ class Redrive:
             raise Conflict(ErrorCode.PRODUCER_FENCED, "another redrive of these dead letters is in progress")
 
     def _check_positions(self, topic: Topic, begins: Mapping[int, int | None]) -> None:
-        """Raise Conflict(VERSION_CONFLICT) if committed offsets have changed since the letters were read."""
+        """Raise Conflict(VERSION_CONFLICT) if a committed offset is not the one in ``begins`` any more."""
         before = self._broker.positions_in(topic.name.full, PositionKind.GROUP, GROUP)
         if any(before.get(number) != begin for number, begin in begins.items()):
             raise Conflict(ErrorCode.VERSION_CONFLICT, "another redrive has already sent these dead letters")
 
     def _id(self, topic: Topic, call: ApiCall) -> str:
-        """Return the transactional id for a user and a topic.
-
-        This process coordinates the id, and the id is the same for every redrive.
-        """
+        """Return the transactional id for redrives of a topic by a user. This process coordinates it."""
         first = f"{INTERNAL}redrive-{call.caller.owner & _OWNER_BITS:x}-{crc32(topic.name.full.encode()):08x}"
         shards = self._shards
         if shards is None:
@@ -165,25 +171,25 @@ class Redrive:
         return next((name for name in names if shards.shard_by_hash(name) == shards.own), first)
 
     def _by_shard(self, letters: Iterable[Letter], call: ApiCall) -> tuple[list[Letter], dict[int, list[Letter]]]:
-        """Split letters into those for topics of this process, and those for each other process.
+        """Return the letters for topics of this process, and those for topics of each other process.
 
         Raises Missing(TOPIC_MISSING), and Denied if the user may not produce to a topic.
         """
         broker, shards = self._broker, self._shards
-        near: list[Letter] = []
-        far: dict[int, list[Letter]] = {}
+        local: list[Letter] = []
+        remote: dict[int, list[Letter]] = {}
         for letter in letters:
             broker.access.authorize(call.principal, Action.PRODUCE, broker.resource(letter.topic))
             shard = None if shards is None or broker.find_topic(letter.topic) else shards.shard_of(letter.topic)
             if shards is None or shard is None or shard == shards.own:
                 broker.topic(letter.topic)
-                near.append(letter)
+                local.append(letter)
             else:
-                far.setdefault(shard, []).append(letter)
-        return near, far
+                remote.setdefault(shard, []).append(letter)
+        return local, remote
 
     def _batches(self, letters: Iterable[Letter]) -> list[tuple[Partition, bytearray, int]]:
-        """Return the letters for this process: for each partition, one batch and the number of its letters.
+        """Return one batch for each target partition, with the number of its letters.
 
         Raises Missing(TOPIC_MISSING) if a topic was deleted.
         """
@@ -198,19 +204,21 @@ class Redrive:
 
     # Other processes
 
-    async def _stage_far(self, transaction: Transaction, far: Mapping[int, Sequence[Letter]], call: ApiCall) -> None:
-        """Add each other process as a participant, then send its letters to it.
+    async def _stage_remote(
+        self, transaction: Transaction, remote: Mapping[int, Sequence[Letter]], call: ApiCall
+    ) -> None:
+        """Add other processes as participants of the transaction, and send them their letters.
 
-        Raises BrokerError if a process cannot stage them.
+        Raises BrokerError if one of them cannot stage its letters.
         """
         router, producer = self._router, transaction.producer
         assert router is not None, "only with several processes"
         assert producer is not None, "set by number_producer"
         joined: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._broker.participants.join(transaction, list(far), done=completing(joined))
+        self._broker.participants.join(transaction, list(remote), done=completing(joined))
         await joined
-        for shard, letters in far.items():
-            part = FarLetters(
+        for shard, letters in remote.items():
+            part = RemoteLetters(
                 transaction.id,
                 router.shards.own,
                 transaction.token,
@@ -220,29 +228,29 @@ class Redrive:
                 list(letters),
             )
             body = msgspec.msgpack.encode(part)
-            raise_error(await ask_shard(router, shard, request_bytes(STAGING_PATH, call.authorization, body)))
+            raise_error(await send_to_shard(router, shard, request_bytes(STAGING_PATH, call.authorization, body)))
 
-    async def _settled(self, id_: str) -> bool:
+    async def _wait_until_applied(self, id_: str) -> bool:
         """Wait until other processes have applied the commit, so that consumers find the letters.
 
-        Returns False if that takes longer than SETTLED_S.
+        Returns False if that takes longer than APPLIED_S.
         """
-        settled = asyncio.Event()
-        cancel = self._broker.participants.when_settled(id_, settled.set)
+        applied = asyncio.Event()
+        cancel = self._broker.participants.when_settled(id_, applied.set)
         with suppress(TimeoutError):
-            await asyncio.wait_for(settled.wait(), SETTLED_S)
+            await asyncio.wait_for(applied.wait(), APPLIED_S)
         cancel()
-        return settled.is_set()
+        return applied.is_set()
 
     async def stage(self, request: Request) -> Response:
-        """Stage the letters that another process sends. Raises BrokerError if they cannot be staged."""
-        part = msgspec.msgpack.decode(await request.body(), type=FarLetters)
+        """Stage letters that another process sends. Raises BrokerError if they cannot be staged."""
+        part = msgspec.msgpack.decode(await request.body(), type=RemoteLetters)
         broker, principal = self._broker, request.scope[PRINCIPAL]
         for name in {letter.topic for letter in part.letters}:
             broker.access.authorize(principal, Action.PRODUCE, broker.resource(name))
         batches = self._batches(part.letters)
         participant = broker.participants.enter(
-            Joined(part.id, part.home, part.token, part.epoch, part.producer, part.owner)
+            Joined(part.id, part.coordinator, part.token, part.epoch, part.producer, part.owner)
         )
         staged = []
         for partition, batch, letter_count in batches:
@@ -259,14 +267,17 @@ class Redrive:
 class Letters:
     """The letters that a redrive reads.
 
-    * ``found``: the letters, only if ``collects``.
-    * ``count``: number of letters.
-    * ``targets``: number of letters by original topic.
-    * ``others``: number of records that are not dead letters.
-    * ``begins``: the committed offset of each partition that was read.
-    * ``ends``: the offset after the letters that were read.
-    * ``waiting``: number of records after the committed offsets.
-    * ``more``: whether some of the waiting records were not read.
+    Attributes:
+        collects: whether to collect the letters in ``found``, or only to count them.
+        found: the letters.
+        count: number of letters.
+        targets: number of letters by original topic.
+        others: number of records that are not dead letters.
+        begins: committed offset of each partition that was read.
+        ends: offset after the last record that was read, by partition.
+        waiting: number of records after the committed offsets.
+        more: whether some of the waiting records were not read.
+        size: bytes that were read.
     """
 
     collects: bool
@@ -285,7 +296,7 @@ class Letters:
         return self.count + self.others >= LETTERS_MAX or self.size >= LETTERS_BYTES_MAX
 
     def take(self, rows: Rows, index: int) -> Taken:
-        """Add the next record; see ``records.Take``."""
+        """Count or collect a record. Implements ``records.Take``."""
         size = rows.size(index)
         if self.size and self.size + size > LETTERS_BYTES_MAX:
             self.size = LETTERS_BYTES_MAX
@@ -304,7 +315,7 @@ class Letters:
 
 
 class DeadLetters:
-    """The endpoints of one broker."""
+    """The endpoints for dead letters."""
 
     def __init__(self, broker: Broker, reader: RecordReader, redrive: Redrive) -> None:
         self._broker: Final = broker
@@ -319,12 +330,12 @@ class DeadLetters:
             "partition": "with offset: redrive only this record; no offset is committed",
             "offset": "offset of that record",
         }
-        one = "/topics/{topic}"
+        topic_path = "/topics/{topic}"
         return [
-            Endpoint("GET", f"{one}/dead-letters", Action.FETCH, "Preview a redrive", self._preview),
+            Endpoint("GET", f"{topic_path}/dead-letters", Action.FETCH, "Preview a redrive", self._preview),
             Endpoint(
                 "POST",
-                f"{one}/redrive",
+                f"{topic_path}/redrive",
                 Action.FETCH,
                 f"Redrive at most {LETTERS_MAX} dead letters; also needs produce for their topics",
                 self._send,
@@ -372,12 +383,13 @@ class DeadLetters:
         return letters
 
     async def _one(self, topic: Topic, number: Any, offset: Any) -> Letters:
-        """Read one letter, without an offset to commit.
+        """Read one letter without committing an offset.
 
-        Raises Invalid(INVALID_REQUEST) for an invalid offset, and Missing if there is no letter.
+        Raises Invalid(INVALID_REQUEST) for an invalid offset, and Missing if the record is no dead letter or does not
+        exist.
         """
         letters = Letters(collects=True)
-        await self._reader.one(partition_of(topic, number), offset, letters.take)
+        await self._reader.read_one(partition_of(topic, number), offset, letters.take)
         if not letters.count:
             raise Missing(
                 ErrorCode.OFFSET_OUT_OF_RANGE, f"the record is not a dead letter partition={number} offset={offset}"
@@ -386,7 +398,10 @@ class DeadLetters:
 
 
 def letter_header(rows: Rows, index: int, name: bytes) -> str | None:
-    """Return the last header ``dead.NAME`` of a letter. A letter that failed twice has two of them."""
+    """Return the value of the header ``dead.NAME`` of a letter, None if there is none.
+
+    A letter that failed twice has two such headers; the last one counts.
+    """
     header = rows.last_header(index, _PREFIX + name)
     return None if header is None else text_of(header.value, header.value_kind)
 

@@ -1,8 +1,8 @@
 """Encode records and lists as JSON, within limits in bytes.
 
-* UTF-8 becomes text, and other bytes become base64. Both are truncated first.
+* Values are truncated first. Then UTF-8 becomes text, and other bytes become base64.
 * Text that would be longer in JSON than in base64 becomes base64, unless it is short.
-* Long values are encoded in pieces, so that no step blocks the interpreter for more than a few milliseconds.
+* Long values are encoded in pieces, so that no step holds the GIL for more than a few milliseconds.
 * A list has a limit in rows and in bytes.
 
 Long work runs on the event loop in slices of a few milliseconds, so that other connections are served in between.
@@ -32,10 +32,9 @@ _Utf8Decoder: Final = getincrementaldecoder("utf-8")
 
 
 class Slices:
-    """The time slices of a long task.
+    """The time slices of a long task on the event loop.
 
-    After each short step, the task checks ``is_over`` and, if it is true, awaits ``rest``. ``_end`` is the processor
-    time of the thread at which the slice ends.
+    After each short step, the task checks ``is_over`` and, if it is true, awaits ``rest``.
     """
 
     def __init__(self) -> None:
@@ -55,9 +54,11 @@ class Slices:
 
 
 class Listing:
-    """The rows of a list, limited in number and to LIST_BYTES_MAX bytes. Each row is encoded when it is added.
+    """The encoded rows of a list, limited in number and to LIST_BYTES_MAX bytes.
 
-    ``more`` is whether a row did not fit.
+    Attributes:
+        rows: the rows as JSON.
+        more: whether a row did not fit.
     """
 
     __slots__ = ("_bytes_left", "_count_max", "more", "rows")
@@ -78,7 +79,7 @@ class Listing:
         return not self.more
 
     async def extend(self, rows: Iterable[object], slices: Slices) -> Listing:
-        """Add rows, in slices, until one does not fit."""
+        """Add rows, in time slices, until one does not fit."""
         for row in rows:
             if not self.add(row):
                 break
@@ -88,7 +89,7 @@ class Listing:
 
 
 def json_value(data: memoryview[int] | bytes | None, bytes_max: int | None) -> msgspec.Raw | None:
-    """Encode bytes as a JSON object, truncated to ``bytes_max``; None stays None."""
+    """Encode bytes as a JSON object with text or base64, truncated to ``bytes_max``; None stays None."""
     if data is None:
         return None
     cut = data if bytes_max is None else data[:bytes_max]
@@ -101,9 +102,9 @@ def json_value(data: memoryview[int] | bytes | None, bytes_max: int | None) -> m
 
 
 def _json_text(data: memoryview[int] | bytes, *, is_cut: bool) -> bytes | None:
-    """Return the content of a JSON string, without an incomplete last character.
+    """Return the content of a JSON string. If ``is_cut``, an incomplete last character is removed.
 
-    Returns None if the bytes are not text, or if base64 would be shorter.
+    Returns None if the bytes are not UTF-8, or if base64 would be shorter.
     """
     decoder, parts, left = _Utf8Decoder(), [], max(len(data) * 4 // 3, 6 * SHORT_BYTES)
     for at in range(0, len(data), PIECE_BYTES):
@@ -120,10 +121,10 @@ def _json_text(data: memoryview[int] | bytes, *, is_cut: bool) -> bytes | None:
 
 
 def json_headers(headers: Iterable[Header], *, part_max: int, json_max: int) -> list[msgspec.Raw]:
-    """Encode the first headers as JSON, as many as fit.
+    """Encode the first headers of a record as JSON objects.
 
-    ``part_max`` is the largest size of a key or value. ``json_max`` is the largest size of the JSON of all headers. The
-    first header may exceed it, because base64 makes four bytes of three and JSON escapes characters.
+    Keys and values are truncated to ``part_max`` bytes. Headers are added until the JSON of all would exceed
+    ``json_max``, but at least one.
     """
     found: list[msgspec.Raw] = []
     for header in headers:
@@ -141,7 +142,7 @@ def json_headers(headers: Iterable[Header], *, part_max: int, json_max: int) -> 
 
 
 def _part(data: bytes | None, kind: HeaderKind, bytes_max: int) -> msgspec.Raw | None:
-    """Encode the key or value of a header. A number also gets the field ``number``."""
+    """Encode the key or the value of a header. A number also gets the field ``number``."""
     found = json_value(data, bytes_max)
     if found is None or kind in _AS_THEY_ARE or isinstance(typed(data, kind), bytes):
         return found

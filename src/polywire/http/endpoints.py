@@ -33,8 +33,13 @@ _SOMEWHERE: Final = frozenset({Resource.ANY_STREAM, Resource.ANY_TOPIC})
 class ApiCall:
     """One request to an endpoint.
 
-    ``path`` has the values of the path's parameters. ``body`` is the JSON object, empty without one. ``authorization``
-    is the client's Authorization header, which requests to other processes repeat.
+    Attributes:
+        principal: the user.
+        caller: the user, or the client's address, as the owner of what the request creates.
+        path: values of the parameters in the path.
+        query: parameters of the query.
+        body: the JSON object in the body; empty if there is none.
+        authorization: the client's Authorization header, for requests to other processes on the client's behalf.
     """
 
     principal: Principal
@@ -47,7 +52,7 @@ class ApiCall:
     def number(self, name: str, default: int, *, least: int = 0, most: int) -> int:
         """Return an integer of the query, or the default.
 
-        Raises Invalid(INVALID_REQUEST) if it is not a number from ``least`` to ``most``.
+        Raises Invalid(INVALID_REQUEST) if it is not an integer from ``least`` to ``most``.
         """
         given = self.query.get(name)
         if given is None:
@@ -71,11 +76,17 @@ Handler = Callable[[ApiCall], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method of one path.
+    """A method of a path.
 
-    ``fields`` has descriptions of the query's fields (GET) or of the body's fields. If ``is_own``, every user may call
-    the endpoint when ``{user}`` is the user's own name. ``also`` is a second action for which the caller needs
-    permission on the same topic.
+    Attributes:
+        method: the HTTP method.
+        path: the path, with parameters in braces.
+        action: the action for which the user needs permission.
+        summary: description for the OpenAPI document.
+        handler: executes the request.
+        fields: descriptions of the query parameters (GET) or of the fields of the body.
+        is_own: whether every user may call the endpoint with its own name as ``{user}``.
+        also: another action for which the user needs permission on the same topic.
     """
 
     method: str
@@ -92,7 +103,7 @@ class Endpoint:
         return (self.action,) if self.also is None else (self.action, self.also)
 
     def matches(self, segments: Sequence[str]) -> Mapping[str, str] | None:
-        """Return the path's parameters; None if the path does not match."""
+        """Return the values of the path's parameters; None if the path does not match."""
         own = self.path.strip("/").split("/")
         if len(own) != len(segments):
             return None
@@ -110,17 +121,14 @@ def segments_of(raw_path: str) -> list[str]:
 
 
 class Endpoints:
-    """Selects the endpoint of a request, checks permissions and calls the handler."""
+    """Finds the endpoint of a request, checks permissions and calls the handler."""
 
     def __init__(self, broker: Broker, table: Sequence[Endpoint]) -> None:
         self._broker: Final = broker
         self.table: Final = table
 
     async def respond(self, request: Request) -> Any:
-        """Return the response of an endpoint, which the caller encodes as JSON.
-
-        Raises BrokerError if it is rejected.
-        """
+        """Return the response of the endpoint, as an object to encode as JSON. Raises BrokerError."""
         raw = request.scope["raw_path"].decode("ascii", "replace")
         segments = segments_of(raw)
         method = "GET" if request.method == "HEAD" else request.method

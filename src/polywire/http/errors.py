@@ -1,4 +1,4 @@
-"""Errors as HTTP responses. The body contains the code, the message, and whether the client can retry."""
+"""Errors as HTTP responses. The body contains the code, the message, and whether the client should retry."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def error_response(error: BrokerError) -> Response:
 
 
 def raise_error(response: Response) -> None:
-    """Raise the error in another process's response, if the response contains one."""
+    """Raise the error that a response of another process contains, if it contains one."""
     if response.status_code == 200:
         return
     error = msgspec.json.decode(response.body)["error"]

@@ -1,6 +1,6 @@
 """Run an ASGI application for one HTTP request. h11 parses the request and encodes the response.
 
-If the client stops reading, the application waits, and at most one piece of the response is in memory.
+If the client reads slowly, the application waits. At most one part of the response body is in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PEER: Final = "polywire.peer"
 
 
 class AsgiExchange:
-    """Implements ``session.Exchange`` with an ASGI application."""
+    """One HTTP request, which an ASGI application executes. Implements ``session.Exchange``."""
 
     def __init__(self, app: Asgi, output: Output, drained: asyncio.Event) -> None:
         self._app: Final = app
@@ -52,7 +52,7 @@ class AsgiExchange:
         return self._conn.our_state is h11.DONE and self._conn.their_state is h11.DONE
 
     def _read(self, request: bytes) -> h11.Request | None:
-        """Return the head of a request and store its body. Return None if the bytes are not exactly one request."""
+        """Parse a request, and store its body. Return its head, or None if the bytes are not exactly one request."""
         conn = self._conn
         conn.receive_data(request)
         head = conn.next_event()

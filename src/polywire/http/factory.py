@@ -19,10 +19,9 @@ from polywire.protocols.runtime.session import Output
 
 
 class HttpFactory:
-    """Implements ``SessionFactory`` and ``Site``.
+    """Creates HTTP sessions. Implements ``SessionFactory`` and ``Site``.
 
-    HTTP is never detected on a listener shared with other protocols, because a web page could then send requests to
-    their port.
+    A listener that detects protocols never detects HTTP, because a web page could then send requests to its port.
     """
 
     def __init__(
@@ -34,10 +33,15 @@ class HttpFactory:
         router: Forwarding | None = None,
         is_linked: bool = False,
     ) -> None:
-        """``names`` are host names that browsers may use while there are no users, besides IP addresses and localhost.
+        """Create the factory.
 
-        ``router`` reaches the other processes of this broker if there are several. If ``is_linked``, requests come from
-        other processes of this broker, and must not be forwarded again.
+        Args:
+            broker: the broker of this process.
+            process: statistics of this process.
+            names: host names that browsers may use while there are no users, besides IP addresses and localhost.
+            router: reaches the other processes of this broker, if there are several.
+            is_linked: whether requests come from other processes of this broker, so that they must not be forwarded
+                again.
         """
         loop = broker.loop
         assert isinstance(loop, asyncio.AbstractEventLoop), "HTTP needs an asyncio loop"
@@ -60,7 +64,7 @@ class HttpFactory:
         return HttpSession(self, output, resume)
 
     def execute(self, sender: Sender, requests: memoryview, then: Completion[bytes]) -> ForwardedRequests:
-        """Execute requests that other processes forward. See ``Executor``."""
+        """Execute requests that another process forwards. Implements ``Executor``."""
         return ForwardedRequests(self._broker.loop, requests, sender.peer, None, then).run(
             partial(ForwardedHttpSession, self)
         )
@@ -81,7 +85,7 @@ class HttpFactory:
 
 
 class ForwardedHttpSession(HttpSession):
-    """Executes a request of another process."""
+    """A session for one request that another process forwards."""
 
     body_bytes_max = 20 * 1024 * 1024  # a redrive sends dead letters, up to the size of the largest batch
 
@@ -93,7 +97,7 @@ class MakeApplication(Protocol):
 
 
 def _load() -> MakeApplication:
-    """Import the application. A broker that receives no HTTP requests never imports it."""
+    """Import the application only when it is needed, because the import takes memory and time."""
     from polywire.http.application import HttpApplication
 
     return HttpApplication

@@ -1,4 +1,4 @@
-"""Forward HTTP requests to other processes that share a data directory, and merge their responses (decision 0127).
+"""Forward HTTP requests to other processes of the broker, and merge their responses (decision 0127).
 
 A request about a topic is forwarded to the process that owns the topic. Lists, sums and metrics are requested from all
 processes and merged. A forwarded request contains the client's credentials, and the other process checks them again.
@@ -22,7 +22,7 @@ from polywire.http.endpoints import NO_STORE, PREFIX, segments_of
 from polywire.http.health import READY_S
 from polywire.http.merging import MERGES, merged_json, merged_metrics
 from polywire.http.metrics import CONTENT_TYPE
-from polywire.http.shard_requests import ANSWER_S, ask_shard
+from polywire.http.shard_requests import RESPONSE_S, send_to_shard
 from polywire.protocols.runtime.forwarded import Forwarding
 
 CHECK_S: Final = READY_S + 1.0  # time for another process to report its health
@@ -30,7 +30,7 @@ _HOP_BY_HOP: Final = frozenset({b"connection", b"keep-alive", b"upgrade", b"cont
 
 
 class ForwardingApp:
-    """Forwards requests that belong to another process, and passes the rest to the application of this process."""
+    """An ASGI application: forwards a request to other processes, or passes it to the application of this process."""
 
     def __init__(self, app: ASGIApp, broker: Broker, router: Forwarding) -> None:
         self._app: Final = app
@@ -46,7 +46,7 @@ class ForwardingApp:
         await (response or self._app)(scope, receive, send)
 
     async def _forward(self, request: Request) -> Response | None:
-        """Return the response of other processes; None if this process responds without them.
+        """Return the response of other processes; None if the request is for this process.
 
         Raises BrokerError if a process does not respond.
         """
@@ -62,7 +62,7 @@ class ForwardingApp:
             case ["topics", name, *further]:
                 creates = request.method == "POST" and not further
                 shard = self._shard_of(name, creates=creates)
-                return None if shard == self._shards.own else await self._ask(shard, request)
+                return None if shard == self._shards.own else await self._send(shard, request)
             case [("topics" | "groups" | "connections" | "overview") as endpoint]:
                 return await self._merged(request, MERGES[endpoint])
             case ["users" | "self", _, *_] if request.method not in ("GET", "HEAD"):
@@ -84,54 +84,54 @@ class ForwardingApp:
     # Requests to all processes
 
     async def _all(self, request: Request, limit_s: float) -> Sequence[Response | BrokerError]:
-        async def one(shard: int) -> Response | BrokerError:
+        async def request_shard(shard: int) -> Response | BrokerError:
             try:
-                return await self._ask(shard, request, limit_s)
+                return await self._send(shard, request, limit_s)
             except BrokerError as error:
                 return error
 
-        return await asyncio.gather(*map(one, range(self._shards.count)))
+        return await asyncio.gather(*map(request_shard, range(self._shards.count)))
 
     async def _merged(self, request: Request, merge: Callable[[Sequence[Any]], Any]) -> Response:
         found = []
-        for answer in await self._all(request, ANSWER_S):
-            if isinstance(answer, BrokerError):
-                raise answer
-            if answer.status_code != 200:
-                return answer
-            found.append(bytes(answer.body))
+        for response in await self._all(request, RESPONSE_S):
+            if isinstance(response, BrokerError):
+                raise response
+            if response.status_code != 200:
+                return response
+            found.append(bytes(response.body))
         merged = await asyncio.to_thread(merged_json, merge, found)
         return Response(merged, media_type="application/json", headers=NO_STORE)
 
     async def _ready(self, request: Request) -> Response | None:
-        for answer in await self._all(request, CHECK_S):
-            if isinstance(answer, BrokerError):
-                return Response(f"not ready: {answer.message}\n", 503, media_type="text/plain")
-            if answer.status_code != 200:
-                return answer
+        for response in await self._all(request, CHECK_S):
+            if isinstance(response, BrokerError):
+                return Response(f"not ready: {response.message}\n", 503, media_type="text/plain")
+            if response.status_code != 200:
+                return response
         return None
 
     async def _metrics(self, request: Request) -> Response:
         """Return the metrics of all processes. ``polywire_shard_up`` is 0 for a process that did not respond."""
         texts: dict[int, bytes] = {}
-        for shard, answer in enumerate(await self._all(request, CHECK_S)):
-            if isinstance(answer, BrokerError):
+        for shard, response in enumerate(await self._all(request, CHECK_S)):
+            if isinstance(response, BrokerError):
                 continue
-            if answer.status_code != 200:
-                return answer
-            texts[shard] = bytes(answer.body)
+            if response.status_code != 200:
+                return response
+            texts[shard] = bytes(response.body)
         text = await asyncio.to_thread(merged_metrics, texts, self._shards.count)
         return Response(text, media_type=CONTENT_TYPE)
 
     # Requests to one process
 
-    async def _ask(self, shard: int, request: Request, limit_s: float = ANSWER_S) -> Response:
-        """Return the response of a shard's process. Raises Unavailable if it does not respond."""
-        return await ask_shard(self._router, shard, await _encoded(request), limit_s)
+    async def _send(self, shard: int, request: Request, limit_s: float = RESPONSE_S) -> Response:
+        """Return the response of another process. Raises Unavailable if it does not respond."""
+        return await send_to_shard(self._router, shard, await _encoded(request), limit_s)
 
 
 async def _encoded(request: Request) -> bytes:
-    """Encode a request for another process. Its connection is closed after this request."""
+    """Encode a request for another process, with the header ``Connection: close``."""
     body = await request.body()
     headers = [(name, value) for name, value in request.scope["headers"] if name.lower() not in _HOP_BY_HOP]
     query = request.scope["query_string"]

@@ -1,4 +1,4 @@
-"""Authenticate HTTP requests, and reject requests that the page of another web site has caused.
+"""Authenticate HTTP requests, and reject cross-site requests.
 
 * A page of another site cannot change anything with a request, and cannot read a response (decision 0121).
 * Users log in as on every protocol: with a password, a token or a client certificate. A broker without users needs no
@@ -46,7 +46,7 @@ HEADERS: Final = (
 
 
 class Guard:
-    """An ASGI application that checks each request before it passes the request to another application."""
+    """An ASGI application that checks requests before it passes them to another application."""
 
     def __init__(self, app: Asgi, access: Access, *, names: Collection[str]) -> None:
         """``names`` are host names that browsers may use while there are no users, besides IP addresses and localhost."""
@@ -106,7 +106,7 @@ class Guard:
 
 
 def completing(future: asyncio.Future[Any]) -> Completion[Any]:
-    """Return a completion that sets the result of a future."""
+    """Return a callback that sets the result or the exception of a future."""
 
     def done(result: Any) -> None:
         if future.done():  # done already if the request was cancelled
@@ -120,7 +120,7 @@ def completing(future: asyncio.Future[Any]) -> Completion[Any]:
 
 
 def check_origin(method: str, headers: Headers, *, names: Collection[str] | None) -> None:
-    """Raise Denied(DENIED) for a request that a page of another site has caused.
+    """Raise Denied(DENIED) for a request that a page of another site may have caused.
 
     ``names`` are the allowed host names; None allows all.
     """

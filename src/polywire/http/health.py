@@ -1,4 +1,4 @@
-"""The readiness check. A broker is ready if its log accepts records and syncs them in time; the check stores nothing."""
+"""The readiness check: the log accepts records and syncs them in time. The check itself stores no record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ READY_S: Final = 5.0  # a broker that needs longer for a sync is not ready
 
 
 async def check_ready(broker: Broker, process: Process) -> None:
-    """Raise the BrokerError that an append would get now."""
+    """Raise the error with which an append would fail now."""
     if process.stopping:
         raise Unavailable(ErrorCode.STOPPING, "the broker is stopping")
     synced: asyncio.Future[int] = asyncio.get_running_loop().create_future()

@@ -1,7 +1,7 @@
-"""The lag of groups, in records and in seconds.
+"""The lag of consumer groups, in records and in seconds.
 
-A partition without a committed offset has no lag, because the group may start at its first or at its next record. The
-lag in seconds is the age of the oldest record that is not committed yet, or 0.
+A partition without a committed offset has no lag, because its group may start at the first record or at the end. The
+lag in seconds is the age of the oldest record after the committed offset, or 0.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ LAGS_MAX: Final = 50_000  # partitions of all groups in one response; for each, 
 class PartitionLag:
     """Lag of a group in one partition.
 
-    ``committed`` and ``records`` are None without a committed offset. ``seconds`` is None if not requested, not known,
-    or without a committed offset.
+    Attributes:
+        committed: the committed offset; None if there is none.
+        records: number of records after it; None without a committed offset.
+        seconds: age of the oldest of them; None if it was not requested or is unknown.
     """
 
     partition: int
@@ -41,9 +43,9 @@ class PartitionLag:
 
 
 def total_lag(lags: Iterable[PartitionLag]) -> tuple[int | None, float | None]:
-    """Return the sum of the records and the maximum of the seconds over a group's partitions.
+    """Return the sum of the records and the maximum of the seconds over partitions.
 
-    Both are None if the group has not committed anything.
+    Both are None if no partition has a committed offset.
     """
     known = [lag for lag in lags if lag.records is not None]
     if not known:
@@ -53,9 +55,9 @@ def total_lag(lags: Iterable[PartitionLag]) -> tuple[int | None, float | None]:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """Lag of a group in a topic: the sum of records, and the maximum of seconds, over all partitions.
+    """Lag of a group in a topic: the sum of the records, and the maximum of the seconds, over all partitions.
 
-    Both are None if the group has not committed anything.
+    Both are None if the group has no committed offset in the topic.
     """
 
     group: str
@@ -67,9 +69,9 @@ class GroupLag:
 async def group_lags(
     broker: Broker, slices: Slices, *, count_max: int, permits: Callable[[Topic], bool] = lambda _: True
 ) -> tuple[list[GroupLag], bool]:
-    """Return the lags of groups, by topic and name, and whether the limit has excluded some groups.
+    """Return the lags of all groups, sorted by topic and name, and whether some groups were excluded.
 
-    The excluded groups are those of the topics with the most partitions.
+    Because of the limit LAGS_MAX, the groups of the topics with the most partitions are excluded.
     """
     pairs, more = await _group_names(broker, slices, count_max=count_max)
     topics = [(topic, name) for full_name, name in pairs if (topic := broker.find_topic(full_name)) and permits(topic)]
@@ -86,10 +88,7 @@ async def group_lags(
 
 
 async def _group_names(broker: Broker, slices: Slices, *, count_max: int) -> tuple[list[tuple[str, str]], bool]:
-    """Return the topic and name of groups with members or committed offsets, at most ``count_max``.
-
-    Also return whether there are more.
-    """
+    """Return topic and name of groups with members or committed offsets, and whether some were excluded."""
     found = set(broker.groups.pairs()[: count_max + 1])
     for pair in broker.position_owners(PositionKind.GROUP):
         if len(found) > count_max:
@@ -139,10 +138,7 @@ async def _age(broker: Broker, partition: Partition, offset: int) -> float | Non
 
 
 async def fetch(broker: Broker, partition: Partition, offset: int, *, bytes_max: int) -> Read:
-    """Read stored batches from an offset on. The caller must release their pin.
-
-    Raises BrokerError if they cannot be read.
-    """
+    """Read stored batches from an offset on. The caller must release ``pin`` of the result. Raises BrokerError."""
     future: asyncio.Future[Read] = asyncio.get_running_loop().create_future()
     read = broker.fetch(partition, offset, bytes_max=bytes_max, then=completing(future))
     if isinstance(read, Read):

@@ -1,6 +1,6 @@
 """Merge the responses of several processes: lists, sums and metrics (decision 0127).
 
-Metrics keep their names and get the label ``shard``.
+The samples of metrics get the label ``shard``.
 """
 
 from __future__ import annotations
@@ -20,47 +20,50 @@ UP: Final = "polywire_shard_up"
 
 
 def _merge_lists(
-    name: str, answers: Sequence[Any], *, count_max: int, order: Callable[[Any], Any] | None = None
+    name: str, responses: Sequence[Any], *, count_max: int, order: Callable[[Any], Any] | None = None
 ) -> Any:
-    """Merge the lists of all shards into one, with the limits of one list."""
-    found = [row for answer in answers for row in answer[name]]
+    """Merge lists of all processes into one, which has the limits of a single list."""
+    found = [row for response in responses for row in response[name]]
     if order is not None:
         found.sort(key=order)
     rows = Listing(count_max)
     for row in found:
         if not rows.add(row):
             break
-    return {name: rows.rows, "more": rows.more or any(answer["more"] for answer in answers)}
+    return {name: rows.rows, "more": rows.more or any(response["more"] for response in responses)}
 
 
-def _topics(answers: Sequence[Any]) -> Any:
-    return _merge_lists("topics", answers, count_max=TOPICS_MAX, order=itemgetter("name"))
+def _topics(responses: Sequence[Any]) -> Any:
+    return _merge_lists("topics", responses, count_max=TOPICS_MAX, order=itemgetter("name"))
 
 
-def _groups(answers: Sequence[Any]) -> Any:
-    return _merge_lists("groups", answers, count_max=GROUPS_MAX, order=itemgetter("topic", "group"))
+def _groups(responses: Sequence[Any]) -> Any:
+    return _merge_lists("groups", responses, count_max=GROUPS_MAX, order=itemgetter("topic", "group"))
 
 
-def _connections(answers: Sequence[Any]) -> Any:
-    return _merge_lists("connections", answers, count_max=CONNECTIONS_MAX)
+def _connections(responses: Sequence[Any]) -> Any:
+    return _merge_lists("connections", responses, count_max=CONNECTIONS_MAX)
 
 
-def _overview(answers: Sequence[Any]) -> Any:
-    """Sum the numbers of all processes. Texts come from a process that is not ready, or else from the first."""
-    first = min(answers, key=lambda answer: answer["ready"])
-    sums = {name: sum(answer[name] for answer in answers) for name in SUMMED}
+def _overview(responses: Sequence[Any]) -> Any:
+    """Add up the counters of all processes.
+
+    Other fields are those of a process that is not ready, or of the first process.
+    """
+    first = min(responses, key=lambda response: response["ready"])
+    sums = {name: sum(response[name] for response in responses) for name in SUMMED}
     wires: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for answer in answers:
-        for wire, traffic in answer["wires"].items():
+    for response in responses:
+        for wire, traffic in response["wires"].items():
             for name, count in traffic.items():
                 wires[wire][name] += count
-    congested = any(answer["congested"] for answer in answers)
+    congested = any(response["congested"] for response in responses)
     return {**first, **sums, "congested": congested, "wires": dict(sorted(wires.items()))}
 
 
-def merged_json(merge: Callable[[Sequence[Any]], Any], answers: Sequence[bytes]) -> bytes:
-    """The responses are decoded, passed to ``merge``, and encoded again."""
-    return msgspec.json.encode(merge([msgspec.json.decode(answer) for answer in answers]))
+def merged_json(merge: Callable[[Sequence[Any]], Any], responses: Sequence[bytes]) -> bytes:
+    """Decode JSON responses, merge them, and encode the result."""
+    return msgspec.json.encode(merge([msgspec.json.decode(response) for response in responses]))
 
 
 MERGES: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
@@ -69,11 +72,11 @@ MERGES: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
     "connections": _connections,
     "overview": _overview,
 }
-"""Functions that merge responses, by endpoint."""
+"""Functions that merge decoded responses, by endpoint."""
 
 
 def merged_metrics(texts: Mapping[int, bytes], count: int) -> bytes:
-    """Merge metrics so that the samples of one metric are adjacent.
+    """Merge metrics in the Prometheus format. The samples of a metric must be adjacent.
 
     ``texts`` has the metrics of the shards that responded. ``count`` is the number of all shards.
     """
@@ -81,9 +84,9 @@ def merged_metrics(texts: Mapping[int, bytes], count: int) -> bytes:
     samples: dict[bytes, list[bytes]] = defaultdict(list)
     for shard, text in texts.items():
         label = b'shard="%04x"' % shard
-        for name, head, own in _families(text):
+        for name, head, lines in _families(text):
             heads.setdefault(name, head)
-            samples[name] += [_labelled(line, label) for line in own]
+            samples[name] += [_labelled(line, label) for line in lines]
     lines = [line for name, head in heads.items() for line in (*head, *samples[name])]
     lines += [b"# HELP %b 1 if the process of the shard responds." % UP.encode(), b"# TYPE %b gauge" % UP.encode()]
     lines += [b'%b{shard="%04x"} %d' % (UP.encode(), shard, shard in texts) for shard in range(count)]
@@ -102,10 +105,7 @@ def _families(text: bytes) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
 
 
 def _labelled(line: bytes, label: bytes) -> bytes:
-    """Add a label to a sample unless the sample has it.
-
-    The name of a metric contains no spaces or braces.
-    """
+    """Add a label to the line of a sample, unless it has the label."""
     name, brace, labels = line.partition(b"{")
     if labels.startswith(label):
         return line

@@ -1,7 +1,7 @@
-"""The page ``/metrics`` for Prometheus, collected when it is requested.
+"""The page ``/metrics`` for Prometheus. Values are collected when it is requested.
 
-Values are collected in slices and encoded in a thread. Metrics add no work per record. The number of series is limited:
-topics above the limit are summed under one name.
+They are collected in time slices and encoded in a thread. Metrics add no work per record. The number of series is
+limited: topics beyond the limit are summed as ``(others)``.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def _request_families(bucket: BucketView) -> Iterator[Metric]:
         "Duration of requests to the bucket.",
         labels=["verb", "outcome"],
     )
-    for one in bucket.requests:
-        taken.add_metric([one.verb, one.outcome], one.durations.cumulative(), one.durations.sum_s)
+    for requests in bucket.requests:
+        taken.add_metric([requests.verb, requests.outcome], requests.durations.cumulative(), requests.durations.sum_s)
     yield taken
     moved = CounterMetricFamily(f"{NAME}_bytes", "Bytes of objects written and read.", labels=["direction"])
     moved.add_metric(["put"], bucket.put_bytes)
@@ -105,7 +105,7 @@ def _shard(name: str, text: str, shard: str, value: float) -> Metric:
 
 
 class _Families:
-    """The part of a Prometheus registry that ``generate_latest`` needs."""
+    """Has the method of a Prometheus registry that ``generate_latest`` calls."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families: Final = families
@@ -160,7 +160,7 @@ def _process_families() -> Iterator[Metric]:
 
 
 def _resident_bytes(highest: int) -> int:
-    """Return the present resident memory if the system reports it, else the highest so far."""
+    """Return the resident memory, or ``highest``, the maximum so far, if the system does not report it."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * _PAGE
@@ -192,7 +192,7 @@ async def _topic_families(broker: Broker, slices: Slices) -> list[Metric]:
     appended = CounterMetricFamily(
         "polywire_topic_records", "Records stored in a topic since it was created.", labels=labels
     )
-    kept = GaugeMetricFamily(
+    retained = GaugeMetricFamily(
         "polywire_topic_retained_records", "Records between the first and the next offset.", labels=labels
     )
     stored = GaugeMetricFamily("polywire_topic_stored_bytes", "Bytes of a topic on disk.", labels=labels)
@@ -208,12 +208,12 @@ async def _topic_families(broker: Broker, slices: Slices) -> list[Metric]:
             if slices.is_over:
                 await slices.rest()
         if index < TOPICS_MAX:
-            _add((partitions, appended, kept, stored), topic.name.full, sums)
+            _add((partitions, appended, retained, stored), topic.name.full, sums)
         else:
             others = [a + b for a, b in zip(others, sums, strict=True)]
     if len(topics) > TOPICS_MAX:
-        _add((partitions, appended, kept, stored), "(others)", others)
-    return [_gauge("topics", "Topics, including internal ones.", len(topics)), partitions, appended, kept, stored]
+        _add((partitions, appended, retained, stored), "(others)", others)
+    return [_gauge("topics", "Topics, including internal ones.", len(topics)), partitions, appended, retained, stored]
 
 
 def _add(families: Iterable[Metric], name: str, values: Iterable[float]) -> None:
@@ -223,7 +223,10 @@ def _add(families: Iterable[Metric], name: str, values: Iterable[float]) -> None
 
 
 def label_of(name: str) -> str:
-    """Return a name as a label, with control characters escaped. Different names get different labels."""
+    """Return the name of a topic or group as a label, with control characters escaped.
+
+    Labels of different names differ.
+    """
     label = escaped(name.replace("\\", "\\\\"))
     return label if "\\x" in label or "\\u" in label else name
 

@@ -1,4 +1,4 @@
-"""Values of the server process that the HTTP pages show: connections, traffic, durations, bucket and settings."""
+"""Statistics of the server process that HTTP shows: connections, traffic, durations, bucket and settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class ConnectionView:
 class Traffic:
     """Traffic of one protocol since the start, including closed connections.
 
-    ``connections`` is the number of connections that are open now, ``accepted`` that of all accepted since the start.
+    Attributes:
+        connections: number of open connections.
+        accepted: number of connections since the start.
     """
 
     connections: int = 0
@@ -41,7 +43,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class BucketRequests:
-    """Requests to the bucket with one verb and one outcome."""
+    """Durations of the requests to the bucket with one verb and one outcome."""
 
     verb: str
     outcome: str
@@ -50,9 +52,12 @@ class BucketRequests:
 
 @dataclass(frozen=True, slots=True)
 class BucketCharge:
-    """The number of requests that have the same price.
+    """Requests to the bucket that have the same price.
 
-    ``price`` is the price of 1,000 requests, None if not configured.
+    Attributes:
+        kind: name of the price.
+        requests: number of requests since the start.
+        price: price of 1,000 requests; None if not configured.
     """
 
     kind: str
@@ -67,7 +72,7 @@ class BucketCharge:
 
 @dataclass(frozen=True, slots=True)
 class BucketNode:
-    """A broker that uses the bucket, as this broker sees it. ``start`` is its latest epoch as leader."""
+    """A broker that uses the bucket. ``start`` is the number of its latest start as leader."""
 
     name: str
     state: str
@@ -76,7 +81,7 @@ class BucketNode:
 
 @dataclass(frozen=True, slots=True)
 class BucketView:
-    """The bucket that holds the log.
+    """The bucket that stores the log.
 
     ``led`` and ``deposed`` are how often this process became leader and lost leadership.
     """
@@ -122,13 +127,13 @@ class Process(Protocol):
         """Return the traffic of each protocol."""
 
     def work(self) -> Mapping[str, Durations]:
-        """Return the durations of the log threads' work, by the name of the work."""
+        """Return the durations of the jobs of the log's threads, by name of the thread."""
 
     def requests(self) -> Mapping[tuple[str, str], Durations]:
         """Return the durations of requests, by protocol and kind of request."""
 
     def bucket(self) -> BucketView | None:
-        """Return the bucket that holds the log; None without a bucket."""
+        """Return statistics of the bucket that stores the log; None without a bucket or while not leading."""
 
     def listeners(self) -> Mapping[str, str]:
         """Return the address of each listener, by its name."""

@@ -1,4 +1,4 @@
-"""Records for the admin API: read batch by batch, and encoded as JSON in a thread.
+"""Read records for the admin API batch by batch, and encode them as JSON in a thread.
 
 * A page has a limit in bytes, including keys, values and headers. It contains at least one record, truncated if
   necessary.
@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 
 
 class Taken(Enum):
-    """Whether a record was used, and whether the reader should continue."""
+    """Result of ``Take``: whether the record was used, and whether to continue."""
 
     MORE = auto()
     LAST = auto()
@@ -50,21 +50,24 @@ class Taken(Enum):
 
 @dataclass(slots=True)
 class ReadLimit:
-    """The number of bytes of batches that a request may still read. The batch that exceeds it is read completely."""
+    """The number of bytes of batches that a request may still read. The last batch may exceed it."""
 
     left: int = READ_TOTAL_BYTES_MAX
 
 
 Take = Callable[[Rows, int], Taken]
-"""Function that gets a batch and the index of a record in it; called in a thread."""
+"""Called in a thread with the rows of a batch and the index of a record."""
 
 
 @dataclass(slots=True)
 class Page:
     """Records of a partition.
 
-    ``next_offset`` is where the next page begins. ``looked_at`` is the number of records that were compared with the
-    key. ``value_bytes`` is the size of the values before truncation.
+    Attributes:
+        next_offset: offset at which the next page begins.
+        records: the records as JSON.
+        looked_at: number of records that were compared with the key.
+        value_bytes: size of the values before truncation.
     """
 
     partition: int
@@ -99,7 +102,7 @@ class _PageTaker:
 
 
 class RecordReader:
-    """Reads records for requests. At most READERS_MAX requests hold batches at the same time; others wait."""
+    """Reads records for requests. At most READERS_MAX requests hold batches in memory; others wait."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker: Final = broker
@@ -108,10 +111,14 @@ class RecordReader:
     async def page(
         self, partition: Partition, offset: int, *, limit: int, key: bytes | None = None, whole: bool = False
     ) -> Page:
-        """Return a page of records from an offset on.
+        """Return a page of records from an offset on. Raises BrokerError if they cannot be read.
 
-        If there is a ``key``, the page has only records with this key. If ``whole``, keys and values are returned
-        without truncation. Raises BrokerError if they cannot be read.
+        Args:
+            partition: the partition.
+            offset: offset of the first record.
+            limit: maximum number of records.
+            key: return only records with this key.
+            whole: do not truncate keys, values and headers.
         """
         log = partition.log
         end = log.readable_offset
@@ -122,7 +129,9 @@ class RecordReader:
         return page
 
     async def each(self, partition: Partition, offset: int, take: Take, *, limit: ReadLimit | None = None) -> int:
-        """Pass the records that exist now to ``take``, from an offset on. Return the offset after the last record used.
+        """Call ``take`` with each record from an offset to the present end.
+
+        Return the offset after the last record used.
 
         ``limit`` is shared by all partitions that a request reads. Raises BrokerError if they cannot be read.
         """
@@ -143,8 +152,8 @@ class RecordReader:
                     offset = max(offset, read.next_offset)
         return offset
 
-    async def one(self, partition: Partition, offset: Any, use: Callable[[Rows, int], object]) -> None:
-        """Call ``use`` in a thread with the record at an offset.
+    async def read_one(self, partition: Partition, offset: Any, use: Callable[[Rows, int], object]) -> None:
+        """Call ``use`` in a thread with the rows of a batch and the index of the record at an offset.
 
         Raises Invalid(INVALID_REQUEST) if the offset is not a number, and Missing(OFFSET_OUT_OF_RANGE) if there is no
         record.
@@ -167,9 +176,9 @@ class RecordReader:
 
 
 async def _in_thread(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Run work in a thread.
+    """Run a function in a thread, and return its result.
 
-    If the request is cancelled, still wait for the thread, because the thread holds a batch in memory.
+    If the request is cancelled, this still waits for the thread, because the thread holds a batch in memory.
     """
     thread = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
@@ -180,7 +189,7 @@ async def _in_thread(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
 
 
 def _offer(chunks: Sequence[bytes], offset: int, take: Take) -> tuple[int, bool, int]:
-    """Pass the records of these chunks to ``take``. Called in a thread.
+    """Call ``take`` with the records of batches from an offset on. Called in a thread.
 
     Returns the offset after the last record used, whether to continue, and the number of decoded bytes.
     """
@@ -209,7 +218,7 @@ def _batches(chunks: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def record_json(rows: Rows, index: int, partition: int, *, whole: bool = False) -> bytes:
-    """Encode a record as JSON. ``header_count`` includes headers that are not shown."""
+    """Encode a record as JSON. The field ``header_count`` includes headers that did not fit."""
     bytes_max = None if whole else SHOWN_BYTES_MAX
     headers_max = PAGE_BYTES_MAX if whole else HEADERS_BYTES_MAX
     return msgspec.json.encode(

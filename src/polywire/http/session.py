@@ -1,10 +1,10 @@
 """The session of an HTTP connection (decision 0121).
 
 The requests of a connection are executed one at a time, on the event loop. A request is executed when it has arrived
-completely, and the next one is read after its response. A connection without a complete request for IDLE_S seconds is
-closed.
+completely, and the next one is read after the response. If no complete request arrives for IDLE_S seconds, the
+connection is closed.
 
-The head and the body of a request have limits, and a body without Content-Length is rejected.
+Head and body of a request have limits, and a body without Content-Length is rejected.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ log = structlog.get_logger("polywire.http")
 
 
 class Refusal(Enum):
-    """The reason why a request is rejected before it is parsed. The connection is then closed.
+    """Reasons to reject a request before it is parsed, with the status line of the response.
 
-    The value is the status line of the response.
+    The connection is then closed.
     """
 
     MALFORMED = "400 Bad Request"
@@ -83,11 +83,14 @@ class Application(Protocol):
     """Creates an exchange for each request."""
 
     def exchange(self, output: Output, drained: asyncio.Event) -> Exchange:
-        """Return the exchange for one request. ``drained`` is an event that is set whenever the client has read."""
+        """Return an exchange for one request.
+
+        ``drained`` is set whenever all response bytes were accepted by the kernel.
+        """
 
 
 class Site(Protocol):
-    """Values that the sessions of one listener share."""
+    """State that the sessions of a listener share."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -97,11 +100,7 @@ class Site(Protocol):
 
 
 class HttpSession:
-    """Implements ``Session``.
-
-    ``_task`` executes the current request. While there is none, ``_idle`` is the timer that closes the connection.
-    ``_rest`` has the unread bytes of a client that will send no more.
-    """
+    """The session of a connection. Implements ``Session``."""
 
     body_bytes_max: int = BODY_BYTES_MAX
 
@@ -110,14 +109,18 @@ class HttpSession:
         self._output: Final = output
         self._resume: Final = resume
         self._drained: Final = asyncio.Event()
-        self._task: asyncio.Task[bool] | None = None
-        self._wanted = 0
+        self._task: asyncio.Task[bool] | None = None  # executes the current request
+        self._wanted = 0  # length of the request that is arriving; 0 if unknown
         self._finishing = False
-        self._rest = b""
+        self._rest = b""  # requests of a client that has closed its side of the connection
+        # closes the connection; runs while no request is being executed
         self._idle = site.loop.call_later(IDLE_S, output.close)
 
     def receive(self, data: memoryview) -> int:
-        """Process one complete request. Raises PeerError for a request that is rejected, see ``Refusal``."""
+        """Start the request in ``data`` if it is complete. Return its length, or 0.
+
+        Raises PeerError for a request that is rejected, after writing the response.
+        """
         if self._task is not None:
             return 0
         size = request_bytes(data, self.body_bytes_max)
@@ -175,14 +178,14 @@ class HttpSession:
         self._drained.set()
 
     def finish(self, data: memoryview) -> None:
-        """Process the end of the client's data. Complete requests in ``data`` are still executed."""
+        """Handle the end of the client's data. Complete requests in ``data`` are still executed."""
         self._finishing = True
         self._rest = bytes(data)
         if self._task is None:
             self._take_rest()
 
     def _take_rest(self) -> None:
-        """Execute the next remaining request. After the last one, close the connection."""
+        """Execute the next complete request in ``_rest``. If there is none, close the connection."""
         with suppress(PeerError):  # raised after the response has been written
             count = self.receive(memoryview(self._rest))
             self._rest = self._rest[count:]

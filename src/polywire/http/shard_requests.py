@@ -13,17 +13,17 @@ from polywire.http.guard import HEADERS, completing
 from polywire.http.session import WIRE
 from polywire.protocols.runtime.forwarded import Forwarding, Sender
 
-ANSWER_S: Final = 30.0  # time for a process to respond
+RESPONSE_S: Final = 30.0  # time for a process to respond
 SENDER: Final = Sender(None, "")  # the other process reads the client's user from the request
 # a response up to this size is parsed on the loop, which takes less than a millisecond
 SMALL_ANSWER_BYTES: Final = 1024 * 1024
 _ANSWERED_AGAIN: Final = frozenset({b"connection", b"date", *(name for name, _ in HEADERS)})
 
 
-async def ask_shard(router: Forwarding, shard: int, request: bytes, limit_s: float = ANSWER_S) -> Response:
-    """Send an encoded request to a shard's process, and return its response.
+async def send_to_shard(router: Forwarding, shard: int, request: bytes, limit_s: float = RESPONSE_S) -> Response:
+    """Send an encoded request to the process of a shard, and return its response.
 
-    Raises Unavailable if there is no complete response within ``limit_s``.
+    Raises Unavailable if there is no complete response within ``limit_s`` seconds.
     """
     answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     try:
@@ -42,7 +42,7 @@ async def ask_shard(router: Forwarding, shard: int, request: bytes, limit_s: flo
 
 
 def request_bytes(path: str, authorization: str, body: bytes) -> bytes:
-    """Encode a POST request that this process sends on behalf of a client, with the client's credentials."""
+    """Encode a POST request on behalf of a client, with the client's ``authorization``."""
     head = [
         f"POST {path} HTTP/1.1",
         "Host: localhost",
@@ -60,7 +60,7 @@ def _no_response(shard: int) -> Unavailable:
 
 
 def _decoded(data: bytes, shard: int) -> Response:
-    """Parse a response. Raises Unavailable if it is incomplete."""
+    """Parse a response of another process. Raises Unavailable if it is incomplete."""
     conn = h11.Connection(h11.CLIENT)
     conn.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
     conn.send(h11.EndOfMessage())

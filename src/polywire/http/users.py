@@ -1,7 +1,7 @@
 """The endpoints for users and tokens.
 
 * Responses contain no passwords or tokens, except the response that creates a token.
-* A user can grant or revoke only permissions that it has itself; the broker checks this.
+* A user can grant or revoke only permissions that it has itself. The broker checks this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXPIRY_S_MAX: Final = 10 * 365 * 86_400  # lifetime of a token, in seconds
 
 
 class Users:
-    """The endpoints of one broker."""
+    """The endpoints for users and tokens."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker: Final = broker
@@ -34,22 +34,27 @@ class Users:
         new = {"password": "password of the user", **permissions, "active": "false disables the user"}
         password = {"password": "new password", "old": "current password; required for your own"}
         expiry = {"expires_in_s": "seconds until the token expires; by default it never does"}
-        one, token = "/users/{user}", "/tokens/{token}"
+        user_path, token = "/users/{user}", "/tokens/{token}"
         alter = Action.USER_ALTER
         return [
             Endpoint("GET", "/users", Action.USER_DESCRIBE, "List users", self._users),
-            Endpoint("GET", one, Action.USER_DESCRIBE, "Describe a user", self._user, is_own=True),
-            Endpoint("POST", one, Action.USER_CREATE, "Create a user", self._create, new),
-            Endpoint("DELETE", one, Action.USER_DELETE, "Delete a user, its logins and its tokens", self._delete),
+            Endpoint("GET", user_path, Action.USER_DESCRIBE, "Describe a user", self._user, is_own=True),
+            Endpoint("POST", user_path, Action.USER_CREATE, "Create a user", self._create, new),
+            Endpoint("DELETE", user_path, Action.USER_DELETE, "Delete a user, its logins and its tokens", self._delete),
             Endpoint(
-                "POST", f"{one}/permissions", alter, "Replace the permissions of a user", self._grant, permissions
-            ),
-            Endpoint(
-                "POST", f"{one}/active", alter, "Enable or disable a user", self._activate, {"active": "true or false"}
+                "POST", f"{user_path}/permissions", alter, "Replace the permissions of a user", self._grant, permissions
             ),
             Endpoint(
                 "POST",
-                f"{one}/password",
+                f"{user_path}/active",
+                alter,
+                "Enable or disable a user",
+                self._activate,
+                {"active": "true or false"},
+            ),
+            Endpoint(
+                "POST",
+                f"{user_path}/password",
                 alter,
                 "Replace a password; ends the user's logins and tokens",
                 self._change_password,
@@ -161,7 +166,7 @@ def _user_json(user: User) -> Mapping[str, Any]:
 
 
 def _grants(call: ApiCall) -> Grants | None:
-    """Return the permissions in the body; None if they grant nothing.
+    """Return the permissions in the body; None if they are empty.
 
     Raises Invalid(INVALID_REQUEST) for unknown words.
     """

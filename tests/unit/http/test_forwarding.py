@@ -193,7 +193,7 @@ def test_a_lost_process_is_reported_and_the_broker_not_ready(shards: Shards) -> 
 
 def test_a_silent_process_times_out(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     make(shards, "a", "b")
-    monkeypatch.setattr(forwarding, "ANSWER_S", 0.01)
+    monkeypatch.setattr(forwarding, "RESPONSE_S", 0.01)
     monkeypatch.setattr(ForwardedHttpSession, "receive", lambda self, data: 0)
     assert shards.ask("GET", "/api/v1/topics").code == "stopping"
 
