@@ -84,7 +84,7 @@ def read_flux(line: bytes) -> None:
         batch = flux.read_records(text, hw)
         assert batch.next == batch.first + len(batch.values)
         if batch.values:
-            flux.settle(text, batch.rest)
+            flux.resolve_boundary(text, batch.rest)
 
 
 def read_flux_fields(payload: bytes) -> None:

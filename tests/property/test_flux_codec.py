@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polywire.client.flux import read_records, settle
+from polywire.client.flux import read_records, resolve_boundary
 from polywire.protocols.flux import decoder, encoder, messages
 from polywire.protocols.flux.encoder import put_chunks
 from polywire.records.columns import Record
@@ -198,7 +198,7 @@ def test_the_client_decodes_ambiguous_values_exactly(payloads: list[bytes]) -> N
         batch = read_records(reply(len(read)), hw)
         read += batch.values
         if batch.rest:
-            value = settle(batch.rest, reply(batch.next + 1))
+            value = resolve_boundary(batch.rest, reply(batch.next + 1))
             assert value is not None
             read.append(value)
     assert read == payloads

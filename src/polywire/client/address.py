@@ -26,19 +26,19 @@ SCHEME_SUFFIX: Final = "+tls"
 def split_brokers(url: str) -> list[str]:
     """Return one URL for each broker of ``[scheme://][name:password@]host:port,host:port…[?options]``.
 
-    Login and options apply to all brokers. So does the scheme, but a broker may have its own. Raises
+    Each URL has the login and the options, and the scheme unless the broker has its own. Raises
     Invalid(INVALID_REQUEST).
     """
     _, separator, _ = url.partition("://")
     begin = url.rfind("@") + 1 or (url.index("://") + 3 if separator else 0)
     head, rest = url[:begin], url[begin:]
-    places, mark, options = rest.partition("?")
-    if BETWEEN not in places:
+    hosts, mark, options = rest.partition("?")
+    if BETWEEN not in hosts:
         return [url]
-    given = [place.strip() for place in places.split(BETWEEN)]
-    for place in given:
-        split_address(place.rpartition("://")[2])
-    return [f"{place if '://' in place else head + place}{mark}{options}" for place in given]
+    brokers = [host.strip() for host in hosts.split(BETWEEN)]
+    for host in brokers:
+        split_address(host.rpartition("://")[2])
+    return [f"{host if '://' in host else head + host}{mark}{options}" for host in brokers]
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -64,9 +64,9 @@ class Login:
 
 
 def login_of(name: str, password: str | None) -> Login:
-    """Return the login for a name. If ``password`` is None, it is taken from the environment.
+    """Return the login for a name. If ``password`` is None, the environment variable ``POLYWIRE_PASSWORD`` has it.
 
-    Raises Invalid(INVALID_REQUEST).
+    Raises Invalid(INVALID_REQUEST) for a password without a name, and for a name without a password.
     """
     password = password or os.environ.get(PASSWORD_VARIABLE)
     if not name:
@@ -83,15 +83,15 @@ def login_of(name: str, password: str | None) -> Login:
 def split_login(address: str) -> tuple[Login | None, str]:
     """Return the login in ``[scheme://][name[:password]@]host:port``, and the address without it.
 
-    Characters that an address cannot contain are written as escapes such as ``%40``. Without a password, the one in the
-    environment is used. Raises Invalid(INVALID_REQUEST).
+    Name and password may contain escapes such as ``%40``. Without a password, that of the environment is used. Raises
+    Invalid(INVALID_REQUEST).
     """
     scheme, separator, rest = address.rpartition("://")
-    words, at, place = rest.rpartition("@")
+    words, at, host = rest.rpartition("@")
     if not at:
         return None, address
     name, _, password = words.partition(":")
-    return login_of(unquote(name), unquote(password)), f"{scheme}{separator}{place}"
+    return login_of(unquote(name), unquote(password)), f"{scheme}{separator}{host}"
 
 
 def client_context() -> ssl.SSLContext:

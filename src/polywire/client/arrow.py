@@ -2,8 +2,6 @@
 
 A large stored batch is used without a copy. Small batches are copied into record batches of a convenient size, with one
 compiled call per column. Columns have the names of Spark's Kafka source.
-
-The result has the requested schema, and contains only rows inside the requested range of offsets.
 """
 
 from __future__ import annotations
@@ -83,7 +81,10 @@ _facts: Final = header_fields("length", "flags", "record_count", "base_offset", 
 
 
 class Space:
-    """Memory for the buffers of one record batch, allocated in a few blocks. Buffers do not overlap."""
+    """Memory for the buffers of one record batch.
+
+    Many buffers share a block, because allocating each would be slower.
+    """
 
     __slots__ = ("_at", "_block")
 
@@ -107,7 +108,7 @@ class Space:
         return view
 
 
-def gathered_binary(
+def binary_column(
     source: memoryview,
     plan: memoryview,
     row_count: int,
@@ -115,9 +116,9 @@ def gathered_binary(
     validity_column: Column | None,
     space: Space,
 ) -> pa.Array[Any]:
-    """Return a binary column with all rows that a plan selects.
+    """Return a binary column with the rows that ``plan`` selects (see ``client.gather``).
 
-    If ``validity_column`` is None, no row is null.
+    ``source`` has the stored batches. If ``validity_column`` is None, no row is null.
     """
     offsets = space.cut(4 * row_count + 4)
     gather.gather_offsets(source, plan, offsets_column, offsets)
@@ -158,7 +159,7 @@ def strings(texts: Sequence[str]) -> pa.Array[Any]:
 
 
 def as_type(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
-    """Return a column in the requested type. Bytes that are not UTF-8 become text with replacement characters."""
+    """Convert a column to another type. Bytes that are not UTF-8 become text with replacement characters."""
     if column.type == kind:
         return column
     if pa.types.is_string(kind) and pa.types.is_binary(column.type):
@@ -184,7 +185,7 @@ def headers_column(
     """
     kind = TYPED_HEADER_LIST if typed else HEADER_LIST
     inner = memoryview(gather.inner_plan(source, plan, Column.HEADER_COUNTS)).cast("q")
-    if _is_odd(source, plan, inner):
+    if _needs_slow_headers(source, plan, inner):
         return _slow_headers(source, plan, kind)
     offsets = space.cut(4 * row_count + 4)
     gather.gather_offsets(source, plan, Column.HEADER_COUNTS, offsets)
@@ -193,8 +194,8 @@ def headers_column(
     if nulls == row_count:
         return pa.nulls(row_count, kind)
     count = offsets[4 * row_count :].cast("i")[0]
-    keys = _as_text(gathered_binary(source, inner, count, Column.HEADER_KEY_OFFSETS, None, space))
-    values = gathered_binary(source, inner, count, Column.HEADER_VALUE_OFFSETS, None, space)
+    keys = _as_text(binary_column(source, inner, count, Column.HEADER_KEY_OFFSETS, None, space))
+    values = binary_column(source, inner, count, Column.HEADER_VALUE_OFFSETS, None, space)
     bits = space.cut_bits(count)
     if empty := gather.gather_kinds(source, inner, Column.HEADER_VALUE_KINDS, bits):
         values = pa.Array.from_buffers(pa.binary(), count, [pa.py_buffer(bits), *values.buffers()[1:]], empty)
@@ -212,12 +213,12 @@ def _kind_names(source: memoryview, inner: memoryview) -> pa.Array[Any]:
     return strings(HEADER_TYPES).take(numbers)
 
 
-def _is_odd(source: memoryview, plan: memoryview, inner: memoryview) -> bool:
-    """Return whether any row has a numeric header key, or event fields. Then ``_slow_headers`` is needed."""
-    kinds_place = gather.PLAN_FACTS + 2 * Column.HEADER_KEY_KINDS
+def _needs_slow_headers(source: memoryview, plan: memoryview, inner: memoryview) -> bool:
+    """Return whether a row has a numeric header key or event fields, which only ``_slow_headers`` supports."""
+    kinds_position = gather.PLAN_FACTS + 2 * Column.HEADER_KEY_KINDS
     for line in range(0, len(inner), gather.PLAN_WIDTH):
-        start, stop, place = inner[line + 1], inner[line + 2], inner[line + kinds_place]
-        if max(source[place + start : place + stop], default=0) > HeaderKind.STRING:
+        start, stop, position = inner[line + 1], inner[line + 2], inner[line + kinds_position]
+        if max(source[position + start : position + stop], default=0) > HeaderKind.STRING:
             return True
     events_place = gather.PLAN_FACTS + 2 * Column.EVENT_TYPE_OFFSETS
     return any(plan[line + events_place] >= 0 for line in range(0, len(plan), gather.PLAN_WIDTH))
@@ -226,7 +227,7 @@ def _is_odd(source: memoryview, plan: memoryview, inner: memoryview) -> bool:
 def _slow_headers(source: memoryview, plan: memoryview, kind: pa.ListType[Any]) -> pa.Array[Any]:
     """Return the headers column for rows with numeric header keys or event fields.
 
-    A batch may have a million such rows, so only the needed fields are decoded.
+    Only the headers are decoded, because there may be a million such rows.
     """
     ends: list[int | None] = []
     keys: list[str] = []
@@ -265,7 +266,11 @@ def _event_header(name: bytes, value: bytes) -> Header:
 class _BatchRows(NamedTuple):
     """The rows of one stored batch that are inside the requested range.
 
-    ``source`` holds the batch. ``numbers`` is the entry of these rows in the plan (see ``client.gather``).
+    Attributes:
+        source: memory with the batch.
+        numbers: the numbers of these rows in a plan (see ``client.gather``).
+        row_count: number of rows.
+        byte_count: size of their keys and values.
     """
 
     source: memoryview
@@ -282,13 +287,16 @@ def chunk_to_arrow(
     rows_max: int = ROWS_MAX,
     create_times: bool = False,
 ) -> list[pa.RecordBatch]:
-    """Return the chunk's rows as record batches of ``schema``.
+    """Return the chunk's rows inside its range of offsets as record batches of ``schema``.
 
-    The schema's fields are the named ``columns``, in the same order. Allowed names are those in ``COLUMNS``. Keys and
-    values can be binary or string. Other columns can have any type that Arrow can cast to.
-
-    With ``create_times``, times are the times of origin where records have one, rounded down to milliseconds. The chunk
-    must then have bodies.
+    Args:
+        chunk: stored batches.
+        columns: names of the columns in the order of the schema's fields, out of ``COLUMNS``.
+        schema: types of the columns. Keys and values can be binary or string. Other columns can have any type that
+            Arrow can cast to.
+        rows_max: maximum number of rows of a record batch.
+        create_times: whether times are the times of origin where records have one, rounded down to milliseconds. The
+            chunk must then have bodies.
 
     Raises Invalid(INVALID_REQUEST) if ``columns`` is empty or has an unknown name, and Invalid(INVALID_BATCH) for
     invalid batches.
@@ -315,23 +323,25 @@ def _runs(chunk: StoredChunk) -> Iterator[_BatchRows]:
         length, flags, record_count, base_offset, append_time_us, offset_span = _facts(data, at)
         if base_offset + offset_span <= chunk.offset or base_offset >= chunk.offset_end:
             continue
-        source, place = data, at
+        source, position = data, at
         if flags & _COMPRESSED:
-            source, place = memoryview(expand_body(data[at : at + length], EXPANDED_BYTES_MAX)), 0
-        places = layout(source, place).tolist()
+            source, position = memoryview(expand_body(data[at : at + length], EXPANDED_BYTES_MAX)), 0
+        layout_numbers = layout(source, position).tolist()
         start, stop = max(0, chunk.offset - base_offset), min(record_count, chunk.offset_end - base_offset)
         if flags & _COMPACTED:
-            deltas = _column(source, places, Column.OFFSET_DELTAS).cast("I")
+            deltas = _column(source, layout_numbers, Column.OFFSET_DELTAS).cast("I")
             start = bisect_left(deltas, chunk.offset - base_offset)
             stop = bisect_left(deltas, chunk.offset_end - base_offset)
         if start < stop:
-            size = places[_VALUE_SIZE] + places[_KEY_SIZE]
+            size = layout_numbers[_VALUE_SIZE] + layout_numbers[_KEY_SIZE]
             share = size * (stop - start) // record_count
-            yield _BatchRows(source, [place, start, stop, base_offset, append_time_us, *places], stop - start, share)
+            yield _BatchRows(
+                source, [position, start, stop, base_offset, append_time_us, *layout_numbers], stop - start, share
+            )
 
 
 def _bodiless_runs(chunk: StoredChunk) -> Iterator[_BatchRows]:
-    """Yield the rows of batches that were fetched without bodies. These batches have no columns.
+    """Yield the rows of batches that were fetched without bodies, and so have no columns.
 
     Compacted batches are always fetched with bodies.
     """
@@ -350,14 +360,14 @@ def _bodiless_runs(chunk: StoredChunk) -> Iterator[_BatchRows]:
         at += size
 
 
-def _column(source: memoryview, places: Sequence[int], column: Column) -> memoryview:
-    return source[places[2 * column] : places[2 * column] + places[2 * column + 1]]
+def _column(source: memoryview, layout_numbers: Sequence[int], column: Column) -> memoryview:
+    return source[layout_numbers[2 * column] : layout_numbers[2 * column] + layout_numbers[2 * column + 1]]
 
 
 def _groups(runs: Iterator[_BatchRows], rows_max: int) -> Iterator[list[_BatchRows]]:
-    """Yield lists of runs. Each list forms one record batch.
+    """Yield the rows of each record batch. Small stored batches are combined.
 
-    A large run is cut to ``rows_max`` rows and forms a record batch alone. Small runs are combined.
+    A large stored batch is not combined with others. It is split into record batches of at most ``rows_max`` rows.
     """
     group: list[_BatchRows] = []
     rows = size = 0
@@ -386,7 +396,7 @@ def _pieces(run: _BatchRows, rows_max: int) -> Iterator[_BatchRows]:
 
 
 class _Rows:
-    """The rows of one record batch. The memory that Arrow arrays use exists as long as they do."""
+    """The rows of one record batch, which become its columns."""
 
     __slots__ = ("_alone", "_chunk", "_create_times", "_plan", "_source", "_space", "row_count")
 
@@ -400,7 +410,7 @@ class _Rows:
         self.row_count: Final = sum([run.row_count for run in runs])
 
     def column(self, name: str) -> pa.Array[Any]:
-        """Return one column in its native Arrow type, before the cast to the schema."""
+        """Return a column in its native Arrow type, before the cast to the schema."""
         match name:
             case "value":
                 return self._binary(Column.VALUE_OFFSETS, Column.VALUE_VALIDITY)
@@ -430,15 +440,15 @@ class _Rows:
 
     def _binary(self, offsets_column: Column, validity_column: Column) -> pa.Array[Any]:
         if not self._alone:
-            return gathered_binary(
-                self._source, self._plan, self.row_count, offsets_column, validity_column, self._space
-            )
-        places = self._plan[gather.PLAN_FACTS :].tolist()
-        if places[2 * offsets_column] < 0:
+            return binary_column(self._source, self._plan, self.row_count, offsets_column, validity_column, self._space)
+        layout_numbers = self._plan[gather.PLAN_FACTS :].tolist()
+        if layout_numbers[2 * offsets_column] < 0:
             return pa.nulls(self.row_count, pa.binary())
         whole = pa.py_buffer(self._source)
         buffers = [
-            whole.slice(places[2 * column], places[2 * column + 1]) if places[2 * column] >= 0 else None
+            whole.slice(layout_numbers[2 * column], layout_numbers[2 * column + 1])
+            if layout_numbers[2 * column] >= 0
+            else None
             for column in (validity_column, offsets_column, offsets_column + 1)
         ]
         nulls = 0 if buffers[0] is None else -1
@@ -450,8 +460,11 @@ def arrow_to_batches(
 ) -> list[bytearray]:
     """Return a table's rows as stored batches that are ready to produce, in order. Each has at most about 4 MiB.
 
-    ``value``, ``key`` and ``headers`` name the columns. The table needs only the value column. Keys and values are
-    binary or string. Headers are a list of (key, value) or (key, type, value).
+    Args:
+        data: the table. Keys and values are binary or string. Headers are a list of (key, value) or (key, type, value).
+        value: name of the value column.
+        key: name of the key column; None, or a column that is missing, for no keys.
+        headers: name of the headers column; None, or a column that is missing, for no headers.
 
     Raises Invalid(INVALID_REQUEST) if the value column is missing, and Invalid(RECORD_TOO_LARGE) for a record that does
     not fit a batch.
@@ -479,9 +492,9 @@ def arrow_to_batches(
 
 
 def _bounded(batch: pa.RecordBatch) -> list[tuple[int, int]]:
-    """Split a batch into pieces of at most ``STORED_BYTES_MAX``, and return (first row, count) of each.
+    """Split a record batch into parts of at most ``STORED_BYTES_MAX``. Return first row and number of rows of each.
 
-    Pieces are halved until they fit. A single row may be larger, up to the broker's limit for a batch.
+    Parts are halved until they fit. A part of one row may be larger, up to the broker's limit for a batch.
     """
     pieces: list[tuple[int, int]] = []
     waiting = [(0, batch.num_rows)] if batch.num_rows else []
@@ -541,7 +554,7 @@ def _put_binary(
 
 
 def _bits(column: pa.Array[Any]) -> Buffer:
-    """Return the validity bits of a column, beginning at its first row. The bits after the last row are 0."""
+    """Return the validity bits of a column. Bit 0 is its first row, and the bits after the last row are 0."""
     marks = pc.is_valid(column).buffers()[1]
     assert marks is not None, "a boolean column has its bits"
     bits = bytearray(memoryview(marks)[: (len(column) + 7) // 8])
@@ -572,8 +585,8 @@ def _put_headers(columns: dict[int, Buffer], lists: pa.Array[Any]) -> None:
 def _kinds_of(values: pa.Array[Any], types: pa.Array[Any] | None) -> pa.Array[Any]:
     """Return the kind of each header value.
 
-    Without types, a value is RAW, or NULL if it is null. HeaderKind.NULL is 0 and RAW is 1, so "is not null" can be
-    used as the kind.
+    Without types, a value is RAW, or NULL if it is null. The numbers of these kinds are 1 and 0, so "is not null" is
+    the kind.
     """
     there = values.is_valid().cast(pa.uint8())
     if types is None:

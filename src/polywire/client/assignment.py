@@ -1,7 +1,7 @@
 """The partitions assigned to a consumer, and its progress in each.
 
-* A consumer's position is the offset after the last record it delivered. It commits an offset only when the application
-  has finished all earlier records.
+* A consumer's position is the offset after the last record that it returned to the application. It commits an offset
+  only when the application has finished all earlier records.
 * A partition that is assigned again continues at its position, unless another member has committed a later offset.
 """
 
@@ -25,10 +25,7 @@ LATEST: Final = "latest"
 
 
 def checked_start(start: object) -> Start:
-    """Return ``start`` if it is valid.
-
-    Otherwise raise Invalid(INVALID_REQUEST), whose message says what is expected.
-    """
+    """Return ``start`` if it is valid. Raises Invalid(INVALID_REQUEST) with a message that says what is expected."""
     if start in (EARLIEST, LATEST):
         return start
     if isinstance(start, datetime) and start.tzinfo is not None:
@@ -42,7 +39,7 @@ def checked_start(start: object) -> Start:
 
 
 async def first_offset(wire: WireClient, topic: str, partition: int, start: Start) -> int:
-    """Return the offset at which to start. Raises Missing, and Invalid if the protocol cannot report it."""
+    """Return the offset at which to start. Raises Missing, and Invalid if the protocol cannot report the offset."""
     if isinstance(start, datetime):
         return await wire.offset_at(topic, partition, (start - EPOCH) // MICROSECOND)
     if isinstance(start, int):
@@ -57,14 +54,15 @@ async def first_offset(wire: WireClient, topic: str, partition: int, start: Star
 
 @dataclass(eq=False, slots=True)
 class Part:
-    """An assigned partition.
+    """An assigned partition. *Delivered* records were returned to the application.
 
-    * ``position``: offset after the last delivered record.
-    * ``fetched``: offset after the last fetched record.
-    * ``done``: offset after the last record that the application has finished.
-    * ``stored``: last committed offset.
-    * ``chunks``: fetched records that are not delivered yet.
-    * ``consumed``: event that is set while ``chunks`` is empty.
+    Attributes:
+        position: offset after the last delivered record.
+        fetched: offset after the last fetched record.
+        done: offset after the last record that the application has finished.
+        stored: last committed offset.
+        chunks: fetched records that are not delivered yet.
+        consumed: event that is set while ``chunks`` is empty.
     """
 
     topic: str
@@ -84,7 +82,7 @@ class Part:
         return part
 
     def move(self, offset: int) -> None:
-        """Continue at another offset. Fetched records are dropped."""
+        """Continue at another offset, and drop fetched records."""
         self.position = self.fetched = self.done = offset
         self.chunks.clear()
         self.consumed.set()
@@ -138,12 +136,15 @@ class Assignment:
         part.stored = stored
 
     def take_lost(self) -> set[tuple[str, int]]:
-        """Return the partitions that the consumer lost while it had uncommitted records. Each loss is returned once."""
+        """Return partitions that were revoked while delivered records were uncommitted.
+
+        A second call does not return them again.
+        """
         lost, self._lost = self._lost, set()
         return lost
 
     def next_part(self) -> Part | None:
-        """Return a partition with fetched records, or None. Partitions take turns."""
+        """Return the next partition with fetched records, or None. Partitions take turns."""
         waiting = [part for part in self._parts.values() if part.chunks]
         if not waiting:
             return None

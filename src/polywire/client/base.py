@@ -1,7 +1,7 @@
 """The interface that the clients of all protocols share.
 
-If a protocol does not support an operation, its ability is missing from ``abilities``, and the client rejects the call
-without sending anything.
+If a protocol does not support an operation, the operation is missing from the client's ``abilities``. The client then
+rejects the call without sending anything.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from polywire.types import Assignor, Level
 
 
 class Ability(Enum):
-    """A feature that a protocol may have.
+    """A feature that a protocol may have. The value is its description.
 
-    The value is its description. The behaviour tests run only scenarios whose abilities the protocol has.
+    Behaviour tests run only the scenarios whose abilities a protocol has.
     """
 
     NULL_VALUES = "distinguishes null and empty values"
@@ -49,11 +49,16 @@ class Ability(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionBounds:
-    """The offsets of a partition, from ``first_offset`` (inclusive) to ``next_offset`` (exclusive).
+    """The offsets of a partition.
 
-    ``incarnation`` identifies the partition. A topic that is deleted and created again gets new incarnations. ``epoch``
-    is the number of the broker's start during which the bounds were reported. Both are 0 over protocols that do not
-    report them.
+    Attributes:
+        partition: number of the partition.
+        first_offset: offset of the first record.
+        next_offset: offset of the next record.
+        incarnation: id of the partition. A topic that is deleted and created again gets new ones; 0 if the protocol
+            does not report it.
+        epoch: number of the broker's start during which the offsets were reported; 0 if the protocol does not report
+            it.
     """
 
     partition: int

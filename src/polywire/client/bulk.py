@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 from polywire.client.address import SCHEME_SUFFIX, Login, client_context, split_address, split_brokers, split_login
 from polywire.client.base import TopicInfo
 from polywire.client.failures import beyond
-from polywire.client.sockets import FramedSocket, Place, Sockets, more_follows
+from polywire.client.sockets import BrokerAddress, FramedSocket, Sockets, more_follows
 from polywire.clock import Clock, SystemClock
 from polywire.errors import ErrorCode, Missing, PeerError, Unavailable
 from polywire.protocols.polywire import messages
@@ -40,10 +40,13 @@ _H = TypeVar("_H", bound=Head)
 
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
-    """The offsets of a partition that are synced to disk: first offset inclusive, next offset exclusive.
+    """The offsets of a partition that are synced to disk.
 
-    ``time_offsets`` has one offset for each requested time: that of the first record appended at or after it, or
-    ``next_offset`` if there is none.
+    Attributes:
+        first_offset: offset of the first record.
+        next_offset: offset after the last synced record.
+        time_offsets: for each requested time, the offset of the first record appended at or after it, or
+            ``next_offset`` if there is none.
     """
 
     topic: str
@@ -69,12 +72,14 @@ class TopicDetail:
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """Consecutive stored batches of one partition. Ignore rows outside ``[offset, offset_end)``.
+    """Consecutive stored batches of one partition.
 
-    If ``bodies`` is false, the chunk has only the headers of batches, and compacted batches as a whole.
-
-    ``data`` lies in a reused memory block. It stays valid as long as it is referenced, directly or by an object that
-    shares its memory.
+    Attributes:
+        data: the batches, in memory that is reused when nothing refers to it any more.
+        offset: start of the requested range; ignore earlier rows.
+        offset_end: end of the requested range; ignore later rows.
+        next_offset: offset after the last batch.
+        bodies: if false, ``data`` has only the headers of batches. Compacted batches are complete.
     """
 
     topic: str
@@ -88,7 +93,7 @@ class StoredChunk:
 
 @dataclass(frozen=True, slots=True)
 class AppendedRange:
-    """The offsets that the records of one batch got."""
+    """The offsets at which the records of one batch were stored."""
 
     partition: int
     base_offset: int
@@ -97,10 +102,11 @@ class AppendedRange:
 
 @dataclass(frozen=True, slots=True)
 class ProduceResult:
-    """The result of a produce.
+    """The result of a produce request.
 
-    If the broker chose partitions by key, ``partitions`` has the partition of each record, as u32. Otherwise it is
-    empty.
+    Attributes:
+        appended: offsets by batch and partition.
+        partitions: partition of each record, as u32, if the broker chose them by key; otherwise empty.
     """
 
     appended: tuple[AppendedRange, ...]
@@ -111,8 +117,9 @@ class ProduceResult:
 class PublishResult:
     """The result of a publish.
 
-    ``duplicate`` says whether this publish had already been made. If not, ``ranges`` has the records that became
-    visible, as (topic, partition, first offset, next offset).
+    Attributes:
+        duplicate: whether the same publish was made before.
+        ranges: records that became visible, as (topic, partition, first offset, next offset); empty for a duplicate.
     """
 
     duplicate: bool
@@ -120,10 +127,7 @@ class PublishResult:
 
 
 class _Progress:
-    """Progress of a read over a range of offsets.
-
-    It ensures that no record is returned twice, even after a lost connection.
-    """
+    """Progress of a read over a range of offsets, also over lost connections. No record is returned twice."""
 
     __slots__ = (
         "_asked_from",
@@ -167,7 +171,7 @@ class _Progress:
         return self.next_offset > self._asked_from
 
     def advance(self, data: memoryview, next_offset: int) -> StoredChunk | None:
-        """Record that a frame was read, and return its chunk, or None if the frame is empty."""
+        """Return the chunk in a frame; None if the frame has no batches."""
         first = self.next_offset
         # An empty frame may repeat the offset: at the end of a response, or if compaction removed all records.
         self.next_offset = beyond(first, next_offset, "offset") if len(data) else max(first, next_offset)
@@ -180,9 +184,9 @@ class _Progress:
 
 
 class BulkConnection:
-    """Sockets to one broker, one per call in flight. Create one with ``connect``. Calls may come from any thread.
+    """A pool of sockets to one broker; each call in flight uses one. Calls may come from any thread.
 
-    A socket is reused only if its last response was read completely.
+    Create one with ``connect``. A socket is reused only if its last response was read completely.
     """
 
     __slots__ = (
@@ -202,9 +206,9 @@ class BulkConnection:
         clock: Clock | None = None,
         tls: ssl.SSLContext | None = None,
         login: Login | None = None,
-        others: Sequence[Place] = (),
+        others: Sequence[BrokerAddress] = (),
     ) -> None:
-        """Create the object. It connects on the first call.
+        """Create the pool. The first call connects.
 
         Args:
             host: name or address of the broker.
@@ -216,7 +220,7 @@ class BulkConnection:
             login: the user of each connection; None connects without a login.
             others: brokers to use if this one does not respond.
         """
-        self._sockets: Final = Sockets([Place(host, port, tls), *others], timeout_s=timeout_s, login=login)
+        self._sockets: Final = Sockets([BrokerAddress(host, port, tls), *others], timeout_s=timeout_s, login=login)
         self._clock: Final[Clock] = clock or SystemClock()
         self._arena: Final = Arena()
         self.reconnect_s = reconnect_s
@@ -401,9 +405,9 @@ class BulkConnection:
             for batch in batches:
                 waiting.append(wire.send(Verb.PRODUCE, head, [batch]))
                 if len(waiting) >= window:
-                    record_count += self._settle(wire, waiting)
+                    record_count += self._read_record_count(wire, waiting)
             while waiting:
-                record_count += self._settle(wire, waiting)
+                record_count += self._read_record_count(wire, waiting)
         return record_count
 
     def stage(
@@ -444,13 +448,13 @@ class BulkConnection:
         """Commit a group's next offset to read, so that the broker can show its lag. Membership is not checked."""
         self._read(Verb.COMMIT, messages.Commit(topic, partition, 1, group, offset), Head)
 
-    def _settle(self, wire: FramedSocket, waiting: list[int]) -> int:
+    def _read_record_count(self, wire: FramedSocket, waiting: list[int]) -> int:
         prefix, head = wire.receive(waiting.pop(0))
         wire.receive_payload(prefix)
         return sum(a.record_count for a in _decode(head, messages.Produced).appended)
 
     def _chunks(self, at: _Progress, *, incarnation: int, epoch: int, wait_ms: int) -> Iterator[StoredChunk]:
-        """Send one FETCH for the part that was not read yet, and yield the chunks of its response."""
+        """Send one FETCH for the rest of the range, and yield the chunks of its response."""
         with self._lease() as wire:
             correlation = wire.send(Verb.FETCH, at.request(incarnation, epoch, wait_ms))
             while not at.complete:
@@ -470,7 +474,7 @@ class BulkConnection:
 
     @property
     def arena(self) -> Arena:
-        """The memory that chunks are allocated in. Callers may allocate derived chunks in it."""
+        """The memory in which chunks are allocated. Callers may also allocate memory in it."""
         return self._arena
 
     @staticmethod
@@ -480,7 +484,7 @@ class BulkConnection:
         raise error
 
     def _read(self, verb: Verb, head: Head, answer: type[_H]) -> _H:
-        """Make a call, and repeat it if the connection is lost. The call must be safe to repeat."""
+        """Send a request that is safe to repeat. Repeat it if the connection is lost."""
         retries = self.retries()
         while True:
             try:
@@ -489,7 +493,7 @@ class BulkConnection:
                 self._retry_or_raise(retries, error)
 
     def _write(self, verb: Verb, head: Head, answer: type[_H], payload: Sequence[Buffer] = ()) -> tuple[_H, bytes]:
-        """Make a call once, because it may not be safe to repeat it."""
+        """Send a request that must not be repeated."""
         with self._lease() as wire:
             prefix, received = wire.receive(wire.send(verb, head, payload))
             return _decode(received, answer), bytes(wire.receive_payload(prefix))
@@ -507,7 +511,7 @@ class BulkConnection:
         return self._sockets.take()
 
     def give(self, wire: FramedSocket) -> None:
-        """Return a socket that was taken. It is reused if every response was read, and closed otherwise."""
+        """Return a socket after ``take``. It is closed if a response was not read."""
         self._sockets.give(wire)
 
 
@@ -543,13 +547,15 @@ def connect(
         connection = _connections.get(key)
         if connection is None:
             tls = client_context() if any(is_secured for _, _, is_secured in listeners) else None
-            place, *others = [Place(host, port, tls if is_secured else None) for host, port, is_secured in listeners]
+            first, *others = [
+                BrokerAddress(host, port, tls if is_secured else None) for host, port, is_secured in listeners
+            ]
             connection = BulkConnection(
-                place.host,
-                place.port,
+                first.host,
+                first.port,
                 timeout_s=timeout_s,
                 reconnect_s=reconnect_s,
-                tls=place.tls,
+                tls=first.tls,
                 login=login,
                 others=others,
             )
@@ -574,9 +580,9 @@ def _detail(answer: messages.TopicDescription) -> TopicDetail:
 
 
 def _fitting(batches: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """Yield the batches in order, in groups that fit one frame.
+    """Yield the batches in order, as many at a time as fit one frame.
 
-    A batch that is too large for a frame is sent alone. The broker rejects it.
+    A batch that is too large for a frame is yielded alone, so that the broker rejects it.
     """
     group: list[Buffer] = []
     size = 0

@@ -9,7 +9,7 @@ from typing import Final
 
 from polywire.client.address import SCHEME_SUFFIX, Login, client_context, split_address, split_brokers, split_login
 from polywire.client.base import WireClient
-from polywire.client.failures import no_broker_answers
+from polywire.client.failures import no_broker_responds
 from polywire.client.polywire import PolywireClient
 from polywire.errors import ErrorCode, Invalid, Unavailable
 
@@ -54,7 +54,7 @@ async def connect(url: str) -> WireClient:
             return await _connect(scheme or DEFAULT_SCHEME, address)
         except Unavailable as error:
             reasons.append(error.message)
-    raise no_broker_answers(reasons)
+    raise no_broker_responds(reasons)
 
 
 async def _connect(scheme: str, address: str) -> WireClient:

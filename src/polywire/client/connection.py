@@ -1,4 +1,4 @@
-"""The base of all asynchronous connections. It handles closing.
+"""The base of all asynchronous connections.
 
 Replies arrive in the order of the calls, and each call gets its reply. A lost connection is never reopened. Each
 pending call then fails with its own copy of the error.
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, ParamSpec, Self, TypeVar
 
 from polywire.client.address import secured
-from polywire.client.failures import cannot_connect, hung_up, makes_no_sense, silent
+from polywire.client.failures import cannot_connect, connection_closed, invalid_reply, no_reply
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.types import spell_address
 
@@ -31,21 +31,22 @@ Opened = TypeVar("Opened", bound=asyncio.BaseProtocol)
 
 
 class Connection(asyncio.Protocol, ABC):
-    """One connection to a broker. After it is lost, nothing is sent and no call waits."""
+    """One connection to a broker.
 
-    HANGING_UP: ClassVar[str] = ""
-    """The cause to report if the broker closes the connection, for protocols in which that is a way to reject a
-    request.
+    After it is lost, every call fails immediately.
     """
-    MAY_WANT: ClassVar[str] = ""
-    """A question to add to the error if the broker closes the connection before its first reply."""
+
+    CLOSE_REASON: ClassVar[str] = ""
+    """Why brokers close connections over this protocol, for error messages; empty if there is no single reason."""
+    CLOSE_ADVICE: ClassVar[str] = ""
+    """Advice to add to the error if the broker closes the connection before its first reply."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop: Final = loop
         self._transport: asyncio.Transport | None = None
         self._address = ""
         self._lost: BrokerError | None = None
-        self._is_answered = False
+        self._has_reply = False
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -62,13 +63,13 @@ class Connection(asyncio.Protocol, ABC):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all pending calls. Called by asyncio."""
-        if self._is_answered or self.HANGING_UP:
-            cause = exc or self.HANGING_UP or "closed"
-            advice = "" if self._is_answered else " (check that the port belongs to this protocol)"
+        if self._has_reply or self.CLOSE_REASON:
+            cause = exc or self.CLOSE_REASON or "closed"
+            advice = "" if self._has_reply else " (check that the port belongs to this protocol)"
             reason = f"connection lost{advice} reason={cause} address={self._address}"
             self.fail(Unavailable(ErrorCode.UNREACHABLE, reason))
         else:
-            self.fail(hung_up(self._address, self.MAY_WANT))
+            self.fail(connection_closed(self._address, self.CLOSE_ADVICE))
 
     def pause_writing(self) -> None:
         """Make further requests wait. Called by asyncio if the send buffer is full."""
@@ -92,12 +93,12 @@ class Connection(asyncio.Protocol, ABC):
 
     @staticmethod
     def _look_for_tls(received: bytearray) -> None:
-        """Raise Invalid if the reply begins with a TLS alert. No protocol's first reply begins with these bytes."""
+        """Raise Invalid if the first reply is a TLS alert. No protocol's first reply begins with the same bytes."""
         if received.startswith(TLS_ALERT):
             raise Invalid(ErrorCode.INVALID_REQUEST, "the port uses TLS (add +tls to the scheme)")
 
     def _opened(self) -> asyncio.Transport:
-        """Return the transport. If the connection is lost, raise its error."""
+        """Return the transport, or raise the error of the lost connection."""
         if self._lost is None and self._transport is not None and self._transport.is_closing():
             self.connection_lost(None)  # asyncio calls it in a later pass, and logs a warning for each write until then
         if self._lost is not None:
@@ -117,27 +118,27 @@ class PipelinedConnection(Connection, Generic[_Reply]):
     """A connection whose replies have no request id. Calls receive their replies in the order of the requests.
 
     Subclasses define where a reply ends and how it is decoded. The connection fails if the first reply does not arrive
-    in time, unless ``_is_patient`` is set. ``_unsent`` is the size of the send buffer at the last check.
+    in time.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self._received = bytearray()
-        self._unsent = 0
+        self._unsent = 0  # size of the send buffer at the last check
         self._first_reply: asyncio.TimerHandle | None = None
-        self._is_patient = False
+        self._is_patient = False  # whether the first reply may take any time
         self._calls: deque[_Call[_Reply]] = deque()
 
     @abstractmethod
     def _end_of(self, data: bytearray, at: int) -> int:
-        """Return the end of the reply that begins at ``at``, or 0 if too little was received to know it.
+        """Return the end of the reply that begins at ``at``; 0 if more bytes are needed to know it.
 
         The end may be beyond the received data. Raises PeerError.
         """
 
     @abstractmethod
     def _reply(self, data: bytearray, at: int, end: int) -> _Reply:
-        """Decode the reply at this position. Raises PeerError."""
+        """Decode the reply ``data[at:end]``. Raises PeerError."""
 
     def _take_waiting(self) -> Iterable[asyncio.Future[Any]]:
         self.expect_late_replies()
@@ -149,7 +150,7 @@ class PipelinedConnection(Connection, Generic[_Reply]):
         self._received += data
         at = 0
         try:
-            if not self._is_answered:
+            if not self._has_reply:
                 self._look_for_tls(self._received)
             while at < len(self._received):
                 if not self._calls:
@@ -158,12 +159,12 @@ class PipelinedConnection(Connection, Generic[_Reply]):
                 if end == 0 or end > len(self._received):
                     break
                 self._deliver(self._reply(self._received, at, end))
-                self._is_answered = True
+                self._has_reply = True
                 if not self._is_patient:
                     self.expect_late_replies()
                 at = end
         except PeerError as error:
-            self.fail(makes_no_sense(error, self._address, is_answered=self._is_answered))
+            self.fail(invalid_reply(error, self._address, is_later=self._has_reply))
             return
         except BrokerError as error:
             self.fail(error)
@@ -171,20 +172,20 @@ class PipelinedConnection(Connection, Generic[_Reply]):
         del self._received[:at]
 
     def expect_late_replies(self) -> None:
-        """Disable the time limit for the first reply, for a request that the broker may answer much later."""
+        """Disable the time limit for the first reply, because the broker may respond to a request much later."""
         if self._first_reply is not None:
             self._first_reply.cancel()
             self._first_reply = None
         self._is_patient = True
 
     def _wait_for_first_reply(self, transport: asyncio.Transport) -> None:
-        """Fail the connection if no reply has arrived, unless the peer is still receiving the request.
+        """Fail the connection if no reply has arrived.
 
-        In that case, check again after ``FIRST_REPLY_S``.
+        If the broker is still receiving the request, check again later.
         """
         unsent = transport.get_write_buffer_size()
         if self._first_reply is not None and not 0 < unsent < self._unsent:
-            self.fail(silent(self._address))
+            self.fail(no_reply(self._address))
             return
         self._unsent = unsent
         self._first_reply = self._loop.call_later(FIRST_REPLY_S, self._wait_for_first_reply, transport)
@@ -213,7 +214,7 @@ class PipelinedConnection(Connection, Generic[_Reply]):
 
 
 class FramedConnection(PipelinedConnection[bytes]):
-    """A connection whose frames have a four-byte, big-endian length and a body. A reply is a body."""
+    """A connection whose requests and replies are frames: a length of four bytes, big-endian, and a body."""
 
     BODY_BYTES_MIN: ClassVar[int] = 0
     BODY_BYTES_MAX: ClassVar[int]
@@ -249,7 +250,7 @@ class Scope(ABC):
 
 
 def understood(read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Decode a reply. Raises Unavailable if it is invalid."""
+    """Decode a reply with ``read``. Raises Unavailable if the reply is invalid."""
     try:
         return read(*args, **kwargs)
     except PeerError as error:
@@ -259,7 +260,7 @@ def understood(read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _
 
 
 def _copy(error: BrokerError) -> BrokerError:
-    """Return a copy of an error. If several calls raised the same object, it would collect all their tracebacks."""
+    """Return a copy of an error. If several callers raised the same object, it would collect all their tracebacks."""
     return type(error)(error.code, error.message)
 
 
@@ -271,7 +272,7 @@ async def open_connection(
     timeout_s: float,
     tls: ssl.SSLContext | None,
 ) -> Opened:
-    """Connect, and return the protocol object that ``make`` creates. Raises Unavailable(UNREACHABLE)."""
+    """Connect, and return the connection that ``make`` creates. Raises Unavailable(UNREACHABLE)."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):

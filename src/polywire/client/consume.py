@@ -95,10 +95,7 @@ async def consume(
 
 
 class _Consumer:
-    """The state of one ``consume`` call. ``_reached`` does not cover records that were fetched but not returned.
-
-    Each partition has at most one fetch at a time.
-    """
+    """The state of one ``consume`` call. Each partition has at most one fetch at a time."""
 
     def __init__(self, client: WireClient, topic: str, group: str | None, member: str, start: Start) -> None:
         self._client: Final = client
@@ -110,8 +107,8 @@ class _Consumer:
         self._wait_ms: Final = WAIT_MS if Ability.LONG_POLL in client.abilities else 0
         self._generation = -1
         self._fetches: dict[int, asyncio.Task[list[Record]]] = {}
-        self._reached: dict[int, int] = {}
-        self._stored: dict[int, int] = {}
+        self._reached: dict[int, int] = {}  # offset after the last returned record, by partition
+        self._stored: dict[int, int] = {}  # last committed offsets
         self._heard_at = self._stored_at = time.monotonic()
 
     async def begin(self) -> None:
@@ -123,7 +120,7 @@ class _Consumer:
     async def next_records(self) -> list[Delivered]:
         """Return records of the partitions that respond first.
 
-        The result may be empty, so that the caller can send heartbeats in time.
+        The result is empty if none responds in time, so that the caller can send heartbeats.
         """
         for partition in self._reached:
             if partition not in self._fetches:
@@ -187,7 +184,7 @@ class _Consumer:
         await self._take(membership.partitions)
 
     async def _take(self, partitions: range | tuple[int, ...]) -> None:
-        """Fetch these partitions and no others. Begin at the committed offsets."""
+        """Read exactly these partitions, from the committed offsets on."""
         reached = {}
         for partition in partitions:
             position = None

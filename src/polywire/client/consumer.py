@@ -1,12 +1,13 @@
 """``Consumer``: reads topics, alone or as a member of a group.
 
 A consumer runs one session after another. A session begins with a connection and, in a group, with joining it. It
-fetches until the connection is lost or the group changes. The next session continues after the last delivered record.
+fetches until the connection is lost or the group changes. The next session continues after the last record that was
+returned to the application.
 
-* Records of a partition are delivered in order.
-* After a restart of the broker, delivery continues without gaps or duplicates.
+* Records of a partition are returned in order.
+* After a restart of the broker, reading continues without gaps or duplicates.
 * An offset is committed only when the application has finished the record: when it has requested the next one.
-* Prefetched data has a size limit.
+* Fetched records that were not returned yet have a size limit.
 """
 
 from __future__ import annotations
@@ -306,7 +307,10 @@ class Consumer:
     # Delivery to the application
 
     async def _next_chunk(self, timeout_s: float | None) -> bool:
-        """Make the next fetched records current. Return False after the timeout, or once the consumer is closed."""
+        """Wait for fetched records of a partition, and make them the current ones.
+
+        Returns False after the timeout, or once the consumer is closed.
+        """
         self._leave_chunk()
         if self._task is None:
             await self.start()
@@ -331,7 +335,7 @@ class Consumer:
         return part
 
     def _leave_chunk(self) -> None:
-        """Treat all records returned so far as finished, because the application has requested the next ones."""
+        """Mark all records returned so far as finished, because the application has requested the next ones."""
         self._mark()
         if self._part is not None:
             self._part.done = self._part.position
@@ -345,7 +349,7 @@ class Consumer:
         self._cursor.records, self._cursor.row = records, 0
 
     def _mark(self) -> None:
-        """Update the current partition's offsets. They follow from the number of records returned so far."""
+        """Update the offsets of the current partition from the number of records returned so far."""
         row, records = self._cursor.row, self._cursor.records
         if self._part is None or not row:
             return
@@ -368,7 +372,7 @@ class Consumer:
         return self._wire
 
     async def _run(self) -> None:
-        """Run one session after another. Raises the first error that a new session cannot fix."""
+        """Run one session after another. Raises an error that another session cannot fix."""
         try:
             while True:
                 await self._one_session(await self._link.wire())
@@ -380,7 +384,7 @@ class Consumer:
     async def _one_session(self, wire: WireClient) -> None:
         """Run a session. If it failed, pause before the next one.
 
-        Raises Unavailable if no session could start for ``reconnect_s``.
+        Raises Unavailable if all sessions have failed for ``reconnect_s``.
         """
         now = asyncio.get_running_loop().time()
         try:
@@ -390,7 +394,7 @@ class Consumer:
         except GONE:
             if self._in_session.is_set() or self._failing_since is None:
                 self._failing_since, self._pause_s = now, BACKOFF_MIN_S
-            elif self._link.is_mistaken or now > self._failing_since + self._link.reconnect_s:
+            elif self._link.is_wrong_port or now > self._failing_since + self._link.reconnect_s:
                 raise
             self._in_session.clear()
             await self._link.lost(wire)
@@ -404,7 +408,7 @@ class Consumer:
         self._over = asyncio.Event()
         await self._assign(wire)
         self._wire = wire
-        self._link.answered()
+        self._link.note_response()
         self._in_session.set()
         parts = list(self._assignment)
         slots = asyncio.Semaphore(FETCHES_MAX)
@@ -433,9 +437,9 @@ class Consumer:
         if self._part is not None and (self._part.topic, self._part.partition) not in chosen:
             self._drop_current()
         for topic, partition in sorted(chosen):
-            await self._place(wire, topic, partition)
+            await self._begin_partition(wire, topic, partition)
 
-    async def _place(self, wire: WireClient, topic: str, partition: int) -> None:
+    async def _begin_partition(self, wire: WireClient, topic: str, partition: int) -> None:
         stored = None
         if self._group is not None and Ability.POSITIONS in wire.abilities:
             stored = await wire.position(self._group, topic, partition)
@@ -452,7 +456,10 @@ class Consumer:
     async def _fetch(
         self, wire: WireClient, part: Part, slots: asyncio.Semaphore, *, bytes_max: int, wait_ms: int
     ) -> None:
-        """Fetch a partition until the session ends. At most one chunk is fetched before the application needs it."""
+        """Fetch a partition until the session ends.
+
+        Wait with the next fetch until the application has requested the last chunk.
+        """
         waits = Ability.LONG_POLL in wire.abilities
         while True:
             await part.consumed.wait()
@@ -505,7 +512,7 @@ class Consumer:
             raise _SessionOver from error
 
     async def _store(self, wire: WireClient, part: Part, offset: int) -> None:
-        """Commit an offset if it is not committed yet. Raises _SessionOver if the group has changed."""
+        """Commit an offset, unless it is committed already. Raises _SessionOver if the group has changed."""
         if offset == part.stored:
             return
         member, generation = "", -1
@@ -553,7 +560,7 @@ def _not_owned(lost: set[tuple[str, int]]) -> Conflict:
 
 @runtime_checkable
 class _CountsPartitions(Protocol):
-    """A client that can report the partition count of a topic, but neither its bounds nor a list of topics."""
+    """A client that reports only the partition count of a topic, but no bounds and no list of topics."""
 
     async def partition_count(self, topic: str) -> int: ...
 

@@ -49,11 +49,18 @@ MEMBER: Final = "polywire-copy"
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
-    """The fields that a protocol supports.
+class StoredFields:
+    """The parts of a record that a protocol stores.
 
-    ``headers`` and ``times`` are set if the protocol stores them without loss, ``plain_headers`` if it stores header
-    values only as bytes, ``times_ms`` if it stores times in milliseconds.
+    Attributes:
+        keys: whether it returns keys to consumers.
+        headers: whether it stores headers without loss.
+        plain_headers: whether it stores header values only as bytes.
+        ids: whether it stores record ids.
+        times: whether it stores times of origin without loss.
+        times_ms: whether it stores times of origin in milliseconds.
+        events: whether it stores the fields of events.
+        null_values: whether a value can be null.
     """
 
     keys: bool
@@ -67,7 +74,7 @@ class Carried:
 
     @classmethod
     def by(cls, client: WireClient) -> Self:
-        """Return the fields that the client's protocol supports."""
+        """Return what the client's protocol stores."""
         able, kafka = client.abilities, isinstance(client, KafkaClient)
         return cls(
             keys=Ability.KEYS_READ in able,
@@ -81,10 +88,10 @@ class Carried:
         )
 
 
-def carry(record: Record, target: Carried, lost: Counter[str]) -> Record:
-    """Return the record without the fields that the target does not support, and count these in ``lost``.
+def reduced(record: Record, target: StoredFields, lost: Counter[str]) -> Record:
+    """Return the record as the target can store it. Count the removed fields in ``lost``.
 
-    If the record has no time of origin, its append time is used. The key is always passed on, because it chooses the
+    A record without a time of origin gets its append time. The key is always passed on, because it chooses the
     partition even if the target does not store it.
     """
     if record.key is not None and not target.keys:
@@ -102,7 +109,7 @@ def carry(record: Record, target: Carried, lost: Counter[str]) -> Record:
     return Record(value, record.key, headers, id=id_, event=event, origin_time_us=time_us)
 
 
-def _headers(headers: tuple[Header, ...], target: Carried, lost: Counter[str]) -> tuple[Header, ...]:
+def _headers(headers: tuple[Header, ...], target: StoredFields, lost: Counter[str]) -> tuple[Header, ...]:
     if not headers or target.headers:
         return headers
     if not target.plain_headers:
@@ -112,7 +119,7 @@ def _headers(headers: tuple[Header, ...], target: Carried, lost: Counter[str]) -
     return headers
 
 
-def _time_us(record: Record, target: Carried, lost: Counter[str]) -> int | None:
+def _time_us(record: Record, target: StoredFields, lost: Counter[str]) -> int | None:
     time_us = record.origin_time_us if record.origin_time_us is not None else record.append_time_us or None
     if time_us is None or target.times:
         return time_us
@@ -136,15 +143,16 @@ class Run:
 class PartitionProgress:
     """Progress in one partition of the source.
 
-    ``location`` is the position to continue at, None before the first read. ``runs`` maps offsets of the source to the
-    target.
+    Attributes:
+        location: where reading continues; None before the first read.
+        runs: the copied records, ordered by their offset in the source.
     """
 
     location: int | None = None
     runs: list[Run] = field(default_factory=list)
 
     def note(self, source: int, target: int) -> None:
-        """Record that the offset ``source`` was copied to ``target``. Sources must be passed in ascending order."""
+        """Record that the offset ``source`` was copied to ``target``. ``source`` must be above all earlier ones."""
         last = self.runs[-1] if self.runs else None
         if last is not None and (source, target) == (last.source + last.count, last.target + last.count):
             last.count += 1
@@ -155,7 +163,7 @@ class PartitionProgress:
             del self.runs[1::2]
 
     def target_of(self, offset: int) -> int:
-        """Return the target offset of the first record copied from this source offset on, or the end."""
+        """Return the target offset of the first copied record at or after a source offset; if there is none, the end."""
         at = bisect_right(self.runs, offset, key=lambda run: run.source) - 1
         if at < 0:
             return self.runs[0].target if self.runs else 0
@@ -165,9 +173,10 @@ class PartitionProgress:
 
 @dataclass(slots=True)
 class CopyState:
-    """Progress of one copy.
+    """Progress of one copy, in a file.
 
-    ``ends`` has, for each partition of the target, the offset after the last record that is known to be stored there.
+    Attributes:
+        ends: for each partition of the target, the offset after the last record that is known to be stored.
     """
 
     source: str
@@ -179,9 +188,9 @@ class CopyState:
 
     @classmethod
     def load(cls, path: Path | None, source: str, target: str) -> Self:
-        """Load the state from the file. Return an empty state if ``path`` is None or the file does not exist.
+        """Load the state from a file. Return an empty state if ``path`` is None or the file does not exist.
 
-        Raises Invalid(INVALID_REQUEST) if the file is not a state file, or belongs to another copy.
+        Raises Invalid(INVALID_REQUEST) if the file has another format, or is the state of another copy.
         """
         fresh = cls(source, target, path=path)
         if path is None or not path.exists():
@@ -235,10 +244,14 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The range to copy: all partitions or one, and where to begin and end, by offset or time.
+    """The range to copy. None means no limit; a copy always ends with the last record that exists when it begins.
 
-    A limit that is None does not restrict the range. A copy always ends with the last record that existed when it
-    began.
+    Attributes:
+        partition: the only partition to copy.
+        begin: first offset.
+        begin_time_us: append time of the first record.
+        until: offset after the last record.
+        until_time_us: append time before which to end.
     """
 
     partition: int | None = None
@@ -252,8 +265,12 @@ class Span:
 class Outcome:
     """The result of a copy.
 
-    It counts records that were written, were found in the target already, or were skipped. ``lost`` counts removed
-    fields by name. ``remarks`` has other differences.
+    Attributes:
+        written: number of records that were written.
+        found: number of records that an earlier attempt had written.
+        skipped: number of records that the target rejected.
+        lost: number of removed fields, by name.
+        remarks: other differences between source and target, in order.
     """
 
     written: int = 0
@@ -304,7 +321,7 @@ class Copy:
         self.outcome: Final = Outcome()
 
     async def run(self) -> None:
-        """Copy to the end of the range.
+        """Copy all records of the range.
 
         Raises Unavailable if a broker is not reachable for ``patience_s``, Invalid for a record that the target does
         not support, Missing, and Denied.
@@ -321,7 +338,7 @@ class Copy:
             await asyncio.sleep(PAUSE_S)
 
     def moved(self) -> None:
-        """Report progress, and restart the time limit for retries."""
+        """Report progress with ``on_progress``, and restart the time limit for retries."""
         self._moved_at = time.monotonic()
         self._on_progress(self.outcome)
 
@@ -349,12 +366,14 @@ class Copy:
     async def commit_positions(self, groups: Sequence[str]) -> list[tuple[str, int, int, int]]:
         """Commit the groups' offsets at the target, after everything is copied.
 
-        Returns (group, partition, source offset, target offset) for each. Raises Invalid if a protocol has no offsets,
-        or if records changed their partition.
+        Returns (group, partition, source offset, target offset) for each. Raises Invalid if one of the protocols has no
+        offsets, or if the target stores records in other partitions.
         """
         moved: list[tuple[str, int, int, int]] = []
         async with connected(self.source.url) as source, connected(self.target.url) as target:
-            if not (uses_offsets(source) and uses_offsets(target) and await _keeps(source, target, self)):
+            if not (
+                uses_offsets(source) and uses_offsets(target) and await _preserves_partitions(source, target, self)
+            ):
                 raise Invalid(ErrorCode.INVALID_REQUEST, "committed offsets cannot be translated between these topics")
             for group in groups:
                 for number, position in (await self._positions(source, group, sorted(self.state.partitions))).items():
@@ -378,8 +397,8 @@ async def _commit(target: WireClient, group: str, topic: str, partition: int, of
         await target.commit(group, topic, partition, offset)
 
 
-async def _keeps(source: WireClient, target: WireClient, copy: Copy) -> bool:
-    """Return whether the target stores each record in the partition with the same number as in the source."""
+async def _preserves_partitions(source: WireClient, target: WireClient, copy: Copy) -> bool:
+    """Return whether each record is stored in the partition with the same number as in the source."""
     if Ability.CHOOSE_PARTITION not in target.abilities:
         return False
     from_count = await reader_of(source, copy.source.topic).partition_count()
@@ -388,7 +407,13 @@ async def _keeps(source: WireClient, target: WireClient, copy: Copy) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A record that is already in the target: its partition and offset, and the offset after it."""
+    """A record that is already in the target.
+
+    Attributes:
+        partition: its partition.
+        offset: its offset.
+        behind: the offset of the record after it.
+    """
 
     partition: int
     offset: int
@@ -396,7 +421,7 @@ class _Found:
 
 
 class _Session:
-    """A copy over one pair of connections. After a lost connection, the copy continues in a new session."""
+    """The part of a copy over one pair of connections. After a lost connection, a new session continues the copy."""
 
     def __init__(self, copy: Copy, source: WireClient, target: WireClient) -> None:
         self._copy: Final = copy
@@ -405,12 +430,13 @@ class _Session:
         self._target: Final = target
         self._from: Final = reader_of(source, copy.source.topic)
         self._to: Final = reader_of(target, copy.target.topic)
-        self._carried: Final = Carried.by(target)
+        self._target_fields: Final = StoredFields.by(target)
+        # records of earlier attempts by partition and digest
         self._there: defaultdict[tuple[int, bytes], deque[_Found]] = defaultdict(deque)
         self._there_ends: dict[int, int] = {}
-        self._doubtful = 0
-        self._looked_at = self._look_at_most = 0
-        self._keeps = self._notes = False
+        self._doubtful = 0  # number of records in ``_there``
+        self._searched = self._searched_max = 0
+        self._preserves_partitions = self._notes = False
 
     async def copy(self) -> None:
         count = await _partition_count(self._source, self._copy.source, "source")
@@ -426,7 +452,7 @@ class _Session:
             self._state.save()
 
     async def _prepare_target(self, count: int) -> None:
-        """Create the topic if it is missing, and read the records that an earlier session may have written."""
+        """Create the topic if it is missing, and find the records that an earlier session may have written."""
         remarks = self._copy.outcome.remarks
         try:
             there = await self._to.partition_count()
@@ -436,10 +462,10 @@ class _Session:
             with suppress(Conflict):  # another client created it, or a broker crashed after it did
                 await self._target.create_topic(self._copy.target.topic, count)
             there = await self._to.partition_count()
-        self._keeps = Ability.CHOOSE_PARTITION in self._target.abilities and there >= count
-        if not self._keeps:
+        self._preserves_partitions = Ability.CHOOSE_PARTITION in self._target.abilities and there >= count
+        if not self._preserves_partitions:
             remarks["the target chooses partitions by key"] = None
-        self._notes = self._keeps and uses_offsets(self._source) and uses_offsets(self._target)
+        self._notes = self._preserves_partitions and uses_offsets(self._source) and uses_offsets(self._target)
         if Ability.KEYS_READ not in self._source.abilities:
             remarks["the source protocol does not expose keys, so keys are not copied"] = None
         if not self._state.ends:
@@ -448,9 +474,12 @@ class _Session:
         await self._look_back()
 
     async def _look_back(self) -> None:
-        """Read the target after the last known offset, to find records that were written without an acknowledgement."""
+        """Read the target after the last known offset.
+
+        Records there may be from an attempt that got no acknowledgement.
+        """
         self._there.clear()
-        self._doubtful = self._looked_at = 0
+        self._doubtful = self._searched = 0
         for number, end in sorted(self._state.ends.items()):
             location, following = -1, end
             while location < following:
@@ -458,16 +487,16 @@ class _Session:
                 behind = [record.offset for record in records[1:]] + [following]
                 for record, after in zip(records, behind, strict=False):
                     found = _Found(number, record.offset, after)
-                    self._there[number if self._keeps else -1, _digest(record)].append(found)
+                    self._there[number if self._preserves_partitions else -1, _digest(record)].append(found)
                 self._doubtful += len(records)
                 if self._doubtful > DOUBTFUL_MAX:
                     facts = f"topic={self._copy.target.topic!r} partition={number}"
                     raise Conflict(ErrorCode.TOPIC_REPLACED, f"another producer writes to the target {facts}")
             self._there_ends[number] = following
-        self._look_at_most = max(RECORDS_AT_ONCE, self._doubtful)
+        self._searched_max = max(RECORDS_AT_ONCE, self._doubtful)
 
     def _look_no_more(self) -> None:
-        """Stop looking for written records in the target. The records not found were written by another producer."""
+        """Stop searching for records of an earlier attempt. Those that are left were written by another producer."""
         if self._doubtful > 0:
             self._copy.outcome.remarks[f"another producer writes to the target records={self._doubtful}"] = None
         self._doubtful = 0
@@ -475,7 +504,7 @@ class _Session:
         self._state.ends |= self._there_ends
 
     async def _stop(self, number: int) -> int:
-        """Return the offset at which to stop in a partition. Later calls return the same offset."""
+        """Return the offset at which the copy of a partition ends. It does not change during a copy."""
         if number not in self._copy.stops:
             span, end = self._copy.span, await self._from.end(number)
             if span.until_time_us is not None:
@@ -512,7 +541,7 @@ class _Session:
             while at < len(chosen):
                 end = _part_end(chosen, at)
                 await self._write(number, progress, chosen[at:end])
-                if self._doubtful and self._looked_at >= self._look_at_most:
+                if self._doubtful and self._searched >= self._searched_max:
                     self._look_no_more()
                 self._pass(progress, chosen[end].offset if end < len(chosen) else following)
                 at = end
@@ -530,14 +559,14 @@ class _Session:
         If the target rejects the batch, write the records one at a time.
         """
         lost: Counter[str] = Counter()
-        carried = [carry(record, self._carried, lost) for record in records]
+        prepared_records = [reduced(record, self._target_fields, lost) for record in records]
         try:
-            await self._append(number, progress, records, carried)
+            await self._append(number, progress, records, prepared_records)
         except Invalid as error:
             if error.code not in _OF_RECORDS:
                 raise
             await self._look_back()  # some of them may have been stored
-            for record, prepared in zip(records, carried, strict=True):
+            for record, prepared in zip(records, prepared_records, strict=True):
                 try:
                     await self._append(number, progress, [record], [prepared])
                 except Invalid as refused:
@@ -553,19 +582,19 @@ class _Session:
         self._copy.outcome.skipped += 1
 
     async def _append(
-        self, number: int, progress: PartitionProgress, records: Sequence[Record], carried: Sequence[Record]
+        self, number: int, progress: PartitionProgress, records: Sequence[Record], prepared_records: Sequence[Record]
     ) -> None:
-        """Write the records that are not in the target yet, and note the target offset of each.
+        """Write the records that an earlier attempt has not written, and note the target offset of each record.
 
         Raises the errors of ``produce``.
         """
-        found = self._find(number, carried)
+        found = self._find(number, prepared_records)
         missing = [row for row, copied in enumerate(found) if copied is None]
         offsets = [-1 if copied is None else copied.offset for copied in found]
         ends: dict[int, int] = {copied.partition: copied.behind for copied in found if copied is not None}
         if missing:
-            sent = [carried[row] for row in missing]
-            chosen = number if self._keeps else None
+            sent = [prepared_records[row] for row in missing]
+            chosen = number if self._preserves_partitions else None
             for row, at in zip(
                 missing, await self._target.produce(self._copy.target.topic, sent, partition=chosen), strict=True
             ):
@@ -581,22 +610,25 @@ class _Session:
             if self._notes and offset >= 0:
                 progress.note(record.offset, offset)
 
-    def _find(self, number: int, carried: Sequence[Record]) -> list[_Found | None]:
-        """Return where each record is in the target, or None for a record that is not there."""
+    def _find(self, number: int, prepared_records: Sequence[Record]) -> list[_Found | None]:
+        """Return, for each record, the copy that an earlier attempt has written, or None."""
         found: list[_Found | None] = []
-        for record in carried:
-            known = self._there.get((number if self._keeps else -1, _digest(record))) if self._doubtful else None
+        for record in prepared_records:
+            known = (
+                self._there.get((number if self._preserves_partitions else -1, _digest(record)))
+                if self._doubtful
+                else None
+            )
             found.append(known.popleft() if known else None)
             self._doubtful -= found[-1] is not None
-        self._looked_at += len(carried)
+        self._searched += len(prepared_records)
         return found
 
 
 async def _partition_count(client: WireClient, end: End, role: str) -> int:
-    """Return the number of partitions of the topic at one end.
+    """Return the number of partitions of a topic. ``role`` is ``source`` or ``target``.
 
-    Raises Missing(TOPIC_MISSING). Its message has the role of the end (source or target), the topic, and the existing
-    topics.
+    Raises Missing(TOPIC_MISSING) with a message that lists the existing topics.
     """
     try:
         return await reader_of(client, end.topic).partition_count()
@@ -607,9 +639,9 @@ async def _partition_count(client: WireClient, end: End, role: str) -> int:
 
 
 def _part_end(records: Sequence[Record], at: int) -> int:
-    """Return the end of the next write, as an index.
+    """Return the index after the last record of the next write.
 
-    Records in the same Kafka 0.7 wrapper message have one offset and stay together.
+    Records in the same Kafka 0.7 wrapper message have the same offset and are written together.
     """
     end = min(at + RECORDS_AT_ONCE, len(records))
     while end < len(records) and records[end].offset == records[end - 1].offset:

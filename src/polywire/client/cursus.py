@@ -103,7 +103,7 @@ class _Acknowledgement(msgspec.Struct):
     error: str = ""
 
 
-def nonsense(what: str) -> Unavailable:
+def invalid_response(what: str) -> Unavailable:
     """Return the error for a response that cannot be decoded."""
     return Unavailable(ErrorCode.UNREACHABLE, f"invalid response: {what}")
 
@@ -125,7 +125,7 @@ def fields(body: bytes) -> dict[str, str]:
     if text.startswith("ERROR:"):
         raise error_of(text)
     if not text.startswith("OK"):
-        raise nonsense(text[:80])
+        raise invalid_response(text[:80])
     return dict(_PRESENT.findall(text))
 
 
@@ -134,7 +134,7 @@ def number(reply: Mapping[str, str], key: str) -> int:
     try:
         return int(reply[key])
     except (KeyError, ValueError):
-        raise nonsense(f"no number {key}") from None
+        raise invalid_response(f"no number {key}") from None
 
 
 def numbers(reply: Mapping[str, str], key: str) -> tuple[int, ...]:
@@ -142,7 +142,7 @@ def numbers(reply: Mapping[str, str], key: str) -> tuple[int, ...]:
     try:
         return tuple(map(int, reply[key].strip("[]").replace(",", " ").split()))
     except (KeyError, ValueError):
-        raise nonsense(f"no list {key}") from None
+        raise invalid_response(f"no list {key}") from None
 
 
 def last_offset(body: bytes) -> int:
@@ -152,7 +152,7 @@ def last_offset(body: bytes) -> int:
     try:
         acknowledgement = msgspec.json.decode(body, type=_Acknowledgement)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise nonsense(decoded(body[:80])) from None
+        raise invalid_response(decoded(body[:80])) from None
     if acknowledgement.status == "OK":
         return acknowledgement.last_offset
     if "stale_producer_epoch" in acknowledgement.error:
@@ -201,7 +201,7 @@ def decode_batch(body: bytes) -> list[Record]:
     head = array("q", bytes(8 * decoder.HEAD_WORDS))
     spans, details = array("q", bytes(32 * room)), array("q", bytes(8 * decoder.DETAIL_WORDS * room))
     if body[:2] != b"\xba\x7c" or decoder.scan(body, decoder.MODERN, head, spans, details) != 0:
-        raise nonsense("not a batch")
+        raise invalid_response("not a batch")
     return [_record(body, spans, details, row) for row in range(head[decoder.COUNT])]
 
 
@@ -226,13 +226,13 @@ def _record(body: bytes, spans: array[int], details: array[int], row: int) -> Re
 
 
 class Groups:
-    """The group members of one client. ``_ids`` has the broker's id of every member that has joined and not left."""
+    """The group members of one client."""
 
     __slots__ = ("_ask", "_ids")
 
     def __init__(self, ask: Ask) -> None:
         self._ask: Final = ask
-        self._ids: dict[tuple[str, str, str], str] = {}
+        self._ids: dict[tuple[str, str, str], str] = {}  # the broker's id of each member that has joined and not left
 
     async def join(self, group: str, topic: str, member: str) -> Membership:
         """Join, or join again as the same member."""
@@ -260,8 +260,10 @@ class Groups:
     ) -> None:
         """Commit an offset. Without a member, use the positional command, which does not check the generation."""
         if member:
-            place = f"partition={partition} offset={offset}"
-            fields(await self._ask(f"COMMIT_OFFSET {place} {self._member(group, topic, member, generation)}"))
+            partition_fields = f"partition={partition} offset={offset}"
+            fields(
+                await self._ask(f"COMMIT_OFFSET {partition_fields} {self._member(group, topic, member, generation)}")
+            )
         else:
             fields(await self._ask(f"COMMIT {topic} {group} {partition} {offset}"))
 
@@ -282,7 +284,7 @@ class _Connection(FramedConnection):
     BODY_BYTES_MAX = FRAME_BYTES_MAX
 
     async def ask_all(self, bodies: Sequence[bytes]) -> list[bytes]:
-        """Send several requests, and return the bodies of their replies. Raises Unavailable."""
+        """Send several requests at once, and return the bodies of their replies. Raises Unavailable."""
         return await self.exchange(b"".join(map(frame, bodies)), len(bodies))
 
     async def ask(self, body: bytes) -> bytes:
@@ -366,7 +368,10 @@ class CursusClient(Scope):
         return number(fields(await self._ask(f"METADATA topic={_topic(topic)}")), "partitions")
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Return the first and next offset of each partition. The protocol has no incarnation or epoch. Both are 0."""
+        """Return the first and next offset of each partition.
+
+        Incarnation and epoch are 0, because the protocol has neither.
+        """
         reply = fields(await self._ask(f"LIST_OFFSETS topic={_topic(topic)}"))
         found = []
         for entry in filter(None, reply.get("offsets", "").split(",")):
@@ -449,9 +454,11 @@ class CursusClient(Scope):
         if records_max < 1:
             return []
         most = min(records_max, 100_000)
-        place = f"CONSUME topic={_topic(topic)} partition={partition} offset={offset} member={MEMBER} batch={most}"
+        partition_fields = (
+            f"CONSUME topic={_topic(topic)} partition={partition} offset={offset} member={MEMBER} batch={most}"
+        )
         if wait_ms <= 0:
-            return from_offset(_records(await self._ask(place)), offset)
+            return from_offset(_records(await self._ask(partition_fields)), offset)
         end = asyncio.get_running_loop().time() + wait_ms / 1000
         connection = self._idle.pop() if self._idle else await _open(*self._address)
         connection.expect_late_replies()
@@ -459,7 +466,7 @@ class CursusClient(Scope):
         try:
             while True:
                 left_ms = int(1000 * (end - asyncio.get_running_loop().time()))
-                text = f"{place} wait_ms={max(0, min(left_ms, WAIT_MS_MAX))}"
+                text = f"{partition_fields} wait_ms={max(0, min(left_ms, WAIT_MS_MAX))}"
                 records = from_offset(_records(await connection.ask(enveloped("", text.encode()))), offset)
                 if records or left_ms <= WAIT_MS_MAX:
                     self._idle.append(connection)
@@ -514,7 +521,7 @@ def _records(reply: bytes) -> list[Record]:
 
 
 def _batches(records: Sequence[Record], rows: list[int]) -> list[list[int]]:
-    """Split rows into batches. Every broker accepts batches of this size."""
+    """Split rows into batches of a size that every broker accepts."""
     found: list[list[int]] = [[]]
     size = 0
     for row in rows:

@@ -1,8 +1,8 @@
-"""Errors that the clients of all protocols raise with the same messages.
+"""Errors with the same messages for the clients of all protocols.
 
 * A connection could not be opened. The class of the error shows whether a retry can help.
 * A protocol does not support a feature. The error is raised before anything is sent.
-* A paged response does not advance. Without this error, a loop over pages would never end.
+* A response does not advance beyond the previous one. Without this error, a loop over pages would never end.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from polywire.errors import BrokerError, Corrupt, ErrorCode, Invalid, PeerError,
 from polywire.records.columns import Record
 from polywire.types import spell_address
 
-HUNG_UP: Final = "the server closed the connection without replying: check the port, TLS on both ends,"
+CLOSED: Final = "the server closed the connection without replying: check the port, TLS on both ends,"
 
 POLYWIRE_PORT: Final = "that this is the polywire listener (by default port 9555, not Kafka's 9094),"
-"""An additional check for the message of ``hung_up``, for clients of the `polywire` protocol."""
+"""Advice for ``connection_closed`` over the `polywire` protocol."""
 
-SILENT: Final = "no response in time (check that the port belongs to this protocol)"
+NO_REPLY: Final = "no response in time (check that the port belongs to this protocol)"
 
 
-def hung_up(address: str, doubt: str = "") -> Unavailable:
+def connection_closed(address: str, check: str = "") -> Unavailable:
     """Return the error for a broker that closed the connection without a reply.
 
-    ``doubt`` names something else to check.
+    ``check`` is further advice.
     """
-    cause = " ".join(filter(None, (HUNG_UP, doubt, "and that the cluster has a leader")))
+    cause = " ".join(filter(None, (CLOSED, check, "and that the cluster has a leader")))
     return Unavailable(ErrorCode.UNREACHABLE, f"cannot connect: {cause} address={address}")
 
 
@@ -41,35 +41,33 @@ def not_polywire(opening: bytes, address: str) -> Invalid:
     )
 
 
-def is_hanging_up(error: BrokerError) -> bool:
-    """Return whether ``hung_up`` made this error."""
-    return HUNG_UP in error.message
+def is_connection_closed(error: BrokerError) -> bool:
+    """Return whether the error is from ``connection_closed``."""
+    return CLOSED in error.message
 
 
-def silent(address: str) -> Unavailable:
-    """Return the error for a server that accepts connections and does not respond.
+def no_reply(address: str) -> Unavailable:
+    """Return the error for a server that accepts the connection but does not reply.
 
-    The server may be waiting for more data because it speaks another protocol, or it may hang.
+    It may hang, or wait for more data because it speaks another protocol.
     """
-    return Unavailable(ErrorCode.UNREACHABLE, f"cannot connect: {SILENT} address={address}")
+    return Unavailable(ErrorCode.UNREACHABLE, f"cannot connect: {NO_REPLY} address={address}")
 
 
-def is_silent(error: BrokerError) -> bool:
-    """Return whether ``silent`` made this error."""
-    return SILENT in error.message
+def is_no_reply(error: BrokerError) -> bool:
+    """Return whether the error is from ``no_reply``."""
+    return NO_REPLY in error.message
 
 
-def no_broker_answers(reasons: list[str]) -> Unavailable:
-    """Return the error if none of several brokers could be reached. It has the reason for each."""
+def no_broker_responds(reasons: list[str]) -> Unavailable:
+    """Return the error if none of several brokers could be reached. ``reasons`` are their errors."""
     return Unavailable(ErrorCode.UNREACHABLE, f"no broker responds reasons={'; '.join(reasons)}")
 
 
-def makes_no_sense(error: PeerError, address: str, *, is_answered: bool) -> Unavailable:
-    """Return the error for an invalid reply. If it is the first one, the message asks whether the port is right."""
+def invalid_reply(error: PeerError, address: str, *, is_later: bool) -> Unavailable:
+    """Return the error for an invalid reply. If it is the first reply, the message suggests to check the port."""
     cause = (
-        error.message
-        if is_answered
-        else f"cannot connect: {error.message} (check that the port belongs to this protocol)"
+        error.message if is_later else f"cannot connect: {error.message} (check that the port belongs to this protocol)"
     )
     return Unavailable(ErrorCode.UNREACHABLE, f"{cause} address={address}")
 
@@ -79,7 +77,7 @@ def cannot_connect(error: Exception, host: str, port: int) -> BrokerError:
     kind: type[BrokerError]
     match error:
         case ConnectionResetError() | ConnectionAbortedError() | ssl.SSLEOFError():
-            return hung_up(spell_address(host, port))
+            return connection_closed(spell_address(host, port))
         case ssl.SSLError():
             kind, code, cause = Invalid, ErrorCode.INVALID_REQUEST, _cause(error)
         case _:
@@ -100,7 +98,7 @@ def _cause(error: Exception) -> str:
         case ssl.SSLError():
             return f"TLS failed ({error.reason or error})"
         case TimeoutError():
-            return SILENT
+            return NO_REPLY
         case _:
             return str(error) or type(error).__name__
 
@@ -116,7 +114,7 @@ def cannot_name(wire: str, name: str) -> Invalid:
 
 
 def bare_value(wire: str, record: Record, *, events: bool = False) -> bytes:
-    """Return the value of a record that has only a value and a key. With ``events``, it may also have an event.
+    """Return the value of a record that has only a value and a key, and with ``events`` also an event.
 
     Raises Invalid for any other record.
     """
@@ -133,9 +131,9 @@ Cursor = TypeVar("Cursor", int, str, tuple[str, str])
 
 
 def beyond(last: Cursor, found: Cursor, what: str) -> Cursor:
-    """Return ``found``, the cursor at which to continue.
+    """Return ``found``, the position at which a loop over pages continues.
 
-    Raises Corrupt(CORRUPT) unless it is above ``last``, because the loop would never end.
+    Raises Corrupt(CORRUPT) unless it is above the previous position ``last``, because the loop would never end.
     """
     if found <= last:
         raise Corrupt(
@@ -146,7 +144,7 @@ def beyond(last: Cursor, found: Cursor, what: str) -> Cursor:
 
 
 def from_offset(records: list[Record], offset: int) -> list[Record]:
-    """Return fetched records. Raises Corrupt(CORRUPT) if all of them are below the requested offset."""
+    """Return fetched records. Raises Corrupt(CORRUPT) if all of them are below ``offset``, the requested one."""
     if records:
         beyond(offset - 1, records[-1].offset, "offset")
     return records

@@ -43,7 +43,7 @@ FETCH_BYTES: Final = 1024 * 1024  # bytes per request
 # records per response; in practice bytes limit a response, so all decoded records are returned
 FETCH_RECORDS: Final = 1_000_000
 PIPELINE_RECORDS: Final = 1_000  # records of one ``produce`` in flight
-SETTLE_MAX: Final = 16  # ambiguous record boundaries that one ``fetch`` resolves; the next call continues
+RESOLVED_MAX: Final = 16  # ambiguous record boundaries that one ``fetch`` resolves; the next call continues
 OFFSET_MAX: Final = 2**63 - 1
 ABILITIES: Final = frozenset(
     {
@@ -116,10 +116,12 @@ def items(payload: bytes, name: bytes) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The records of a CONSUME reply that could be separated without doubt.
+    """The records of a CONSUME reply, up to the first ambiguous boundary between two records.
 
-    ``values`` are the values at consecutive offsets, beginning at ``first``. ``rest`` is the text from the first
-    ambiguous record on. It is empty if there is none.
+    Attributes:
+        first: offset of the first value.
+        values: values at consecutive offsets.
+        rest: text after the ambiguous boundary; empty if there is none.
     """
 
     first: int
@@ -134,7 +136,7 @@ class Batch:
 
 
 def split_consumed(payload: bytes, first: int) -> tuple[bytes, int]:
-    """Return the text of the records and the high watermark (``hw``) of a CONSUME payload. Raises PeerError."""
+    """Return the text of the records, and the high watermark (``hw``), of a CONSUME reply. Raises PeerError."""
     text, found, hw = payload.rpartition(b" hw=")
     shown = re.match(rb"(-?[0-9]{1,19})(?: |$)", hw)
     if not found or not text.startswith(b"messages=") or shown is None:
@@ -163,25 +165,25 @@ def read_records(text: bytes, hw: int) -> Batch:
     at, offset = 0, first
     whole = len(text) < CAPPED_BYTES_MIN
     while True:
-        places = borders.get(offset + 1, [])
+        positions = borders.get(offset + 1, [])
         start = at + len(str(offset)) + 1
-        last = not places
+        last = not positions
         if (
-            len(places) > 1
-            or (places and places[0] < start)
+            len(positions) > 1
+            or (positions and positions[0] < start)
             or (last and not whole and offset < hw and _BORDER.search(text, at))
         ):
             return Batch(first, values, text[at:], hw)
-        values.append(text[start:] if last else text[start : places[0]])
+        values.append(text[start:] if last else text[start : positions[0]])
         if last:
             return Batch(first, values, b"", hw)
-        at, offset = places[0] + 1, offset + 1
+        at, offset = positions[0] + 1, offset + 1
 
 
-def settle(text: bytes, following: bytes) -> bytes | None:
-    """Return the value of the first record of ``text``, or None if it is still ambiguous.
+def resolve_boundary(text: bytes, following: bytes) -> bytes | None:
+    """Return the value of the first record in ``text``; None if its end is still ambiguous.
 
-    ``following`` is the text of a reply that begins with the next record.
+    ``following`` is the text of another reply, which begins with the next record.
     """
     head, _, _ = text.partition(b":")
     border = b",%d:" % (int(head) + 1)
@@ -200,21 +202,23 @@ class _Connection(PipelinedConnection[Reply]):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self._asked = 0
-        self._answered = 0
-        self._looked = 0  # bytes at the beginning of the buffer that have been searched for a line ending
+        self._reply_count = 0
+        self._searched = 0  # bytes at the beginning of the buffer that have been searched for a line ending
 
     def _end_of(self, data: bytearray, at: int) -> int:
-        end = data.find(b"\n", at + self._looked) + 1
-        self._looked = 0 if end else len(data) - at
-        if self._looked > REPLY_BYTES_MAX:
+        end = data.find(b"\n", at + self._searched) + 1
+        self._searched = 0 if end else len(data) - at
+        if self._searched > REPLY_BYTES_MAX:
             raise PeerError(f"response is too long limit={REPLY_BYTES_MAX}", fatal=True)
         return end
 
     def _reply(self, data: bytearray, at: int, end: int) -> Reply:
         reply = parse_reply(bytes(memoryview(data)[at : end - 1]))
-        self._answered += 1
-        if reply.id != b"%d" % self._answered and reply.error is None:
-            raise PeerError(f"response to another request id={reply.id[:40]!r} expected={self._answered}", fatal=True)
+        self._reply_count += 1
+        if reply.id != b"%d" % self._reply_count and reply.error is None:
+            raise PeerError(
+                f"response to another request id={reply.id[:40]!r} expected={self._reply_count}", fatal=True
+            )
         return reply
 
     async def ask_all(self, requests: Sequence[bytes]) -> list[Reply]:
@@ -341,8 +345,10 @@ class FluxClient(Scope):
             for reply in await self._connection.ask_all(requests[start : start + PIPELINE_RECORDS]):
                 if reply.error is not None:
                     raise reply.error
-                place = reply.payload
-                produced.append(Produced(understood(number, place, b"partition"), understood(number, place, b"offset")))
+                payload = reply.payload
+                produced.append(
+                    Produced(understood(number, payload, b"partition"), understood(number, payload, b"offset"))
+                )
         return produced
 
     async def fetch(
@@ -354,13 +360,13 @@ class FluxClient(Scope):
         """
         text, hw = await self._consume(topic, partition, offset)
         records: list[Record] = []
-        for _ in range(SETTLE_MAX):
+        for _ in range(RESOLVED_MAX):
             batch = understood(read_records, text, hw)
             records += _records(batch)
             if not batch.rest or len(records) >= records_max:
                 break
             following, hw = await self._consume(topic, partition, batch.next + 1)
-            value = settle(batch.rest, following)
+            value = resolve_boundary(batch.rest, following)
             if value is None:
                 break
             records.append(Record(value, offset=batch.next))

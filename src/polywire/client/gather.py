@@ -1,6 +1,6 @@
 """Copy the rows of small stored batches into one set of Arrow buffers: the inner loops of ``client.arrow``.
 
-A *plan* selects rows. It is an i64 array with ``PLAN_WIDTH`` numbers for each run of rows:
+A *plan* selects rows of stored batches. It is an i64 array with ``PLAN_WIDTH`` numbers for each batch:
 
 * position of the batch, first row, end row, base offset, append time
 * position and size of each column as returned by ``records.batch.layout``
@@ -59,18 +59,18 @@ def binary_bytes(chunk: Buffer, plan: Buffer, offsets_column: int) -> int:
     column: cython.Py_ssize_t = _COLUMNS + 16 * offsets_column
     total: cython.Py_ssize_t = 0
     run: cython.Py_ssize_t = 0
-    place: cython.Py_ssize_t
+    position: cython.Py_ssize_t
     while run < runs.size:
-        place = load_i64(runs.p, run + column)
-        if place >= 0:
-            total += load_i32(source.p, place + 4 * load_i64(runs.p, run + _STOP))
-            total -= load_i32(source.p, place + 4 * load_i64(runs.p, run + _START))
+        position = load_i64(runs.p, run + column)
+        if position >= 0:
+            total += load_i32(source.p, position + 4 * load_i64(runs.p, run + _STOP))
+            total -= load_i32(source.p, position + 4 * load_i64(runs.p, run + _START))
         run += _WIDTH
     return int(total)
 
 
 def gather_offsets(chunk: Buffer, plan: Buffer, offsets_column: int, target: Buffer) -> None:
-    """Write the Arrow offsets of a column: i32, beginning with 0, one more than there are rows.
+    """Write the Arrow offsets of a binary column: an i32 for each row and one for the end, beginning with 0.
 
     If a batch does not have the column, its rows have length 0.
     """
@@ -81,7 +81,7 @@ def gather_offsets(chunk: Buffer, plan: Buffer, offsets_column: int, target: Buf
     run: cython.Py_ssize_t = 0
     row: cython.Py_ssize_t
     stop: cython.Py_ssize_t
-    place: cython.Py_ssize_t
+    position: cython.Py_ssize_t
     at: cython.Py_ssize_t = 4
     end: cython.Py_ssize_t = 0
     shift: cython.Py_ssize_t
@@ -89,41 +89,38 @@ def gather_offsets(chunk: Buffer, plan: Buffer, offsets_column: int, target: Buf
     while run < runs.size:
         row = load_i64(runs.p, run + _START)
         stop = load_i64(runs.p, run + _STOP)
-        place = load_i64(runs.p, run + column)
-        if place < 0:
+        position = load_i64(runs.p, run + column)
+        if position < 0:
             while row < stop:
                 store_u32(made.p, at, end)
                 at += 4
                 row += 1
         else:
-            shift = end - load_i32(source.p, place + 4 * row)
+            shift = end - load_i32(source.p, position + 4 * row)
             while row < stop:
                 row += 1
-                end = shift + load_i32(source.p, place + 4 * row)
+                end = shift + load_i32(source.p, position + 4 * row)
                 store_u32(made.p, at, end)
                 at += 4
         run += _WIDTH
 
 
 def gather_bytes(chunk: Buffer, plan: Buffer, offsets_column: int, target: Buffer) -> None:
-    """Write the bytes that belong to the offsets of ``gather_offsets``.
-
-    They are stored in the column after ``offsets_column``.
-    """
+    """Write the values of a binary column, which are in the stored column after ``offsets_column``."""
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
     made: Lent = lend_writable(target)
     column: cython.Py_ssize_t = _COLUMNS + 16 * offsets_column
     run: cython.Py_ssize_t = 0
-    place: cython.Py_ssize_t
+    position: cython.Py_ssize_t
     begin: cython.Py_ssize_t
     size: cython.Py_ssize_t
     at: cython.Py_ssize_t = 0
     while run < runs.size:
-        place = load_i64(runs.p, run + column)
-        if place >= 0:
-            begin = load_i32(source.p, place + 4 * load_i64(runs.p, run + _START))
-            size = load_i32(source.p, place + 4 * load_i64(runs.p, run + _STOP)) - begin
+        position = load_i64(runs.p, run + column)
+        if position >= 0:
+            begin = load_i32(source.p, position + 4 * load_i64(runs.p, run + _START))
+            size = load_i32(source.p, position + 4 * load_i64(runs.p, run + _STOP)) - begin
             move(made.p, at, source.p, load_i64(runs.p, run + column + 16) + begin, size)
             at += size
         run += _WIDTH
@@ -142,19 +139,19 @@ def gather_validity(chunk: Buffer, plan: Buffer, offsets_column: int, validity_c
     run: cython.Py_ssize_t = 0
     row: cython.Py_ssize_t
     stop: cython.Py_ssize_t
-    place: cython.Py_ssize_t
+    position: cython.Py_ssize_t
     at: cython.Py_ssize_t = 0
     nulls: cython.Py_ssize_t = 0
     while run < runs.size:
         row = load_i64(runs.p, run + _START)
         stop = load_i64(runs.p, run + _STOP)
-        place = load_i64(runs.p, run + bits)
+        position = load_i64(runs.p, run + bits)
         if load_i64(runs.p, run + present) < 0:
             nulls += stop - row
             at += stop - row
             row = stop
         while row < stop:
-            if place < 0 or (source.p[place + (row >> 3)] >> (row & 7)) & 1:
+            if position < 0 or (source.p[position + (row >> 3)] >> (row & 7)) & 1:
                 made.p[at >> 3] |= 1 << (at & 7)
             else:
                 nulls += 1
@@ -173,15 +170,15 @@ def gather_kinds(chunk: Buffer, plan: Buffer, kinds_column: int, target: Buffer)
     run: cython.Py_ssize_t = 0
     row: cython.Py_ssize_t
     stop: cython.Py_ssize_t
-    place: cython.Py_ssize_t
+    position: cython.Py_ssize_t
     at: cython.Py_ssize_t = 0
     nulls: cython.Py_ssize_t = 0
     while run < runs.size:
         row = load_i64(runs.p, run + _START)
         stop = load_i64(runs.p, run + _STOP)
-        place = load_i64(runs.p, run + column)
+        position = load_i64(runs.p, run + column)
         while row < stop:
-            if source.p[place + row]:
+            if source.p[position + row]:
                 made.p[at >> 3] |= 1 << (at & 7)
             else:
                 nulls += 1
@@ -219,28 +216,28 @@ def number_rows(chunk: Buffer, plan: Buffer, deltas_column: int, target: Buffer)
     run: cython.Py_ssize_t = 0
     row: cython.Py_ssize_t
     stop: cython.Py_ssize_t
-    place: cython.Py_ssize_t
+    position: cython.Py_ssize_t
     base: cython.longlong
     at: cython.Py_ssize_t = 0
     while run < runs.size:
         row = load_i64(runs.p, run + _START)
         stop = load_i64(runs.p, run + _STOP)
         base = load_i64(runs.p, run + _OFFSET)
-        place = load_i64(runs.p, run + column)
-        if place < 0:
+        position = load_i64(runs.p, run + column)
+        if position < 0:
             while row < stop:
                 store_i64(made.p, at, base + row)
                 at += 8
                 row += 1
         while row < stop:
-            store_i64(made.p, at, base + load_u32(source.p, place + 4 * row))
+            store_i64(made.p, at, base + load_u32(source.p, position + 4 * row))
             at += 8
             row += 1
         run += _WIDTH
 
 
 def time_rows(plan: Buffer, target: Buffer) -> None:
-    """Write the append time of each row, in microseconds, as i64."""
+    """Write the append time of each row as i64, in microseconds."""
     runs: Lent = lend(plan)
     made: Lent = lend_writable(target)
     run: cython.Py_ssize_t = 0
@@ -260,7 +257,7 @@ def time_rows(plan: Buffer, target: Buffer) -> None:
 
 
 def create_time_rows(chunk: Buffer, plan: Buffer, times_column: int, target: Buffer) -> None:
-    """Write the time of origin of each row as i64. If a row has none, write its append time.
+    """Write the time of origin of each row as i64. A row without one gets its append time.
 
     Times are in microseconds, rounded down to milliseconds.
     """
@@ -271,15 +268,15 @@ def create_time_rows(chunk: Buffer, plan: Buffer, times_column: int, target: Buf
     run: cython.Py_ssize_t = 0
     row: cython.Py_ssize_t
     stop: cython.Py_ssize_t
-    place: cython.Py_ssize_t
+    position: cython.Py_ssize_t
     time_us: cython.longlong
     at: cython.Py_ssize_t = 0
     while run < runs.size:
         row = load_i64(runs.p, run + _START)
         stop = load_i64(runs.p, run + _STOP)
-        place = load_i64(runs.p, run + column)
+        position = load_i64(runs.p, run + column)
         while row < stop:
-            time_us = load_i64(source.p, place + 8 * row) if place >= 0 else _NO_TIME
+            time_us = load_i64(source.p, position + 8 * row) if position >= 0 else _NO_TIME
             if time_us == _NO_TIME:
                 time_us = load_i64(runs.p, run + _TIME)
             store_i64(made.p, at, time_us - _over_ms(time_us))
@@ -296,7 +293,10 @@ def _over_ms(time_us: cython.longlong) -> cython.longlong:
 
 
 def inner_plan(chunk: Buffer, plan: Buffer, counts_column: int) -> bytearray:
-    """Return the plan for the elements of the lists (headers) in a plan's rows. Batches without lists are skipped."""
+    """Return a plan for the elements of lists (headers), given the plan for the lists.
+
+    Batches without lists are skipped.
+    """
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
     target = bytearray(runs.size)
@@ -304,13 +304,13 @@ def inner_plan(chunk: Buffer, plan: Buffer, counts_column: int) -> bytearray:
     column: cython.Py_ssize_t = _COLUMNS + 16 * counts_column
     run: cython.Py_ssize_t = 0
     at: cython.Py_ssize_t = 0
-    place: cython.Py_ssize_t
+    position: cython.Py_ssize_t
     while run < runs.size:
-        place = load_i64(runs.p, run + column)
-        if place >= 0:
+        position = load_i64(runs.p, run + column)
+        if position >= 0:
             move(made.p, at, runs.p, run, _WIDTH)
-            store_i64(made.p, at + _START, load_i32(source.p, place + 4 * load_i64(runs.p, run + _START)))
-            store_i64(made.p, at + _STOP, load_i32(source.p, place + 4 * load_i64(runs.p, run + _STOP)))
+            store_i64(made.p, at + _START, load_i32(source.p, position + 4 * load_i64(runs.p, run + _START)))
+            store_i64(made.p, at + _STOP, load_i32(source.p, position + 4 * load_i64(runs.p, run + _STOP)))
             at += _WIDTH
         run += _WIDTH
     return target[:at] if at < runs.size else target
@@ -320,11 +320,11 @@ def rebase_offsets(offsets: Buffer, start: int, row_count: int) -> bytearray:
     """Return the Arrow offsets (i32) of ``row_count`` rows from row ``start`` on, so that the first offset is 0."""
     source: Lent = lend(offsets)
     size: cython.Py_ssize_t = row_count
-    place: cython.Py_ssize_t = 4 * start
+    position: cython.Py_ssize_t = 4 * start
     target = bytearray(4 * size + 4)
     made: Lent = lend_writable(target)
-    base: cython.int = load_i32(source.p, place)
+    base: cython.int = load_i32(source.p, position)
     row: cython.Py_ssize_t
     for row in range(size + 1):
-        store_u32(made.p, 4 * row, load_i32(source.p, place + 4 * row) - base)
+        store_u32(made.p, 4 * row, load_i32(source.p, position + 4 * row) - base)
     return target

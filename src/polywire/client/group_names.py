@@ -24,7 +24,7 @@ async def group_names(client: WireClient, topic: str | None = None) -> Sequence[
 
 
 async def no_such_group(client: WireClient, group: str, topic: str | None = None) -> Missing:
-    """Return the error for a group that does not exist, on one topic or on any. It lists the existing groups."""
+    """Return the error for a group that does not exist. It lists the existing groups of the topic, or of all topics."""
     facts = "" if topic is None else f"topic={topic!r}"
     known = await group_names(client, topic)
     if known is None:

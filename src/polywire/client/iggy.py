@@ -105,7 +105,7 @@ def failure_of(status: int) -> BrokerError:
 def checked_as(
     failure: Callable[[int], BrokerError], make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
 ) -> _T:
-    """Call an encoder or decoder. If it raises PeerError, raise the error for its status number instead."""
+    """Call an encoder or decoder. If it raises a protocol error, raise ``failure`` of the error's number instead."""
     try:
         return make(*args, **kwargs)
     except Refused as error:
@@ -117,7 +117,7 @@ def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
 
 
 class BrokerConnection(Protocol):
-    """A connection in any dialect of the protocol."""
+    """A connection to an Iggy broker, in any dialect."""
 
     async def ask(self, code: Code, body: bytes = b"") -> bytes:
         """Send one request, and return the payload of its reply. Raises BrokerError."""
@@ -162,7 +162,7 @@ class IggyClient(Scope):
     __slots__ = ("_another", "_connection", "_members", "_partitions", "_round_robin")
 
     def __init__(self, connection: BrokerConnection, another: Callable[[], Awaitable[BrokerConnection]]) -> None:
-        """Use ``connection``, and call ``another`` to open further connections to the same broker."""
+        """``connection`` is used for requests. ``another`` opens further connections to the same broker."""
         self._connection: Final = connection
         self._another: Final = another
         self._members: dict[tuple[str, str, str], BrokerConnection] = {}
@@ -275,18 +275,20 @@ class IggyClient(Scope):
         ]
         sends = [self._connection.ask(Code.SEND, body) for body in bodies]
         await asyncio.gather(*sends)
-        places: list[Produced | None] = [None] * len(parts)
+        produced: list[Produced | None] = [None] * len(parts)
         for number in dict.fromkeys(chosen):
-            own = [index for index, other in enumerate(chosen) if other == number]
-            offsets = await self._find(topic, number, [(parts[index][0].id or b"", len(parts[index])) for index in own])
-            for index, offset in zip(own, offsets, strict=True):
-                places[index] = (
-                    await self._elsewhere(topic, number, parts[index]) if offset < 0 else Produced(number, offset)
+            indexes = [index for index, other in enumerate(chosen) if other == number]
+            offsets = await self._find(
+                topic, number, [(parts[index][0].id or b"", len(parts[index])) for index in indexes]
+            )
+            for index, offset in zip(indexes, offsets, strict=True):
+                produced[index] = (
+                    await self._find_in_others(topic, number, parts[index]) if offset < 0 else Produced(number, offset)
                 )
         return [
-            Produced(place.partition, place.offset + number)
-            for place, part in zip(places, parts, strict=True)
-            if place is not None
+            Produced(first.partition, first.offset + number)
+            for first, part in zip(produced, parts, strict=True)
+            if first is not None
             for number in range(len(part))
         ]
 
@@ -315,8 +317,9 @@ class IggyClient(Scope):
     async def _find(self, topic: str, partition: int, sent: Sequence[tuple[bytes, int]]) -> list[int]:
         """Return the offset of the first record of each request, or -1 if it is not found.
 
-        ``sent`` has the first record id and the number of records of each request, in the order this connection sent
-        them. The newest records are searched first, so one read per request is enough unless other clients also write.
+        ``sent`` has, for each request of this connection in order, the id of its first record and its number of
+        records. The newest records are searched first, so one read per request is enough unless other clients also
+        write.
         """
         newest = await self._poll(topic, partition, 4, 0, 1)
         end = newest.records[0].offset + 1 if newest.records else 0
@@ -347,8 +350,8 @@ class IggyClient(Scope):
             start = beyond(start, seen[-1].offset + 1, "offset")
         return -1
 
-    async def _elsewhere(self, topic: str, chosen: int, part: Sequence[Record]) -> Produced:
-        """Find sent records in the other partitions. They are there if the topic uses another hash of the key."""
+    async def _find_in_others(self, topic: str, chosen: int, part: Sequence[Record]) -> Produced:
+        """Find sent records in partitions other than ``chosen``, because the topic may use another hash of the key."""
         for number in range(await self._partition_count(topic)):
             if number != chosen:
                 (offset,) = await self._find(topic, number, [(part[0].id or b"", len(part))])
@@ -421,10 +424,10 @@ class IggyClient(Scope):
         return connection
 
     async def _membership(self, connection: BrokerConnection, body: bytes) -> Membership:
-        own = _checked(client_codec.read_client_id, await connection.ask(Code.GET_ME))
+        indexes = _checked(client_codec.read_client_id, await connection.ask(Code.GET_ME))
         _, _, members = _checked(client_codec.read_group, await connection.ask(Code.GET_GROUP, body))
         for member in members:
-            if member.id == own:
+            if member.id == indexes:
                 return Membership(0, tuple(number - 1 for number in member.partitions))
         raise Missing(ErrorCode.MEMBER_MISSING, "this connection is not a member of the group")
 
@@ -464,9 +467,9 @@ class IggyClient(Scope):
 
 
 def parts_of(records: Sequence[Record]) -> list[list[Record]]:
-    """Split records into runs of the same key, each small enough for one request.
+    """Split records into requests: records of the same key, of limited size.
 
-    The first record of a run gets an id.
+    The first record of each part gets an id, by which its offset can be found.
     """
     parts: list[list[Record]] = []
     for _, run in groupby(records, key=lambda record: record.key or None):
@@ -481,10 +484,7 @@ def parts_of(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def _partitioning(record: Record, number: int, *, chosen: bool) -> bytes:
-    """Encode how the broker finds the partition.
-
-    This is the partition's number if the caller chose it or there is no key. Otherwise it is the key.
-    """
+    """Encode how the broker chooses the partition: by number if ``chosen`` or there is no key, otherwise by the key."""
     return (
         client_codec.to_partition(number + 1) if chosen or not record.key else _checked(client_codec.by_key, record.key)
     )

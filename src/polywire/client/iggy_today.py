@@ -107,7 +107,7 @@ def failure_of(status: int) -> BrokerError:
 
 
 def eviction_of(reason: int) -> BrokerError:
-    """Return the error for the reason with which the broker ended a login."""
+    """Return the error for a connection whose login the broker has ended for this reason."""
     return _EVICTIONS.get(reason) or Unavailable(ErrorCode.STOPPING, f"the broker rejected the login {reason=}")
 
 
@@ -116,10 +116,10 @@ def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
 
 
 class _Dialect:
-    """The dialect and protocol version that all connections of a client use.
+    """The dialect and the protocol version that all connections of a client use.
 
-    ``window`` is the range of versions, lowest and highest, that a server supports. A server reports it when it rejects
-    a version.
+    Attributes:
+        window: lowest and highest version that the server supports; known once it has rejected a version.
     """
 
     __slots__ = ("dialect", "version", "window")
@@ -131,7 +131,7 @@ class _Dialect:
 
 
 class _Connection(PipelinedConnection[Reply]):
-    """A connection whose requests and replies have a header. Changes are numbered in the order they are sent."""
+    """A connection whose requests and replies have a header. Requests that change something are numbered."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -179,7 +179,7 @@ class _Connection(PipelinedConnection[Reply]):
     async def ask(self, code: Code, body: bytes = b"", *, incarnation: int = 0) -> bytes:
         """Send one request, and return the payload of its reply. Raises BrokerError.
 
-        ``incarnation`` is that of the partition the request is about, or 0 if it is about none.
+        ``incarnation`` is the incarnation of the partition that the request is about; 0 if there is none.
         """
         return await self._exchange(today_codec.operation_of(code), body, code=code, incarnation=incarnation)
 
@@ -203,7 +203,7 @@ class _Connection(PipelinedConnection[Reply]):
         return _checked(today_codec.result_of, reply)
 
     async def _live(self) -> None:
-        """Send a ping whenever no request was sent for ``PING_S``."""
+        """Send pings while the connection is idle. Runs as long as the connection."""
         with suppress(BrokerError):
             while True:
                 count = self._request_count
@@ -269,7 +269,7 @@ class IggyTodayClient(IggyClient):
     __slots__ = ("_histories", "_spoken")
 
     def __init__(self, connection: BrokerConnection, another: Callable[[], Awaitable[BrokerConnection]]) -> None:
-        """Use ``connection``, and call ``another`` to open further connections to the same broker."""
+        """``connection`` is used for requests. ``another`` opens further connections to the same broker."""
         super().__init__(connection, another)
         self._spoken: Final = connection.spoken if isinstance(connection, _Connection) else _Dialect()
         self._histories: Final[dict[tuple[str, int], int]] = {}
@@ -397,13 +397,13 @@ class IggyTodayClient(IggyClient):
             where = _checked(client_codec.by_key, key) if key else client_codec.to_partition(chosen)
             now_us = time.time_ns() // 1000
             bodies.append((chosen, len(part), _checked(today_codec.send, topic_ident(topic), where, part, now_us)))
-        places: list[Produced] = []
+        produced: list[Produced] = []
         for chosen, size, body in bodies:
             payload = await self._ask_partition(self._connection, Code.SEND, body, topic, chosen)
             sent = _checked(today_codec.read_sent, payload)
             at, offset = sent or (chosen, -1)
-            places += [Produced(at, offset + number if sent else -1) for number in range(size)]
-        return places
+            produced += [Produced(at, offset + number if sent else -1) for number in range(size)]
+        return produced
 
     async def _poll(self, topic: str, partition: int, kind: int, value: int, count: int) -> Polled:
         at = today_codec.place(group=False, who=ident(1), topic=topic_ident(topic), partition=partition)
@@ -416,9 +416,9 @@ class IggyTodayClient(IggyClient):
     ) -> bytes:
         """Send a request about a partition.
 
-        Since protocol 0.12 the request has the partition's incarnation, which is cached.
+        Since protocol 0.12, it contains the partition's incarnation, which is cached.
 
-        If the incarnation has changed, the request is sent once more with the new one. Raises BrokerError.
+        If the incarnation has changed, the request is repeated with the new one. Raises BrokerError.
         """
         if not self._spoken.dialect.contexts or not isinstance(connection, _Connection):
             return await connection.ask(code, body)
@@ -484,14 +484,14 @@ class IggyTodayClient(IggyClient):
         """
         if offset < 1:
             raise cannot(WIRE, "store offset 0")
-        at = self._place_of(group, topic, partition)
+        at = self._position_key(group, topic, partition)
         connection = self._members.get((group, topic, member), self._connection)
         await self._ask_partition(connection, Code.STORE_OFFSET, at + U64.pack(offset - 1) + QUORUM, topic, partition)
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
         """Return a group's next offset to read, or None if it never committed one."""
         try:
-            payload = await self._connection.ask(Code.GET_OFFSET, self._place_of(group, topic, partition))
+            payload = await self._connection.ask(Code.GET_OFFSET, self._position_key(group, topic, partition))
         except Missing as error:
             if error.code is ErrorCode.GROUP_MISSING:
                 return None
@@ -499,5 +499,5 @@ class IggyTodayClient(IggyClient):
         return _checked(client_codec.read_offset, payload)[2] + 1 if payload else None
 
     @staticmethod
-    def _place_of(group: str, topic: str, partition: int) -> bytes:
+    def _position_key(group: str, topic: str, partition: int) -> bytes:
         return today_codec.place(group=True, who=_checked(ident, group), topic=topic_ident(topic), partition=partition)

@@ -3,9 +3,9 @@
 * Requests are pipelined. There is one connection per broker.
 * Records that the protocol does not support are rejected before anything is sent.
 * Kafka brokers since 2.8 support all request versions that this client sends, except for groups, which need 4.0.
-* Groups use the newer protocol, in which the broker assigns partitions. A revoked partition is released at the broker
-  only when the caller joins again. Until then, the caller may not know of the revocation. A caller that joins again is
-  the same member.
+* Groups use the ``consumer`` protocol (KIP-848), in which the broker assigns partitions. A revoked partition is
+  released at the broker only when the caller joins again, because the caller may still read it. A caller that joins
+  again is the same member.
 """
 
 from __future__ import annotations
@@ -80,9 +80,13 @@ ABILITIES: Final = frozenset(
 
 @dataclass(slots=True)
 class _Topic:
-    """One topic of a member.
+    """A topic that a member has joined for.
 
-    ``owned`` are the partitions that the caller knows about, ``assigned`` those in the broker's last response.
+    Attributes:
+        id: id of the topic.
+        generation: epoch of the assignment that the caller has.
+        owned: partitions that the caller has.
+        assigned: partitions in the broker's last response.
     """
 
     id: bytes
@@ -105,7 +109,7 @@ class Groups:
     __slots__ = ("_ask", "_describe", "_members")
 
     def __init__(self, ask: Ask, describe: Describe) -> None:
-        """Create the object. ``ask`` sends requests. ``describe`` returns the metadata of an existing topic."""
+        """``ask`` sends a request. ``describe`` returns the metadata of a topic."""
         self._ask: Final = ask
         self._describe: Final = describe
         self._members: Final[dict[tuple[str, str], _Member]] = {}
@@ -115,38 +119,38 @@ class Groups:
     async def join(self, group: str, topic: str, name: str, assignor: Assignor | None) -> Membership:
         """Join the group, or accept a new assignment.
 
-        Before the call, the caller must stop reading the partitions that ``heartbeat`` reported as revoked.
+        Before the call, the caller must stop reading all partitions that are revoked.
         """
         id_ = (await self._describe(topic)).topic_id
         member = self._members.setdefault((group, name), _Member(group, name))
         if topic not in member.topics or member.topics[topic].id != id_:
             member.topics[topic] = _Topic(id_)
-        place = member.topics[topic]
+        joined = member.topics[topic]
         try:
             for _ in range(BEATS_MAX):
-                place.owned = place.assigned
+                joined.owned = joined.assigned
                 await self._whole_beat(member, assignor)
-                if place.owned <= place.assigned:
+                if joined.owned <= joined.assigned:
                     break
         except BrokerError:
-            if place.generation == NO_GENERATION:
+            if joined.generation == NO_GENERATION:
                 self._forget(member, topic)
             raise
-        place.owned, place.generation = place.assigned, member.epoch
-        return Membership(place.generation, tuple(sorted(place.owned)))
+        joined.owned, joined.generation = joined.assigned, member.epoch
+        return Membership(joined.generation, tuple(sorted(joined.owned)))
 
     async def heartbeat(self, group: str, topic: str, name: str, generation: int) -> Membership:
         """Send a heartbeat. Raises Conflict(GENERATION_STALE) if the assignment has changed."""
-        member, place = self._place(group, topic, name)
-        if generation == place.generation:
+        member, joined = self._joined(group, topic, name)
+        if generation == joined.generation:
             await self._beat(member)
-        if generation != place.generation or place.assigned != place.owned:
+        if generation != joined.generation or joined.assigned != joined.owned:
             raise Conflict(ErrorCode.GENERATION_STALE, f"the group is rebalancing (join again) group={group!r}")
-        return Membership(place.generation, tuple(sorted(place.owned)))
+        return Membership(joined.generation, tuple(sorted(joined.owned)))
 
     async def leave(self, group: str, topic: str, name: str) -> None:
         """Leave the group for this topic. With its last topic, the member leaves the group itself."""
-        member, _ = self._place(group, topic, name)
+        member, _ = self._joined(group, topic, name)
         self._forget(member, topic)
         if member.topics:
             await self._whole_beat(member, None)
@@ -159,15 +163,15 @@ class Groups:
         if not member.topics:
             self._members.pop((member.group, member.name), None)
 
-    def _place(self, group: str, topic: str, name: str) -> tuple[_Member, _Topic]:
+    def _joined(self, group: str, topic: str, name: str) -> tuple[_Member, _Topic]:
         member = self._members.get((group, name))
-        place = None if member is None else member.topics.get(topic)
-        if member is None or place is None:
+        joined = None if member is None else member.topics.get(topic)
+        if member is None or joined is None:
             raise Missing(ErrorCode.MEMBER_MISSING, f"this client has not joined group={group!r} member={name!r}")
-        return member, place
+        return member, joined
 
     async def _whole_beat(self, member: _Member, assignor: Assignor | None) -> None:
-        """Send a heartbeat with all fields, so that the response has the complete assignment.
+        """Send a heartbeat with all fields, to which the broker responds with the complete assignment.
 
         If the broker does not know the member, join again.
         """
@@ -177,8 +181,8 @@ class Groups:
             if error.code not in _NOT_A_MEMBER or member.epoch == JOINING:
                 raise
             member.epoch = JOINING
-            for place in member.topics.values():
-                place.assigned = place.owned = frozenset()
+            for joined in member.topics.values():
+                joined.assigned = joined.owned = frozenset()
             await self._beat(member, **_everything(member, assignor))
 
     async def _beat(self, member: _Member, **fields: Any) -> None:
@@ -194,20 +198,17 @@ class Groups:
         member.epoch = response.member_epoch
         if response.assignment is not None:
             assigned = {entry.topic_id: frozenset(entry.partitions) for entry in response.assignment.topic_partitions}
-            for place in member.topics.values():
-                place.assigned = assigned.get(place.id, frozenset())
+            for joined in member.topics.values():
+                joined.assigned = assigned.get(joined.id, frozenset())
 
     # Positions
 
     async def commit(self, group: str, topic: str, partition: int, offset: int, name: str, generation: int) -> None:
-        """Commit an offset.
-
-        With a member, the commit has its current epoch, unless the caller passes an older generation.
-        """
+        """Commit an offset, for a member with its current epoch unless the caller passes an older generation."""
         epoch = generation
         if name:
-            member, place = self._place(group, topic, name)
-            epoch = member.epoch if generation == place.generation else generation
+            member, joined = self._joined(group, topic, name)
+            epoch = member.epoch if generation == joined.generation else generation
         topic_type = schema.request(Api.OFFSET_COMMIT).Topics
         entries = [topic_type.Partitions(index=partition, offset=offset)]
         answer = await self._ask(
@@ -243,9 +244,9 @@ class Groups:
         return sorted(found, key=lambda info: (info.topic, info.name))
 
     async def _kind_of(self, group: str) -> list[Any]:
-        """Return the entry of a group in the list of all groups, as a list. It is empty if there is no such group.
+        """Return the entry of a group in the list of all groups, in a list that is empty if the group does not exist.
 
-        No other response has the group's type.
+        Only this entry has the type of the group.
         """
         return [entry for entry in (await self._ask(Api.LIST_GROUPS)).groups if entry.group_id == group]
 
@@ -259,7 +260,7 @@ class Groups:
         }
 
     async def _consumers(self, group: str) -> _Description | None:
-        """Describe a group of the newer protocol. Return None if the group has been deleted meanwhile."""
+        """Describe a group of type ``consumer``. Return None if the group was deleted in the meantime."""
         response = (await self._ask(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[group])).groups[0]
         if response.error == WireError.GROUP_ID_NOT_FOUND:
             return None
@@ -288,7 +289,10 @@ class Groups:
 class _Description:
     """A group as described by the broker.
 
-    ``members`` has the id, the client id and the partitions by topic of each member.
+    Attributes:
+        generation: its generation or epoch.
+        assignor: name of the assignor.
+        members: member id, client id, and partitions by topic, of each member.
     """
 
     generation: int
@@ -304,9 +308,9 @@ def _everything(member: _Member, assignor: Assignor | None) -> dict[str, Any]:
         "subscribed_topic_names": sorted(member.topics),
         "server_assignor": None if assignor is None else _ASSIGNORS[assignor],
         "topic_partitions": [
-            entry_of(topic_id=place.id, partitions=sorted(place.owned))
-            for place in member.topics.values()
-            if place.owned
+            entry_of(topic_id=joined.id, partitions=sorted(joined.owned))
+            for joined in member.topics.values()
+            if joined.owned
         ],
     }
 
@@ -357,7 +361,7 @@ class KafkaClient(Scope):
     __slots__ = ("_connection", "_counts", "_groups", "_leaders", "_next")
 
     def __init__(self, connection: BrokerConnection, dial: Callable[[str, int], Awaitable[BrokerConnection]]) -> None:
-        """Use ``connection``, and call ``dial`` to connect to other brokers of the cluster."""
+        """``connection`` is the connection to the first broker. ``dial`` connects to another broker of the cluster."""
         self._connection: Final = connection
         self._leaders: Final = Leaders(connection, dial)
         self._groups: Final = Groups(connection.ask, self._describe)
@@ -444,7 +448,7 @@ class KafkaClient(Scope):
         return [PartitionBounds(number, 0, epochs[number], first[number], ends[number]) for number in sorted(epochs)]
 
     async def _list(self, topic: str, partitions: Sequence[int], time_ms: int) -> dict[int, int]:
-        """Return the offsets that the broker lists for this time, by partition number. Raises BrokerError."""
+        """Return the offset for a time in each of these partitions. Raises BrokerError."""
         topic_type = schema.request(Api.LIST_OFFSETS).Topics
         entries = [topic_type.Partitions(index=number, timestamp=time_ms) for number in partitions]
         topics = [topic_type(name=topic, partitions=entries)]
@@ -474,18 +478,18 @@ class KafkaClient(Scope):
         if topic not in self._counts:
             described = await self._describe(topic, may_create=True)
             self._counts[topic] = len(described.partitions)
-        places = [self._place(topic, record, partition) for record in records]
+        partitions = [self._joined(topic, record, partition) for record in records]
         self._next += 1
         produced: list[Produced | None] = [None] * len(records)
-        for number in dict.fromkeys(places):
-            rows = [row for row, place in enumerate(places) if place == number]
+        for number in dict.fromkeys(partitions):
+            rows = [row for row, joined in enumerate(partitions) if joined == number]
             for part in _batches(rows, records):
                 offset = await self._append(topic, number, [records[row] for row in part], level)
                 for index, row in enumerate(part):
                     produced[row] = Produced(number, offset + index)
-        return [place for place in produced if place is not None]
+        return [stored for stored in produced if stored is not None]
 
-    def _place(self, topic: str, record: Record, partition: int | None) -> int:
+    def _joined(self, topic: str, record: Record, partition: int | None) -> int:
         if partition is not None:
             return partition
         size = self._counts[topic]
@@ -497,7 +501,7 @@ class KafkaClient(Scope):
         entries = [topic_type.Partitions(index=partition, records=encode_batch(records))]
         topics = [topic_type(name=topic, partitions=entries)]
         answer = await self._leaders.ask(
-            topic, _answered, Api.PRODUCE, acks=_ACKS[level], timeout_ms=TIMEOUT_MS, topics=topics
+            topic, _partition_entries_of, Api.PRODUCE, acks=_ACKS[level], timeout_ms=TIMEOUT_MS, topics=topics
         )
         entry = answer.responses[0].partitions[0]
         if entry.error == WireError.UNKNOWN_TOPIC_OR_PARTITION:
@@ -522,7 +526,7 @@ class KafkaClient(Scope):
         entries = [topic_type.Partitions(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)]
         answer = await self._leaders.ask(
             topic,
-            _answered,
+            _partition_entries_of,
             Api.FETCH,
             max_wait_ms=wait_ms,
             min_bytes=1,
@@ -585,7 +589,7 @@ def _partition_entries(answer: Any) -> Iterator[Any]:
     return (entry for topic in answer.topics for entry in topic.partitions)
 
 
-def _answered(answer: Any) -> Iterator[Any]:
+def _partition_entries_of(answer: Any) -> Iterator[Any]:
     return (entry for topic in answer.responses for entry in topic.partitions)
 
 

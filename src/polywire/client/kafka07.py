@@ -73,18 +73,21 @@ ABILITIES: Final = frozenset(
 class _Connection(FramedConnection):
     """A connection. A response is a body that begins with an error code."""
 
-    HANGING_UP = "the broker rejected a request"
+    CLOSE_REASON = "the broker rejected a request"
     BODY_BYTES_MIN = 2
     BODY_BYTES_MAX = ANSWER_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Values of the messages from an address on, and the address after the last one.
+    """Messages of a partition from an address on.
 
-    * ``positions``: for each value, the address to continue at after it. Messages in a wrapper share the wrapper's
-      address.
-    * ``is_cut``: the first message is longer than the requested size.
+    Attributes:
+        values: values of the messages.
+        positions: for each value, the address to continue at after it. Messages in a wrapper share the wrapper's
+            address.
+        next_address: address after the last message.
+        is_cut: whether the first message is longer than the requested size, so that ``values`` is empty.
     """
 
     values: list[bytes]
@@ -185,7 +188,7 @@ class Kafka07Client(Scope):
     ) -> list[Fetched | BrokerError]:
         """Read from several (partition, address) pairs at once. Return a result or an error for each, in order.
 
-        A result is cut (``Fetched.is_cut``) if the first message is longer than ``bytes_max``.
+        If a first message is longer than ``bytes_max``, ``Fetched.is_cut`` is set.
         """
         entries = [FetchEntry(_topic(topic), partition, address, bytes_max) for partition, address in places]
         [answer] = await self._connection.exchange(encode_multifetch(entries), 1)
@@ -235,20 +238,23 @@ class Kafka07Client(Scope):
         expander = Expander(FETCH_BYTES_MAX)
         at = 0
         while at < end:
-            place, stop, packed = decoder.next_wrapper(data, at, end)
-            for part in understood(expander.open_set, data, at, place):
+            position, stop, packed = decoder.next_wrapper(data, at, end)
+            for part in understood(expander.open_set, data, at, position):
                 self._take(part, found, address)
-            inner = understood(expander.open_set, data, place, stop) if packed else []
+            inner = understood(expander.open_set, data, position, stop) if packed else []
             known = len(found.values)
             for part in inner:
                 self._take(part, found, address)
             if len(found.values) > known:  # messages in a wrapper share its address (spec: kafka-0.7#iterating)
-                found.positions[known:] = [address + place] * (len(found.values) - known - 1) + [address + stop]
+                found.positions[known:] = [address + position] * (len(found.values) - known - 1) + [address + stop]
             at = stop
         return found
 
     def _take(self, part: PlainSet, found: Fetched, address: int) -> None:
-        """Add the values of an uncompressed set. The positions are right only if the set is not inside a wrapper."""
+        """Add the values of an uncompressed set to ``found``.
+
+        The positions are wrong if the set is inside a wrapper.
+        """
         at, left, source = part.start, part.records, memoryview(part.data)
         while left > 0:
             at, count = decoder.take(part.data, at, part.stop, self._run, FETCH_BYTES_MAX)
@@ -349,7 +355,7 @@ class Kafka07Client(Scope):
     async def _search(
         self, topic: str, partition: int, offset: int, address: int, stop: int, values: list[bytes]
     ) -> int:
-        """Find the offset of our values among those written meanwhile. Other clients may have written, too."""
+        """Return the offset of ``values`` between two addresses. Other clients may have written there, too."""
         found: list[bytes] = []
         while address < stop:
             read = await self.read(topic, partition, address)
@@ -395,22 +401,22 @@ class Kafka07Client(Scope):
                 )
 
     async def _offset_of(self, topic: str, partition: int, address: int) -> int:
-        """Return the offset of the record at an address, which is found by counting.
+        """Return the offset of the record at an address, by counting records.
 
-        Returns -1 if there is too much to count. Raises Missing.
+        Returns -1 if there are too many to count. Raises Missing.
         """
         marks = self._marks.get((topic, partition), [])
         known = [mark for mark in marks if mark[1] <= address]
-        at, place = known[-1] if known else (0, 0)
-        if address - place > SCAN_BYTES_MAX:
+        at, position = known[-1] if known else (0, 0)
+        if address - position > SCAN_BYTES_MAX:
             return -1
-        while place < address:
-            read = await self.read(topic, partition, place, bytes_max=min(FETCH_BYTES, address - place))
+        while position < address:
+            read = await self.read(topic, partition, position, bytes_max=min(FETCH_BYTES, address - position))
             if not read.values:
                 return -1
-            at, place = at + len(read.values), read.next_address
-        self._note(topic, partition, at, place)
-        return at if place == address else -1
+            at, position = at + len(read.values), read.next_address
+        self._note(topic, partition, at, position)
+        return at if position == address else -1
 
     def _nearest(self, topic: str, partition: int, offset: int) -> tuple[int, int]:
         marks = self._marks.get((topic, partition), [])
@@ -458,9 +464,9 @@ def _topic(topic: str) -> bytes:
 
 
 def _portions(rows: list[int], values: list[bytes]) -> list[list[int]]:
-    """Split rows into parts, so that the values of each part fit one set.
+    """Split rows into lists whose values fit one message set.
 
-    A value above the protocol's size limit is compressed, and alone in its set.
+    A value above the protocol's size limit is alone in its list. It is sent compressed.
     """
     portions: list[list[int]] = []
     size = SET_BYTES_MAX

@@ -1,4 +1,6 @@
-"""Producers that send in batches and consumers that track positions, over Kafka 0.7, asynchronous and blocking.
+"""Kafka 0.7 producers that send in batches, and consumers that store their positions.
+
+Both are asynchronous or blocking.
 
 * After ``flush``, the broker has stored all messages, in order.
 * A position is the address after the last returned message. After a crash, messages may be returned again. None is
@@ -47,11 +49,9 @@ POLL_INTERVAL_S: Final = 0.05  # seconds between polls without messages; the pro
 
 
 class Producer:
-    """Sends messages in batches as MULTIPRODUCE, with one set per topic and partition. Call ``flush`` at the end.
+    """Sends messages in batches, with one MULTIPRODUCE request for all topics and partitions.
 
-    * ``compression``: compression of each set.
-    * ``batch_records``: send when this many messages are waiting.
-    * ``linger_s``: send when the oldest message has waited this long, in seconds. This is checked only in ``send``.
+    Call ``flush`` at the end.
 
     Messages of the same topic and partition stay in order.
     """
@@ -64,6 +64,14 @@ class Producer:
         batch_records: int = BATCH_RECORDS,
         linger_s: float = LINGER_S,
     ) -> None:
+        """Create a producer.
+
+        Args:
+            client: the connection.
+            compression: compression of each message set.
+            batch_records: number of waiting messages at which they are sent.
+            linger_s: seconds after which the oldest waiting message is sent. This is checked only in ``send``.
+        """
         self._client: Final = client
         self._compression: Final = compression
         self._batch_records: Final = batch_records
@@ -132,8 +140,9 @@ class Message:
 class Consumer:
     """Reads the partitions of a topic concurrently and stores its positions.
 
-    ``positions`` (address by partition) covers only messages that were returned. With ``path``, positions are stored in
-    a JSON file ``{topic: {partition: address}}``, which is replaced atomically.
+    Attributes:
+        positions: address after the last returned message, by partition. ``commit`` writes them to a JSON file
+            ``{topic: {partition: address}}``, which is replaced atomically.
     """
 
     def __init__(
@@ -186,19 +195,19 @@ class Consumer:
         for partition in self._partitions:
             if partition not in self.positions:
                 await self._reset(partition)
-        places = [(partition, self.positions[partition]) for partition in self._partitions]
+        positions = [(partition, self.positions[partition]) for partition in self._partitions]
         found: list[Message] = []
         for (partition, address), result in zip(
-            places, await self._client.read_many(self._topic, places, bytes_max=FETCH_BYTES), strict=True
+            positions, await self._client.read_many(self._topic, positions, bytes_max=FETCH_BYTES), strict=True
         ):
-            read = await self._settle(partition, address, result)
+            read = await self._complete_read(partition, address, result)
             if read is not None:
                 found += [Message(partition, *pair) for pair in zip(read.values, read.positions, strict=True)]
                 if not read.values:
                     self.positions[partition] = read.next_address
         return found
 
-    async def _settle(self, partition: int, address: int, result: Fetched | BrokerError) -> Fetched | None:
+    async def _complete_read(self, partition: int, address: int, result: Fetched | BrokerError) -> Fetched | None:
         if isinstance(result, BrokerError):
             if result.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise result
@@ -215,7 +224,7 @@ class Consumer:
             return
         stored = _stored(self._path) | {self._topic: self.positions}
         text = json.dumps(
-            {topic: {str(p): at for p, at in own.items()} for topic, own in stored.items()}, sort_keys=True
+            {topic: {str(p): at for p, at in kafka.items()} for topic, kafka in stored.items()}, sort_keys=True
         )
         temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
         temporary.write_text(text + "\n", encoding="utf-8")
@@ -240,8 +249,8 @@ class SyncProducer:
         self._client: Final = SyncClient(url)
 
         async def make(client: WireClient) -> Producer:
-            own = _kafka07(client)
-            return Producer(own, compression=compression, batch_records=batch_records, linger_s=linger_s)
+            kafka = _kafka07(client)
+            return Producer(kafka, compression=compression, batch_records=batch_records, linger_s=linger_s)
 
         self._producer: Final = self._client.run(make)
 
@@ -315,9 +324,9 @@ def _kafka07(client: WireClient) -> Kafka07Client:
 
 
 def _parts(values: list[bytes]) -> Iterator[list[bytes]]:
-    """Split values into sets.
+    """Split values into message sets.
 
-    The wrapper message of a set must fit the broker's limit, even if compression does not make the set smaller.
+    A compressed set must fit the broker's limit for a message, even if compression does not make it smaller.
     """
     part: list[bytes] = []
     size = 0
@@ -336,4 +345,4 @@ def _stored(path: Path) -> dict[str, dict[int, int]]:
     if not path.exists():
         return {}
     content: dict[str, dict[str, int]] = json.loads(path.read_text(encoding="utf-8"))
-    return {topic: {int(partition): at for partition, at in own.items()} for topic, own in content.items()}
+    return {topic: {int(partition): at for partition, at in kafka.items()} for topic, kafka in content.items()}

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Final
 
 from polywire.client.address import Login
 from polywire.client.connection import FramedConnection, open_connection
-from polywire.client.failures import makes_no_sense
+from polywire.client.failures import invalid_reply
 from polywire.errors import (
     BrokerError,
     Busy,
@@ -121,14 +121,11 @@ def check(entry: Any, *, missing: ErrorCode = ErrorCode.PARTITION_MISSING) -> No
 
 
 def mechanism_for(host: str, *, is_secret: bool) -> str:
-    """Return the default mechanism.
-
-    It is PLAIN if the connection is encrypted or stays on this machine, otherwise SCRAM-SHA-512.
-    """
-    return PLAIN if is_secret or _is_own(host) else "SCRAM-SHA-512"
+    """Return the default mechanism: PLAIN if the connection is encrypted or stays on this machine, else SCRAM-SHA-512."""
+    return PLAIN if is_secret or _is_this_machine(host) else "SCRAM-SHA-512"
 
 
-def _is_own(host: str) -> bool:
+def _is_this_machine(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -218,15 +215,16 @@ def _is_mandatory(extensions: Sequence[str]) -> bool:
 
 
 def _untrusted() -> Denied:
+    """Return the error for a broker whose SCRAM messages are invalid."""
     return Denied(ErrorCode.LOGIN_FAILED, "the broker's SCRAM proof is wrong: it does not know the user's password")
 
 
 class BrokerConnection(FramedConnection):
-    """A connection of frames. Responses arrive in the order of the requests."""
+    """A connection to a Kafka broker. Responses arrive in the order of the requests."""
 
     BODY_BYTES_MIN: ClassVar[int] = 4
     BODY_BYTES_MAX: ClassVar[int] = REPLY_BYTES_MAX
-    MAY_WANT: ClassVar[str] = "whether it requires a login (kafka://name:password@host:port),"
+    CLOSE_ADVICE: ClassVar[str] = "whether it requires a login (kafka://name:password@host:port),"
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -242,12 +240,12 @@ class BrokerConnection(FramedConnection):
             request = encode_request(api, version, number, schema.request(api)(**fields), client_id="polywire")
         except UnicodeEncodeError:
             raise Invalid(ErrorCode.INVALID_TOPIC, "Kafka does not support this name") from None
-        was_answered = self._is_answered
+        had_reply = self._has_reply
         (frame,) = await self.exchange(request, 1)
         try:
             return decode_response(api, version, frame)[1]
         except PeerError as error:
-            raise makes_no_sense(error, self._address, is_answered=was_answered) from None
+            raise invalid_reply(error, self._address, is_later=had_reply) from None
 
 
 async def connect(
@@ -272,15 +270,12 @@ async def connect(
 
 
 class Leaders:
-    """Connections to leaders: at most one per broker, in addition to the client's first connection."""
+    """Connections to the brokers that lead partitions: at most one per broker, besides the client's first connection."""
 
     __slots__ = ("_by_address", "_by_topic", "_dial", "_dialling", "_first")
 
     def __init__(self, first: BrokerConnection, dial: Callable[[str, int], Awaitable[BrokerConnection]]) -> None:
-        """Create the object.
-
-        ``first`` is the client's first connection. ``dial`` connects to another broker of the cluster.
-        """
+        """``first`` is the client's first connection. ``dial`` connects to another broker of the cluster."""
         self._first: Final = first
         self._dial: Final = dial
         self._dialling: Final = asyncio.Lock()
@@ -288,9 +283,11 @@ class Leaders:
         self._by_topic: Final[dict[str, BrokerConnection]] = {}
 
     async def ask(self, topic: str, entries: Callable[[Any], Iterator[Any]], api: Api, /, **fields: Any) -> Any:
-        """Send a request about one topic to its leader. Raises BrokerError.
+        """Send a request about one topic to its leader.
 
-        ``entries`` returns those parts of a response that have an error code.
+        If that has changed, look up the new leader and repeat the request.
+
+        ``entries`` returns the parts of a response that have an error code. Raises BrokerError.
         """
         for _ in range(TRIES_MAX - 1):
             leader = self._by_topic.get(topic, self._first)
@@ -327,6 +324,6 @@ class Leaders:
             del self._by_address[address]
 
     def fail(self, error: BrokerError) -> None:
-        """Close all connections but the first."""
+        """Close all connections except the first."""
         for connection in self._by_address.values():
             connection.fail(error)

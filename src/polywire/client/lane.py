@@ -4,7 +4,7 @@ Over `polywire`, a lane is an idempotent producer: its batches have a producer i
 that a batch is stored once even if it is retried. Over other protocols, only one batch is in flight at a time, and a
 retried batch may be stored twice.
 
-Batches are stored in the order of their creation. Each gets exactly one result or error.
+Batches are stored in the order of their creation. Each of them is either stored or fails.
 """
 
 from __future__ import annotations
@@ -38,10 +38,14 @@ NO_OFFSET: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The outcome of one batch.
+    """The outcome of a batch.
 
-    It was stored from ``base_offset`` on, or it failed with ``error`` and none of its records was stored.
-    ``base_offset`` is -1 if the protocol does not report it. ``partition`` can then be -1, too.
+    Attributes:
+        topic: full name.
+        partition: partition of the records; -1 if unknown.
+        base_offset: offset of the first record; -1 if the batch failed, or if the protocol does not report offsets.
+        record_count: number of records.
+        error: why the batch failed; None if it was stored. No record of a failed batch was stored.
     """
 
     topic: str
@@ -56,20 +60,30 @@ OnDelivery: TypeAlias = Callable[[Delivery], None]
 
 @dataclass(eq=False, slots=True)
 class Batch:
-    """Records of one partition, as columns of values and keys. ``others`` has records with further fields, by row.
+    """Records of one partition.
 
-    ``places`` has the partition and offset of each record, if the protocol returns them individually. ``reported``
-    counts the records whose senders have received the batch's error.
+    Attributes:
+        completed: the outcome.
+        due_at: time at which the batch is sent, even if it is not full.
+        values: values of the records.
+        keys: keys of the records.
+        others: records with more than a value and a key, by row.
+        size: estimated size in memory.
+        sequence: sequence number of the first record; -1 before the batch is sent.
+        locations: partition and offset of the first record, or of each record if the protocol returns them
+            individually.
+        reply: the request in flight.
+        reported: number of records whose senders have received the error of the batch.
     """
 
-    settled: asyncio.Future[Delivery]
+    completed: asyncio.Future[Delivery]
     due_at: float
     values: list[bytes | None] = field(default_factory=list)
     keys: list[bytes | None] = field(default_factory=list)
     others: dict[int, Record] = field(default_factory=dict)
     size: int = 0
     sequence: int = -1
-    places: list[tuple[int, int]] | None = None
+    locations: list[tuple[int, int]] | None = None
     reply: asyncio.Task[None] | None = None
     reported: int = 0
 
@@ -82,7 +96,7 @@ class Batch:
 
 
 class Lane:
-    """Batches of one partition. Their sequence numbers have no gaps, even after a rejected batch."""
+    """The batches of one partition, sent by a task. Sequence numbers have no gaps, even after a rejected batch."""
 
     __slots__ = (
         "_batch_bytes",
@@ -94,7 +108,7 @@ class Lane:
         "_link",
         "_loop",
         "_next_sequence",
-        "_on_settled",
+        "_on_completed",
         "_pause_s",
         "_producer_id",
         "_queue",
@@ -114,7 +128,7 @@ class Lane:
         level: Level,
         linger_s: float,
         batch_bytes: int,
-        on_settled: Callable[[Batch, Delivery], None],
+        on_completed: Callable[[Batch, Delivery], None],
     ) -> None:
         self.topic: Final = topic
         self.partition: Final = partition
@@ -123,7 +137,7 @@ class Lane:
         self._level: Final = level
         self._linger_s: Final = linger_s
         self._batch_bytes: Final = batch_bytes
-        self._on_settled: Final = on_settled
+        self._on_completed: Final = on_completed
         self._loop: Final = asyncio.get_running_loop()
         self._queue: Final[deque[Batch]] = deque()
         self._in_flight: Final[deque[Batch]] = deque()
@@ -135,9 +149,9 @@ class Lane:
         self._task.add_done_callback(self._ended)
 
     def open_batch(self, size: int) -> Batch:
-        """Return the batch to add records of this size to.
+        """Return the batch to which records of this size are to be added.
 
-        This is the last batch if the records fit and it was never sent, otherwise a new one.
+        It is the last batch if the records fit and it was never sent, otherwise a new one.
         """
         last = self._queue[-1] if self._queue else None
         if last is None or last.sequence >= 0 or (last.values and last.size + size > self._batch_bytes):
@@ -148,7 +162,7 @@ class Lane:
         return self._queue[-1]
 
     def wake(self) -> None:
-        """Check whether a batch is ready to be sent."""
+        """Let the task check whether a batch must be sent."""
         self._wake.set()
 
     def flush(self) -> None:
@@ -158,7 +172,7 @@ class Lane:
         self._wake.set()
 
     async def close(self) -> None:
-        """Stop. Batches that have no outcome yet fail."""
+        """Stop the task. Batches without an outcome fail."""
         requests = [self._task, *(batch.reply for batch in self._in_flight if batch.reply is not None)]
         for request in requests:
             request.cancel()
@@ -166,7 +180,7 @@ class Lane:
         self._fail_all(Unavailable(ErrorCode.STOPPING, "producer was closed"))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """If this lane's task failed, fail all batches and report the exception to asyncio."""
+        """If the task failed, fail all batches and report the exception to asyncio."""
         if not task.cancelled() and task.exception() is not None:
             self._fail_all(Unavailable(ErrorCode.STOPPING, f"the producer stopped reason={task.exception()}"))
             self._loop.call_exception_handler({"message": "a producer stopped", "exception": task.exception()})
@@ -175,14 +189,14 @@ class Lane:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._in_flight and _answered(self._in_flight[0]):
+            while self._in_flight and _has_reply(self._in_flight[0]):
                 error = _refusal(self._in_flight[0])
                 if error is not None:
                     await self._recover(error)
                     break
                 self._failing_since, self._pause_s = None, PAUSE_MIN_S
-                self._link.answered()
-                self._settle(self._in_flight.popleft())
+                self._link.note_response()
+                self._complete(self._in_flight.popleft())
             if self._ready():
                 await self._send()
 
@@ -225,21 +239,21 @@ class Lane:
         except GONE:
             await self._link.lost(wire)
             raise
-        batch.places = [(self.partition, base_offset)]
+        batch.locations = [(self.partition, base_offset)]
 
     async def _produce(self, wire: Any, batch: Batch) -> None:
         partition = None if self.partition == ANY_PARTITION else self.partition
         try:
-            places = await wire.produce(self.topic, batch.records(), partition=partition, level=self._level)
+            stored = await wire.produce(self.topic, batch.records(), partition=partition, level=self._level)
         except GONE:
             await self._link.lost(wire)
             raise
-        batch.places = [(place.partition, place.offset) for place in places]
+        batch.locations = [(produced.partition, produced.offset) for produced in stored]
 
     async def _recover(self, error: BrokerError) -> None:
-        """Queue all batches in flight again, with the same sequence numbers.
+        """Handle the failure of the oldest batch in flight: queue all batches in flight again, or fail that batch.
 
-        The broker does not store a batch twice, but repeats its response.
+        Batches that are sent again have the same sequence numbers, so the broker does not store them twice.
         """
         await asyncio.wait([batch.reply for batch in self._in_flight if batch.reply is not None])
         for batch in self._in_flight:
@@ -261,13 +275,13 @@ class Lane:
         # from 0.
         self._begin_producer()
         if not forgotten:
-            self._settle(first, error)
+            self._complete(first, error)
 
     def _may_try_again(self) -> bool:
         now = self._loop.time()
         if self._failing_since is None:
             self._failing_since = now
-        return not self._link.is_mistaken and now < self._failing_since + self._link.reconnect_s
+        return not self._link.is_wrong_port and now < self._failing_since + self._link.reconnect_s
 
     def _next_pause_s(self, error: BrokerError) -> float:
         pause_s = self._pause_s
@@ -282,17 +296,17 @@ class Lane:
         for batch in self._queue:
             batch.sequence = -1
 
-    def _settle(self, batch: Batch, error: BrokerError | None = None) -> None:
-        if error is None and batch.places:
-            partition, base_offset = batch.places[0]
+    def _complete(self, batch: Batch, error: BrokerError | None = None) -> None:
+        if error is None and batch.locations:
+            partition, base_offset = batch.locations[0]
         else:
             partition, base_offset = self.partition, NO_OFFSET
         if error is not None and error.code is ErrorCode.RECORD_TOO_LARGE:
             error = _too_large(self.topic, batch, error)
         delivery = Delivery(self.topic, partition, base_offset, len(batch.values), error)
-        if not batch.settled.done():
-            batch.settled.set_result(delivery)
-        self._on_settled(batch, delivery)
+        if not batch.completed.done():
+            batch.completed.set_result(delivery)
+        self._on_completed(batch, delivery)
 
     def _fail_all(self, error: BrokerError) -> None:
         batches = [*self._in_flight, *self._queue]
@@ -300,7 +314,7 @@ class Lane:
         self._queue.clear()
         self._begin_producer()
         for batch in batches:
-            self._settle(batch, error)
+            self._complete(batch, error)
 
 
 def _too_large(topic: str, batch: Batch, error: BrokerError) -> Invalid:
@@ -317,12 +331,12 @@ def _too_large(topic: str, batch: Batch, error: BrokerError) -> Invalid:
     )
 
 
-def _answered(batch: Batch) -> bool:
+def _has_reply(batch: Batch) -> bool:
     return batch.reply is not None and batch.reply.done()
 
 
 def _refusal(batch: Batch) -> BrokerError | None:
-    """Return the broker's error for a batch, or None. Any other exception is raised."""
+    """Return the error of a batch that has a response, or None. An exception that is no BrokerError is raised."""
     assert batch.reply is not None, "the batch is in flight"
     error = batch.reply.exception()
     if error is not None and not isinstance(error, BrokerError):

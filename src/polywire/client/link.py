@@ -1,4 +1,4 @@
-"""One connection to a broker, reopened with back-off after it is lost.
+"""One connection to a broker, which is opened again with back-off after it is lost.
 
 * All callers that need a connection wait for the same attempt.
 * Attempts continue for ``reconnect_s``.
@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from polywire.client.address import split_login
 from polywire.client.base import WireClient
 from polywire.client.connect import connect
-from polywire.client.failures import is_hanging_up, is_silent, silent
+from polywire.client.failures import is_connection_closed, is_no_reply, no_reply
 from polywire.errors import Busy, ErrorCode, NotOwner, Unavailable
 
 CONNECT_S: Final = 10.0  # enough if broker and client start together, but short enough to notice a wrong address soon
@@ -25,7 +25,7 @@ BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 BACKOFF_JITTER: Final = 0.25  # random share of a pause, so that clients do not all reconnect at the same moment
 # after this many connections in a row were closed without a response, the port is considered wrong
-HANG_UPS_MAX: Final = 5
+CLOSED_MAX: Final = 5
 # closing within this time is "at once"; a standby without a leader waits longer before it closes connections
 AT_ONCE_S: Final = 1.0
 
@@ -35,22 +35,22 @@ ATTEMPT_S_MIN: Final = 1.0
 IN_PROCESS: Final = "memory://"
 
 GONE: Final = (Unavailable, NotOwner)
-"""Errors after which a request is retried over a new connection, which finds the current leader.
+"""Errors after which a request is retried over a new connection, possibly to another broker.
 
-The connection was lost, or the broker is no longer the leader and did not execute the request.
+The connection was lost, or the broker does not lead the log any more and did not execute the request.
 """
 
 T = TypeVar("T")
 
 
 class Link:
-    """The connection of a client, producer or consumer. There is at most one at a time, and none after ``close``."""
+    """The connection of a client, producer or consumer."""
 
     __slots__ = (
         "_closed",
+        "_closed_count",
         "_connect_s",
-        "_hang_ups",
-        "_is_answered",
+        "_has_response",
         "_opening",
         "_tried_at",
         "_wire",
@@ -72,18 +72,18 @@ class Link:
         self._wire: WireClient | None = None
         self._opening: asyncio.Task[WireClient] | None = None
         self._closed = False
-        self._hang_ups = 0
+        self._closed_count = 0
         self._tried_at = 0.0
-        self._is_answered = False
+        self._has_response = False
 
     @property
-    def is_mistaken(self) -> bool:
-        """Whether the port is probably the wrong one: it closed many connections at once and never responded."""
-        return not self._is_answered and self._hang_ups >= HANG_UPS_MAX
+    def is_wrong_port(self) -> bool:
+        """Whether several connections were closed at once and no request got a response: the port is probably wrong."""
+        return not self._has_response and self._closed_count >= CLOSED_MAX
 
-    def answered(self) -> None:
-        """Record that the broker has responded to a request."""
-        self._is_answered = True
+    def note_response(self) -> None:
+        """Note that the broker has responded to a request, so that the port is right."""
+        self._has_response = True
 
     async def open(self) -> None:
         """Connect, with retries for ``connect_s``. Raises Invalid, Unavailable, Denied."""
@@ -103,14 +103,14 @@ class Link:
         return await asyncio.shield(self._opening)
 
     async def lost(self, wire: WireClient) -> None:
-        """Drop a failed connection, unless it was already replaced."""
+        """Close a failed connection. The next call of ``wire`` opens another one."""
         if wire is self._wire:
             self._wire = None
-            self._hang_ups += self._is_at_once()
+            self._closed_count += self._is_at_once()
         await wire.close()
 
     async def close(self) -> None:
-        """Close the connection for good. A second call does nothing."""
+        """Close the connection. ``wire`` then fails."""
         self._closed = True
         opening, self._opening = self._opening, None
         if opening is not None and not opening.done():
@@ -121,7 +121,7 @@ class Link:
             await wire.close()
 
     async def read(self, work: Callable[[WireClient], Awaitable[T]]) -> T:
-        """Run an operation that is safe to repeat, and retry it if the connection is lost. Raises its errors."""
+        """Run an operation that is safe to repeat. Retry it if the connection is lost. Raises its errors."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.reconnect_s
         pause_s = 0.0
@@ -131,11 +131,11 @@ class Link:
                 result = await work(wire)
             except GONE as error:
                 await self.lost(wire)
-                is_hopeless = self.is_mistaken or (not self._is_answered and is_silent(error))
+                is_hopeless = self.is_wrong_port or (not self._has_response and is_no_reply(error))
                 if self._closed or is_hopeless or loop.time() + pause_s >= end:
                     raise
             else:
-                self.answered()
+                self.note_response()
                 return result
             await asyncio.sleep(pause_s)
             pause_s = _longer(pause_s)
@@ -143,7 +143,8 @@ class Link:
     async def once(self, work: Callable[[WireClient], Awaitable[T]]) -> T:
         """Run an operation that must not be repeated.
 
-        Raises Unavailable if its outcome is unknown, and NotOwner if it was not executed.
+        Raises Unavailable if the connection was lost, so that the outcome is unknown, and NotOwner if it was not
+        executed.
         """
         wire = await self.wire()
         try:
@@ -151,21 +152,21 @@ class Link:
         except GONE:
             await self.lost(wire)
             raise
-        self.answered()
+        self.note_response()
         return result
 
     def _is_at_once(self) -> bool:
         return asyncio.get_running_loop().time() - self._tried_at < AT_ONCE_S
 
     async def _attempt(self, limit_s: float) -> WireClient:
-        """Connect once, within ``limit_s``, which replaces the protocol's own timeout."""
+        """Connect once, within ``limit_s`` instead of the protocol's own time limit."""
         if self.url.startswith(IN_PROCESS):
             return await connect(self.url)
         try:
             async with asyncio.timeout(max(limit_s, ATTEMPT_S_MIN)):
                 return await connect(self.url)
         except TimeoutError:
-            raise silent(split_login(self.url)[1].rpartition("://")[2]) from None
+            raise no_reply(split_login(self.url)[1].rpartition("://")[2]) from None
 
     async def _search(self, limit_s: float) -> WireClient:
         loop = asyncio.get_running_loop()
@@ -177,8 +178,8 @@ class Link:
                 self._wire = await self._attempt(end - loop.time())
                 return self._wire
             except (Unavailable, Busy) as error:
-                self._hang_ups += is_hanging_up(error) and self._is_at_once()
-                if self.is_mistaken or loop.time() + pause_s > end:
+                self._closed_count += is_connection_closed(error) and self._is_at_once()
+                if self.is_wrong_port or loop.time() + pause_s > end:
                     raise
             await asyncio.sleep(pause_s * random.uniform(1 - BACKOFF_JITTER, 1 + BACKOFF_JITTER))
             pause_s = _longer(pause_s)

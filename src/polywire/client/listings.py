@@ -1,4 +1,4 @@
-"""Groups, transactional ids and writers as listed by a broker, and the lag of groups in records and in seconds."""
+"""Groups, transactional ids and writers as a broker lists them, and the lag of groups in records and in seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from polywire.errors import ErrorCode, Missing
 class MemberInfo:
     """A member of a group.
 
-    ``wire`` is the protocol over which it joined, ``idle_ms`` the time since its last request.
+    Attributes:
+        id: its name or id.
+        wire: protocol over which it joined.
+        partitions: partitions that are assigned to it.
+        idle_ms: time since its last request.
     """
 
     id: str
@@ -28,8 +32,14 @@ class MemberInfo:
 class GroupInfo:
     """A group on one topic.
 
-    ``positions`` are the next offsets to read, by partition. ``generation`` may be -1 if the group has no members.
-    ``owner`` is the name of a user, or empty.
+    Attributes:
+        name: name of the group.
+        topic: full name of the topic.
+        generation: its generation; may be -1 if the group has no members.
+        assignor: how partitions are assigned.
+        members: its members.
+        positions: next offset to read, by partition.
+        owner: name of the user who owns the group; empty if there is none.
     """
 
     topic: str
@@ -45,12 +55,14 @@ class GroupInfo:
 class PartitionLag:
     """The lag of a group in one partition.
 
-    * ``position``: the committed offset, or None. It may be outside the readable range.
-    * ``records``: number of readable records from the committed offset on.
-    * ``seconds``: age of the first of these records, 0 if there is none.
+    Attributes:
+        partition: number of the partition.
+        position: the committed offset; None if there is none. It may be outside the readable range.
+        records: number of readable records from the committed offset on.
+        seconds: age of the first of these records; 0 if there is none.
 
-    ``records`` and ``seconds`` are None if nothing was committed: the group may then start at the first or at the next
-    record.
+    ``records`` and ``seconds`` are None if nothing was committed, because the group may start at the first or at the
+    next record.
     """
 
     partition: int
@@ -61,7 +73,7 @@ class PartitionLag:
 
 
 class Queries(Protocol):
-    """The requests from which lags are computed. Clients of protocols that can list groups implement them."""
+    """The methods of a client that ``lags_of`` calls."""
 
     async def bounds(self, topic: str, /) -> list[PartitionBounds]:
         """Return the first and next offset of each partition."""
@@ -71,7 +83,7 @@ class Queries(Protocol):
 
 
 async def lags_of(client: Queries, group: GroupInfo, *, clock: Clock | None = None) -> list[PartitionLag]:
-    """Return the lag in every partition of the group's topic, or nothing if the topic does not exist.
+    """Return the lag in each partition of the group's topic; no lags if the topic does not exist.
 
     Args:
         client: used to query bounds and times.
@@ -116,7 +128,7 @@ async def _lag(client: Queries, group: GroupInfo, part: PartitionBounds, now_us:
 
 
 async def _stored_at_us(client: Queries, topic: str, partition: int, offset: int) -> int | None:
-    """Return the append time of a record. Return None if retention has just removed the record."""
+    """Return the append time of a record; None if retention has just removed the record."""
     try:
         return await client.stored_at_us(topic, partition, offset)
     except Missing as error:

@@ -1,10 +1,10 @@
 """Read partitions from beginning to end over any protocol.
 
-A *location* is a position at which reading can continue: an offset, or a byte address over Kafka 0.7. Each protocol has
-its own requests to find locations.
+A *location* is where reading can continue: an offset, or a byte address over Kafka 0.7. Each protocol has its own
+requests to find locations.
 
-Reading from the first location on returns every record once and in order. The field ``offset`` of a returned record has
-the record's location.
+Reading from the first location on returns every record once and in order. The field ``offset`` of a returned record is
+its location.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PartitionReader(Protocol):
         """Return how many partitions there are. Raises Missing(TOPIC_MISSING)."""
 
     async def first(self, partition: int) -> int:
-        """Return the location of the first record. If the partition is empty, return that of the next record."""
+        """Return the location of the first record, or of the next record if the partition is empty."""
 
     async def end(self, partition: int) -> int:
         """Return the location after the last record."""
@@ -58,7 +58,7 @@ def reader_of(client: WireClient, topic: str) -> PartitionReader:
 
 
 class _BoundsReader:
-    """Reads over protocols that report the bounds of partitions."""
+    """Reads over protocols that report the first and the next offset of partitions."""
 
     def __init__(self, client: WireClient, topic: str) -> None:
         self._client: Final = client
@@ -95,7 +95,7 @@ class _BoundsReader:
 
 
 class _PollReader:
-    """Reads over protocols on which the first and last record can be requested."""
+    """Reads over Iggy, which returns the first or the last record on request."""
 
     def __init__(self, client: IggyClient, topic: str) -> None:
         self._client: Final = client
@@ -115,7 +115,7 @@ class _PollReader:
 
 
 class _SearchReader:
-    """Reads over protocols on which only reads show which records exist."""
+    """Reads over FLUX, on which a location can only be found by trying to read."""
 
     def __init__(self, client: FluxClient, topic: str) -> None:
         self._client: Final = client
@@ -128,7 +128,7 @@ class _SearchReader:
         return 0
 
     async def end(self, partition: int) -> int:
-        """Find the lowest offset at and after which there are no records, by binary search."""
+        """Return the lowest offset without a record, found by binary search."""
         low, high = 0, 1
         while await self._has(partition, high - 1):
             low, high = high, 2 * high
@@ -188,5 +188,5 @@ async def _count_listed(client: WireClient, topic: str) -> int:
 
 
 def uses_offsets(client: WireClient) -> bool:
-    """Return whether the locations of this protocol are offsets that groups can commit."""
+    """Return whether locations over this protocol are offsets that a group can commit."""
     return not isinstance(client, Kafka07Client) and Ability.POSITIONS in client.abilities

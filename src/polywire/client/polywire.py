@@ -1,9 +1,7 @@
 """The asynchronous client of the `polywire` protocol.
 
-Calls can be concurrent. If the connection is lost, every pending call fails with Unavailable.
-
-Responses may arrive in any order. Each is matched to its request. If a caller is cancelled, its request is cancelled at
-the broker.
+Calls can be concurrent, and responses may arrive in any order. If the connection is lost, every pending call fails with
+Unavailable. If a caller is cancelled, its request is cancelled at the broker.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from polywire.client.address import Login, secured
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import Connection, Scope
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
-from polywire.client.failures import POLYWIRE_PORT, beyond, cannot_connect, makes_no_sense, not_polywire
+from polywire.client.failures import POLYWIRE_PORT, beyond, cannot_connect, invalid_reply, not_polywire
 from polywire.client.listings import GroupInfo, MemberInfo, TransactionInfo, WriterInfo
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.polywire import messages
@@ -57,16 +55,21 @@ _flags: Final = header_fields("flags")
 
 @dataclass(eq=False, slots=True)
 class _Pending:
-    """A request in flight. ``parts`` has the payloads of the response frames received so far."""
+    """A request in flight.
+
+    Attributes:
+        done: head of the last response frame, and payloads of all frames.
+        parts: payloads of the frames received so far.
+    """
 
     done: asyncio.Future[tuple[bytes, list[bytes]]]
     parts: list[bytes] = field(default_factory=list)
 
 
 class PolywireConnection(Connection):
-    """A connection of frames. Each request gets exactly one result or error, even if the connection is lost."""
+    """A connection of frames. Each request gets one result or error, also if the connection is lost."""
 
-    MAY_WANT: ClassVar[str] = POLYWIRE_PORT
+    CLOSE_ADVICE: ClassVar[str] = POLYWIRE_PORT
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -77,7 +80,7 @@ class PolywireConnection(Connection):
         self._correlation = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the first bytes, which name the protocol and its version. Called by asyncio."""
+        """Send the first bytes, which contain the name and the version of the protocol. Called by asyncio."""
         super().connection_made(transport)
         self._opened().write(MAGIC)
 
@@ -91,7 +94,7 @@ class PolywireConnection(Connection):
         try:
             taken = self._take()
         except PeerError as error:
-            self.fail(makes_no_sense(error, self._address, is_answered=self._is_answered))
+            self.fail(invalid_reply(error, self._address, is_later=self._has_reply))
             return
         except Invalid as error:
             self.fail(error)
@@ -99,7 +102,7 @@ class PolywireConnection(Connection):
         del self._buffer[:taken]
 
     async def ask(self, verb: Verb, head: Head, payload: Sequence[Buffer] = ()) -> tuple[bytes, list[bytes]]:
-        """Return the head of the response's last frame, and the payloads of all its frames."""
+        """Send a request. Return the head of the response's last frame, and the payloads of all its frames."""
         transport = self._opened()
         self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
         correlation = self._correlation
@@ -116,7 +119,7 @@ class PolywireConnection(Connection):
             raise
 
     def _cancel(self, correlation: int) -> None:
-        """Cancel a request at the broker. The responses to the request and to its cancellation are ignored."""
+        """Cancel a request at the broker. Responses to both requests are ignored."""
         self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
         ignored = self._pending[self._correlation] = _Pending(self._loop.create_future())
         ignored.done.add_done_callback(_ignore)
@@ -124,13 +127,13 @@ class PolywireConnection(Connection):
 
     def _take(self) -> int:
         at = 0
-        if not self._is_answered:
+        if not self._has_reply:
             self._look_for_tls(self._buffer)
             if len(self._buffer) < len(MAGIC):
                 return 0
             if self._buffer[: len(MAGIC)] != MAGIC:
                 raise not_polywire(bytes(self._buffer[:8]), self._address)
-            self._is_answered = True
+            self._has_reply = True
             at = len(MAGIC)
         while len(self._buffer) - at >= PREFIX_BYTES:
             prefix = decode_answer_prefix(self._buffer, at)
@@ -140,11 +143,11 @@ class PolywireConnection(Connection):
             body = at + PREFIX_BYTES + prefix.head_bytes
             with memoryview(self._buffer) as view:
                 head, payload = bytes(view[at + PREFIX_BYTES : body]), bytes(view[body:end])
-            self._settle(prefix.correlation, prefix.flags, head, payload)
+            self._dispatch(prefix.correlation, prefix.flags, head, payload)
             at = end
         return at
 
-    def _settle(self, correlation: int, flags: int, head: bytes, payload: bytes) -> None:
+    def _dispatch(self, correlation: int, flags: int, head: bytes, payload: bytes) -> None:
         if correlation == 0:
             if flags & ERROR:
                 raise PeerError(decode_answer(head, Failure).message, fatal=True)
@@ -168,7 +171,7 @@ class PolywireConnection(Connection):
 
 
 def _ignore(done: asyncio.Future[Any]) -> None:
-    """Retrieve the outcome of a future. Otherwise asyncio would report that its exception was never retrieved."""
+    """Retrieve the outcome of a future, because asyncio logs exceptions that were never retrieved."""
     if not done.cancelled():
         done.exception()
 
@@ -176,10 +179,10 @@ def _ignore(done: asyncio.Future[Any]) -> None:
 class PolywireClient(Scope):
     """A client of one connection. It implements ``WireClient`` and the features that only this protocol has.
 
-    Create one with ``open``.
+    Create one with ``open``. Calls can be concurrent.
 
-    Calls can be concurrent. ``limits`` are the limits that the broker reported when the connection was opened (sizes in
-    bytes, times in milliseconds).
+    Attributes:
+        limits: limits that the broker reported when the connection was opened (sizes in bytes, times in milliseconds).
 
     Example:
         async with await PolywireClient.open("127.0.0.1", 9555) as client:
@@ -236,7 +239,7 @@ class PolywireClient(Scope):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """All features: this protocol supports everything."""
+        """All features: this protocol supports all of them."""
         return ABILITIES
 
     async def close(self) -> None:
@@ -363,11 +366,11 @@ class PolywireClient(Scope):
             Busy: a limit is reached, or DISK_FULL.
             Unavailable: the connection was lost; some or all records may be stored.
         """
-        places: list[Produced] = []
+        produced: list[Produced] = []
         for group in _cut(records):
             number = BY_KEY if partition is None else partition
-            places += await self.produce_batch(topic, number, from_records(group), level=level, create=create)
-        return places
+            produced += await self.produce_batch(topic, number, from_records(group), level=level, create=create)
+        return produced
 
     async def produce_batch(
         self, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN, create: bool = False
@@ -388,13 +391,13 @@ class PolywireClient(Scope):
             Missing: TOPIC_MISSING, PARTITION_MISSING.
         """
         head = messages.Produce(topic, partition, int(level), create)
-        answered, parts = await self._connection.ask(Verb.PRODUCE, head, [batch])
-        return _places(_decode(answered, messages.Produced), b"".join(parts))
+        response, parts = await self._connection.ask(Verb.PRODUCE, head, [batch])
+        return _produced(_decode(response, messages.Produced), b"".join(parts))
 
     async def append_batch(self, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN) -> int:
         """Append one stored batch to a partition, and return the offset of its first record. See ``produce_batch``."""
-        answered, _ = await self._connection.ask(Verb.PRODUCE, messages.Produce(topic, partition, int(level)), [batch])
-        return _decode(answered, messages.Produced).appended[0].base_offset
+        response, _ = await self._connection.ask(Verb.PRODUCE, messages.Produce(topic, partition, int(level)), [batch])
+        return _decode(response, messages.Produced).appended[0].base_offset
 
     async def fetch_batches(
         self, topic: str, partition: int, offset: int, *, bytes_max: int, wait_ms: int = 0
@@ -414,8 +417,8 @@ class PolywireClient(Scope):
             Missing: TOPIC_MISSING, PARTITION_MISSING, or OFFSET_OUT_OF_RANGE.
         """
         head = messages.Fetch(topic, partition, offset, bytes_max=bytes_max, wait_ms=wait_ms)
-        answered, parts = await self._connection.ask(Verb.FETCH, head)
-        following = _decode(answered, messages.Fetched).next_offset
+        response, parts = await self._connection.ask(Verb.FETCH, head)
+        following = _decode(response, messages.Fetched).next_offset
         return parts, beyond(offset, following, "offset") if any(parts) else max(offset, following)
 
     async def stored_at_us(self, topic: str, partition: int, offset: int) -> int | None:
@@ -435,9 +438,9 @@ class PolywireClient(Scope):
             head = messages.Fetch(
                 topic, partition, at, offset_end=at + records_max, bytes_max=FETCH_BYTES_MAX, wait_ms=wait
             )
-            answered, parts = await self._connection.ask(Verb.FETCH, head)
+            response, parts = await self._connection.ask(Verb.FETCH, head)
             records = [record for part in parts for record in _records(part) if record.offset >= offset]
-            fetched = _decode(answered, messages.Fetched)
+            fetched = _decode(response, messages.Fetched)
             if records or not at < fetched.next_offset < fetched.readable_offset:
                 return records[:records_max]
             at, wait = (
@@ -464,8 +467,8 @@ class PolywireClient(Scope):
             Denied: another user has used this token.
         """
         head = messages.Stage(token, topic, partition, int(level))
-        answered, _ = await self._connection.ask(Verb.STAGE, head, [batch])
-        return _decode(answered, messages.Staged).record_count
+        response, _ = await self._connection.ask(Verb.STAGE, head, [batch])
+        return _decode(response, messages.Staged).record_count
 
     async def publish(self, writer: str, number: int, tokens: Sequence[bytes]) -> messages.Published:
         """Make everything staged under these tokens visible atomically, and sync it to disk.
@@ -599,8 +602,8 @@ class PolywireClient(Scope):
         return found
 
     async def _ask(self, verb: Verb, head: Head, kind: type[_H]) -> _H:
-        answered, _ = await self._connection.ask(verb, head)
-        return _decode(answered, kind)
+        response, _ = await self._connection.ask(verb, head)
+        return _decode(response, kind)
 
 
 def _decode(head: bytes, kind: type[_H]) -> _H:
@@ -625,15 +628,15 @@ def _cut(records: Sequence[Record]) -> list[Sequence[Record]]:
     return groups
 
 
-def _places(answer: messages.Produced, chosen: bytes) -> list[Produced]:
+def _produced(answer: messages.Produced, chosen: bytes) -> list[Produced]:
     if not chosen:
         return [Produced(a.partition, a.base_offset + row) for a in answer.appended for row in range(a.record_count)]
     following = {a.partition: a.base_offset for a in answer.appended}
-    places = []
+    produced = []
     for number in array("I", chosen):
-        places.append(Produced(number, following[number]))
+        produced.append(Produced(number, following[number]))
         following[number] += 1
-    return places
+    return produced
 
 
 def _records(payload: bytes) -> list[Record]:

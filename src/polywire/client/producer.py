@@ -3,7 +3,7 @@
 * Unacknowledged records use a limited amount of memory. At the limit, ``send`` waits.
 * The failure of a record is reported by its receipt, by ``flush`` and by the callback.
 
-Batches are sent and retried by the module ``lane``.
+The module ``lane`` sends batches and retries them.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ class Receipt:
     @property
     def done(self) -> bool:
         """Whether the result is available."""
-        return self._batch.settled.done()
+        return self._batch.completed.done()
 
     def mark_reported(self) -> bool:
-        """Record that the sender has received the error of this record.
+        """Count the sender as having received the error of its record.
 
-        Returns whether all senders of the batch have received theirs.
+        Return whether all senders of the batch have done so.
         """
         self._batch.reported += 1
         return self._batch.reported == len(self._batch.values)
 
     def __await__(self) -> Generator[object, None, Produced]:
-        delivery = yield from asyncio.shield(self._batch.settled).__await__()
+        delivery = yield from asyncio.shield(self._batch.completed).__await__()
         if delivery.error is not None:
             raise delivery.error
-        return _place(self._batch, delivery, self._row)
+        return _produced(self._batch, delivery, self._row)
 
 
 class Receipts:
@@ -83,13 +83,13 @@ class Receipts:
     @property
     def done(self) -> bool:
         """Whether the result is available."""
-        return all(batch.settled.done() for batch, _, _ in self._parts)
+        return all(batch.completed.done() for batch, _, _ in self._parts)
 
     def __await__(self) -> Generator[object, None, list[AppendedRange]]:
         ranges = []
         failure: BrokerError | None = None
         for batch, first, count in self._parts:
-            delivery = yield from asyncio.shield(batch.settled).__await__()
+            delivery = yield from asyncio.shield(batch.completed).__await__()
             failure = failure or delivery.error
             if failure is None:
                 ranges += _ranges(batch, delivery, first, count)
@@ -100,7 +100,11 @@ class Receipts:
 
 @dataclass(slots=True)
 class _Topic:
-    """The metadata for choosing a partition. ``partition_count`` is 0 if the protocol chooses."""
+    """Metadata for choosing partitions.
+
+    Attributes:
+        partition_count: number of partitions; 0 if the protocol chooses the partition.
+    """
 
     partition_count: int
     key_hash: KeyHash
@@ -180,7 +184,7 @@ class Producer:
         self._topics: Final[dict[str, _Topic]] = {}
         self._lanes: Final[dict[tuple[str, int], Lane]] = {}
         self._buffered = 0
-        self._settled = asyncio.Event()
+        self._has_space = asyncio.Event()
         self._failure: BrokerError | None = None
         self._is_idempotent = False
         self._closed = False
@@ -258,8 +262,8 @@ class Producer:
         Arguments and errors are the same as in ``send``.
 
         Example:
-            place = await producer.send_and_wait("orders", "hello")
-            print(place.partition, place.offset)
+            stored = await producer.send_and_wait("orders", "hello")
+            print(stored.partition, stored.offset)
         """
         receipt = await self.send(topic, value, key=key, headers=headers, partition=partition)
         self._flush_lanes()
@@ -323,8 +327,8 @@ class Producer:
         """
         while self._buffered:
             self._flush_lanes()
-            self._settled.clear()
-            await self._settled.wait()
+            self._has_space.clear()
+            await self._has_space.wait()
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -353,14 +357,11 @@ class Producer:
             lane.flush()
 
     async def _capacity(self, size: int) -> None:
-        """Wait until the buffer has space for ``size`` bytes, or is empty.
-
-        An empty buffer accepts a record of any size.
-        """
+        """Wait until the buffer has space for ``size`` bytes. If it is empty, a record of any size fits."""
         while self._buffered and self._buffered + size > self._buffer_bytes:
             self._flush_lanes()
-            self._settled.clear()
-            await self._settled.wait()
+            self._has_space.clear()
+            await self._has_space.wait()
 
     def _lane(self, topic: str, partition: int) -> Lane:
         lane = self._lanes.get((topic, partition))
@@ -373,7 +374,7 @@ class Producer:
                 level=self._level,
                 linger_s=self._linger_s,
                 batch_bytes=self._batch_bytes,
-                on_settled=self._on_settled,
+                on_completed=self._on_completed,
             )
         return lane
 
@@ -388,7 +389,7 @@ class Producer:
     ) -> None:
         """Add records to a batch.
 
-        Once the batch is full, it is sent, and later records without a key go to the next partition.
+        If the batch is then full, it is sent, and later records without a key go to the next partition.
         """
         batch.values += values
         batch.keys += keys
@@ -406,12 +407,12 @@ class Producer:
         keys: Sequence[bytes | None],
         others: dict[int, Record],
     ) -> list[tuple[Batch, int, int]]:
-        """Add records to as many batches as needed. Return (batch, first row, number of rows) for each batch."""
+        """Add records to as many batches as needed. Return batch, first row and number of rows for each."""
         parts: list[tuple[Batch, int, int]] = []
         waiting = [(0, len(values))] if values else []
         while waiting:
             first, stop = waiting.pop()
-            size = _weight(values[first:stop], keys[first:stop]) + _weight_of_headers(others, first, stop)
+            size = _size_of(values[first:stop], keys[first:stop]) + _size_of_headers(others, first, stop)
             if size > self._batch_bytes and stop - first > 1:
                 middle = (first + stop) // 2
                 waiting += [(middle, stop), (first, middle)]
@@ -424,9 +425,9 @@ class Producer:
             parts.append((batch, row, stop - first))
         return parts
 
-    def _on_settled(self, batch: Batch, delivery: Delivery) -> None:
+    def _on_completed(self, batch: Batch, delivery: Delivery) -> None:
         self._buffered -= batch.size
-        self._settled.set()
+        self._has_space.set()
         self._topics[delivery.topic].sticky += 1
         if delivery.error is not None and self._failure is None:
             self._failure = delivery.error
@@ -448,7 +449,7 @@ class Producer:
     async def _rows_by_partition(
         self, topic: str, keys: Sequence[bytes | None], partition: int | None
     ) -> list[tuple[int, list[int] | None]]:
-        """Return (partition, rows) pairs. Rows are None if all records go to the same partition."""
+        """Return the rows of each partition. They are None if all records go to one partition."""
         known = await self._topic(topic)
         if partition is not None or not known.partition_count or not any(key is not None for key in keys):
             where = await self._partition(topic, None, partition)
@@ -460,7 +461,7 @@ class Producer:
         return list(chosen.items())
 
     async def _topic(self, topic: str) -> _Topic:
-        """Return the metadata of a topic. It is fetched again every minute, because partitions may have been added."""
+        """Return the metadata of a topic, which is cached for ``METADATA_S`` because partitions may be added."""
         if self._closed:
             raise Unavailable(ErrorCode.STOPPING, "producer is closed")
         known = self._topics.get(topic)
@@ -475,7 +476,7 @@ class Producer:
         return known
 
     def _knows_partitions(self, wire: WireClient, topic: str) -> bool:
-        """Return whether this producer chooses partitions, as over `polywire`. Otherwise the protocol's client does."""
+        """Return whether the producer chooses partitions itself. Over most protocols, the protocol's client does."""
         if not isinstance(topic, str):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"topic must be a str got={type(topic).__name__}")
         self._is_idempotent = isinstance(wire, PolywireClient) and self._idempotent is not False
@@ -504,13 +505,14 @@ def _checked(partition: object) -> int:
     return partition
 
 
-def _values(given: Iterable[Text | Record | None]) -> tuple[list[bytes | None], dict[int, Record]]:
-    """Return all values, and by row the ``Record`` objects among them. Raises Invalid(INVALID_REQUEST)."""
-    if isinstance(given, str | bytes | bytearray | memoryview) or not isinstance(given, Iterable):
+def _values(source: Iterable[Text | Record | None]) -> tuple[list[bytes | None], dict[int, Record]]:
+    """Return all values, and the ``Record`` objects among them by row. Raises Invalid(INVALID_REQUEST)."""
+    if isinstance(source, str | bytes | bytearray | memoryview) or not isinstance(source, Iterable):
         raise Invalid(
-            ErrorCode.INVALID_REQUEST, f"values must be a list with one for each record got={type(given).__name__}"
+            ErrorCode.INVALID_REQUEST,
+            f"values must be a list with one for each record got={type(source).__name__}",
         )
-    values = list(given)
+    values = list(source)
     if set(map(type, values)) == {bytes}:
         return values, {}  # type: ignore[return-value]  # the types were checked
     others = {row: value for row, value in enumerate(values) if isinstance(value, Record)}
@@ -518,14 +520,14 @@ def _values(given: Iterable[Text | Record | None]) -> tuple[list[bytes | None], 
     return found, others
 
 
-def _weight(values: Sequence[bytes | None], keys: Sequence[bytes | None]) -> int:
+def _size_of(values: Sequence[bytes | None], keys: Sequence[bytes | None]) -> int:
     size = RECORD_OVERHEAD_BYTES * len(values)
     for parts in (values, keys):
         size += sum(map(len, filter(None, parts)))
     return size
 
 
-def _weight_of_headers(others: dict[int, Record], first: int, stop: int) -> int:
+def _size_of_headers(others: dict[int, Record], first: int, stop: int) -> int:
     return sum(
         len(name) + len(str(value))
         for row, record in others.items()
@@ -534,15 +536,15 @@ def _weight_of_headers(others: dict[int, Record], first: int, stop: int) -> int:
     )
 
 
-def _place(batch: Batch, delivery: Delivery, row: int) -> Produced:
-    if batch.places is not None and len(batch.places) > 1:
-        return Produced(*batch.places[row])
+def _produced(batch: Batch, delivery: Delivery, row: int) -> Produced:
+    if batch.locations is not None and len(batch.locations) > 1:
+        return Produced(*batch.locations[row])
     offset = NO_OFFSET if delivery.base_offset == NO_OFFSET else delivery.base_offset + row
     return Produced(delivery.partition, offset)
 
 
 def _ranges(batch: Batch, delivery: Delivery, first: int, count: int) -> list[AppendedRange]:
-    if batch.places is not None and len(batch.places) > 1:
-        return [AppendedRange(*place, 1) for place in batch.places[first : first + count]]
+    if batch.locations is not None and len(batch.locations) > 1:
+        return [AppendedRange(*location, 1) for location in batch.locations[first : first + count]]
     offset = NO_OFFSET if delivery.base_offset == NO_OFFSET else delivery.base_offset + first
     return [AppendedRange(delivery.partition, offset, count)]

@@ -65,11 +65,15 @@ class _Fields(NamedTuple):
 class Record(_Fields):
     """A record to send, or one that was read from the log.
 
-    ``value`` and ``key`` are bytes or None, ``headers`` is a mapping. ``origin_time_us`` is the writer's timestamp, or
-    None.
-
-    The broker sets ``topic``, ``partition``, ``offset`` and ``append_time_us`` (microseconds since 1970). In a record
-    to send, they are "", -1, -1 and 0.
+    Attributes:
+        value: bytes or None.
+        key: bytes or None.
+        headers: mapping of names to values.
+        origin_time_us: the writer's timestamp in microseconds since 1970, or None.
+        topic: full name; "" in a record to send.
+        partition: number of the partition; -1 in a record to send.
+        offset: offset in the partition; -1 in a record to send.
+        append_time_us: when the broker appended the record, in microseconds since 1970; 0 in a record to send.
 
     Example:
         record = Record("hello", key="a", headers={"source": "web"})
@@ -127,7 +131,10 @@ _make: Final[partial[Record]] = partial(tuple.__new__, Record)
 
 
 def as_bytes(given: object, what: str) -> bytes | None:
-    """Return str and bytes-like values as bytes. Raises Invalid(INVALID_REQUEST) for other types."""
+    """Return str as UTF-8 and bytes-like values as bytes. Raises Invalid(INVALID_REQUEST) for other types.
+
+    ``what`` names the value in the message.
+    """
     if given is None or type(given) is bytes:
         return given
     if isinstance(given, str):
@@ -197,7 +204,7 @@ def encode_batch(
     producer_id: bytes | None,
     base_sequence: int,
 ) -> bytearray:
-    """Build a stored batch from columns. ``others`` has the records with more than a key and a value, by row.
+    """Build a stored batch from values and keys. ``others`` has the records with more than these, by row.
 
     Raises Invalid(INVALID_BATCH), Invalid(RECORD_TOO_LARGE).
     """
@@ -225,17 +232,17 @@ def decode_batches(payload: Buffer, topic: str, partition: int, offset: int) -> 
     for at in walk(payload).tolist():
         length, flags, present, count, base_offset, time_us = _facts(view, at)
         source: Buffer = payload
-        place = at
+        position = at
         if flags & _COMPRESSED:
-            source, place = expand_body(view[at : at + length], EXPANDED_BYTES_MAX), 0
+            source, position = expand_body(view[at : at + length], EXPANDED_BYTES_MAX), 0
         if present & ~_PLAIN_COLUMNS:
-            whole = to_records(source, place)
+            whole = to_records(source, position)
             found += [from_stored(record, topic, partition) for record in whole if record.offset >= offset]
             continue
         found += rows_of(
             Record,
             source,
-            layout(source, place),
+            layout(source, position),
             max(0, offset - base_offset),
             count,
             base_offset,
@@ -252,7 +259,7 @@ def _offsets(parts: Iterable[Any]) -> bytes:
 
 
 def _header(name: str, value: HeaderValue) -> Header:
-    """Return a header with the kind for the type of its value.
+    """Return a header whose kind is that of the value's Python type.
 
     Raises Invalid(INVALID_REQUEST) for an integer that is too large.
     """

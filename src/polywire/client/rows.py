@@ -42,7 +42,7 @@ _KEY_BYTES = cython.declare(cython.Py_ssize_t, 64)
 
 @cython.cfunc
 def _part(source: Lent, offsets_at: cython.Py_ssize_t, bytes_at: cython.Py_ssize_t, row: cython.Py_ssize_t) -> object:
-    """Return one row of a column as bytes, or None if the batch does not have the column."""
+    """Return the value of a row in a binary column, or None if the batch does not have the column."""
     start: cython.Py_ssize_t
     stop: cython.Py_ssize_t
     if offsets_at < 0:
@@ -56,11 +56,11 @@ def _part(source: Lent, offsets_at: cython.Py_ssize_t, bytes_at: cython.Py_ssize
 
 @cython.cfunc
 @cython.inline
-def _put(made: object, place: cython.Py_ssize_t, field: object) -> cython.void:
-    """Set a field of a new tuple. The tuple takes over the reference."""
+def _set_field(made: object, index: cython.Py_ssize_t, field: object) -> cython.void:
+    """Set a field of a tuple that is being built. The tuple owns the reference."""
     if cython.compiled:
         Py_INCREF(field)
-        PyTuple_SET_ITEM(made, place, field)
+        PyTuple_SET_ITEM(made, index, field)
 
 
 def rows_of(
@@ -81,14 +81,14 @@ def rows_of(
     ``layout`` has the positions of the columns, as returned by ``batch.layout``.
     """
     source: Lent = lend(batch)
-    places: Lent = lend(layout)
+    positions: Lent = lend(layout)
     count: cython.Py_ssize_t = record_count
     begin: cython.Py_ssize_t = first
     base: cython.longlong = base_offset
-    value_offsets: cython.Py_ssize_t = load_i64(places.p, _VALUE_OFFSETS)
-    value_bytes: cython.Py_ssize_t = load_i64(places.p, _VALUE_BYTES)
-    key_offsets: cython.Py_ssize_t = load_i64(places.p, _KEY_OFFSETS)
-    key_bytes: cython.Py_ssize_t = load_i64(places.p, _KEY_BYTES)
+    value_offsets: cython.Py_ssize_t = load_i64(positions.p, _VALUE_OFFSETS)
+    value_bytes: cython.Py_ssize_t = load_i64(positions.p, _VALUE_BYTES)
+    key_offsets: cython.Py_ssize_t = load_i64(positions.p, _KEY_OFFSETS)
+    key_bytes: cython.Py_ssize_t = load_i64(positions.p, _KEY_BYTES)
     row: cython.Py_ssize_t
     number: object = partition
     time_us: object = append_time_us
@@ -99,14 +99,14 @@ def rows_of(
         offset: object = base + row
         if cython.compiled:
             made = PyType_GenericAlloc(kind, _FIELDS)
-            _put(made, 0, value)
-            _put(made, 1, key)
-            _put(made, 2, headers)
-            _put(made, 3, topic)
-            _put(made, 4, number)
-            _put(made, 5, offset)
-            _put(made, 6, time_us)
-            _put(made, 7, None)
+            _set_field(made, 0, value)
+            _set_field(made, 1, key)
+            _set_field(made, 2, headers)
+            _set_field(made, 3, topic)
+            _set_field(made, 4, number)
+            _set_field(made, 5, offset)
+            _set_field(made, 6, time_us)
+            _set_field(made, 7, None)
             PyObject_GC_UnTrack(cython.cast(cython.p_void, made))
             rows.append(made)
         else:
@@ -117,7 +117,10 @@ def rows_of(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _end_with(cursor: Cursor, record: object) -> cython.void:
-    """Raise a StopIteration with this value. The exception object is reused unless it is still referenced."""
+    """Raise StopIteration with a value.
+
+    To avoid an allocation, the last exception is reused unless something refers to it.
+    """
     if cython.compiled:
         if Py_REFCNT(cursor._end) > 1:  # the exception of the previous record is still referenced
             cursor._end = StopIteration()
@@ -134,10 +137,7 @@ def _end_with(cursor: Cursor, record: object) -> cython.void:
 
 @cython.cclass
 class Cursor:
-    """Fetched records and the current row.
-
-    ``more`` waits for the next records and returns the first of them, or raises StopAsyncIteration.
-    """
+    """Fetched records and the current row."""
 
     records: list[Any] = cython.declare(list, visibility="public")
     row = cython.declare(cython.Py_ssize_t, visibility="public")
@@ -145,6 +145,7 @@ class Cursor:
     _end = cython.declare(object)
 
     def __init__(self, more: Callable[[], Awaitable[Any]]) -> None:
+        """``more`` waits for the next records and returns the first of them, or raises StopAsyncIteration."""
         self.records = []
         self.row = 0
         self._more = more
@@ -166,7 +167,7 @@ class Cursor:
         return self
 
     def __next__(self) -> None:
-        """Raise StopIteration with the next record, which makes it the result of the ``await``."""
+        """Raise StopIteration with the next record, which is then the result of ``await``."""
         record = self.records[self.row]
         self.row += 1
         if cython.compiled:

@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from polywire.client.address import Login
-from polywire.client.failures import POLYWIRE_PORT, cannot_connect, hung_up, no_broker_answers, not_polywire, silent
+from polywire.client.failures import (
+    POLYWIRE_PORT,
+    cannot_connect,
+    connection_closed,
+    no_broker_responds,
+    no_reply,
+    not_polywire,
+)
 from polywire.errors import BrokerError, ErrorCode, PeerError, Unavailable
 from polywire.protocols.polywire.codec import (
     ERROR,
@@ -57,9 +64,11 @@ class TlsSocket:
         self._socket.close()
 
     def recv(self, size: int, flags: int) -> bytes:
-        """Return a placeholder if decrypted data is buffered.
+        """Return a placeholder if decrypted data is available.
 
-        Otherwise return received bytes, which may be encrypted.
+        Otherwise return bytes from the socket, which may be encrypted.
+
+        Both show that the socket is readable, which is all that the caller checks.
         """
         if self._socket.pending():
             return b"?"
@@ -85,11 +94,12 @@ class TlsSocket:
 
 
 class FramedSocket:
-    """A connected socket.
+    """A connected blocking socket.
 
     It is closed after an error, so that the rest of a response is never read as the next response.
 
-    ``_is_greeted``: the peer speaks this protocol. ``owed`` is the number of requests whose responses were not read yet.
+    Attributes:
+        owed: number of requests whose responses were not read yet.
     """
 
     __slots__ = ("_correlation", "_is_greeted", "_socket", "address", "limits", "open", "owed")
@@ -99,7 +109,7 @@ class FramedSocket:
     ) -> None:
         """Connect, negotiate the protocol version, and log in.
 
-        ``timeout_s`` limits each wait for the peer, in seconds. Raises Unavailable. If the login fails, raises
+        ``timeout_s`` limits each wait for the broker, in seconds. Raises Unavailable. If the login fails, raises
         Denied(LOGIN_FAILED) or Busy.
         """
         self.address: Final = spell_address(host, port)
@@ -138,7 +148,7 @@ class FramedSocket:
         self._socket.close()
 
     def usable(self) -> bool:
-        """Return whether the socket can be reused: the peer has not closed it, and all responses were read."""
+        """Return whether the socket can be reused: the broker has not closed it, and all responses were read."""
         if not self.open or self.owed:
             return False
         try:
@@ -160,7 +170,7 @@ class FramedSocket:
         return self._correlation
 
     def receive(self, correlation: int) -> tuple[Prefix, bytes]:
-        """Return the prefix and head of the next frame. Its payload must be read next.
+        """Return the prefix and the head of the next frame. The caller must then read its payload.
 
         Raises the error in the response, or Unavailable if the frame does not have this correlation id.
         """
@@ -171,7 +181,7 @@ class FramedSocket:
         return prefix, head
 
     def receive_payload(self, prefix: Prefix, arena: Arena | None = None) -> memoryview:
-        """Return the payload of the frame whose head was read last, in a block of ``arena`` or in new memory."""
+        """Return the payload of the frame whose head was read last, in memory of ``arena`` if it is set."""
         size = prefix.length - prefix.head_bytes
         view = memoryview(bytearray(size)) if arena is None or size == 0 else arena.take(size)
         self._receive_into(view)
@@ -224,7 +234,7 @@ class FramedSocket:
         except BlockingIOError:
             self.close()
             if not self._is_greeted:
-                raise silent(self.address) from None
+                raise no_reply(self.address) from None
             raise Unavailable(ErrorCode.UNREACHABLE, f"no response in time address={self.address}") from None
         except OSError as error:
             raise self._lost(error) from None
@@ -233,7 +243,7 @@ class FramedSocket:
         """Close the socket, and return the error for a lost connection."""
         self.close()
         if not self._is_greeted:
-            return hung_up(self.address, POLYWIRE_PORT)
+            return connection_closed(self.address, POLYWIRE_PORT)
         return Unavailable(ErrorCode.UNREACHABLE, f"connection lost reason={error} address={self.address}")
 
     def _send_parts(self, parts: Sequence[Buffer]) -> None:
@@ -250,13 +260,13 @@ class FramedSocket:
 
 
 def more_follows(prefix: Prefix) -> bool:
-    """Return whether this frame is not the last one of the response."""
+    """Return whether further frames of the response follow this one."""
     return bool(prefix.flags & MORE)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The address of one broker, and how to verify its certificate. If ``tls`` is None, TLS is not used."""
+class BrokerAddress:
+    """The address of a broker, and the TLS settings that verify it; None connects without TLS."""
 
     host: str
     port: int
@@ -266,17 +276,17 @@ class Place:
 class Sockets:
     """A pool of sockets. A socket is lent to one caller at a time."""
 
-    __slots__ = ("_answered", "_lock", "_login", "_places", "_spares", "_timeout_s")
+    __slots__ = ("_addresses", "_last_used", "_lock", "_login", "_spares", "_timeout_s")
 
-    def __init__(self, places: Sequence[Place], *, timeout_s: float, login: Login | None) -> None:
+    def __init__(self, addresses: Sequence[BrokerAddress], *, timeout_s: float, login: Login | None) -> None:
         """Create a pool for one or more brokers. Other arguments are the same as in ``FramedSocket``."""
-        self._places: Final = tuple(places)
+        self._addresses: Final = tuple(addresses)
         self._timeout_s: Final = timeout_s
         self._login: Final = login
         self._lock: Final = threading.Lock()
         self._spares: list[FramedSocket] = []
-        self._answered = 0
-        """Index of the broker that responded last."""
+        self._last_used = 0
+        """Index of the broker to which the last connection was opened."""
 
     def take(self) -> FramedSocket:
         """Return a socket. The caller returns it with ``give``. Raises Unavailable."""
@@ -289,7 +299,7 @@ class Sockets:
                 return found
 
     def give(self, socket: FramedSocket) -> None:
-        """Return a socket to the pool. It is reused if every response was read, and closed otherwise."""
+        """Return a socket to the pool. It is closed if a response was not read."""
         with self._lock:
             if socket.open and not socket.owed and len(self._spares) < SPARE_MAX:
                 self._spares.append(socket)
@@ -304,19 +314,19 @@ class Sockets:
             spare.close()
 
     def _open(self) -> FramedSocket:
-        count, first, reasons = len(self._places), self._answered, []
+        count, first, reasons = len(self._addresses), self._last_used, []
         for turn in range(count):
             number = (first + turn) % count
             try:
-                found = self._connect(self._places[number])
+                found = self._connect(self._addresses[number])
             except Unavailable as error:
                 if count == 1:
                     raise
                 reasons.append(error.message)
                 continue
-            self._answered = number
+            self._last_used = number
             return found
-        raise no_broker_answers(reasons)
+        raise no_broker_responds(reasons)
 
-    def _connect(self, place: Place) -> FramedSocket:
-        return FramedSocket(place.host, place.port, timeout_s=self._timeout_s, tls=place.tls, login=self._login)
+    def _connect(self, address: BrokerAddress) -> FramedSocket:
+        return FramedSocket(address.host, address.port, timeout_s=self._timeout_s, tls=address.tls, login=self._login)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop in a thread. Calls fail after the loop has ended."""
+    """A thread that runs an event loop. Calls fail after ``end``."""
 
     __slots__ = ("_loop", "_thread")
 
@@ -191,10 +191,7 @@ class SyncClient:
                 self._run(records.aclose())
 
     def run(self, work: Callable[[WireClient], Coroutine[Any, Any, T]]) -> T:
-        """Run a function of the asynchronous client in the connection's thread.
-
-        Return its result or raise its exception.
-        """
+        """Call a function with the asynchronous client in the connection's thread, and return its result."""
         return self._run(work(self._client))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:

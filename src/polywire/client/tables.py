@@ -141,7 +141,7 @@ def _time_us(bound: datetime) -> int:
 
 
 def _offset(bound: Bound, partition: PartitionRange, time_offsets: Iterator[int]) -> int:
-    """Return the offset for ``start`` or ``end`` in a partition. It is limited to the partition's retained records."""
+    """Return the offset in a partition for ``start`` or ``end``. It is limited to the retained records."""
     if isinstance(bound, datetime):
         return next(time_offsets)
     if isinstance(bound, int):

@@ -39,13 +39,13 @@ class Writer(Protocol):
         """Add a batch. It may still be in flight when this method returns."""
 
     def finish(self) -> list[bytes]:
-        """Wait until everything is acknowledged, and return the tokens to publish, in order.
+        """Wait until all batches are acknowledged.
 
-        If nothing was staged, there are no tokens.
+        Return the tokens to publish, in order; empty if nothing was staged.
         """
 
     def abandon(self) -> None:
-        """Drop staged batches. Connection errors are ignored."""
+        """Drop staged batches. Errors of the connection are ignored."""
 
 
 class _Item(NamedTuple):
@@ -55,42 +55,42 @@ class _Item(NamedTuple):
 
 
 class _Pipeline:
-    """Pipelined requests over one socket. The socket is reused only if all responses were received."""
+    """Pipelined requests over a socket of the pool."""
 
-    __slots__ = ("_connection", "_pending", "_wire", "answered")
+    __slots__ = ("_connection", "_pending", "_wire", "on_response")
 
-    def __init__(self, connection: BulkConnection, answered: Callable[[], None]) -> None:
+    def __init__(self, connection: BulkConnection, on_response: Callable[[], None]) -> None:
         self._connection: Final = connection
         self._pending: Final[deque[int]] = deque()
         self._wire: FramedSocket | None = None
-        self.answered: Final = answered
+        self.on_response: Final = on_response
 
     def send(self, verb: Verb, head: Head, batch: Buffer) -> None:
         if self._wire is None:
             self._wire = self._connection.take()
         while len(self._pending) >= WINDOW:
-            self._settle(self._wire)
+            self._receive(self._wire)
         self._pending.append(self._wire.send(verb, head, [batch]))
 
     def drain(self) -> None:
         while self._pending and self._wire is not None:
-            self._settle(self._wire)
+            self._receive(self._wire)
 
     def drop(self) -> None:
-        """Return the socket, even if responses were not received."""
+        """Return the socket to the pool without waiting for responses, so that the pool closes it."""
         self._pending.clear()
         if self._wire is not None:
             self._connection.give(self._wire)
             self._wire = None
 
-    def _settle(self, wire: FramedSocket) -> None:
+    def _receive(self, wire: FramedSocket) -> None:
         prefix, _ = wire.receive(self._pending.popleft())
         wire.receive_payload(prefix)
-        self.answered()
+        self.on_response()
 
 
 class _RetryPolicy:
-    """Limits the number and duration of retries. At the limit it raises the last error."""
+    """Limits the number and duration of retries."""
 
     __slots__ = ("_busy_left_s", "_connection", "_lost")
 
@@ -117,9 +117,9 @@ class _RetryPolicy:
 
 
 def _retry(connection: BulkConnection, step: Callable[[], None], again: Callable[[], None]) -> None:
-    """Run ``step``. If the broker is busy or not reachable, run ``again`` repeatedly until it succeeds.
+    """Run ``step``. If the broker is busy or not reachable, pause and run ``again`` until it succeeds.
 
-    Raises Unavailable, Busy, and errors that a retry cannot fix.
+    Raises Unavailable or Busy after too many retries, and errors that a retry cannot fix.
     """
     policy = _RetryPolicy(connection)
     while True:
@@ -135,7 +135,8 @@ def _retry(connection: BulkConnection, step: Callable[[], None], again: Callable
 class StageWriter:
     """Stages batches under random tokens, with pipelined requests.
 
-    A token is never returned if the outcome of a batch under it is unknown, or if a batch may be staged under it twice.
+    If the outcome of a batch is unknown, all batches under its token are staged again under a new one. A returned token
+    therefore has each of its batches exactly once.
     """
 
     __slots__ = ("_ahead", "_connection", "_doubtful", "_held", "_level", "_size", "_token", "_tokens", "_write")
@@ -145,8 +146,8 @@ class StageWriter:
     ) -> None:
         """Create a writer.
 
-        ``write`` is the writer name and number with which the tokens will be published. It identifies batches that are
-        left over from a crashed writer.
+        ``write`` is the writer name and number with which the tokens will be published. With it, the broker can drop
+        batches that a crashed writer has left.
         """
         self._connection: Final = connection
         self._write: Final = write
@@ -178,7 +179,7 @@ class StageWriter:
         return self._tokens
 
     def abandon(self) -> None:
-        """Drop everything that was staged. Raises Unavailable. In that case the staged batches expire by themselves."""
+        """Drop everything that was staged. Raises Unavailable; the broker then drops it after a while."""
         self._ahead.drop()
         self._abandon([*self._tokens, *self._doubtful, self._token])
 
@@ -205,7 +206,7 @@ class StageWriter:
         )
 
     def _send_again(self) -> None:
-        """Stage the same batches under a new token. It is unknown which of them are stored under the current token."""
+        """Stage all batches under a new token, because it is unknown which of them are stored under the current one."""
         self._ahead.drop()
         self._doubtful.append(self._token)
         self._token = os.urandom(TOKEN_RANDOM_BYTES)
@@ -226,7 +227,7 @@ class ProduceWriter:
         self._connection: Final = connection
         self._level: Final = int(level)
         self._held: Final[deque[_Item]] = deque()
-        self._ahead: Final = _Pipeline(connection, self._answered)
+        self._ahead: Final = _Pipeline(connection, self._on_response)
 
     def put(self, topic: str, partition: int, batch: Buffer) -> None:
         """Add a batch. See ``Writer``. Raises Unavailable, Missing."""
@@ -235,7 +236,7 @@ class ProduceWriter:
         _retry(self._connection, lambda: self._send(item), self._send_again)
 
     def finish(self) -> list[bytes]:
-        """Wait until everything is acknowledged. There are no tokens to return. Raises the errors of ``put``."""
+        """Wait until all batches are acknowledged. Return no tokens. Raises the errors of ``put``."""
 
         def again() -> None:
             self._send_again()
@@ -249,7 +250,7 @@ class ProduceWriter:
         """Stop waiting for responses. Batches in flight may be stored."""
         self._ahead.drop()
 
-    def _answered(self) -> None:
+    def _on_response(self) -> None:
         self._held.popleft()
 
     def _send(self, item: _Item) -> None:
@@ -262,4 +263,4 @@ class ProduceWriter:
 
 
 def _nothing() -> None:
-    """Do nothing for an acknowledged batch. It is published later, by its token."""
+    """Do nothing for an acknowledged batch, because it must remain in memory until its token is closed."""

@@ -125,7 +125,7 @@ def test_a_port_that_always_closes_connections(wire: str, work: Work, monkeypatc
     assert "check th" in error.message, "it advises to check the port"
     assert ("whether it requires a login" in error.message) is (wire == "kafka")
     assert ("that this is the polywire listener (by default port 9555" in error.message) is (wire == "polywire")
-    assert link.HANG_UPS_MAX <= count <= link.HANG_UPS_MAX + 1
+    assert link.CLOSED_MAX <= count <= link.CLOSED_MAX + 1
 
 
 @pytest.mark.parametrize("work", [list_topics_soon, send_soon, read_soon])
@@ -136,10 +136,10 @@ def test_a_port_that_closes_connections_slowly_is_retried(work: Work, monkeypatc
     for module, name in ((link, "BACKOFF_MAX_S"), (consumer, "BACKOFF_MAX_S"), (lane, "PAUSE_MAX_S")):
         monkeypatch.setattr(module, name, 0.01)
     monkeypatch.setattr(link, "AT_ONCE_S", 0.0)
-    monkeypatch.setattr(link, "HANG_UPS_MAX", 2)
+    monkeypatch.setattr(link, "CLOSED_MAX", 2)
     count, error = asyncio.run(visits("cursus", b"", work))
     assert "that the cluster has a leader" in error.message
-    assert count > link.HANG_UPS_MAX + 1
+    assert count > link.CLOSED_MAX + 1
 
 
 OTHERS: Final = (
@@ -214,7 +214,7 @@ def test_a_broker_that_has_responded_once_is_retried() -> None:
         with BrokerThread(wires=["kafka"]) as broker:
             async with polywire.connect(broker.url("kafka")) as client:
                 assert await client.topics() == []
-                failures = 2 * link.HANG_UPS_MAX
+                failures = 2 * link.CLOSED_MAX
 
                 async def work(wire: WireClient) -> str:
                     nonlocal failures
