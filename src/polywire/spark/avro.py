@@ -67,15 +67,18 @@ def spark_schema(schema: str) -> StructType:
 
 
 def datum_udf(schema: str, kind: StructType) -> Callable[[Column], Column]:
-    """Return a function of a binary column. Its result has ``row``, of type ``kind``, or else ``error``."""
+    """Return a function that decodes a binary column.
+
+    Its result has ``row``, of type ``kind``, or ``error``, the reason.
+    """
     result = StructType().add("row", kind).add("error", StringType())
     return _udf(result, lambda value: _read_datum(schema, value))
 
 
 def file_udf(schema: str, kind: StructType) -> Callable[[Column], Column]:
-    """Return a function of a binary column of whole Avro files.
+    """Return a function that decodes a binary column of whole Avro files.
 
-    Its result has ``rows``, of type ``kind``, or else ``error``.
+    Its result has ``rows``, of type ``kind``, or ``error``, the reason.
     """
     result = StructType().add("rows", ArrayType(kind)).add("error", StringType())
     return _udf(result, lambda value: _read_file(schema, value))
@@ -111,7 +114,7 @@ def _read_datum(schema: str, value: bytes) -> dict[str, Any]:
 
 
 def _attempt(fastavro: Any, stream: io.BytesIO, start: int, parsed: Any) -> tuple[Any, str | None]:
-    """Return (record, None). If no record can be read, return (None, reason)."""
+    """Return the record at ``start`` and None, or None and the reason why there is no record."""
     stream.seek(start)
     try:
         row = fastavro.schemaless_reader(stream, parsed, None)
@@ -183,14 +186,14 @@ def _record(node: dict[str, Any], named: dict[str, DataType], namespace: str, de
     return named.setdefault(name, made)
 
 
-def _union(branches: list[Any], named: dict[str, DataType], namespace: str, depth: int) -> DataType:
-    others = [branch for branch in branches if branch != "null"]
+def _union(types: list[Any], named: dict[str, DataType], namespace: str, depth: int) -> DataType:
+    others = [type_ for type_ in types if type_ != "null"]
     if len(others) == 1:
         return _kind(others[0], named, namespace, depth + 1)
     for names, wide in _WIDENED:
-        if others and all(isinstance(branch, str) and branch in names for branch in others):
+        if others and all(isinstance(type_, str) and type_ in names for type_ in others):
             return wide
-    _refuse("is a union of several types, which has no column in Spark", branches)
+    _refuse("is a union of several types, which has no column in Spark", types)
 
 
 def _named(name: str, named: dict[str, DataType], namespace: str) -> DataType:

@@ -85,7 +85,7 @@ def parse_json(records: DataFrame, schema: str) -> DataFrame:
 
 
 def _malformed(text: Column, kind: StructType) -> Column:
-    """Return why a text does not match the schema. The text begins like an object.
+    """Return why a text that begins like an object does not match the schema.
 
     The reason is the first field of another type, or invalid JSON.
     """
@@ -198,7 +198,7 @@ def header_text(headers: str, name: str) -> Column:
 
 
 def header_number(headers: str, name: str, kind: str) -> Column:
-    """Return a header that a protocol with typed headers (Iggy) stored as a number.
+    """Return a header that was stored as a number (Iggy).
 
     The result is null if the header's size does not fit ``kind``.
 
@@ -244,14 +244,14 @@ def corrupt(parsed: DataFrame) -> DataFrame:
 
 
 def table_columns(parsed: DataFrame) -> DataFrame:
-    """Return a parser's columns for a table. The original bytes are retained only if they could not be parsed."""
+    """Return a parser's columns for a table. ``_value`` is null if the value could be parsed."""
     if CORRUPT not in parsed.columns or VALUE not in parsed.columns:
         return parsed
     return parsed.withColumn(VALUE, f.when(f.col(CORRUPT).isNotNull(), f.col(VALUE)))
 
 
 def parser(text: str) -> Parse:
-    """Return a parser by its text form.
+    """Return the parser that a text names.
 
     Args:
         text: ``json:DDL``, ``avro:FILE``, ``avro-file:FILE``, ``events:DDL``, ``text``, or ``module:function`` for your
@@ -306,10 +306,10 @@ def read_schema(text: str) -> StructType:
 
 
 def _spread(parsed: DataFrame, kind: StructType, row: Column, reason: Column, *more: Column) -> DataFrame:
-    """Return the fields of ``row`` and the columns about the record. If there is a reason, the fields are null."""
+    """Return the fields of ``row`` and the columns about the record. If ``reason`` is not null, the fields are null."""
     fields = [f.when(reason.isNull(), row[name]).alias(name) for name in kind.fieldNames()]
-    place = [f.col(name).alias(f"_{name}") for name in PLACE if name in parsed.columns]
-    return parsed.select(*fields, *place, *more, reason.alias(CORRUPT))
+    location = [f.col(name).alias(f"_{name}") for name in PLACE if name in parsed.columns]
+    return parsed.select(*fields, *location, *more, reason.alias(CORRUPT))
 
 
 def _with_schema(parse: Callable[[DataFrame, str], DataFrame], schema: str) -> Parse:

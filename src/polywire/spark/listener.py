@@ -1,6 +1,6 @@
 """Progress of all streaming queries of a session, for programs that export metrics or watch several queries.
 
-Reports are those of the module ``progress``, with the query's name added. The end of a query is reported once.
+Reports are those of the module ``progress``, with the query's name. The end of a query is reported once.
 """
 
 from __future__ import annotations
@@ -43,10 +43,7 @@ class QueryProgress:
 
 
 class ProgressListener(StreamingQueryListener):
-    """Calls ``on_progress`` when a query starts, progresses or ends, in a thread of Spark.
-
-    ``queries`` has the latest progress of every running query.
-    """
+    """Calls ``on_progress`` when a query starts, progresses or ends, in a thread of Spark."""
 
     def __init__(self, on_progress: Callable[[QueryProgress], None] | None = None) -> None:
         self._on_progress: Final = on_progress

@@ -1,15 +1,13 @@
-"""How far a streaming query has read: the JSON that Spark stores in its checkpoint.
+"""The offsets of a streaming query, as the JSON that Spark stores in its checkpoint.
 
 Keys are sorted, because Spark compares offsets as strings. Every position includes its partition's incarnation, so a
-re-created topic is never mistaken for the old one.
+topic that was deleted and created again is never mistaken for the old one.
 
-```
-{"initial": false, "topics": {"orders": {"id": "9f…", "partitions": {"0":
-    {"begin": 0, "epoch": 3, "incarnation": 17, "next": 4200}}}}, "version": 1}
-```
+``` {"initial": false, "topics": {"orders": {"id": "9f…", "partitions": {"0":
+    {"begin": 0, "epoch": 3, "incarnation": 17, "next": 4200}}}}, "version": 1} ```
 
-``next`` is exclusive. ``begin`` is present only in the offset that ends a partition's first batch. It records where the
-query started, because Spark does not store that. So a batch that is repeated after a crash covers the same records.
+``next`` is exclusive. ``begin`` is present only in the offset at the end of a partition's first batch. It is where the
+query started, which Spark does not store. A batch that is repeated after a crash therefore covers the same records.
 """
 
 from __future__ import annotations
@@ -50,7 +48,12 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class SourceOffset:
-    """How far a query has read. ``initial``: no batch was read yet. This is the requested starting position."""
+    """How far a query has read.
+
+    Attributes:
+        positions: position in each partition.
+        initial: whether this is the start of a query that has not read a batch yet.
+    """
 
     positions: Mapping[PartitionKey, Position] = field(default_factory=dict)
     initial: bool = False

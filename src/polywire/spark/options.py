@@ -93,7 +93,7 @@ _LEVELS: Final = {"0": Level.MEMORY, "1": Level.WRITTEN, "all": Level.SYNCED, "-
 
 
 def known(given: Mapping[str, str], names: Sequence[str], *, topics: str) -> dict[str, str]:
-    """Return the options, with their names spelled as in ``names``. Case is ignored.
+    """Return the options with their names spelled as in ``names``. The case of a name is ignored.
 
     ``topics`` is the name of the option that selects topics. Raises Invalid(INVALID_REQUEST) for any other name.
     """
@@ -126,7 +126,7 @@ def refuse(name: str, why: str) -> NoReturn:
 
 
 def addresses(options: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the brokers' addresses (``host:port``), which one of three options may give."""
+    """Return the brokers' addresses (``host:port``) from the one of three options that is set."""
     given = [name for name in ADDRESSES if name in options]
     if not given:
         return (ADDRESS_DEFAULT,)
@@ -144,10 +144,10 @@ def addresses(options: Mapping[str, str]) -> tuple[str, ...]:
 
 def _without_name(option: str, address: str) -> str:
     scheme, separator, rest = address.rpartition("://")
-    name, _, place = rest.rpartition("@")
+    name, _, host = rest.rpartition("@")
     if ":" in name:
         refuse(option, "must not contain a password, because Spark shows it: set the options user and password")
-    return f"{scheme}{separator}{place}"
+    return f"{scheme}{separator}{host}"
 
 
 def login(options: Mapping[str, str]) -> Login | None:
@@ -188,7 +188,7 @@ def count(options: Mapping[str, str], name: str, *, zero: bool = False) -> int |
 def choice(
     options: Mapping[str, str], name: str, kind: Callable[[str], _T], default: _T, *, among: Sequence[str]
 ) -> _T:
-    """Convert one of the words in ``among``. ``kind`` is an enum with these values."""
+    """Convert one of the words in ``among`` with ``kind``, an enum with these values."""
     text = options.get(name)
     if text is None:
         return default
@@ -244,7 +244,7 @@ class ByOffset:
 
 @dataclass(frozen=True, slots=True)
 class ByTime:
-    """The first record at or after a time (µs): one time for all partitions, or one for each."""
+    """Start at the first record at or after a time in µs, which is one for all partitions or one for each."""
 
     time_us: int | None
     times_us: Mapping[PartitionKey, int]
@@ -259,7 +259,10 @@ OffsetSpec = Edge | ByOffset | ByTime
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Topics by name, topics whose full name matches a pattern, or partitions. Exactly one is set."""
+    """The topics to read: topics by name, topics whose full name matches a pattern, or partitions.
+
+    Exactly one of them is set.
+    """
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -341,7 +344,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
 
 
 def _reconnect_s(options: Mapping[str, str]) -> float:
-    """Return how long to retry, in seconds. Kafka's options can raise the time above the default, not lower it."""
+    """Return how many seconds to retry. Kafka's options can raise the default, but not lower it."""
     retries = count(options, "fetchOffset.numRetries", zero=True)
     interval_ms = count(options, "fetchOffset.retryIntervalMs", zero=True)
     return max(RECONNECT_S, (3 if retries is None else retries) * (10 if interval_ms is None else interval_ms) / 1000)
@@ -369,10 +372,10 @@ def _timestamp_type(options: Mapping[str, str]) -> TimestampType:
 
 
 def _push_filters(options: Mapping[str, str]) -> bool:
-    """Return whether to use the query's filters to skip records.
+    """Return whether filters of the query may skip records.
 
-    Spark 4.3 may apply one query's filters to the next query over the same DataFrame, so the option must have a special
-    value.
+    Spark 4.3 can apply the filters of one query to a later query over the same DataFrame. Therefore the option does not
+    accept ``true``, but only a value that states the condition.
     """
     text = options.get("pushFilters", "false").strip()
     if text.lower() == "true":
@@ -427,9 +430,9 @@ def _assigned(text: str) -> tuple[PartitionKey, ...]:
 
 
 def _starting(options: Mapping[str, str], *, streaming: bool) -> OffsetSpec:
-    """Return the start of a read.
+    """Return where a read starts.
 
-    Kafka's precedence applies: startingTimestamp, startingOffsetsByTimestamp, startingOffsets.
+    As with Kafka, startingTimestamp has precedence over startingOffsetsByTimestamp, which has it over startingOffsets.
     """
     timed = _timed(options, "startingTimestamp", "startingOffsetsByTimestamp")
     if timed is not None:
@@ -462,7 +465,7 @@ def _offset_spec(options: Mapping[str, str], name: str, default: Edge) -> Edge |
 
 
 def _timed(options: Mapping[str, str], single: str, many: str) -> ByTime | None:
-    """Convert times, which Kafka gives in milliseconds."""
+    """Return times in µs. Kafka's options have milliseconds."""
     if single in options:
         time_ms = count(options, single, zero=True)
         return ByTime(time_us=(time_ms or 0) * 1000, times_us={})
@@ -527,7 +530,7 @@ class Guarantee(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Permanent name of a batch write. Writing again under the same name has no effect (txnAppId, txnId)."""
+    """The name of a batch write (txnAppId, txnId). A second write with the same name has no effect."""
 
     application: str
     number: int

@@ -40,7 +40,7 @@ Extents = Mapping[PartitionKey, Extent]
 
 @dataclass(frozen=True, slots=True)
 class SealedRuns:
-    """Locations of the sealed part of a range in a bucket, at the time of planning."""
+    """Where the sealed records of a range are in a bucket."""
 
     root: BlobRoot
     runs: tuple[SealedRange, ...]
@@ -48,11 +48,12 @@ class SealedRuns:
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """Records ``[offset, offset_end)`` of one incarnation of a partition.
+    """Records of one incarnation of a partition, from ``offset`` to ``offset_end`` (exclusive).
 
     Attributes:
+        incarnation: incarnation of the partition.
         epoch: broker start in which ``offset_end`` was observed.
-        sealed: locations of its sealed part, None if they were not requested.
+        sealed: where its sealed records are; None if that was not requested.
     """
 
     topic: str
@@ -71,14 +72,14 @@ class ReadRange:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Records of the query that no longer exist."""
+    """Records of a query that do not exist any more."""
 
     key: PartitionKey
     reason: str
 
 
-def times_asked(*specs: OffsetSpec) -> tuple[int, ...]:
-    """Return all times (µs) that must be looked up for these positions, ascending."""
+def times_needed(*specs: OffsetSpec) -> tuple[int, ...]:
+    """Return all times (µs) for which offsets must be looked up, ascending."""
     times: set[int] = set()
     for spec in specs:
         if isinstance(spec, ByTime):
@@ -88,12 +89,15 @@ def times_asked(*specs: OffsetSpec) -> tuple[int, ...]:
 
 
 def start_offset(extents: Extents, spec: OffsetSpec, missing_time: MissingTime) -> SourceOffset:
-    """Return where reading begins. Raises Invalid if the given offsets or times do not cover exactly the partitions."""
+    """Return where reading begins.
+
+    Raises Invalid unless the requested offsets or times cover exactly the partitions.
+    """
     chosen = {
         key: _spec_offset(key, extent, spec, Edge.EARLIEST, missing_time, option="startingOffsets")
         for key, extent in extents.items()
     }
-    _refuse_strangers(extents, spec, "startingOffsets")
+    _refuse_other_partitions(extents, spec, "startingOffsets")
     return SourceOffset({key: _position(extents[key], offset) for key, offset in chosen.items()}, initial=True)
 
 
@@ -103,7 +107,7 @@ def end_offset(extents: Extents, spec: OffsetSpec) -> SourceOffset:
         key: _spec_offset(key, extent, spec, Edge.LATEST, MissingTime.LATEST, option="endingOffsets")
         for key, extent in extents.items()
     }
-    _refuse_strangers(extents, spec, "endingOffsets")
+    _refuse_other_partitions(extents, spec, "endingOffsets")
     return SourceOffset({key: _position(extents[key], offset) for key, offset in chosen.items()})
 
 
@@ -143,46 +147,47 @@ def _spec_offset(
 
 
 def _explicit_offset(key: PartitionKey, extent: Extent, spec: ByOffset, option: str) -> int:
-    given = spec.offsets.get(key)
-    if given is None:
+    offset = spec.offsets.get(key)
+    if offset is None:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
             f"the option {option} must name every partition (use -1 for latest, -2 for earliest) missing={_spell(key)}",
         )
-    if given == EARLIEST_OFFSET:
+    if offset == EARLIEST_OFFSET:
         return extent.first_offset
-    if given == LATEST_OFFSET:
+    if offset == LATEST_OFFSET:
         return extent.next_offset
-    return given
+    return offset
 
 
-def _refuse_strangers(extents: Extents, spec: OffsetSpec, option: str) -> None:
+def _refuse_other_partitions(extents: Extents, spec: OffsetSpec, option: str) -> None:
     named: Iterable[PartitionKey] = ()
     if isinstance(spec, ByOffset):
         named = spec.offsets
     elif isinstance(spec, ByTime):
         named, option = spec.times_us, f"{option}ByTimestamp"
-    strangers = sorted(key for key in named if key not in extents)
-    if strangers:
+    others = sorted(key for key in named if key not in extents)
+    if others:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"the option {option} names partitions that are not read partitions={','.join(map(_spell, strangers))}",
+            f"the option {option} names partitions that are not read partitions={','.join(map(_spell, others))}",
         )
 
 
 def advance(
     start: SourceOffset, extents: Extents, *, records_max: int | None, ceiling: SourceOffset | None = None
 ) -> SourceOffset:
-    """Return where the next micro-batch ends: at the end of all data, or after a proportional share of ``records_max``.
+    """Return where the next micro-batch ends: at the end of all records, or after ``records_max`` of them.
 
-    It never goes beyond ``ceiling``. Partitions that are new since ``start``, or re-created, begin at their first
-    offset. Positions out of range move to the nearest bound. Returns ``start`` itself if there is nothing new, because
-    Spark treats any difference as new data.
+    Each partition gets a share of ``records_max`` in proportion to its backlog. The result is never beyond ``ceiling``.
+    Partitions that are new since ``start``, or re-created, begin at their first offset. Positions out of range move to
+    the nearest bound. Returns ``start`` itself if there is nothing new, because Spark treats any difference as new
+    data.
     """
     begins, ends = {}, {}
     for key, extent in sorted(extents.items()):
         limit = _limit(key, extent, ceiling)
-        known = _same_life(start.positions.get(key), extent.incarnation)
+        known = _same_incarnation(start.positions.get(key), extent.incarnation)
         if limit is not None:
             begin = extent.first_offset if known is None else known.next_offset
             begins[key] = min(max(begin, extent.first_offset), extent.next_offset)
@@ -195,7 +200,7 @@ def advance(
     }
     changed = False
     for key, end in ends.items():
-        known = _same_life(start.positions.get(key), extents[key].incarnation)
+        known = _same_incarnation(start.positions.get(key), extents[key].incarnation)
         if end == (begins[key] if known is None else known.next_offset):
             continue  # unchanged, so it keeps the epoch in which it was observed
         changed = True
@@ -205,14 +210,14 @@ def advance(
 
 
 def _limit(key: PartitionKey, extent: Extent, ceiling: SourceOffset | None) -> int | None:
-    """Return the highest end offset of a partition, or None if this run must not read the partition."""
+    """Return the highest end offset of a partition; None if the run must not read the partition."""
     if ceiling is None:
         return extent.next_offset
-    target = _same_life(ceiling.positions.get(key), extent.incarnation)
+    target = _same_incarnation(ceiling.positions.get(key), extent.incarnation)
     return None if target is None else min(extent.next_offset, target.next_offset)
 
 
-def _same_life(position: Position | None, incarnation: int) -> Position | None:
+def _same_incarnation(position: Position | None, incarnation: int) -> Position | None:
     return position if position is not None and position.incarnation == incarnation else None
 
 
@@ -237,12 +242,12 @@ def _share(
 def batch_ranges(start: SourceOffset, end: SourceOffset) -> list[ReadRange]:
     """Return the records between two offsets, by partition.
 
-    Spark does not store where a query started. When its first batch is repeated, Spark asks for the initial offset
-    again and may get a later one. So the start comes from the batch's end offset, which contains it.
+    The range of a query's first batch begins at ``Position.begin_offset`` of ``end``. When Spark repeats that batch, it
+    requests the initial offset again, which may have changed.
     """
     ranges = []
     for key, position in sorted(end.positions.items()):
-        known = _same_life(start.positions.get(key), position.incarnation)
+        known = _same_incarnation(start.positions.get(key), position.incarnation)
         if position.begin_offset is not None and (start.initial or known is None):
             begin = position.begin_offset
         elif end.initial or known is None:
@@ -257,21 +262,20 @@ def batch_ranges(start: SourceOffset, end: SourceOffset) -> list[ReadRange]:
 
 
 def losses(ranges: Sequence[ReadRange], extents: Extents) -> list[Loss]:
-    """Return which of these records can no longer be read."""
+    """Return the ranges, or parts of them, that can no longer be read."""
     found = []
-    for wanted in ranges:
-        key = PartitionKey(wanted.topic, wanted.partition)
-        reason = _loss(wanted.incarnation, wanted.offset, wanted.offset_end, extents.get(key))
+    for read_range in ranges:
+        key = PartitionKey(read_range.topic, read_range.partition)
+        reason = _loss(read_range.incarnation, read_range.offset, read_range.offset_end, extents.get(key))
         if reason is not None:
             found.append(Loss(key, reason))
     return found
 
 
 def doubtful(start: SourceOffset, extents: Extents) -> list[tuple[PartitionKey, Position]]:
-    """Return positions that were observed in an earlier broker start.
+    """Return the positions that were observed in an earlier broker start.
 
-    The broker must confirm that its current start has records up to these positions, because it may have lost records
-    in a crash.
+    The broker may have lost records in a crash. It must confirm that it has the records before these positions.
     """
     return [
         (key, position)
@@ -281,9 +285,9 @@ def doubtful(start: SourceOffset, extents: Extents) -> list[tuple[PartitionKey, 
 
 
 def position_losses(start: SourceOffset, extents: Extents) -> list[Loss]:
-    """Return the positions of a query after which records are lost.
+    """Return the positions of a query that cannot be continued.
 
-    Either the topic was deleted or re-created, or the records were removed.
+    Either the topic was deleted or re-created, or the next records were removed.
     """
     found = []
     for key, position in sorted(start.positions.items()):
@@ -306,7 +310,7 @@ def _loss(incarnation: int, offset: int, offset_end: int, extent: Extent | None)
 
 
 def refuse_losses(found: Sequence[Loss]) -> None:
-    """Raise Missing(OFFSET_OUT_OF_RANGE) if there are lost records (failOnDataLoss=true)."""
+    """Raise Missing(OFFSET_OUT_OF_RANGE) if there are losses (failOnDataLoss=true)."""
     if found:
         first = found[0]
         raise Missing(
@@ -317,17 +321,17 @@ def refuse_losses(found: Sequence[Loss]) -> None:
 
 
 def clip(ranges: Sequence[ReadRange], extents: Extents) -> list[ReadRange]:
-    """Return the remaining parts of the ranges (failOnDataLoss=false)."""
-    kept = []
-    for wanted in ranges:
-        extent = extents.get(PartitionKey(wanted.topic, wanted.partition))
-        if extent is None or extent.incarnation != wanted.incarnation:
+    """Return the parts of the ranges that still exist (failOnDataLoss=false)."""
+    remaining = []
+    for read_range in ranges:
+        extent = extents.get(PartitionKey(read_range.topic, read_range.partition))
+        if extent is None or extent.incarnation != read_range.incarnation:
             continue
-        begin = max(wanted.offset, extent.first_offset)
-        end = min(wanted.offset_end, extent.next_offset)
+        begin = max(read_range.offset, extent.first_offset)
+        end = min(read_range.offset_end, extent.next_offset)
         if begin < end:
-            kept.append(replace(wanted, offset=begin, offset_end=end))
-    return kept
+            remaining.append(replace(read_range, offset=begin, offset_end=end))
+    return remaining
 
 
 def tasks(
@@ -335,10 +339,12 @@ def tasks(
 ) -> list[tuple[ReadRange, ...]]:
     """Split large ranges and combine small ones into tasks, in order.
 
-    ``partitions_min`` is the approximate minimum number of tasks. There are fewer tasks if there are fewer records.
-    ``partition_records_max`` limits the records of a task.
+    Args:
+        ranges: the ranges of a batch.
+        partitions_min: desired number of tasks. There are fewer if there are fewer records.
+        partition_records_max: limit for the records of a task.
     """
-    total = sum(wanted.record_count for wanted in ranges)
+    total = sum(read_range.record_count for read_range in ranges)
     if total == 0:
         return []
     piece_max = min(RANGE_RECORDS_MAX, partition_records_max or RANGE_RECORDS_MAX)
@@ -346,7 +352,7 @@ def tasks(
     if partitions_min is not None:
         piece_max = max(1, min(piece_max, total // partitions_min))
         pack_records = min(pack_records, piece_max)
-    pieces = [piece for wanted in ranges for piece in _cut(wanted, piece_max)]
+    pieces = [piece for read_range in ranges for piece in _cut(read_range, piece_max)]
     packed: list[list[ReadRange]] = []
     room = 0
     for piece in pieces:
@@ -358,18 +364,17 @@ def tasks(
     return [tuple(pieces) for pieces in packed]
 
 
-def _cut(wanted: ReadRange, records_max: int) -> list[ReadRange]:
-    count = -(-wanted.record_count // records_max)
-    cuts = [wanted.offset + wanted.record_count * number // count for number in range(count + 1)]
-    return [replace(wanted, offset=cuts[n], offset_end=cuts[n + 1]) for n in range(count)]
+def _cut(read_range: ReadRange, records_max: int) -> list[ReadRange]:
+    count = -(-read_range.record_count // records_max)
+    cuts = [read_range.offset + read_range.record_count * number // count for number in range(count + 1)]
+    return [replace(read_range, offset=cuts[n], offset_end=cuts[n + 1]) for n in range(count)]
 
 
 def records_within(bytes_max: int, lags: Mapping[PartitionKey, tuple[int, float]]) -> int:
-    """Return how many records make up about ``bytes_max`` bytes, in proportion to each partition's lag.
+    """Return how many records have about ``bytes_max`` bytes, at least one.
 
-    It is at least one.
-
-    ``lags`` has (records to read, bytes per record) by partition.
+    ``lags`` has, by partition, the number of records to read and the bytes per record. Each partition counts in
+    proportion to its number of records.
     """
     total_bytes = sum(records * size for records, size in lags.values())
     total_records = sum(records for records, _ in lags.values())

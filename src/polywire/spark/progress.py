@@ -31,10 +31,10 @@ class BatchProgress:
 
     Attributes:
         rate: records per second of this batch.
-        lag: number of records still to read, None if unknown.
+        lag: number of records still to read; None if unknown.
         left_out: number of rows that were not processed: late, or without a time.
         corrupt: number of values that could not be parsed.
-        watermark: event time (ISO 8601) before which rows count as late, None if the query has no watermark.
+        watermark: event time (ISO 8601) before which rows count as late; None if the query has no watermark.
     """
 
     batch_id: int
@@ -66,7 +66,10 @@ def batch_progress(report: Mapping[str, Any]) -> BatchProgress:
 
 
 def observed(rows: DataFrame, *, corrupt: Column, left_out: Column) -> DataFrame:
-    """Count rows for which these conditions hold, while the query runs. The counts appear in ``BatchProgress``."""
+    """Count the rows for which the conditions ``corrupt`` and ``left_out`` hold.
+
+    ``BatchProgress`` has the counts.
+    """
     return rows.observe(OBSERVED, f.count_if(corrupt).alias("corrupt"), f.count_if(left_out).alias("left_out"))
 
 
@@ -133,7 +136,7 @@ def _oddities(batch: BatchProgress) -> tuple[tuple[str, int], ...]:
 
 
 def _lag(sources: Any) -> int | None:
-    """Return how many records the batch's end is behind the broker's. It is summed over all ``polywire`` sources."""
+    """Return how many records all ``polywire`` sources are behind the end of their topics; None if unknown."""
     lag = None
     for source in sources:
         end, latest = _offset(source.get("endOffset")), _offset(source.get("latestOffset"))

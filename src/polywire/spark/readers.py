@@ -73,7 +73,7 @@ def record_batches(
 
 
 class _TaskRead:
-    """State of one task: its connection if it needs one, the requested columns, and the counts of bytes by origin."""
+    """State of one task: its connection, the requested columns, and the number of bytes read from each place."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options: Final = options
@@ -95,7 +95,10 @@ class _TaskRead:
         )
 
     def connect(self) -> BulkConnection:
-        """Return the connection to the broker, opened on first use: a read from the bucket does not need one."""
+        """Return the connection to the broker.
+
+        It is opened at the first call, because a read from a bucket does not need it.
+        """
         if self._connection is None:
             self._connection = snapshot.connect(self._options)
         return self._connection
@@ -119,7 +122,7 @@ def _batches(reading: _TaskRead, wanted: ReadRange) -> Iterator[pa.RecordBatch]:
 
 
 def _remaining_batches(reading: _TaskRead, wanted: ReadRange) -> Iterator[pa.RecordBatch]:
-    """Yield the remaining records of a range.
+    """Yield the records of a range that still exist.
 
     Retention may remove records repeatedly while the range is read. Each time, reading continues at the first remaining
     record.
@@ -147,7 +150,7 @@ def _remaining_range(connection: BulkConnection, wanted: ReadRange) -> ReadRange
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Numbers ``[begin, end)``. None means unbounded."""
+    """Numbers from ``begin`` to ``end`` (exclusive). None means no limit."""
 
     begin: int | None = None
     end: int | None = None
@@ -162,7 +165,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PushedFilters:
-    """Which records the filters can accept. Times are in µs. None means unrestricted."""
+    """The records that a query's filters can accept. None means all."""
 
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None
@@ -170,12 +173,15 @@ class PushedFilters:
     times_us: Span = field(default_factory=Span)
 
     def times(self) -> tuple[int, ...]:
-        """Times (µs) whose offsets must be looked up."""
+        """Times (µs) whose offsets are needed."""
         return tuple(sorted({time for time in (self.times_us.begin, self.times_us.end) if time is not None}))
 
 
 def pushed_filters(filters: Iterable[Filter]) -> PushedFilters:
-    """Combine the filters. Filters on other columns are ignored."""
+    """Combine the filters of a query.
+
+    Filters on columns other than topic, partition, offset and timestamp are ignored.
+    """
     found = PushedFilters()
     for wanted in filters:
         column = getattr(wanted, "attribute", ())
@@ -195,7 +201,7 @@ def prune(ranges: Sequence[ReadRange], filters: PushedFilters, extents: Extents)
 
     ``extents`` must have the offsets of ``filters.times``.
     """
-    kept = []
+    remaining = []
     for wanted in ranges:
         if filters.topics is not None and wanted.topic not in filters.topics:
             continue
@@ -205,8 +211,8 @@ def prune(ranges: Sequence[ReadRange], filters: PushedFilters, extents: Extents)
         span = filters.offsets.within(wanted.offset, wanted.offset_end)
         span = span.within(_found(offsets, filters.times_us.begin), _found(offsets, filters.times_us.end))
         if span.begin is not None and span.end is not None and span.begin < span.end:
-            kept.append(replace(wanted, offset=span.begin, offset_end=span.end))
-    return kept
+            remaining.append(replace(wanted, offset=span.begin, offset_end=span.end))
+    return remaining
 
 
 def _found(offsets: Mapping[int, int], time_us: int | None) -> int | None:
@@ -230,7 +236,10 @@ def _both(one: frozenset[Any] | None, other: frozenset[Any] | None) -> frozenset
 
 
 def _ends(wanted: Filter, number_of: Callable[[object], int | None]) -> tuple[int | None, int | None]:
-    """Return (first number that the filter accepts, first number beyond the accepted ones). None means unbounded."""
+    """Return the first number that a filter accepts, and the first number after the accepted ones.
+
+    None means no limit.
+    """
     number = number_of(getattr(wanted, "value", None))
     if number is None:
         return None, None
@@ -254,10 +263,7 @@ def _whole(value: object) -> int | None:
 
 
 def _micros(value: object) -> int | None:
-    """Return microseconds since 1970.
-
-    Return None for a time without a time zone, because the column has no such times.
-    """
+    """Return a time in microseconds since 1970; None for a time without a time zone, which the column never has."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
     return (value - _EPOCH) // _MICROSECOND
@@ -276,7 +282,7 @@ class RangesPartition(InputPartition):
 
 @one_line_errors
 class BatchReader(DataSourceReader):
-    """Plans in the driver's planner process and reads in tasks."""
+    """A batch read. It is planned in a process of the driver, and read in tasks."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -284,14 +290,14 @@ class BatchReader(DataSourceReader):
         self._filters = PushedFilters()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one task per group of ranges.
+        """Return the ranges of each task.
 
-        Raises Missing for missing topics, or for lost records (``failOnDataLoss``). The result is a list, as Spark
-        requires. Spark replaces an empty one by a single None.
+        Raises Missing for missing topics, and for lost records with ``failOnDataLoss``. Spark requires a list. If the
+        list is empty, Spark calls ``read`` once with None.
         """
         options = self._options
         filters = self._filters
-        times_us = sorted({*planning.times_asked(options.starting, options.ending), *filters.times()})
+        times_us = sorted({*planning.times_needed(options.starting, options.ending), *filters.times()})
         found = snapshot.extents(snapshot.connect(options), options.subscription, times_us=times_us, must_exist=True)
         start = planning.start_offset(found, options.starting, options.missing_time)
         ranges = planning.batch_ranges(start, planning.end_offset(found, options.ending))
@@ -309,9 +315,10 @@ class BatchReader(DataSourceReader):
 
 @one_line_errors
 class FilteringReader(BatchReader):
-    """Skips records by topic, partition, offset and time according to the query's filters.
+    """A batch read that skips records according to the query's filters on topic, partition, offset and time.
 
-    Create it only if requested: if Spark's setting is off, a reader that accepts filters makes every read fail.
+    Create it only if the option pushFilters is set: unless Spark's setting is on, Spark rejects readers that accept
+    filters.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
@@ -331,7 +338,7 @@ def input_partitions(options: SourceOptions, ranges: Sequence[ReadRange]) -> lis
 def read_partition(
     options: SourceOptions, schema: StructType, partition: InputPartition | None
 ) -> Iterator[pa.RecordBatch]:
-    """Read one task. It yields nothing for the None that Spark makes of an empty plan."""
+    """Yield the record batches of one task; none if ``partition`` is None, which stands for an empty plan."""
     depart_quietly()
     if isinstance(partition, RangesPartition):
         yield from record_batches(options, partition.ranges, arrow_schema(schema))
@@ -339,11 +346,9 @@ def read_partition(
 
 @one_line_errors
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans and reads the micro-batches of a stream.
+    """The micro-batches of a stream.
 
     A long-lived process on the driver calls it for offsets and plans. Tasks call ``read`` on a pickled copy.
-
-    After ``prepareForTriggerAvailableNow``, no offset goes beyond the end that it recorded.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType, clock: Clock | None = None) -> None:
@@ -358,7 +363,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Return where a new query begins (``startingOffsets``). Raises Missing for missing topics."""
         options = self._options
-        times_us = planning.times_asked(options.starting)
+        times_us = planning.times_needed(options.starting)
         found = snapshot.extents(snapshot.connect(options), options.subscription, times_us=times_us, must_exist=True)
         return encode_offset(planning.start_offset(found, options.starting, options.missing_time))
 
@@ -374,7 +379,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Set the end of an ``availableNow`` run to the current end."""
+        """Set the end of an ``availableNow`` run to the current end of all partitions."""
         found = snapshot.extents(snapshot.connect(self._options), self._options.subscription)
         self._ceiling = planning.latest_offset(found)
 
@@ -399,7 +404,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode_offset(planning.advance(known, found, records_max=records_max, ceiling=self._ceiling))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the last observed end of the topics, for Spark's progress reports."""
+        """Return the end of all partitions as it was last observed, for Spark's progress reports."""
         return None if self._latest is None else encode_offset(self._latest)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -411,7 +416,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return input_partitions(options, ranges)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Commit the query's offsets to the broker, to show its lag. The query does not depend on them."""
+        """Commit the offsets to the group of the option commitGroup, so that the broker shows the lag.
+
+        The query does not depend on them.
+        """
         group = self._options.group
         if group is None:
             return
@@ -439,10 +447,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._reached[key] = position
 
     def _too_early(self, known: SourceOffset, everything: SourceOffset, limit: ReadLimit) -> bool:
-        """Return whether to wait for more records.
+        """Return whether the next micro-batch must wait for more records.
 
-        That is the case if fewer than ``minOffsetsPerTrigger`` records are available and ``maxTriggerDelay`` has not
-        passed. It is never the case in an availableNow run.
+        That is the case if fewer than ``minOffsetsPerTrigger`` are available and ``maxTriggerDelay`` has not passed. An
+        availableNow run never waits.
         """
         records_min = self._options.trigger_records_min
         if records_min is None or isinstance(limit, ReadAllAvailable) or self._ceiling is not None:

@@ -1,4 +1,4 @@
-"""Columns that the source returns and that the sink accepts: those of Spark's Kafka source and sink. Columns of a value.
+"""The columns of the source and the sink, which are those of Spark's Kafka source and sink, and the columns of a value.
 
 A user's schema may select any column of the source, in any order. Error messages suggest the right column, or a fix.
 """
@@ -82,12 +82,12 @@ def check_schema(schema: StructType) -> None:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema (types, names and order) with which Spark compares the first record batch."""
+    """Return the Arrow schema (types, names and order) that Spark expects of the first record batch."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def value_columns(kind: DataType) -> StructType:
-    """Return the columns of a value.
+    """Return the columns into which a value is parsed.
 
     Raises Invalid if the type is not a struct, and for names that begin with ``_``, which are reserved.
     """

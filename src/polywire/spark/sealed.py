@@ -1,10 +1,12 @@
-"""Read ranges of records from the broker's sealed files or bucket, otherwise from the broker (decision 0120).
+"""Read sealed records directly from the broker's files or bucket, and all others from the broker (decision 0120).
 
-The result equals that of the broker: each record once and in order. Files and buckets are read only if they contain the
-broker's identifying token. Their data is used only if all checksums match. Otherwise records are fetched from the
-broker, or the read fails if the options require sealed segments.
+The result is the same as from the broker: each record once and in order. Files and buckets are read only if they
+contain the broker's identifying token. Their data is used only if all checksums match. Otherwise records are fetched
+from the broker, or the read fails if the options require sealed segments.
 
-Ranges in a bucket are located during planning, so that tasks need no broker. Only the broker's own bucket is read, with
+A *run* is the contiguous part of a segment file that has the records of one partition.
+
+Runs in a bucket are located during planning, so that tasks need no broker. Only the broker's own bucket is read, with
 the credentials of this process, and with several concurrent requests per run.
 """
 
@@ -52,15 +54,15 @@ RUN_BYTES_MIN: Final = 1 << 20
 # smaller ranges do not justify a task of 12 ms or more; locating a range takes 0.2 ms
 RANGE_RECORDS_MIN: Final = PACK_RECORDS
 logger: Final = logging.getLogger("polywire.spark")
-_elsewhere: Final[set[BulkConnection]] = set()
-"""Connections to brokers whose files this process cannot access; they are not asked for locations again."""
+_inaccessible: Final[set[BulkConnection]] = set()
+"""Connections to brokers whose files this process cannot access. No more locations are requested over them."""
 Pieces = Sequence[tuple[ReadRange, ...]]
-_on_a_machine: Final[set[BulkConnection]] = set()
-"""Connections to brokers without a bucket: each task checks for itself whether it can access the broker's files."""
+_without_bucket: Final[set[BulkConnection]] = set()
+"""Connections to brokers without a bucket. Each task checks for itself whether it can access the broker's files."""
 
 
 class BucketSource:
-    """The bucket of one broker. Its identity was checked."""
+    """The bucket of one broker, after its identity was checked."""
 
     def __init__(self, objects: Objects) -> None:
         self.arena: Final = Arena()
@@ -68,11 +70,11 @@ class BucketSource:
         self._readers = ThreadPoolExecutor(READS_AT_ONCE, "polywire-bucket")
 
     def open(self, run: SealedRange) -> RunBytes:
-        """Open a run and request its first bytes."""
+        """Return a run, whose first bytes are requested immediately."""
         return RunBytes(self, run)
 
-    def ask(self, name: str, start: int, stop: int) -> Future[bytes]:
-        """Request bytes [start, stop) of a blob. The future fails with BlobMissing or Unavailable."""
+    def request(self, name: str, start: int, stop: int) -> Future[bytes]:
+        """Request the bytes from ``start`` to ``stop`` of a blob. The future fails with BlobMissing or Unavailable."""
         return self._readers.submit(self._read, name, start, stop)
 
     def _read(self, name: str, start: int, stop: int) -> bytes:
@@ -89,10 +91,7 @@ class BucketSource:
 
 
 class RunBytes:
-    """The bytes of one run, read in order.
-
-    ``_ahead`` has pending requests for consecutive ranges. The first is for the bytes to be read next.
-    """
+    """The bytes of one run in a bucket, read in order. The following bytes are always requested ahead."""
 
     def __init__(self, source: BucketSource, run: SealedRange) -> None:
         self._source = source
@@ -104,13 +103,13 @@ class RunBytes:
     def _look_ahead(self) -> None:
         while len(self._ahead) < READS_AT_ONCE and self._next < self._run.stop:
             stop = min(self._next + CHUNK_BYTES, self._run.stop)
-            self._ahead.append((self._next, self._source.ask(self._run.blob, self._next, stop)))
+            self._ahead.append((self._next, self._source.request(self._run.blob, self._next, stop)))
             self._next = stop
 
     def pread_into(self, out: Buffer, position: int) -> int:
-        """Fill ``out`` with bytes from ``position``, which must be where the last read ended. Return their number.
+        """Fill ``out`` with the bytes at ``position``, which must be where the last read ended. Return their number.
 
-        It is smaller if the blob is too short. Raises BlobMissing or Unavailable.
+        It is smaller than ``out`` if the blob is too short. Raises BlobMissing or Unavailable.
         """
         into, done = memoryview(out), 0
         while done < len(into) and self._ahead:
@@ -127,13 +126,13 @@ class RunBytes:
         return done
 
     def expect(self, start: int, stop: int) -> None:
-        """Do nothing: the following bytes are always requested ahead."""
+        """Do nothing, because the following bytes are always requested ahead."""
 
 
 def bucket_source(root: BlobRoot, options: Mapping[str, str]) -> BucketSource:
-    """Return a broker's bucket. It is opened once per process.
+    """Return a broker's bucket, which is opened once per process.
 
-    Raises BrokerError. A permanent error is cached, too.
+    Raises BrokerError. An error that is not temporary is raised again by later calls.
     """
     key = (os.getpid(), root.address, root.mark, tuple(sorted(options.items())))
     with _lock:
@@ -167,22 +166,22 @@ logger.setLevel(logging.INFO)  # Spark collects logs of workers only on request
 
 
 class _NotRead(Exception):
-    """A run is not at its location, or is not intact. Its records can be read from the broker."""
+    """A run cannot be used: it is not where it was located, or its data is damaged. The broker has the records, too."""
 
 
 class _Gone(_NotRead):
-    """A run's blob was deleted after it was located, because its records were trimmed or rewritten."""
+    """The blob of a run was deleted after it was located, because its records were trimmed or rewritten."""
 
 
 class _Bytes(Protocol):
     def pread_into(self, out: Buffer, position: int) -> int:
-        """Fill ``out`` with bytes from ``position`` and return their number, smaller at the end.
+        """Fill ``out`` with the bytes at ``position``, and return their number. It is smaller at the end of the file.
 
         Raises BlobMissing or Unavailable.
         """
 
     def expect(self, start: int, stop: int) -> None:
-        """Announce that these bytes will be read next."""
+        """Request bytes in advance that will be read next."""
 
 
 class _Source(Protocol):
@@ -190,12 +189,12 @@ class _Source(Protocol):
     def arena(self) -> Arena: ...
 
     def open(self, run: SealedRange) -> _Bytes:
-        """Open a run after verifying that it belongs to the broker. Raises _NotRead."""
+        """Return a run after checking that it belongs to the broker. Raises _NotRead."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts how the bytes were read."""
+    """Counts the bytes that were read from files, a bucket, and the broker."""
 
     file_bytes: int = 0
     wire_bytes: int = 0
@@ -204,7 +203,13 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class SealedAccess:
-    """Whether sealed records may, or must, be read without the broker, and the options for opening a bucket."""
+    """How sealed records are read.
+
+    Attributes:
+        allowed: whether they may be read without the broker.
+        required: whether they must be.
+        bucket: options of the library that reads the bucket.
+    """
 
     allowed: bool = True
     required: bool = False
@@ -220,27 +225,30 @@ def read_range(
     check_epoch: bool,
     access: SealedAccess,
 ) -> Iterator[StoredChunk]:
-    """Yield the chunks of a range, in order, like ``BulkConnection.fetch_range``.
+    """Yield the chunks of a range in order, like ``BulkConnection.fetch_range``.
+
+    Args:
+        connect: returns a connection to the broker. Called only if it is needed.
+        wanted: the range.
+        tally: counts the bytes read.
+        bodies: if false, only headers of batches are read, always from the broker, because they are a small part of a
+            segment.
+        check_epoch: whether the range must have been observed in the broker's current start.
+        access: how sealed records are read.
 
     Raises the errors of ``fetch_range``, and Unavailable if sealed records must be read without the broker but cannot.
-
-    ``connect`` is called when the broker is needed. Without ``bodies`` only headers are read, always from the broker,
-    because they are a small part of a segment.
     """
     epoch = wanted.epoch if check_epoch else ANY_EPOCH
     reading = _RangeRead(connect, wanted, epoch, tally, access)
     if access.allowed and bodies and (access.required or wanted.record_count >= RANGE_RECORDS_MIN):
         for source, run in reading.runs():
-            yield from reading.over_the_wire(run.first_offset)
+            yield from reading.from_broker(run.first_offset)
             yield from reading.sealed(source, run)
-    yield from reading.over_the_wire(wanted.offset_end, bodies=bodies)
+    yield from reading.from_broker(wanted.offset_end, bodies=bodies)
 
 
 class _RangeRead:
-    """A range being read.
-
-    No record is skipped or repeated, because ``_at`` is the offset after the last yielded record.
-    """
+    """A range that is being read, first from files or the bucket, and where that fails from the broker."""
 
     def __init__(
         self, connect: Callable[[], BulkConnection], wanted: ReadRange, epoch: int, tally: Tally, access: SealedAccess
@@ -253,9 +261,9 @@ class _RangeRead:
         self._at = wanted.offset
 
     def runs(self) -> Iterator[tuple[_Source, SealedRange]]:
-        """Yield the runs worth opening. There are none if the runs cannot be accessed.
+        """Yield the runs of the range that are large enough, if this process can access them.
 
-        Raises Unavailable if the options require them.
+        Raises Unavailable if it cannot, and the options require it.
         """
         bytes_min = 0 if self._access.required else RUN_BYTES_MIN
         for source, run in self._runs_in_bucket() if self._wanted.sealed is not None else self._runs_in_files():
@@ -276,7 +284,7 @@ class _RangeRead:
 
     def _runs_in_files(self) -> Iterator[tuple[_Source, SealedRange]]:
         connection = self._connect()
-        if connection in _elsewhere and not self._access.required:
+        if connection in _inaccessible and not self._access.required:
             return
         answers = snapshot.located(connection, self._wanted, epoch=self._epoch)
         while True:
@@ -284,14 +292,14 @@ class _RangeRead:
                 located = next(answers, None)
             except Invalid:  # an older broker without this request
                 self._refuse("the broker does not report their location")
-                _elsewhere.add(connection)
+                _inaccessible.add(connection)
                 return
             if located is None:
                 return
             data_directory = DataDirectory(located.address, located.mark)
             if not data_directory.is_here():
                 self._refuse(f"they are not visible here path={located.address!r}")
-                _elsewhere.add(connection)
+                _inaccessible.add(connection)
                 logger.info(
                     "sealed segments are not accessible: reading records from the broker path=%r", located.address
                 )
@@ -301,18 +309,15 @@ class _RangeRead:
                 yield source, run
 
     def _refuse(self, reason: str) -> None:
-        """Raise Unavailable if the options require that sealed records are read without the broker.
-
-        Otherwise do nothing.
-        """
+        """Raise Unavailable if the options do not allow to read sealed records from the broker."""
         if self._access.required:
             raise Unavailable(
                 ErrorCode.STORAGE_FAILED,
                 f"sealed segments cannot be read directly, but localSegments=required demands it: {reason}",
             )
 
-    def over_the_wire(self, offset_end: int, *, bodies: bool = True) -> Iterator[StoredChunk]:
-        """Yield the remaining part of the range below ``offset_end``, from the broker."""
+    def from_broker(self, offset_end: int, *, bodies: bool = True) -> Iterator[StoredChunk]:
+        """Yield the records below ``offset_end`` that were not yielded yet, from the broker."""
         wanted = self._wanted
         offset_end = min(offset_end, wanted.offset_end)
         if self._at >= offset_end:
@@ -330,7 +335,7 @@ class _RangeRead:
             yield self._moved(chunk)
 
     def sealed(self, source: _Source, run: SealedRange) -> Iterator[StoredChunk]:
-        """Yield a run's part of the range, up to the first part that is unreadable or damaged."""
+        """Yield the records of a run that are in the range, up to the first part that cannot be read or is damaged."""
         wanted = self._wanted
         try:
             for data, next_offset in _pieces(source, run, wanted.incarnation):
@@ -350,9 +355,9 @@ class _RangeRead:
 
 
 def _pieces(source: _Source, run: SealedRange, incarnation: int) -> Iterator[tuple[memoryview, int]]:
-    """Yield the batches of a run in consecutive pieces. Each piece has whole intact batches and the offset after them.
+    """Yield the batches of a run in pieces: whole batches whose checksums match, and the offset after them.
 
-    Raises _NotRead if the run is not as located, BlobMissing, and BrokerError if it cannot be read.
+    Raises _NotRead if the run is not where it was located, BlobMissing, and BrokerError if it cannot be read.
     """
     blob, arena = source.open(run), source.arena
     position, rest, next_offset = run.start, memoryview(b""), run.first_offset
@@ -390,7 +395,7 @@ class FileSource:
     arena: Arena
 
     def open(self, run: SealedRange) -> _Bytes:
-        """Open a run's file, then check the broker's token, which proves that the file is the broker's.
+        """Return a run after checking the broker's token in the directory, which proves that the file is the broker's.
 
         Raises _NotRead.
         """
@@ -409,7 +414,7 @@ class FileSource:
 
 
 def locate_ranges(options: SourceOptions, pieces: Pieces) -> Pieces:
-    """Return the ranges of the tasks with locations of their sealed records."""
+    """Return the ranges of the tasks with the locations of their sealed records, if these are in a bucket."""
     if options.local_segments is LocalSegments.OFF or not pieces:
         return pieces
     records_min = 1 if options.local_segments is LocalSegments.REQUIRED else PACK_RECORDS
@@ -420,7 +425,7 @@ def locate_ranges(options: SourceOptions, pieces: Pieces) -> Pieces:
 
 
 class _Planner:
-    """Locates ranges. If the broker has no bucket, it is not asked a second time."""
+    """Locates the sealed records of ranges. If the broker has no bucket, no more locations are requested."""
 
     def __init__(self, options: SourceOptions, records_min: int) -> None:
         self._connection = snapshot.connect(options)
@@ -428,7 +433,7 @@ class _Planner:
         self._records_min = records_min
 
     def located(self, wanted: ReadRange) -> ReadRange:
-        if wanted.record_count < self._records_min or self._connection in _on_a_machine:
+        if wanted.record_count < self._records_min or self._connection in _without_bucket:
             return wanted
         try:
             return replace(wanted, sealed=self._ask(wanted))
@@ -443,7 +448,7 @@ class _Planner:
         for location in snapshot.located(self._connection, wanted, epoch=epoch):
             root = BlobRoot(location.address, location.mark)
             if not root.is_bucket:
-                _on_a_machine.add(self._connection)
+                _without_bucket.add(self._connection)
                 return None
             runs += location.runs
         return SealedRuns(root, tuple(runs))

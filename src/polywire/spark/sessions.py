@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 import polywire
 from polywire.errors import ErrorCode, Invalid
-from polywire.spark.java import cache_directory, find_java, place_file
+from polywire.spark.java import cache_directory, find_java, write_file
 from polywire.spark.source import PolywireDataSource
 
 PYSPARK_VERSION_MIN: Final = (4, 2)  # first version with latestOffset(start, limit) and availableNow for Python sources
@@ -112,10 +112,7 @@ def _launched_from_outside() -> bool:
 
 
 def _prepare_environment() -> None:
-    """Set the environment that the JVM and its Python workers inherit.
-
-    It has Java, this Python, and a path with this package.
-    """
+    """Set the environment that the JVM and its Python workers inherit: Java, this Python, and a path with this package."""
     os.environ["JAVA_HOME"] = str(find_java().home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     source = str(Path(polywire.__path__[0]).resolve().parent)
@@ -127,7 +124,7 @@ def _prepare_environment() -> None:
 def _run_this_python(context: SparkContext | None) -> None:
     """Make the workers of an existing session run this Python, because the default Python may lack this package.
 
-    A Python that the user has chosen is left unchanged.
+    If the user has chosen a Python, it is not changed.
     """
     if context is not None and _is_local(context.master) and context.pythonExec == PYTHON_OF_THE_PATH:
         context.pythonExec = sys.executable
@@ -140,5 +137,5 @@ def _logging_file() -> Path:
     """
     file = cache_directory() / "log4j2.properties"
     if not file.exists() or file.read_text(encoding="utf-8") != _LOGGING:
-        place_file(file, _LOGGING, mode=0o644)
+        write_file(file, _LOGGING, mode=0o644)
     return file

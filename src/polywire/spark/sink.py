@@ -64,7 +64,7 @@ class _PendingRows:
 
 
 class Topics:
-    """Metadata of target topics. Each is requested once."""
+    """Metadata of target topics, each of which is requested once."""
 
     def __init__(self, connection: BulkConnection, *, create: bool) -> None:
         self._connection: Final = connection
@@ -72,7 +72,7 @@ class Topics:
         self._known: Final[dict[str, TopicDetail]] = {}
 
     def __getitem__(self, name: str) -> TopicDetail:
-        """Return a topic's metadata, creating the topic if the options allow it.
+        """Return a topic's metadata. The topic is created if the options allow it.
 
         Raises Missing(TOPIC_MISSING) if it does not exist, Invalid for an invalid name.
         """
@@ -97,12 +97,16 @@ class Topics:
 
 
 class RowRouter:
-    """Assigns rows to partitions. Rows of a topic stay in order.
-
-    ``round_robin``: partition that gets the first row without a key.
-    """
+    """Assigns rows to partitions, and collects them into batches. Rows of a topic stay in order."""
 
     def __init__(self, topics: Topics, topic: str | None, *, round_robin: int) -> None:
+        """Create the router.
+
+        Args:
+            topics: metadata of topics.
+            topic: topic of all rows; None uses the column topic.
+            round_robin: partition of the first row without a key.
+        """
         self._topics: Final = topics
         self._topic: Final = topic
         self._round_robin = round_robin
@@ -217,9 +221,11 @@ def _numbers(column: pa.Array[Any]) -> memoryview | array[int]:
 
 
 class Write(NamedTuple):
-    """Permanent name of a write, which the broker publishes only once.
+    """The name of a write. The broker publishes each name only once.
 
-    ``number`` increases with each write of one writer.
+    Attributes:
+        writer: name of the writer.
+        number: number that increases with each write of the writer.
     """
 
     writer: str
@@ -228,7 +234,13 @@ class Write(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskWritten(WriterCommitMessage):
-    """Result of one task: rows staged under these tokens, or (without tokens) rows that were already appended."""
+    """The result of one task.
+
+    Attributes:
+        writer: name of the writer.
+        tokens: tokens under which the rows are staged; none if the rows were appended directly.
+        records: number of rows.
+    """
 
     writer: str
     tokens: tuple[bytes, ...]
@@ -282,9 +294,9 @@ class StreamSink(DataSourceStreamArrowWriter):
 
 
 def batch_write(options: SinkOptions) -> Write:
-    """Return the name of a batch write: a new one unless the options name a transaction.
+    """Return the name of a batch write: a new one unless the options have a transaction.
 
-    A transaction is specific to the topic option, just as Delta's transactions are specific to a table.
+    Transactions of different topics are different writes, just as Delta's transactions are specific to a table.
     """
     transaction = options.transaction
     if transaction is None:
@@ -296,7 +308,7 @@ def batch_write(options: SinkOptions) -> Write:
 
 
 def stream_write(options: SinkOptions) -> Write:
-    """Return the name of the micro-batch that this task writes. Raises Invalid outside of a streaming query."""
+    """Return the name of the micro-batch to which this task belongs. Raises Invalid outside of a streaming query."""
     context = TaskContext.get()
     query = None if context is None else context.getLocalProperty(QUERY_ID)
     number = None if context is None else context.getLocalProperty(BATCH_ID)
@@ -309,7 +321,7 @@ def stream_write(options: SinkOptions) -> Write:
 
 
 def write_rows(options: SinkOptions, write: Write, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
-    """Run one task. If it raises the broker's error, its staged rows never become visible."""
+    """Write the rows of one task. If it fails, none of its staged rows becomes visible."""
     depart_quietly()
     connection = snapshot.connect(options)
     task = _task_number()
@@ -348,7 +360,7 @@ def _put_all(writer: Writer, outgoing: Iterator[Outgoing]) -> tuple[tuple[bytes,
 
 
 def _quietly(writer: Writer) -> None:
-    """Drop the rows of a failed task, and ignore errors.
+    """Drop the staged rows of a failed task, and ignore errors.
 
     The rows expire anyway, and the user must see the error that made the task fail.
     """
@@ -368,9 +380,9 @@ def _outgoing(
 
 
 def _numbered(outgoing: Iterator[Outgoing], producer: bytes, *, epoch: int) -> Iterator[Outgoing]:
-    """Set sequence numbers in the batches: the rows of each partition are numbered from 0 in every micro-batch.
+    """Set the producer and sequence numbers of batches. The rows of each partition are numbered from 0.
 
-    The micro-batch's number is the producer's epoch.
+    ``epoch`` is the number of the micro-batch.
     """
     nexts: dict[tuple[str, int], int] = {}
     for topic, partition, batch in outgoing:

@@ -1,6 +1,6 @@
-"""The partitions of a subscription and their offset bounds, requested over one connection.
+"""The partitions of a subscription with their first and next offsets, requested over one connection.
 
-A bound is never above the synced offset, so a power loss cannot remove records that a plan includes.
+A next offset is never above the synced records, so a power loss cannot remove records that a plan includes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LISTINGS_MAX: Final = 5  # retries, because a topic may be deleted between listi
 
 
 def connect(options: SourceOptions | SinkOptions) -> BulkConnection:
-    """Return this process's connection to the first address that responds.
+    """Return this process's connection to the first of the brokers that responds.
 
-    If no address responds, its calls raise Unavailable.
+    If none responds, its calls raise Unavailable.
     """
     each = [address if "://" in address else f"polywire://{address}" for address in options.addresses]
     return bulk.connect(
@@ -36,9 +36,9 @@ def connect(options: SourceOptions | SinkOptions) -> BulkConnection:
 def extents(
     connection: BulkConnection, subscription: Subscription, *, times_us: Sequence[int] = (), must_exist: bool = False
 ) -> Extents:
-    """Return all partitions of a subscription with their bounds and the offsets of ``times_us``.
+    """Return all partitions of a subscription with their first and next offsets, and the offsets of ``times_us``.
 
-    Missing topics are skipped, or refused with Missing(TOPIC_MISSING) if ``must_exist``.
+    Missing topics are skipped. If ``must_exist``, they raise Missing(TOPIC_MISSING).
     """
     for attempt in range(LISTINGS_MAX):
         try:
@@ -60,9 +60,9 @@ def _no_such_topic(connection: BulkConnection, subscription: Subscription, error
 
 
 def epoch_reached(connection: BulkConnection, key: PartitionKey, position: Position) -> None:
-    """Check that the broker start in which a position was observed has really stored records up to it.
+    """Check that the broker start in which a position was observed has stored all records before the position.
 
-    Raises Conflict(EPOCH_ENDED) if its last records were lost in a power failure.
+    Raises Conflict(EPOCH_ENDED) if some of them were lost in a power failure.
     """
     offset = position.next_offset
     for _ in connection.fetch_range(
@@ -72,7 +72,7 @@ def epoch_reached(connection: BulkConnection, key: PartitionKey, position: Posit
 
 
 def located(connection: BulkConnection, wanted: ReadRange, *, epoch: int) -> Iterator[messages.Located]:
-    """Yield the locations of the sealed part of a range. Raises like ``BulkConnection.locate``, and Corrupt."""
+    """Yield where the sealed records of a range are. Raises the errors of ``BulkConnection.locate``, and Corrupt."""
     offset, more = wanted.offset, True
     while more:
         answer = connection.locate(
@@ -85,7 +85,7 @@ def located(connection: BulkConnection, wanted: ReadRange, *, epoch: int) -> Ite
 
 
 def record_bytes(connection: BulkConnection, key: PartitionKey, incarnation: int, offset: int) -> float:
-    """Return the stored size per record near an offset, taken from the batch that contains it."""
+    """Return the average stored size of the records in the batch that contains an offset."""
     for chunk in connection.fetch_range(key.topic, key.partition, incarnation, offset, bytes_max=1):
         return len(chunk.data) / max(1, chunk.next_offset - chunk.offset)
     return 1.0

@@ -29,8 +29,8 @@ class PolywireDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of the source (docs/spark/source.md).
 
-        Spark calls this before it knows whether the read is a stream. So only the option that affects the columns is
-        checked.
+        Checks only the option that affects the columns, because Spark calls this before it knows whether the read is a
+        stream.
         """
         depart_quietly()
         asked = self.options.get("includeHeaders", "false").strip().lower()

@@ -45,13 +45,13 @@ def depart_quietly() -> None:
 
 
 def print_unless_gone() -> None:
-    """Print the current exception, unless it means that the other end of the connection is gone."""
+    """Print the current exception, unless the reason is that the driver has closed the connection."""
     if not isinstance(sys.exc_info()[1], BrokenPipeError | ConnectionResetError):
         print_exception()
 
 
 def one_line_errors(kind: type[T]) -> type[T]:
-    """Class decorator: a worker reports a ``BrokerError`` from a method of this class as one line, without traceback."""
+    """Class decorator: if a method raises a ``BrokerError`` in a worker, the worker reports it as one line."""
     for name, method in list(vars(kind).items()):
         if inspect.isfunction(method) and not name.startswith("_"):
             setattr(kind, name, _brief_generator(method) if inspect.isgeneratorfunction(method) else _brief(method))
@@ -80,7 +80,7 @@ def _brief_generator(method: Callable[..., Iterator[Any]]) -> Callable[..., Iter
 def _briefly() -> Iterator[None]:
     """If a BrokerError is raised in a Spark worker, make the worker report it as one line.
 
-    The environment variable that does this is never reset, because a worker ends with the first error it reports.
+    The environment variable for this is never reset, because a worker ends with the first error it reports.
     """
     try:
         yield

@@ -52,7 +52,7 @@ def test_starting_offsets() -> None:
 def test_starting_times() -> None:
     extents = {PartitionKey("t", 0): extent(0, 9, times={50: 4}), PartitionKey("t", 1): extent(0, 9, times={50: 9})}
     place = ByTime(50, {})
-    assert planning.times_asked(place, Edge.LATEST, ByTime(None, {PartitionKey("t", 0): 7})) == (7, 50)
+    assert planning.times_needed(place, Edge.LATEST, ByTime(None, {PartitionKey("t", 0): 7})) == (7, 50)
     with pytest.raises(Invalid, match=r"no record is at or after the starting time.*t-1"):
         planning.start_offset(extents, place, MissingTime.ERROR)
     offset = planning.start_offset(extents, place, MissingTime.LATEST)

@@ -42,7 +42,7 @@ def small_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealed, "RANGE_RECORDS_MIN", 1)
     monkeypatch.setattr(sealed, "PIECE_BYTES", 40_000)  # pieces cut through batches, and some batches are larger
     monkeypatch.setattr(compaction, "DIRTY_BYTES_MIN", 1)
-    sealed._elsewhere.clear()
+    sealed._inaccessible.clear()
 
 
 class Files:
@@ -409,7 +409,7 @@ def test_the_directory_of_another_broker_start(files: Files, monkeypatch: pytest
     mark = files.directory / MARK_FILE
     tampered(monkeypatch, lambda _: replace_file(mark, b"1\n" + b"0" * 32 + b"\n"))
     assert files.read(wanted)[1].file_bytes == 0
-    assert files.connection not in sealed._elsewhere
+    assert files.connection not in sealed._inaccessible
 
 
 @pytest.mark.parametrize("hide", ["moved", "other mark", "unreadable"])
@@ -481,7 +481,7 @@ def test_a_broker_without_the_locate_request(files: Files, monkeypatch: pytest.M
 
     monkeypatch.setattr(BulkConnection, "locate", unknown)
     assert files.check(files.everything()).file_bytes == 0
-    assert files.connection in sealed._elsewhere
+    assert files.connection in sealed._inaccessible
 
 
 @pytest.mark.parametrize(

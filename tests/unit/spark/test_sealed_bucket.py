@@ -49,8 +49,8 @@ def small_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
         (uploader, "PUT_INTERVAL_S", 0.001),
     ):
         monkeypatch.setattr(module, name, value)
-    sealed._elsewhere.clear()
-    sealed._on_a_machine.clear()
+    sealed._inaccessible.clear()
+    sealed._without_bucket.clear()
     sealed._sources.clear()
 
 

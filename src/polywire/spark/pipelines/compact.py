@@ -1,7 +1,7 @@
-"""Copy the last value of each key into a new topic.
+"""Copy the last record of each key into a new topic.
 
-The result has one record per key: the last one stored. A key whose last record has no value was deleted. It is skipped
-unless requested. A second run with the same name writes nothing.
+Keys whose last record has no value were deleted. They are skipped unless requested. A second run with the same name
+writes nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def compact(
 def last_by_key(records: DataFrame) -> DataFrame:
     """Return the last stored record of each key.
 
-    If a key is in several partitions, the append time decides, then the location.
+    If a key is in several partitions, it is the record with the latest append time; if these are equal, that with the
+    highest partition and offset.
     """
     order = f.struct("timestamp", "partition", "offset")
     row = f.max_by(f.struct(*records.columns), order)

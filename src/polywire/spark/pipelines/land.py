@@ -55,12 +55,12 @@ def land(
     table = Table(Path(path), choice(TableFormat, table_format, "table format"), tuple(partition_by))
     records = topic_stream(spark, address, topic, batch_records_max=batch_records_max, headers=headers)
     rows = records if parse is None else table_columns(parsed(records, parse))
-    writer = into_table(_gathered(rows, files_max, partition_by), table)
+    writer = into_table(_limit_files(rows, files_max, partition_by), table)
     return run_query(writer, f"land-{topic}", checkpoint, available_now=available_now, on_progress=on_progress)
 
 
-def _gathered(rows: DataFrame, files_max: int | None, partition_by: Sequence[str]) -> DataFrame:
-    """Repartition rows to limit the number of files. Each task with rows of a folder writes a file there."""
+def _limit_files(rows: DataFrame, files_max: int | None, partition_by: Sequence[str]) -> DataFrame:
+    """Repartition rows so that a micro-batch adds at most ``files_max`` files to each folder."""
     if files_max is None:
         return rows
     # One file per folder does not require a single task: it is enough that all rows of a folder go to the same task.

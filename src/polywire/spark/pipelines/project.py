@@ -2,8 +2,8 @@
 
 These properties of Spark 4.3 determine the project's content:
 
-* The source is found if this package is installed. A definition file must not register it.
-* The storage in the spec is a URI, and configuration values must be text.
+* Spark finds this package's data source without registration. A definition file must not register it.
+* In the spec file of the project, ``storage`` must be a URI and configuration values must be text.
 * The command starts its own Connect server, so ``spark.master`` is not set.
 * A second run needs a catalog that persists after the first.
 

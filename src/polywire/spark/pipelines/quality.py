@@ -54,11 +54,10 @@ SIZE_BARS: Final = 24
 class PartitionFacts:
     """Counts of one partition.
 
-    ``topic`` is empty if the rows do not contain it.
-
     Attributes:
-        missing: offsets between the first and the last one without a row.
-        repeated: rows with an offset that an earlier row has.
+        topic: full name; empty if the rows do not contain it.
+        missing: offsets between the first and the last row that no row has.
+        repeated: rows with the offset of an earlier row.
     """
 
     topic: str
@@ -76,7 +75,8 @@ class PartitionFacts:
 class ProducerFacts:
     """Counts of one producer's sequence numbers.
 
-    ``missing`` counts gaps from the lowest (or the given first) number to the highest.
+    Attributes:
+        missing: numbers that no row has, from the lowest or the given first number to the highest.
     """
 
     producer: str
@@ -91,8 +91,9 @@ class ProducerFacts:
 class Quality:
     """The whole report.
 
-    ``rate`` has (start of the interval in seconds since 1970, index in ``partitions``, number of records). ``sizes``
-    has (upper limit in bytes, number of records).
+    Attributes:
+        rate: number of records by interval: start in seconds since 1970, index in ``partitions``, number of records.
+        sizes: number of records by size: upper limit in bytes, number of records.
     """
 
     title: str
@@ -114,7 +115,7 @@ class Quality:
 
     @property
     def batches(self) -> int:
-        """Always 1: the report is one batch."""
+        """Always 1, as the counterpart of ``Ran.batches``."""
         return 1
 
     @property
@@ -229,7 +230,7 @@ def _producer_table(quality: Quality) -> Iterable[str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    """Return an HTML table. Cells that begin with ``!`` are marked as errors."""
+    """Return an HTML table. A cell that begins with ``!`` is marked as an error."""
     yield "<table><tr>" + "".join(f"<th>{name}</th>" for name in head) + "</tr>"
     for row in rows:
         cells = (f"<td class='wrong'>{cell[1:]}</td>" if cell.startswith("!") else f"<td>{cell}</td>" for cell in row)
@@ -243,14 +244,14 @@ def _rate_chart(quality: Quality) -> Iterable[str]:
     yield f"<h2>Records over time <span class='soft'>(each bar {quality.interval_s:.3g} s of append time)</span></h2>"
     first = min(start for start, _, _ in quality.rate)
     columns: dict[int, dict[int, int]] = {}
-    for start, place, count in quality.rate:
-        columns.setdefault(round((start - first) / quality.interval_s), {})[place] = count
+    for start, index, count in quality.rate:
+        columns.setdefault(round((start - first) / quality.interval_s), {})[index] = count
     stacks = [columns.get(number, {}) for number in range(max(columns) + 1)]
     labels = {0: _clock(first), len(stacks) - 1: _clock(first + quality.interval_s * (len(stacks) - 1))}
     yield _bars(stacks, labels)
     names = _names(quality.partitions)
-    places = sorted({place for _, place, _ in quality.rate})
-    key = (f"<span><i style='background:{_colour(at)}'></i>{escape(names[at])}</span>" for at in places)
+    indexes = sorted({index for _, index, _ in quality.rate})
+    key = (f"<span><i style='background:{_colour(at)}'></i>{escape(names[at])}</span>" for at in indexes)
     yield f"<p class='key soft'>partition {''.join(key)}</p>"
 
 
@@ -357,7 +358,7 @@ def quality(
 
 
 def _of_table(table: DataFrame) -> DataFrame:
-    """Return a landed table with the column names of a parser, whether its records were parsed or not."""
+    """Return a landed table with the columns that parsers return, even if its records were not parsed."""
     names = table.columns
     source = ("topic", "partition", "offset", "timestamp", "value")
     renamed = [f.col(name).alias(f"_{name}") for name in source if name in names]
@@ -410,7 +411,7 @@ def _partition(row: Any, *, offsets: bool) -> PartitionFacts:
 
 
 def _producers(rows: DataFrame) -> list[ProducerFacts]:
-    """Count gaps and duplicates by producer. Sequence numbers begin at 0, so missing first numbers are detected."""
+    """Count gaps and duplicates by producer. Sequence numbers begin at 0."""
     numbered = rows.where("sequence is not null").groupBy("producer")
     counted = numbered.agg(
         f.count("*").alias("records"),
@@ -437,9 +438,9 @@ def _rate(rows: DataFrame, partitions: Sequence[PartitionFacts]) -> tuple[tuple[
     interval_s = max((float(ends["last"]) - first) / (TIME_BARS - 1), 0.001)
     number = f.floor((seconds - first) / interval_s).alias("number")
     counted = rows.where("time is not null").groupBy(number, "topic", "partition").count().collect()
-    places = {(part.topic, part.partition): index for index, part in enumerate(partitions)}
+    indexes = {(part.topic, part.partition): index for index, part in enumerate(partitions)}
     bars = [
-        (first + row["number"] * interval_s, places[row["topic"], row["partition"]], row["count"]) for row in counted
+        (first + row["number"] * interval_s, indexes[row["topic"], row["partition"]], row["count"]) for row in counted
     ]
     return tuple(sorted(bars)), interval_s
 

@@ -55,7 +55,7 @@ class Ran:
 
     Attributes:
         left_out: number of rows that could not be processed (late, or without a time).
-        corrupt: number of values that could not be parsed. See ``BatchProgress``.
+        corrupt: number of values that could not be parsed.
     """
 
     records: int
@@ -74,7 +74,10 @@ _Placed = TypeVar("_Placed", DataFrameReader, DataStreamReader, DataFrameWriter,
 
 
 def located(placed: _Placed, address: str) -> _Placed:
-    """Set the broker's address on a reader or writer. A login becomes separate options, which Spark redacts."""
+    """Set the broker's address on a reader or writer.
+
+    The login is set as separate options, which Spark redacts in logs.
+    """
     login, bare = split_login(address)
     placed = placed.option("address", bare)
     return placed if login is None else placed.option("user", login.name).option("password", login.password)
@@ -83,7 +86,7 @@ def located(placed: _Placed, address: str) -> _Placed:
 def topic_stream(
     spark: SparkSession, address: str, topic: str, *, batch_records_max: int | None = None, headers: bool = False
 ) -> DataFrame:
-    """Return topics as a stream from the beginning, or from the query's checkpoint.
+    """Return topics as a stream from their beginning, or from where the query's checkpoint ends.
 
     ``topic`` is a value of the option ``subscribe``.
     """
@@ -113,10 +116,10 @@ def into_topic(frame: DataFrame, address: str, topic: str | None = None) -> Data
 
 
 def sendable(records: DataFrame) -> DataFrame:
-    """Return records with an empty list instead of null headers. The sink treats both alike.
+    """Return records with an empty list instead of null headers, which the sink treats alike.
 
-    This avoids slow conversion: Spark computes the size of an Arrow batch after every row, and with null lists it
-    visits all previous rows each time.
+    Null lists make the conversion to Arrow slow: Spark computes the size of the batch after every row, and then visits
+    all previous rows each time.
     """
     if "headers" not in records.columns:
         return records
@@ -154,7 +157,7 @@ def stateful(spark: SparkSession) -> SparkSession:
 def parsed(records: DataFrame, parse: Parse | str, *, time: str | None = None) -> DataFrame:
     """Parse records with a parser, or with its text form.
 
-    Rows that could not be parsed, and those without ``time``, are counted during the query.
+    Counts rows that could not be parsed, and rows without ``time``, while the query runs.
     """
     rows = (parser(parse) if isinstance(parse, str) else parse)(records)
     corrupt = f.col(CORRUPT).isNotNull() if CORRUPT in rows.columns else f.lit(False)

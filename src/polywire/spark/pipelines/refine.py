@@ -1,11 +1,11 @@
-"""Refine a topic: new, readable records go to one topic, unreadable ones to a dead-letter topic.
+"""Refine a topic: records that can be parsed go to one topic, all others to a dead-letter topic.
 
 One query writes both topics in one publish, so each record is written exactly once, to one of them.
 
-* A record whose id occurred within ``delay`` is dropped as a duplicate.
+* A record is dropped as a duplicate if a record with the same id was appended within ``delay`` before it.
 * A record that is older than the watermark is dropped, counted and reported.
-* An unreadable record goes to the dead-letter topic with its bytes, key and headers. Added headers contain reason and
-  origin.
+* A record that cannot be parsed goes to the dead-letter topic with its bytes, key and headers. Added headers contain
+  the reason and the original topic, partition and offset.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def refine(
 
 
 def distinct(rows: DataFrame, id: str, *, delay: str) -> DataFrame:
-    """Return rows whose id did not occur within ``delay``.
+    """Return the rows of which no other with the same id was appended within ``delay`` before.
 
-    A row without an id is identified by its location, so it is never a duplicate.
+    A row without an id is never a duplicate.
     """
-    place = f.concat_ws("/", "_topic", "_partition", "_offset", *(["_part"] if "_part" in rows.columns else []))
-    own = f.when(f.col(CORRUPT).isNull(), f.expr(id).cast("string"))
-    known = f.coalesce(f.concat(f.lit("i"), own), f.concat(f.lit("p"), place))
+    location = f.concat_ws("/", "_topic", "_partition", "_offset", *(["_part"] if "_part" in rows.columns else []))
+    row_id = f.when(f.col(CORRUPT).isNull(), f.expr(id).cast("string"))
+    known = f.coalesce(f.concat(f.lit("i"), row_id), f.concat(f.lit("p"), location))
     # Append time: every record has one, and within a partition it never decreases.
     timed = rows.withColumn("_id", known).withWatermark("_timestamp", delay)
     return timed.dropDuplicatesWithinWatermark(["_id"]).drop("_id")
@@ -95,7 +95,7 @@ def outgoing(rows: DataFrame, output: str, dead: str, *, as_json: bool) -> DataF
 
 
 def _reason() -> Column:
-    """Return the headers that are added to a record for the dead-letter topic."""
+    """Return the headers that are added to a dead letter."""
     columns = {"reason": CORRUPT, "topic": "_topic", "partition": "_partition", "offset": "_offset"}
     pairs = [
         f.struct(f.lit(f"dead.{name}").alias("key"), f.col(column).cast("string").cast("binary").alias("value"))

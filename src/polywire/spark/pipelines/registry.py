@@ -1,8 +1,8 @@
 """Pipelines by name, with settings parsed from text.
 
 A pipeline is a function whose parameters are its settings. Their types define how text is parsed, and their annotations
-are their descriptions. Listing does not require Spark. An unknown or invalid setting is refused before Spark starts,
-with a suggestion.
+are their descriptions. Listing pipelines does not require Spark. An unknown or invalid setting is rejected before Spark
+starts, with a suggestion.
 """
 
 from __future__ import annotations
@@ -24,15 +24,21 @@ GIVEN: Final = ("spark", "on_progress", "clock")  # parameters that the caller o
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A pipeline and its name. ``place`` is ``module:function``."""
+    """A pipeline by name.
+
+    Attributes:
+        name: its name on the command line.
+        target: its function, as ``module:function``.
+        summary: what it does.
+    """
 
     name: str
-    place: str
+    target: str
     summary: str
 
     def load(self) -> Callable[..., Any]:
         """Return the function. Raises Invalid(INVALID_REQUEST) if Spark is not installed."""
-        module, _, name = self.place.partition(":")
+        module, _, name = self.target.partition(":")
         try:
             function: Callable[..., Any] = getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as error:
@@ -44,7 +50,11 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of a pipeline. ``default``: its default value as text, None if there is none."""
+    """A setting of a pipeline.
+
+    Attributes:
+        default: its default value as text; None if there is none.
+    """
 
     name: str
     kind: Any
@@ -129,7 +139,7 @@ def _value(setting: Setting, text: str) -> Any:
 
 
 def _alternatives(kind: Any) -> list[Any]:
-    """Return the types that a setting's text can be parsed as: the members of a union that have a text form."""
+    """Return the types as which a setting's text can be parsed: the members of a union that have a text form."""
     parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     parts = tuple(inner for part in parts for inner in _unpacked(part))
     if any(isinstance(part, type) and issubclass(part, Enum) for part in parts):
@@ -162,7 +172,7 @@ def _read(kind: Any, text: str) -> Any:
 
 
 def kind_name(kind: Any) -> str:
-    """Return a type in words, for messages."""
+    """Return the name of a type for messages."""
     origin = get_origin(kind)
     if origin is Literal:
         return "|".join(map(str, get_args(kind)))

@@ -1,7 +1,7 @@
 """Write a table back into a topic, ordered by its time column, at a chosen speed.
 
-The table is divided into time slices. Each slice is written as one transaction under the run's name. So a killed run
-resumes after the last complete slice, and every row is in the topic exactly once.
+The table is divided into time slices, and each slice is written as one transaction. A killed run therefore resumes
+after the last complete slice, and every row is in the topic exactly once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ POSITION: Final = "replayed.json"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Time range of a table in microseconds. ``end_us`` is exclusive."""
+    """The time range of a table, in microseconds.
+
+    Attributes:
+        start_us: time of the first row.
+        end_us: end of the range, exclusive.
+        slice_us: length of a slice.
+    """
 
     start_us: int
     end_us: int
@@ -64,8 +70,8 @@ def replay(
     """
     table = spark.read.parquet(str(path))
     span = _span(table, time_column, slice_seconds)
-    place = Path(checkpoint) / POSITION
-    name, done = _position(place, output, span)
+    state_path = Path(checkpoint) / POSITION
+    name, done = _position(state_path, output, span)
     ticker = clock or SystemClock()
     records = batches = 0
     began = ticker.monotonic()
@@ -76,7 +82,7 @@ def replay(
         at = ticker.monotonic()
         rows = _slice(table, time_column, first, end, with_null=number == 0)
         written = _write(rows, key=key, value=value, address=address, output=output, name=name, number=number)
-        _remember(place, name, number + 1, span)
+        _remember(state_path, name, number + 1, span)
         records, batches = records + written, batches + 1
         if on_progress is not None:
             rate = written / max(ticker.monotonic() - at, 1e-9)
@@ -116,32 +122,32 @@ def _write(rows: DataFrame, *, key: str | None, value: str, address: str, output
         records.unpersist()
 
 
-def _position(place: Path, output: str, span: Span) -> tuple[str, int]:
-    """Return the run's name and the number of slices it has written.
+def _position(path: Path, output: str, span: Span) -> tuple[str, int]:
+    """Return the name of the run and the number of slices that it has written.
 
-    Raises Invalid if the checkpoint is of another replay.
+    Raises Invalid if the checkpoint belongs to another replay.
     """
-    place.parent.mkdir(parents=True, exist_ok=True)
-    asked = [span.start_us, span.end_us, span.slice_us]
-    if not place.exists():
+    path.parent.mkdir(parents=True, exist_ok=True)
+    requested = [span.start_us, span.end_us, span.slice_us]
+    if not path.exists():
         name = f"replay-{output}-{time.time_ns():x}"
-        _remember(place, name, 0, span)
+        _remember(path, name, 0, span)
         return name, 0
-    known = json.loads(place.read_text(encoding="utf-8"))
-    if known["span"] != asked:
+    known = json.loads(path.read_text(encoding="utf-8"))
+    if known["span"] != requested:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"the checkpoint belongs to another table or to other slices checkpoint={known['span']} requested={asked}",
+            f"the checkpoint belongs to another table or to other slices checkpoint={known['span']} requested={requested}",
         )
     return str(known["name"]), int(known["done"])
 
 
-def _remember(place: Path, name: str, done: int, span: Span) -> None:
-    new = place.with_suffix(".new")
+def _remember(path: Path, name: str, done: int, span: Span) -> None:
+    new = path.with_suffix(".new")
     new.write_text(
         json.dumps({"name": name, "done": done, "span": [span.start_us, span.end_us, span.slice_us]}), encoding="utf-8"
     )
-    new.replace(place)
+    new.replace(path)
 
 
 def _wait(clock: Clock, began: float, table_us: int, speed: float) -> None:

@@ -1,11 +1,11 @@
-"""Fold event-sourced records into the current state of each key.
+"""Compute the current state of each key from its events (event sourcing).
 
 The events of a key are numbered from 1. Version n of the state is the result of its first n events. States go to a
 topic with the same keys as the events. The header ``state.version`` contains the version. The last record of a key is a
 snapshot, from which a job with a new checkpoint starts.
 
 An event is applied once, in the order of versions. A repeated version is ignored. An event goes to the dead-letter
-topic if it cannot be read, has no key, or follows a missing version.
+topic if it cannot be parsed, has no key, or follows a missing version.
 """
 
 from __future__ import annotations
@@ -114,7 +114,13 @@ def snapshots(spark: SparkSession, address: str, topic: str) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """State of a key: its version, the version that was last written, and the state itself."""
+    """The state of a key.
+
+    Attributes:
+        version: number of events that were applied.
+        written: version that was last written to the topic.
+        state: the state as JSON.
+    """
 
     version: int = 0
     written: int = 0
@@ -122,7 +128,7 @@ class Current:
 
 
 class FoldProcessor(StatefulProcessor):
-    """Makes ``fold_events`` a stateful processor of Spark, which stores each key's state."""
+    """Applies events to the states that Spark stores (``StatefulProcessor``)."""
 
     def __init__(self, fold: Fold, output: str, dead: str, every: int) -> None:
         self._fold = fold
@@ -165,9 +171,11 @@ def _current(kept: Any) -> Current:
 
 
 def fold_events(before: Current, rows: Iterable[Any], fold: Fold) -> tuple[Current, list[tuple[Any, str]]]:
-    """Apply events of one key. Return (new state, events that could not be applied, each with the reason).
+    """Apply the events of one key.
 
-    Rows have ``key``, ``version``, ``event`` (JSON) and ``reason`` (why they could not be read, or None).
+    Return the new state, and the events that could not be applied, each with the reason.
+
+    Rows have ``key``, ``version``, ``event`` (JSON) and ``reason`` (why the event could not be parsed, or None).
     """
     refused = []
     version, folded = before.version, json.loads(before.state)

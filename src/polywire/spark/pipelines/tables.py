@@ -3,8 +3,8 @@
 Spark's file sink lists valid Parquet files in ``_spark_metadata``. A killed run may leave files that are not listed, so
 read such a table with Spark or use that list.
 
-Spark writes Delta if Delta's package is on the class path. Otherwise the library ``deltalake`` on the driver does.
-Iceberg requires its package for Spark. A repeated micro-batch adds no rows again, in any format.
+Delta tables are written by Spark if Delta's package is on the class path, and otherwise by the library ``deltalake`` on
+the driver. Iceberg requires its package for Spark. A repeated micro-batch adds no rows again, in any format.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TableFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Where rows are written: a folder, its format, and the columns that partition it."""
+    """A table to write to: a folder, its format, and the columns that partition it."""
 
     path: Path
     format: TableFormat = TableFormat.PARQUET
@@ -92,26 +92,26 @@ def has_package(spark: SparkSession, table_format: TableFormat) -> bool:
 def append_delta(batch: DataFrame, number: int, table: Table) -> None:
     """Append a micro-batch to a Delta table, once per query and batch number.
 
-    Repeated batches are detected because Delta stores the last number of every writer. The rows pass through the
-    driver, so a micro-batch should fit its memory. Raises Unavailable if the table cannot be written.
+    Delta stores the last number of each writer, by which a repeated batch is detected. The rows pass through the
+    driver, so a micro-batch must fit its memory. Raises Unavailable if the table cannot be written.
     """
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
     from deltalake.exceptions import DeltaError
 
     writer = query_id(batch.sparkSession)
-    place = str(table.path)
-    known = DeltaTable(place) if DeltaTable.is_deltatable(place) else None
+    path = str(table.path)
+    known = DeltaTable(path) if DeltaTable.is_deltatable(path) else None
     last = None if known is None else known.transaction_version(writer)
     if last is not None and number <= last:
         return
     done = CommitProperties(app_transactions=[Transaction(writer, number)])
     options: dict[str, Any] = {"partition_by": list(table.partition_by)} if table.partition_by and known is None else {}
     try:
-        write_deltalake(place, batch.toArrow(), mode="append", schema_mode="merge", commit_properties=done, **options)
+        write_deltalake(path, batch.toArrow(), mode="append", schema_mode="merge", commit_properties=done, **options)
         if number % COMPACTED_EVERY == COMPACTED_EVERY - 1:
-            DeltaTable(place).optimize.compact()
+            DeltaTable(path).optimize.compact()
     except DeltaError as error:
-        raise Unavailable(ErrorCode.STORAGE_FAILED, f"cannot write the table reason={error} path={place}") from error
+        raise Unavailable(ErrorCode.STORAGE_FAILED, f"cannot write the table reason={error} path={path}") from error
 
 
 def listed_files(path: Path) -> list[Path] | None:
