@@ -1,1 +1,1 @@
-"""The ``polywire`` command: one file per noun."""
+"""The ``polywire`` command, with one module for each subcommand."""

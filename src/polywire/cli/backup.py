@@ -100,9 +100,11 @@ class _LogChanged(Exception):
 class Facts:
     """Facts about a backup, stored in ``backup.json``.
 
-    ``through`` is the sequence number of the last journal group in the backup. ``copied_segments`` and ``copied_bytes``
-    count the segments that no earlier backup has. ``damaged`` has the names of segments that were already damaged in
-    the data directory.
+    Attributes:
+        through: sequence number of the last journal group in the backup.
+        copied_segments: number of segments that no earlier backup has.
+        copied_bytes: size of these segments.
+        damaged: names of segments that were already damaged in the data directory.
     """
 
     taken_at: str
@@ -116,7 +118,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A new backup, and findings about the segments that were copied for it."""
+    """A new backup, and what was found in the segments that were copied for it."""
 
     path: Path
     facts: Facts
@@ -169,7 +171,7 @@ def find_backup(path: Path) -> Path:
 
 
 def read_facts(backup: Path) -> Facts:
-    """Return the facts of a backup. Raises OSError, and Corrupt if they are unreadable."""
+    """Read ``backup.json`` of a backup. Raises OSError, and Corrupt if it is not valid."""
     try:
         return Facts(**json.loads((backup / FACTS).read_bytes()))
     except (ValueError, TypeError) as error:
@@ -177,10 +179,10 @@ def read_facts(backup: Path) -> Facts:
 
 
 def restore_backup(backup: Path, directory: Path, *, replay: MakeReplay, loop: Loop) -> list[Finding]:
-    """Restore a backup into a data directory, and return the findings about each file.
+    """Restore a backup into a data directory, and return what was found in each file.
 
-    Raises Invalid if the directory is not empty, Corrupt if a broker could not start from the backup, and OSError. The directory is created
-    only on success.
+    Raises Invalid if the directory is not empty, Corrupt if a broker could not start from the backup, and OSError. The
+    directory is created only on success.
     """
     directory = directory.absolute()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -211,7 +213,7 @@ def restore_backup(backup: Path, directory: Path, *, replay: MakeReplay, loop: L
 
 
 def examine_copy(directory: Path, replay: MakeReplay, loop: Loop) -> list[Finding]:
-    """Read all data in a directory that no broker uses, and return the findings about each file."""
+    """Read all data in a directory that no broker uses, and return what was found in each file."""
     offline = OfflineLog(directory, replay, loop)
     try:
         return examine(offline)
@@ -220,7 +222,7 @@ def examine_copy(directory: Path, replay: MakeReplay, loop: Loop) -> list[Findin
 
 
 class _BackupInProgress:
-    """A backup in progress. A file with a segment's name in ``.unfinished`` is always complete and synced."""
+    """A backup in progress. Each segment in ``.unfinished`` is complete and synced before it gets its name."""
 
     def __init__(self, directory: Path, shelf: Path, replay: MakeReplay, loop: Loop) -> None:
         self._directory = directory
@@ -263,7 +265,9 @@ class _BackupInProgress:
     # One consistent state
 
     def _copy_state(self, is_in_use: bool) -> tuple[set[str], int]:
-        """Copy the journal and the files it refers to. Return the segments and the sequence number of the last group.
+        """Copy the journal and the snapshots.
+
+        Return the segments that they need, and the sequence number of the last group.
 
         Raises _LogChanged if the copy is not consistent, and Corrupt if the log is damaged.
         """
@@ -304,19 +308,19 @@ class _BackupInProgress:
     def _copy_journal(self) -> None:
         """Copy the journal files while the broker may be writing to one of them.
 
-        The file that was changed last is copied last. If the broker switches to another file meanwhile, the copy ends
-        without a gap, with the last group before the switch.
+        The file that was changed last is copied last. If the broker begins another file in the meantime, the copy ends
+        with the last group before that, so it has no gap.
         """
         source, target = self._directory / JOURNAL, self._unfinished / _COPIED / JOURNAL
         for name in sorted(_names(source), key=lambda name: (source / name).stat().st_mtime_ns):
             shutil.copyfile(source / name, target / name)
 
     def _recover(self, offline: OfflineLog, is_in_use: bool) -> tuple[Chain, set[str]]:
-        """Replay the copy, and return its chain of journal groups and its segments.
+        """Replay the copy, and return its chain of journal groups and the segments that it needs.
 
-        The copy is consistent if the chain reaches the newest group. A group that was overwritten or incomplete when it
-        was copied leaves a gap, and a chain ends before a gap. Raises _LogChanged if the copy is not consistent, and
-        Corrupt if the log is damaged.
+        A chain is a series of groups without a gap. A group that was overwritten or incomplete when it was copied
+        leaves a gap. The copy is consistent if its chain reaches the newest group. Raises _LogChanged if it is not
+        consistent, and Corrupt if the log is damaged.
         """
         try:
             diagnosis = offline.diagnose()
@@ -336,7 +340,7 @@ class _BackupInProgress:
         return chain, {item.segment.name for item in diagnosis.log_state.segments.by_location.values()}
 
     def _write_journal(self, chain: Chain, slots: Sequence[Slot], seed: int) -> None:
-        """Write the groups of the chain at their original positions; all other bytes become zeros."""
+        """Write the groups of the chain at their original positions, and zeros everywhere else."""
         folder = self._unfinished / JOURNAL
         make_directories(SYSTEM_FILES, folder)
         for name in _names(folder):
@@ -359,7 +363,7 @@ class _BackupInProgress:
     # Blobs
 
     def _add_segment(self, name: str) -> None:
-        """Add a segment: use the file of an earlier attempt, link the file of another backup, or copy it."""
+        """Add a segment: use the file of an interrupted backup, link the file of another backup, or copy it."""
         source, target = self._directory / name, self._unfinished / name
         if target.exists():
             if _is_same(source, target):
@@ -435,7 +439,7 @@ class _LiveStore(FileStore):
 
 @contextmanager
 def _locked(shelf: Path) -> Iterator[None]:
-    """Hold the lock of a directory of backups while the context is active. Raises Busy if it is locked."""
+    """Lock a directory of backups while the context is active. Raises Busy if another process has locked it."""
     file = SYSTEM_FILES.open(shelf, Access.READ)
     try:
         file.lock()
@@ -459,8 +463,8 @@ def _names(folder: Path) -> list[str]:
 def _is_same(source: Path, other: Path) -> bool:
     """Return whether two files are the same segment, by comparing their footers.
 
-    Names do not identify a segment, because a broker that was restored from a backup uses the same names again. Footers
-    contain the times of the records.
+    Footers contain the times of the records. Names are not enough, because a broker that was restored from a backup
+    uses the same names again.
     """
     size = other.stat().st_size
     return source.stat().st_size == size and _last_block(source, size) == _last_block(other, size)
@@ -567,7 +571,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def damages(findings: Sequence[Finding]) -> int:
-    """Print the damage that the backup copied from the data directory, and return the exit code."""
+    """Print the damage that the backup has copied from the data directory, and return the exit code."""
     for finding in unsound(findings):
         note(f"damaged path={finding.path!r} {finding.message}", style="red")
     return exit_code(findings)

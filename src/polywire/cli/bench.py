@@ -197,7 +197,7 @@ def latency(
 
 
 def _measured(measurement: str, address: str, settings: Mapping[str, object]) -> Measured:
-    """Return empty results that state the settings and the address, without its login."""
+    """Return an empty result with the settings and the address, without its login."""
     return Measured({"measurement": measurement, "address": split_login(address)[1], **settings})
 
 
@@ -231,7 +231,10 @@ async def _send_when_due(producer: Producer, topic: str, begun: float, count: in
 
 
 async def _read_all(consumer: Consumer, begun: float, count: int, *, rate: int) -> array[float]:
-    """Read all records, and return for each the seconds between its scheduled time and its arrival."""
+    """Read all records.
+
+    Return, for each, the seconds between the time at which it was due to be sent and its arrival.
+    """
     times = array("d")
     while len(times) < count:
         found = await consumer.batch(10_000, timeout_s=QUIET_SECONDS + 1 / rate)

@@ -284,7 +284,7 @@ def drain(
 def _await_drained(nodes: Nodes, machine: str, shards: int, timeout_s: float) -> set[int]:
     """Wait until a machine leads no shard, and print each new leader.
 
-    Returns the shards that the machine still leads after ``timeout_s``.
+    Returns the shards that the machine still leads after ``timeout_s`` seconds.
     """
     end, awaited, has_warned = time.monotonic() + timeout_s, set[int](), False
     while True:
@@ -312,7 +312,7 @@ def _leader(seen: Sequence[tuple[Node, NodeState]], shard: int) -> Node | None:
 
 
 def _standbys(seen: Sequence[tuple[Node, NodeState]], shard: int) -> list[str]:
-    """Return the names of the standbys of a shard, without those of drained machines."""
+    """Return the names of the standbys of a shard that are not drained."""
     return [
         node.name for node, state in seen if node.shard == shard and state is NodeState.STANDBY and not node.drained
     ]

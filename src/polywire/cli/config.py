@@ -1,7 +1,6 @@
 """``polywire config``: show the settings that ``polywire serve`` would use, with their sources, and check them.
 
-Options, environment and file are resolved by the code that ``polywire serve`` uses. No data directory is opened or
-changed.
+Options, environment and file are read by the code of ``polywire serve``. No data directory is opened or changed.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ ServeOptions = Annotated[str, Parameter(allow_leading_hyphen=True, help="Options
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Settings, and the arguments of the command line parser from which they were made."""
+    """The settings of ``polywire serve``, and the arguments from which the command line parser made them."""
 
     config: ServeConfig
     arguments: ArgumentCollection
 
 
 def resolve(words: tuple[str, ...]) -> Resolved:
-    """Resolve options, environment and file in the same way as ``polywire serve``.
+    """Read options, environment and file like ``polywire serve``.
 
     Raises CycloptsError for wrong usage, and OSError for an unreadable file.
     """

@@ -74,7 +74,7 @@ def run_with_client(
 
 
 def connect_limit_s() -> float:
-    """Return for how many seconds a command tries to connect.
+    """Return the number of seconds for which a command tries to connect.
 
     Raises Failed if the environment variable has an invalid value.
     """
@@ -89,9 +89,9 @@ def connect_limit_s() -> float:
 
 
 def polywire_only(client: WireClient, action: str) -> PolywireClient:
-    """Return the client if it uses the polywire protocol, which ``action`` ("list groups") needs.
+    """Return the client if it uses the polywire protocol. Otherwise raise Invalid.
 
-    Raises Invalid for any other client.
+    ``action`` completes the message "only the polywire protocol can …".
     """
     if not isinstance(client, PolywireClient):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"only the polywire protocol can {action} (use a polywire:// address)")

@@ -109,7 +109,10 @@ def running(data_dir: Path) -> int | None:
 
 
 def beside(data_dir: Path, suffix: str) -> Path:
-    """Return the path of a file next to a data directory. Raises Failed for the root directory, which has no parent."""
+    """Return the path of a file next to a data directory.
+
+    Raises Failed for the root directory, next to which there is none.
+    """
     if data_dir.name in ("", ".."):  # "." and similar paths do not contain the directory's name
         data_dir = Path(os.path.abspath(data_dir))
     if not data_dir.name:
@@ -119,7 +122,7 @@ def beside(data_dir: Path, suffix: str) -> Path:
 
 @contextmanager
 def _locked(data_dir: Path) -> Iterator[int]:
-    """Lock the .pid file and yield its descriptor. Raises Failed if it is locked already.
+    """Lock the .pid file and yield its descriptor. Raises Failed if another process has locked it.
 
     A forked child shares the lock and holds it until it exits.
     """

@@ -114,10 +114,7 @@ def doctor(
 
 
 def required(data_dir: Path | None) -> Path:
-    """Return the data directory.
-
-    Raises Failed if it is None, because then neither a directory nor a bucket was selected.
-    """
+    """Return the data directory. Raises Failed if it is None: neither a directory nor a bucket was selected."""
     if data_dir is None:
         raise Failed("nothing to check (use --data-dir or --bucket)")
     return data_dir
@@ -125,14 +122,21 @@ def required(data_dir: Path | None) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """Findings about a part of a log, and the broker state, which has the topic names of partitions."""
+    """The findings about a part of a log.
+
+    Attributes:
+        state: the broker's state, which has the topic names of partitions.
+    """
 
     state: Replay
     findings: Sequence[Finding]
 
 
 def examined(url: str) -> list[Examined]:
-    """Check a bucket, each of its shards, and its brokers. Raises BrokerError if the bucket cannot be read."""
+    """Check a bucket, each of its shards, and the brokers that use it.
+
+    Raises BrokerError if the bucket cannot be read.
+    """
     from polywire.cluster.doctor import BucketDoctor
     from polywire.cluster.nodes import observed_nodes
 
@@ -155,7 +159,7 @@ def examined(url: str) -> list[Examined]:
 
 
 def _request_counts(counts: RequestCounts) -> str:
-    """Return the number of requests that the check sent to the bucket; object stores charge for them."""
+    """Return how many requests the check sent to the bucket, as text, because object stores charge for requests."""
     charged = " ".join(f"{charge.value}={count}" for charge, count in counts.charged.items() if count)
     return f"requests to the bucket: {charged} got_mib={counts.got_bytes / 2**20:.1f}"
 
@@ -185,7 +189,7 @@ def print_examined(found: Sequence[Examined], output: ListFormat) -> None:
 
 
 def _overview(offline: OfflineLog) -> str:
-    """Count topics, partitions, groups, segments and journal files in the part of the journal that was replayed."""
+    """Count topics, partitions, groups, segments and journal files in the replayed part of the journal."""
     state = offline.state
     assert isinstance(state, State)
     topics = state.catalog.topics(internal=True)
@@ -209,9 +213,9 @@ def _row(state: Replay, finding: Finding) -> Mapping[str, object]:
 
 
 def partition_name(state: Replay, incarnation: int) -> tuple[str, int]:
-    """Return the topic and partition of an incarnation.
+    """Return topic and number of the partition with this incarnation.
 
-    If the topic no longer exists, return "(deleted)" and the incarnation.
+    If the topic does not exist any more, return "(deleted)" and the incarnation.
     """
     found = state.catalog.find_partition(incarnation) if isinstance(state, State) else None
     return ("(deleted)", incarnation) if found is None else (found.topic.name.full, found.number)

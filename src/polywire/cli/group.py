@@ -132,7 +132,7 @@ def import_offsets(
 
 
 def read_offsets(lines: Iterable[str], *, group: str | None) -> list[CommittedOffset]:
-    """Parse JSON lines, or CSV with a header. If ``group`` is set, it replaces the group of every line.
+    """Parse JSON lines, or CSV with a header. ``group`` replaces the group of every line.
 
     Raises Invalid for a malformed line.
     """
@@ -245,14 +245,14 @@ def _apply(address: str, offsets: Sequence[CommittedOffset], *, dry_run: bool, o
 
 
 def new_groups(rows: Sequence[Mapping[str, object]]) -> str:
-    """Return ``new_groups=…`` for groups that had no committed offset before, because their names may be misspelled."""
+    """Return ``new_groups=…`` with the groups that had no committed offset, because their names may be misspelled."""
     known = {row["group"] for row in rows if row["position"] is not None}
     new = {str(row["group"]) for row in rows} - known
     return f" new_groups={listed(new)}" if new else ""
 
 
 async def _check(polywire: PolywireClient, offsets: Sequence[CommittedOffset]) -> dict[tuple[str, str, int], int]:
-    """Check that all offsets can be committed, and return the current ones by group, topic and partition.
+    """Check that all offsets can be committed. Return the present ones by group, topic and partition.
 
     Raises Conflict(GROUP_NOT_EMPTY), Missing, and Invalid for an offset beyond the end of its partition.
     """

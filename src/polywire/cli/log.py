@@ -102,7 +102,7 @@ def repair_log(
 
 
 def rows_of(offline: OfflineLog, loss: Loss) -> Iterator[Mapping[str, object]]:
-    """Return one row for each item that a repair loses."""
+    """Yield one row for each item that a repair loses."""
     for incarnation, offsets in sorted(loss.records.items()):
         yield _row("records", offline, incarnation, offsets)
     for incarnation, ranges in sorted(loss.damaged.items()):

@@ -31,7 +31,7 @@ fi
 
 
 def completion_of(program_app: App) -> App:
-    """Return the command that prints completion scripts for ``program_app``."""
+    """Return the command that prints scripts for completion in a shell."""
     app = App(
         name="completion",
         help_epilogue=examples(
@@ -52,7 +52,7 @@ def completion_of(program_app: App) -> App:
 
 
 def _ending(program_app: App, program: str, shell: str) -> str:
-    """Return lines that the generated script lacks.
+    """Return lines to append to a generated completion script.
 
     zsh runs a file from its function path as the body of the function, but a script that is sourced must register its
     function. fish suggests file names instead of subcommands unless -f is set.
@@ -116,7 +116,7 @@ REMEDIES: Final = {
     ErrorCode.TRANSACTION_MISSING: " (list transactional ids with: polywire transaction list)",
     ErrorCode.WRITER_MISSING: " (list writers with: polywire writer list)",
 }
-"""Advice for errors that the broker reports, because the broker does not know this command line."""
+"""Advice for errors of the broker, which does not know this command line."""
 
 # Windows lacks modules that the broker and the offline tools import.
 POSIX_MODULES: Final = frozenset({"fcntl", "resource"})
@@ -137,7 +137,7 @@ app = App(
     print_error=False,
 )
 MODULES: Final = {"stop": "detached:app", "writer": "transaction:writer_app"}
-"""Where commands are that are not in a module of their name."""
+"""Modules of commands that are not in the module of the same name."""
 for position, (noun, purpose) in enumerate(NOUNS.items()):
     app.command(f"polywire.cli.{MODULES.get(noun, f'{noun}:app')}", name=noun, help=purpose, sort_key=position)
 app.command(completion_of(app))
@@ -184,7 +184,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _usage_error(error: CycloptsError) -> str:
-    """Return the message for a usage error. Positional arguments have their names from the help, without dashes."""
+    """Return the message for a usage error, with positional arguments named as in the help."""
     match error:
         case UnusedCliTokensError(unused_tokens=[unused, *_]):
             return f"unexpected argument {unused!r}."
@@ -197,7 +197,7 @@ def _usage_error(error: CycloptsError) -> str:
 
 
 def _system_error(error: OSError) -> str:
-    """Return the system's message and the file it concerns, without the errno; unchanged if there is no file."""
+    """Return the system's message and the name of the file, without the errno."""
     if error.strerror is None or error.filename is None:
         return str(error)
     return f"{error.strerror} file={str(error.filename)!r}"

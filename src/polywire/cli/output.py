@@ -27,7 +27,7 @@ notes = Console(stderr=True, highlight=False)
 
 
 class Failed(Exception):
-    """The command failed for a reason that did not come from the broker. The message is printed and the exit code is 1."""
+    """A failure that the command itself has detected. The message is printed and the exit code is 1."""
 
 
 class ListFormat(Enum):
@@ -40,7 +40,7 @@ class ListFormat(Enum):
 
 
 def note(text: str, *, style: str | None = None) -> None:
-    """Print a message to standard error on one line, even if it contains line breaks or is wider than the terminal."""
+    """Print a message to standard error as a single line."""
     notes.print(escaped(text), style=style, markup=False, soft_wrap=True)
 
 
@@ -67,7 +67,7 @@ def _for_output(row: Mapping[str, object]) -> dict[str, object]:
 
 
 def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
-    """Print a table whose columns are as wide as their content. A shortened name could not be copied."""
+    """Print a table whose columns are as wide as their content, because a truncated name could not be copied."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         numeric = bool(rows) and all(isinstance(row[column], int | None) for row in rows)
@@ -78,9 +78,9 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -
 
 
 def format_time(time_us: int) -> str | int:
-    """Return a time as RFC 3339 in UTC with microseconds.
+    """Return a time in microseconds since 1970 as RFC 3339 in UTC.
 
-    It is returned unchanged if its year is outside the range of Python's calendar.
+    A time outside the range of Python's calendar is returned unchanged.
     """
     try:
         return (_EPOCH + timedelta(microseconds=time_us)).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -150,16 +150,16 @@ def init(directory: Path, *, topic: str = "orders", address: str = ADDRESS_DEFAU
 
 
 def _default(setting: Setting) -> str | None:
-    """Return the default of a setting for a command. ``run`` always sets the address."""
+    """Return the default of a setting for the command, which always sets the address itself."""
     if setting.name == "address":
         return f"POLYWIRE_ADDRESS, or {ADDRESS_DEFAULT.removeprefix('polywire://')}"
     return "(required)" if setting.required else setting.default
 
 
 def _search_here() -> None:
-    """Let settings such as ``parse=module:function`` name modules in the current folder, as in ``python -m``.
+    """Make modules in the current folder importable for settings such as ``parse=module:function``.
 
-    The folder comes last, so that its files never replace installed modules.
+    The folder is searched last, so that its files never replace installed modules.
     """
     here = os.getcwd()
     if here not in sys.path:
@@ -205,7 +205,7 @@ def _started(start: Callable[[], SparkSession]) -> SparkSession:
 
 
 def cause(text: str) -> str:
-    """Return the cause from a Spark traceback: the last Polywire error in it, else its first line."""
+    """Return the cause of a failure from a Spark traceback: the last Polywire error in it, or else its first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     ours = [message for line in lines if (message := line.partition(OUR_ERRORS)[2].partition(": ")[2])]
     return ours[-1] if ours else lines[0] if lines else "Spark gave no reason"

@@ -51,7 +51,7 @@ Endpoint = Annotated[str, Parameter(help="scheme://host:port/topic, or a topic o
 
 
 class LineReader:
-    """Reads the lines of a descriptor and numbers them from 1, blank lines included."""
+    """Reads lines from a descriptor and numbers them from 1, including blank ones."""
 
     __slots__ = ("_descriptor", "_ended", "_number", "_rest")
 
@@ -62,10 +62,10 @@ class LineReader:
         self._ended = False
 
     async def next_lines(self) -> list[tuple[int, bytes]] | None:
-        """Return the next lines with their numbers, without line feeds.
+        """Wait for input, and return complete lines with their numbers, without line feeds.
 
-        The list is empty if only part of a line has arrived; None follows the last line. Raises
-        Invalid(RECORD_TOO_LARGE) for a line that is too long for a record.
+        Returns an empty list if no line is complete yet, and None after the last line. Raises Invalid(RECORD_TOO_LARGE)
+        for a line that is too long for a record.
         """
         if len(self._rest) > LINE_BYTES_MAX:
             message = f"line is too long line={self._number} bytes_max={LINE_BYTES_MAX}"
@@ -184,7 +184,10 @@ def _bytes_member(name: str, data: bytes | None) -> dict[str, object]:
 
 
 def _bytes_field(fields: Mapping[str, object], name: str) -> bytes | None:
-    """Return a string as UTF-8, any other JSON value as compact JSON text, and the ``_base64`` field decoded."""
+    """Return a field as bytes, or the decoded field ``{name}_base64``.
+
+    A string is encoded as UTF-8, and any other JSON value as JSON text.
+    """
     plain, encoded = fields.get(name), fields.get(f"{name}_base64")
     if encoded is None:
         if plain is None or isinstance(plain, str):
@@ -222,7 +225,7 @@ def _time_field(value: object) -> int | None:
 
 
 def _header_members(header: Header) -> dict[str, object]:
-    """Return key and value. Their kinds are included if parsing would not infer the same kinds."""
+    """Return key and value of a header, and their kinds unless parsing infers the same kinds."""
     members = _bytes_member("key", header.key)
     if header.key_kind is not HeaderKind.STRING:
         members["key_kind"] = header.key_kind.name.lower()
@@ -535,7 +538,7 @@ def endpoint_of(text: str, address: str) -> End:
 def _read_records(
     lines: Sequence[tuple[int, bytes]], form: LineFormat, key: bytes | None
 ) -> tuple[list[Record], Invalid | None]:
-    """Return the records of the lines before the first invalid line, and that line's error.
+    """Parse lines up to the first invalid one. Return the records, and the error of that line, if any.
 
     For JSON, blank lines are skipped.
     """
@@ -589,9 +592,9 @@ async def _print_span(client: WireClient, printer: _Printer, span: Span) -> None
 
 
 async def _follow_all(client: WireClient, printer: _Printer, found: Sequence[Span]) -> None:
-    """Follow all partitions concurrently until the printer is full or a partition fails.
+    """Print new records of all partitions until enough were printed, or a partition fails.
 
-    Raises the error of the partition that failed.
+    Raises the error of that partition.
     """
     followers = [asyncio.ensure_future(_follow(client, printer, span)) for span in found]
     try:
@@ -616,7 +619,7 @@ async def _follow(client: WireClient, printer: _Printer, span: Span) -> None:
 
 
 class Speed:
-    """Shows the number of records and their rate on standard error, and removes the line at the end.
+    """Shows the number of records and their rate on standard error, until the end of the ``with`` block.
 
     Nothing is shown if standard error is not a terminal.
 

@@ -87,7 +87,7 @@ def verify(*names: Name, data_dir: DataDir, output: Output = ListFormat.TABLE) -
 
 
 def _needed(offline: OfflineLog) -> set[str] | None:
-    """Return the names of the live segments; None if the journal is unreadable."""
+    """Return the names of the live segments; None if the journal cannot be read."""
     try:
         log_state = offline.diagnose().log_state
     except BrokerError:

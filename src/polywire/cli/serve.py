@@ -30,7 +30,7 @@ VARIABLES: Final = "POLYWIRE_SERVE_"  # prefix of the environment variables
 
 
 class SettingsFile:
-    """The settings file as a configuration source for cyclopts."""
+    """Sets arguments from the settings file (a configuration source of cyclopts)."""
 
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         """Set every argument that has no value yet from the file.
@@ -76,14 +76,14 @@ def check_variables(names: Collection[str], options: Collection[str]) -> None:
 
 
 def _suggestion(key: str, known: Collection[str], below: Collection[str] = ()) -> str:
-    """Return a suggestion for an unknown key, as the end of a message. It is empty if no known key is similar."""
+    """Return the end of a message about an unknown key, which suggests a similar key; empty if there is none."""
     if key.replace("_", "-") in below:
         return f" (move it below [{TABLE}])"
     return did_you_mean(key, sorted(known))
 
 
 SOURCES: Final = (Env(VARIABLES, command=False), SettingsFile())
-"""Sources of a setting that has no option on the command line. The first source that has a value is used."""
+"""Sources of settings that are not on the command line. The first that has a value is used."""
 
 app = App(
     name="serve",

@@ -1,4 +1,4 @@
-"""Start positions in a topic: convert the values of ``--from`` and ``--to`` to offsets in each partition."""
+"""Start positions in a topic: convert the values of ``--from`` and ``--to`` to an offset in each partition."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ Start = Bound | FromOffset | FromTime
 class Span:
     """The offsets to read from a partition.
 
-    ``next_offset`` is the partition's end when the span was created.
+    Attributes:
+        next_offset: end of the partition when the span was created.
     """
 
     partition: int
@@ -74,7 +75,7 @@ async def spans(client: TopicClient, topic: str, *, partition: int | None, start
 
 
 def nothing_to_read(topic: str, start: Start, found: Sequence[Span]) -> str | None:
-    """Return why no partition has records at or after this start; None if any has."""
+    """Return why no partition has records at or after a start position; None if one has."""
     if any(span.offset < span.next_offset for span in found):
         return None
     end = max(span.next_offset for span in found)

@@ -56,7 +56,10 @@ EXACT: Final = ("price_per_1000", "cost", "cost_of_30_days")
 
 
 def bucket_rows(before: Mapping[str, Any] | None, now: Mapping[str, Any], seconds: float) -> dict[str, Rows]:
-    """Return rows about this broker and its bucket, all brokers, requests by verb and outcome, and requests by price."""
+    """Return rows for each table about the bucket.
+
+    The tables are: this broker and its bucket, all brokers, requests by verb and outcome, and requests by price.
+    """
     earlier = before or now
     names = ("node", "shard", "epoch", "unstored_bytes", "unstored_seconds", "journal_objects", "cache_bytes")
     this_broker = {name: now[name] for name in names}
@@ -92,9 +95,9 @@ def _requests(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, An
 
 
 def _charges(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], seconds: float) -> Rows:
-    """Return rows by kind of charge.
+    """Return rows of requests by price.
 
-    If prices are configured, the rows include the cost so far and for 30 days at this rate.
+    If prices are configured, they have the cost so far, and for 30 days at this rate.
     """
     earlier_requests = {charge["kind"]: charge["requests"] for charge in before}
     rows: Rows = []
@@ -130,9 +133,11 @@ class TopFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Responses of the admin API by path, and the time at which they were read.
+    """Responses of the admin API at one time.
 
-    The time is in seconds of a monotonic clock.
+    Attributes:
+        at: the time, in seconds of a monotonic clock.
+        responses: JSON of the responses by path.
     """
 
     at: float
@@ -219,9 +224,9 @@ def _by_name(topics: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]
 
 
 def default_http(address: str) -> str:
-    """Return the default HTTP address for a client address.
+    """Return the default HTTP address for a client address: port 9080 of the same host.
 
-    It has the same host and port 9080, with TLS if the client address uses it.
+    It uses TLS if the client address does.
     """
     if not address:
         return HTTP_DEFAULT

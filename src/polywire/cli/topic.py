@@ -102,10 +102,7 @@ def list_topics(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS
 
 
 async def _count_records(client: WireClient, topic: str) -> int | None:
-    """Return the number of readable records.
-
-    Returns None if the protocol cannot report it or the topic was just deleted.
-    """
+    """Return the number of readable records; None if the protocol cannot report it or the topic was just deleted."""
     if Ability.BOUNDS not in client.abilities:
         return None
     try:
@@ -148,7 +145,7 @@ def create(
 
 
 def _facts(settings: Mapping[str, int | str | None]) -> str:
-    """Return settings as ``key=value`` facts for the end of a line. Settings without a value are skipped."""
+    """Return the settings that have a value as ``key=value``, for the end of a message."""
     return "".join(f" {name}={value}" for name, value in settings.items() if value is not None)
 
 

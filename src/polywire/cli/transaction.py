@@ -51,7 +51,7 @@ class Noun:
         return [asdict(found) for found in await self.listed(polywire_only(client, f"list {self.names}"))]
 
     async def delete(self, client: WireClient, name: str, *, dry_run: bool) -> object:
-        """Delete an item by name and return its ``detail``. Raises Missing if there is none with this name."""
+        """Delete an item by name, and return its ``detail``. Raises Missing if it does not exist."""
         polywire = polywire_only(client, f"delete {self.names}")
         key = self.columns[0]
         rows = await self.rows(polywire)
@@ -64,7 +64,7 @@ class Noun:
 
 
 def commands(noun: Noun) -> App:
-    """Return the commands ``polywire <word> list`` and ``polywire <word> delete``."""
+    """Return the commands ``list`` and ``delete`` for a noun."""
     delete_example = f"polywire {noun.word} delete {noun.example} --dry-run"
     app = App(name=noun.word, help_epilogue=examples(f"polywire {noun.word} list", delete_example))
 

@@ -1,7 +1,7 @@
 """Parameters that several commands share, and the examples and exit codes at the end of every command's help.
 
-Nothing here imports a client: every command loads this module, and the import would take most of the time of a
-call with ``--help``.
+This module imports no client, because every command loads it and the import would take most of the time of a call with
+``--help``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ EXIT_MEANINGS: Final = {
 
 
 def examples(*lines: str, exits: Mapping[int, str] | None = None) -> str:
-    """Return the end of a command's help: examples and exit codes. ``exits`` has the codes that only this command uses."""
+    """Return the end of a command's help: examples and exit codes.
+
+    ``exits`` has exit codes that only this command uses.
+    """
     title = "Example" if len(lines) == 1 else "Examples"
     codes = sorted((EXIT_MEANINGS | dict(exits or {})).items())
     meanings = [f"  {code:<3}  {meaning}" for code, meaning in codes]

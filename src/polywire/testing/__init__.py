@@ -33,7 +33,7 @@ class RunningBroker(Protocol):
         """Start the broker again after ``stop`` or ``kill``, on the same ports. Raises Invalid if it is running."""
 
     def kill(self) -> None:
-        """End the broker without warning, like ``kill -9``. Acknowledged records exist again after the next start."""
+        """End the broker without warning, like ``kill -9``. Acknowledged records survive."""
 
 
 @contextmanager

@@ -1,8 +1,7 @@
-"""A store with injected faults, of kinds that real stores have.
+"""A store that injects faults of real stores.
 
 The faults are an error before any effect, a slow response, a torn blob, a stale list, and a lost response. A fault
-applies once, to the next call of its operation, in the order of injection. Without faults, calls are passed to the
-store below.
+applies once, to the next call of its operation, in the order of injection. All other calls go to the store below.
 """
 
 from __future__ import annotations
@@ -19,9 +18,13 @@ from polywire.types import Buffer
 class Fault(Enum):
     """The kinds of faults.
 
-    ERROR: the call fails without an effect. SLOW: the call first calls the function ``wait`` of the store, and then
-    succeeds. TORN: ``put_new`` fails and leaves a truncated blob, like a store without atomic writes; ``get`` returns
-    half of a blob. STALE: ``list`` omits the last blob. LOST_REPLY: the call has its effect, but fails.
+    Attributes:
+        ERROR: the call fails without an effect.
+        SLOW: the call first calls the function ``wait`` of the store, and then succeeds.
+        TORN: ``put_new`` fails and leaves a truncated blob, like a store without atomic writes; ``get`` returns half of
+            a blob.
+        STALE: ``list`` omits the last blob.
+        LOST_REPLY: the call has its effect, but fails.
     """
 
     ERROR = "error"
@@ -53,7 +56,7 @@ _ALLOWED = {
 
 
 class FaultyStore:
-    """A store that wraps another one. ``pending`` is the number of faults that have not occurred yet."""
+    """A store that passes calls to another one, except for injected faults."""
 
     def __init__(self, store: Store, *, wait: Callable[[], None] = lambda: None) -> None:
         self._store = store
@@ -64,13 +67,11 @@ class FaultyStore:
 
     @property
     def pending(self) -> int:
-        """The number of faults that have not occurred yet."""
+        """Number of injected faults that have not occurred yet."""
         return sum(fault is not None for faults in self._faults.values() for fault in faults)
 
     def fail(self, verb: Verb, fault: Fault, *, after: int = 0) -> None:
-        """Inject a fault into the next call of this operation.
-
-        ``after``: the number of calls before it that are unaffected.
+        """Inject a fault into the next call of an operation. ``after`` is the number of calls before that one.
 
         Raises ValueError if the operation does not have this fault.
         """

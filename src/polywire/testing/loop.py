@@ -1,4 +1,4 @@
-"""A simulated clock, and an event loop on it that runs callbacks only when a test requests it.
+"""A simulated clock, and an event loop that runs callbacks only when a test requests it.
 
 Callbacks run in the order of an asyncio loop. Timers run by time and then by creation. An exception of a callback is
 raised in the test.
@@ -20,9 +20,9 @@ PASSES_MAX: Final = 10_000
 
 
 class SimulatedClock:
-    """Implements ``polywire.clock.Clock``.
+    """A clock that a test advances. Implements ``polywire.clock.Clock``.
 
-    Invariant: ``monotonic`` never decreases. The wall clock goes back only by ``step``.
+    ``monotonic`` never decreases. Only ``step`` sets the wall clock back.
     """
 
     __slots__ = ("_monotonic_us", "_now_us")
@@ -64,9 +64,9 @@ class Handle:
 
 
 class ManualLoop:
-    """Implements ``polywire.log.base.Loop`` over a simulated clock.
+    """An event loop over a simulated clock. Implements ``polywire.log.base.Loop``.
 
-    Invariant: callbacks run only inside ``run_pass``, ``run_due`` and ``advance``.
+    Callbacks run only inside ``run_pass``, ``run_due`` and ``advance``.
     """
 
     __slots__ = ("_order", "_ready", "_timers", "clock")
@@ -84,7 +84,7 @@ class ManualLoop:
         return handle
 
     def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> Handle:
-        """Call ``callback`` in the next pass. Other threads may use this, too."""
+        """Call ``callback`` in the next pass. Any thread may use this."""
         return self.call_soon(callback, *args)
 
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> Handle:
@@ -94,7 +94,7 @@ class ManualLoop:
         return handle
 
     def run_pass(self) -> int:
-        """Run the callbacks that are ready now and the timers that are due. Return the number of calls."""
+        """Run the callbacks that are ready and the timers that are due. Return their number."""
         while self._timers and self._timers[0][0] <= self.clock.monotonic():
             self._ready.append(heapq.heappop(self._timers)[2])
         ran = 0
@@ -114,7 +114,7 @@ class ManualLoop:
         raise AssertionError(f"callbacks schedule each other without end passes={PASSES_MAX}")
 
     def advance(self, seconds: float) -> None:
-        """Advance the clock, and run every timer that becomes due at its own time."""
+        """Advance the clock. Each timer that becomes due in the meantime runs at its time."""
         end = self.clock.monotonic() + seconds
         self.run_due()
         while self._timers and self._timers[0][0] <= end:

@@ -1,4 +1,4 @@
-"""A broker in memory with a simulated clock and loop, which can be killed and started again.
+"""A broker with a log in memory and a simulated clock and loop, which can be killed and started again.
 
 Except for the log, it is the real broker.
 """
@@ -18,7 +18,9 @@ from polywire.testing.memory_log import MemoryLog
 class MemoryBroker:
     """A broker over a ``MemoryLog``.
 
-    Invariant: ``broker`` and ``log`` are those of the latest start.
+    Attributes:
+        broker: the broker of the latest start.
+        log: its log.
     """
 
     __slots__ = ("broker", "clock", "log", "loop", "settings")
@@ -43,7 +45,7 @@ class MemoryBroker:
         return Broker.over(remember, settings=self.settings, loop=self.loop, clock=self.clock)
 
     def run(self) -> None:
-        """Run everything that is due, so that all outstanding callbacks are called."""
+        """Run all callbacks that are due."""
         assert isinstance(self.loop, ManualLoop), "a real loop runs by itself"
         self.loop.run_due()
 

@@ -1,9 +1,9 @@
-"""The log in memory, for tests and ``memory://``.
+"""A log in memory, for tests and ``memory://``.
 
-* It implements ``log.base.Log`` completely: write batches, durability levels, staging and recovery.
+* It implements all of ``log.base.Log``: write batches, durability levels, staging and recovery.
 * A sync happens one pass of the loop after its commit, so that ``written`` and ``synced`` differ.
 * ``reopen`` returns the log that a restarted broker would have.
-* It neither merges small batches nor frees its history.
+* It does not merge small batches, and never frees the memory of deleted records.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GROUP_BYTES_MAX: Final = 16 * 1024 * 1024  # decision 0102
 
 
 class NoPin:
-    """A pin that does nothing, because bytes in memory stay where they are."""
+    """A pin that does nothing, because batches in memory are never overwritten."""
 
     __slots__ = ()
 
@@ -60,10 +60,10 @@ class Wait:
 
 
 class MemoryPartition:
-    """Implements ``PartitionLog``.
+    """A partition in memory. Implements ``PartitionLog``.
 
-    Invariant: ``headers`` and ``bodies`` have the same batches in ascending order and without gaps, beginning with the
-    one that contains ``first_offset``.
+    ``headers`` and ``bodies`` have the same batches, in ascending order and without gaps. The first one contains
+    ``first_offset``.
     """
 
     __slots__ = (
@@ -99,7 +99,7 @@ class MemoryPartition:
 
     @property
     def readable_offset(self) -> int:
-        """The exclusive end of the offsets that readers may see."""
+        """Offset after the last record that consumers may read."""
         return self.synced_offset if self._hides_unsynced else self.next_offset
 
     @property
@@ -107,7 +107,7 @@ class MemoryPartition:
         return sum(header.length for header in self.headers)
 
     def add(self, batch: bytes) -> None:
-        """Append a batch whose offsets are assigned."""
+        """Append a batch that has its offsets."""
         header = batches.read_header(batch)
         assert header.base_offset == self.next_offset, "batches follow each other without gaps"
         self.headers.append(header)
@@ -216,8 +216,8 @@ class MemoryPartition:
             while index < len(self.headers) and size > bytes_max:
                 size -= self.headers[index].length
                 index += 1
-        kept = self.headers[index].base_offset if index < len(self.headers) else self.next_offset
-        return max(self.first_offset, kept)
+        retained_from = self.headers[index].base_offset if index < len(self.headers) else self.next_offset
+        return max(self.first_offset, retained_from)
 
 
 class _Kind(Enum):
@@ -264,7 +264,7 @@ class _Staged:
 
 
 class MemoryPublication:
-    """Implements ``Publication``."""
+    """A publish that is being prepared. Implements ``Publication``."""
 
     def __init__(self, find: Callable[[bytes], _Staged]) -> None:
         self._find = find
@@ -289,18 +289,15 @@ class MemoryPublication:
 
 
 class MemoryLog:
-    """Implements ``Log``.
-
-    Invariant: ``_groups`` has all committed groups in order. A power loss would keep the first ``_synced`` of them.
-    """
+    """A log in memory. Implements ``Log``."""
 
     def __init__(
         self, loop: Loop, clock: Clock, replay: Replay, *, floor: Level = Level.WRITTEN, epoch: int = 1
     ) -> None:
-        """floor: the lowest level at which additions are acknowledged."""
+        """``floor`` is the lowest level at which appends and changes are acknowledged."""
         self.epoch: Final = epoch
         self.disk_full = False
-        """If a test sets this, additions raise Busy(DISK_FULL)."""
+        """If a test sets this, appends and changes raise Busy(DISK_FULL)."""
         self.crowded = False
         """If a test sets this, the log is congested."""
         self._on_relief: list[Callable[[], None]] = []
@@ -313,8 +310,8 @@ class MemoryLog:
         self._elapsed: ElapsedClock | None = None
         self._write_batch: list[_Entry] = []
         self._scheduled = False
-        self._groups: list[list[_Entry]] = []
-        self._synced = 0
+        self._groups: list[list[_Entry]] = []  # all committed groups, in order
+        self._synced = 0  # number of groups that survive a power loss
         self._written: list[Completion[None]] = []
         self._waiting_sync: list[Completion[None]] = []
         self._sync_scheduled = False
@@ -329,11 +326,11 @@ class MemoryLog:
 
     @property
     def congested(self) -> bool:
-        """False unless a test sets ``crowded``."""
+        """Whether producers must wait; False unless a test sets ``crowded``."""
         return self.crowded
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Register a callback for ``relieve``, which a test must call after it resets ``crowded``."""
+        """Register a callback. After a test resets ``crowded``, it must call ``relieve`` to call it."""
         self._on_relief.append(callback)
         if not self.crowded:
             self.relieve()
@@ -427,7 +424,7 @@ class MemoryLog:
         staged.parts.append(part)
 
     def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
-        """Do nothing, because there are no batches that earlier starts have staged."""
+        """Do nothing, because no batches were staged by an earlier start."""
         self._elapsed = clock
 
     def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
@@ -505,10 +502,10 @@ class MemoryLog:
         return bool(self._write_batch)
 
     def hold(self) -> None:
-        """Do nothing, because a scheduled commit does no harm here."""
+        """Do nothing, because scheduled commits can stay."""
 
     def write(self) -> None:
-        """Write the write batch as one group, without calling its callbacks."""
+        """Write the current batch of appends and changes as one group, without calling callbacks."""
         write_batch, self._write_batch = self._write_batch, []
         if not write_batch or self._failure is not None:
             return
@@ -527,7 +524,7 @@ class MemoryLog:
         self._wake()
 
     def commit(self) -> None:
-        """Write the write batch as one group and call its callbacks."""
+        """Write the current batch of appends and changes as one group, and call the callbacks."""
         self.write()
         written, self._written = self._written, []
         for done in written:
@@ -551,7 +548,7 @@ class MemoryLog:
         self._wake()
 
     def _number(self, entry: _Entry) -> None:
-        """Assign offsets to an entry's batches. They begin at the end of each partition."""
+        """Assign offsets to the batches of an entry. They begin at the end of each partition."""
         after: dict[int, tuple[int, int]] = {}
         first: dict[int, int] = {}
         numbered = []
@@ -607,14 +604,14 @@ class MemoryLog:
     # Closing and recovery
 
     def close(self) -> None:
-        """Commit, sync and call all outstanding callbacks."""
+        """Commit, sync and call all remaining callbacks."""
         if not self._closed:
             self.commit()
             self._sync()
             self._closed = True
 
     def fail(self) -> None:
-        """Simulate a disk that fails: from now on, the log acknowledges nothing."""
+        """Simulate a disk failure: from now on, the log acknowledges nothing."""
         self._failure = Unavailable(ErrorCode.STORAGE_FAILED, "storage failed")
         waiting = [*self._waiting_sync, *(entry.done for entry in self._write_batch if entry.done is not None)]
         self._waiting_sync, self._write_batch = [], []
@@ -627,14 +624,14 @@ class MemoryLog:
         self._snapshot = (self._replay.snapshot(), len(self._groups))
 
     def state(self) -> bytes:
-        """Return the broker's state after this write batch, encoded as in a snapshot."""
+        """Return the broker's state after the current batch, encoded as in a snapshot."""
         self.commit()
         return self._replay.snapshot()
 
     def reopen(self, replay: Replay, *, synced_only: bool = False) -> MemoryLog:
         """Return the log of a broker that restarts after a crash, or with ``synced_only`` after a power loss.
 
-        This log must not be used afterwards: it calls no callbacks, and further additions of the old broker are lost.
+        This log must not be used any more. It calls no callbacks, and what the old broker still appends is lost.
         """
         self._killed = True
         self._write_batch, self._waiting_sync, self._written = [], [], []
@@ -670,8 +667,8 @@ class MemoryLog:
 
 
 def _producer_of(batch: bytes, header: BatchHeader) -> bytes:
-    places = batches.layout(batch)
-    at, size = places[2 * Column.PRODUCER_ID], places[2 * Column.PRODUCER_ID + 1]
+    positions = batches.layout(batch)
+    at, size = positions[2 * Column.PRODUCER_ID], positions[2 * Column.PRODUCER_ID + 1]
     assert header.columns >> Column.PRODUCER_ID & 1
     return batch[at : at + size]
 

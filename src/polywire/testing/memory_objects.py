@@ -1,7 +1,7 @@
-"""A bucket in memory with injected faults, which can also simulate two kinds of defective buckets.
+"""A bucket in memory with injected faults and, on request, one of two defects.
 
 A fault applies once, to the next call of its operation, in the order of injection. Without faults and defects the
-bucket is correct, and any thread may use it.
+bucket works correctly. Any thread may use it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ RACE_SECONDS: Final = 0.05  # time for which a defective store waits, so that an
 class ObjectFault(Enum):
     """The kinds of faults.
 
-    DELAY: the call first calls the function ``wait`` of the store, and then succeeds. LOST_REPLY: the call has its
-    effect, but fails. BUSY: 409, another request for the name is in progress. The call has no effect, and its response
-    is the same as for an existing name. REFUSED: 503, no effect. LATE: the call fails, and has its effect when
-    ``deliver`` is called. STALE: ``list`` omits the last object.
+    Attributes:
+        DELAY: the call first calls the function ``wait`` of the store, and then succeeds.
+        LOST_REPLY: the call has its effect, but fails.
+        BUSY: 409, because another request for the name is in progress. The call has no effect, and its response is the
+            same as for an existing name.
+        REFUSED: 503, without an effect.
+        LATE: the call fails, and has its effect when ``deliver`` is called.
+        STALE: ``list`` omits the last object.
     """
 
     DELAY = "delay"
@@ -39,14 +43,15 @@ class ObjectFault(Enum):
 
 
 class Defect(Enum):
-    """The defects of a store: it checks a condition and writes later, or does not check the condition at all."""
+    """The defects of a bucket."""
 
     CHECKS_FIRST = "checks_first"
+    """It checks the condition of a request and writes later, so that another request can write in between."""
     IGNORES_CONDITIONS = "ignores_conditions"
 
 
 class MemoryObjects:
-    """Implements ``Objects``. All effects happen while it holds its lock."""
+    """A bucket in memory. Implements ``Objects``."""
 
     def __init__(self, *, defect: Defect | None = None, wait: Callable[[], None] = lambda: None) -> None:
         self._objects: dict[str, bytes] = {}
@@ -59,15 +64,12 @@ class MemoryObjects:
         self._newest = ""
 
     def fail(self, verb: str, fault: ObjectFault, *, after: int = 0) -> None:
-        """Inject a fault into the next call of this operation.
-
-        ``after``: the number of calls before it that are unaffected.
-        """
+        """Inject a fault into the next call of an operation. ``after`` is the number of calls before that one."""
         self._faults[verb].extend([None] * after)
         self._faults[verb].append(fault)
 
     def deliver(self) -> None:
-        """Apply late requests, in order. Their responses are lost."""
+        """Apply LATE requests, in order."""
         late, self._late = self._late, []
         for request in late:
             try:
@@ -81,12 +83,12 @@ class MemoryObjects:
         self._request("create", name, BlobExists, lambda: self._create(name, content))
 
     def replace(self, name: str, content: Buffer, tag: str) -> None:
-        kept = bytes(content)
-        self._request("replace", name, ObjectChanged, lambda: self._replace(name, kept, tag))
+        copied = bytes(content)
+        self._request("replace", name, ObjectChanged, lambda: self._replace(name, copied, tag))
 
     def put(self, name: str, content: Buffer) -> None:
-        kept = bytes(content)
-        self._request("put", name, BlobExists, lambda: self._write(name, kept))
+        copied = bytes(content)
+        self._request("put", name, BlobExists, lambda: self._write(name, copied))
 
     def read(self, name: str) -> Stored:
         self._begin("read", name)
@@ -158,7 +160,7 @@ class MemoryObjects:
         self._write(name, content)
 
     def _be_overtaken(self) -> None:
-        """Wait until another request has checked the condition, too, or the time is over."""
+        """Wait until another request has also checked the condition, but not longer than ``RACE_SECONDS``."""
         try:
             self._race.wait(RACE_SECONDS)
         except BrokenBarrierError:

@@ -41,12 +41,12 @@ def child_environment() -> dict[str, str]:
 
 
 def silenced(*but: str) -> tuple[str, ...]:
-    """Return options of ``polywire serve`` that switch off all protocols and HTTP, except those named in ``but``."""
+    """Return options of ``polywire serve`` that turn off all protocols and HTTP, except those named in ``but``."""
     return tuple(word for wire in (*WIRES, "http") if wire not in but for word in (f"--{wire}", "off"))
 
 
 def _lasting_ports() -> Iterator[int]:
-    """Yield free ports below those that systems use for outgoing connections (Linux from 32768, others from 49152).
+    """Yield free ports that systems do not use for outgoing connections (Linux from 32768, others from 49152).
 
     Such a port is still free when a broker is restarted. Each test process begins at a different port.
     """
@@ -65,7 +65,7 @@ def _free(port: int) -> bool:
 
 
 def checked_wires(wires: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the protocols to serve. Raises Invalid(INVALID_REQUEST) for one name instead of a list of names."""
+    """Return the protocols to serve. Raises Invalid(INVALID_REQUEST) for a string instead of a list."""
     if isinstance(wires, str):
         raise Invalid(
             ErrorCode.INVALID_REQUEST, f"wires must be a list of protocols (use wires=[{wires!r}]) got={wires!r}"
@@ -99,7 +99,7 @@ def lasting_port() -> int:
 
 
 class BrokerProcess:
-    """One broker over one data directory, which can be stopped, killed and started again."""
+    """A broker in its own process, which can be stopped, killed and started again with the same data directory."""
 
     def __init__(
         self,
@@ -109,13 +109,15 @@ class BrokerProcess:
         descriptors: int | None = None,
         module: str = "polywire",
     ) -> None:
-        """Describe a broker. ``start`` starts it.
+        """Create the object. ``start`` starts the broker.
 
         Args:
+            data_dir: data directory.
+            *options: options of ``polywire serve``.
             wires: protocols to serve. The default is all protocols or, if users are configured, those that have a
                 login.
             descriptors: limit of open files.
-            module: the module to run with ``python -m``, with the command line of ``polywire``.
+            module: module to run with ``python -m``, with the command line of ``polywire``.
         """
         self.data_dir = data_dir
         self._module = module
@@ -159,7 +161,7 @@ class BrokerProcess:
                 raise AssertionError(f"the broker did not get ready\n{self.log_text()}")
             time.sleep(0.01)
         ready = json.loads(ready_file.read_text())
-        self.addresses = {wire: (place["host"], place["port"]) for wire, place in ready.items()}
+        self.addresses = {wire: (address["host"], address["port"]) for wire, address in ready.items()}
         return self
 
     def url(self, wire: str = "polywire") -> str:

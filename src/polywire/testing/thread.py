@@ -1,4 +1,4 @@
-"""A broker in memory in its own thread, for any client.
+"""A broker in memory in its own thread.
 
 When ``start`` returns, it listens on free ports. It writes nothing to disk, and stopping it frees everything.
 """
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class BrokerThread:
-    """One broker in memory. Its records survive ``kill``, but not ``stop``.
+    """A broker in memory, in its own thread. Its records survive ``kill``, but not ``stop``.
 
     Example:
         with BrokerThread(wires=["kafka", "polywire"]) as broker:
@@ -38,7 +38,7 @@ class BrokerThread:
     """
 
     def __init__(self, *, wires: Sequence[str] | None = None) -> None:
-        """Prepare a broker with these protocols, by default all.
+        """Create the object. ``wires`` are the protocols to serve, by default all. ``start`` starts the broker.
 
         Raises Invalid(INVALID_REQUEST) for an unknown protocol.
         """
@@ -86,7 +86,7 @@ class BrokerThread:
         return self
 
     def kill(self) -> None:
-        """Break all connections and drop what was not written, like ``kill -9``. Call ``start`` to start it again."""
+        """Break all connections and drop what was not written, like ``kill -9``. ``start`` starts the broker again."""
         self._call(self._break())
 
     def stop(self) -> None:
@@ -148,7 +148,7 @@ _named_lock: Final = threading.Lock()
 def memory_url(name: str) -> str:
     """Return the address of the broker for ``memory://name``.
 
-    The first call creates the broker, which exists as long as this process.
+    The first call creates the broker, which then runs as long as this process.
     """
     with _named_lock:
         if name not in _named:
