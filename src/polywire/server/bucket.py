@@ -151,13 +151,13 @@ class _Answer(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-def look(config: ServeConfig) -> tuple[int, bytes]:
+def inspect_bucket(config: ServeConfig) -> tuple[int, bytes]:
     """Return the number of shards in the bucket, and the shared secret of their processes (empty for one shard).
 
     If the bucket is empty, a log with one shard for each configured process is created. Raises Unavailable, and Invalid
     if the number of shards is not the configured one.
     """
-    answer = _in_child(lambda: _look(config))
+    answer = _in_child(lambda: _inspect(config))
     return answer.shards, answer.key
 
 
@@ -170,7 +170,7 @@ def check_machine(config: ServeConfig, shards: int) -> None:
     _in_child(lambda: _check_machine(config, shards))
 
 
-def _look(config: ServeConfig) -> _Answer:
+def _inspect(config: ServeConfig) -> _Answer:
     from polywire.cluster.bucket_probe import check
     from polywire.store.identity import find_identity, make_identity, make_key
 

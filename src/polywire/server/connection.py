@@ -153,7 +153,7 @@ class BareConnection(SendingHalf):
     def buffer_updated(self, nbytes: int) -> None:
         self.received(nbytes)
         if self._hub.idle is not None:
-            self._hub.idle.came()
+            self._hub.idle.bytes_arrived()
 
     def received(self, nbytes: int) -> None:
         """Process ``nbytes`` bytes that were read into the memory of the last ``get_buffer``."""
@@ -239,11 +239,11 @@ class BareConnection(SendingHalf):
             flow_bytes_max=self._hub.limits.receive_bytes_max,
         )
 
-    def go_on_receiving(self) -> None:
+    def resume_receiving(self) -> None:
         if self._phase is OPEN and self._buffer is not None and self._grow():
             self._buffer.begin()
             self.seen_tick = self._hub.tick
-            self._take_up(Pause.STARVED)
+            self._unpause(Pause.STARVED)
 
     def _let_others_read(self) -> None:
         """Pause until the next pass of the loop.
@@ -258,7 +258,7 @@ class BareConnection(SendingHalf):
             self._hub.soon(self._read_again)
 
     def _read_again(self) -> None:
-        self._take_up(Pause.YIELDING)
+        self._unpause(Pause.YIELDING)
 
     def eof_received(self) -> bool:
         """Handle the end of the client's stream: send pending responses, then close the session."""
@@ -284,15 +284,15 @@ class BareConnection(SendingHalf):
         self._unclog()
         if self._session is not None:
             self._session.drained()
-            self._take_up(Pause.OWING)
+            self._unpause(Pause.OWING)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clogged = False  # otherwise leaving the slot would wait for unsent responses
-        self.vacate()
+        self.free_slot()
         self._unclog()
         self._transport = EndedTransport(self._transport)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Close the session and free the buffer, after which nothing is read any more."""
         assert not self._hub.lending, "the loop asks for a buffer"
         if self._phase is CLOSED:
@@ -303,17 +303,17 @@ class BareConnection(SendingHalf):
             session.close()
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
-            buffer.give_back()
+            buffer.free()
 
-    def give_back_idle(self) -> None:
+    def free_idle_buffer(self) -> None:
         """Free the buffer if it contains no request."""
         if self._buffer is not None:
-            self._buffer = self._buffer.given_back()
+            self._buffer = self._buffer.freed()
 
-    def vacate(self) -> None:
+    def free_slot(self) -> None:
         """Free the slot of an aborted connection at once, because the loop calls ``connection_lost`` only later."""
         self._hub.leave(self)
-        self.let_go()
+        self.release()
 
     def pin(self) -> Callable[[], None]:
         memory = self._hub.memory
@@ -362,7 +362,7 @@ class BareConnection(SendingHalf):
         return count
 
     def take_turn(self) -> None:
-        self._take_up(Pause.QUEUED)
+        self._unpause(Pause.QUEUED)
 
     def _recognise(self, data: memoryview) -> Session | None:
         if self._phase is not UNKNOWN:
@@ -402,7 +402,7 @@ class BareConnection(SendingHalf):
             self._transport.pause_reading()
         self._pauses |= reason
 
-    def _take_up(self, reason: int) -> None:
+    def _unpause(self, reason: int) -> None:
         """Remove a reason for the pause. After the last one, pass waiting bytes to the session and resume reading."""
         if not self._pauses & reason:
             return
@@ -421,16 +421,16 @@ class BareConnection(SendingHalf):
             buffer.begin()
         self._pauses &= ~Pause.OFFERING
         if not self._pauses and self._phase is OPEN:
-            self._read_on()
+            self._resume_reading()
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         buffer = self._buffer
         if buffer is not None and buffer.left:
             if self._wanted_size(buffer) > buffer.size:
                 # Freeing memory can close other connections, which must not happen during the call that resumed this
                 # connection.
                 self._pauses |= Pause.STARVED
-                self._hub.soon(self.go_on_receiving)
+                self._hub.soon(self.resume_receiving)
                 return
         elif buffer is not None:
             self._buffer = buffer.for_flow(self._hub.limits.receive_bytes_max)
@@ -438,14 +438,14 @@ class BareConnection(SendingHalf):
 
     def resume(self) -> None:
         """Called by the session when it accepts requests again."""
-        self._take_up(Pause.OWING)
+        self._unpause(Pause.OWING)
 
     def _wait_for_relief(self) -> None:
         self._hub.hold(self)
         self._pause(Pause.CONGESTED)
 
     def relieve(self) -> None:
-        self._take_up(Pause.CONGESTED)
+        self._unpause(Pause.CONGESTED)
 
     def stop_reading(self) -> None:
         """Read nothing more. Requests that were already received are executed."""
@@ -488,7 +488,9 @@ class BareConnection(SendingHalf):
         buffer = self._buffer
         if buffer is None or not buffer.left or self._pauses:
             return False
-        return self._is_slow(buffer, STALLED_TICKS, SHORT_BYTES_PER_S_MIN) and not buffer.goes_on(self._transport)
+        return self._is_slow(buffer, STALLED_TICKS, SHORT_BYTES_PER_S_MIN) and not buffer.is_fast_enough(
+            self._transport
+        )
 
     def _is_slow(self, buffer: ReceiveBuffer, ticks: int, bytes_per_s: int) -> bool:
         return self._hub.tick - self.seen_tick >= ticks or buffer.is_slow(ticks, bytes_per_s)
@@ -531,7 +533,7 @@ class BareConnection(SendingHalf):
             return
         elif not buffer.left:
             if quiet > 1:
-                self.give_back_idle()
+                self.free_idle_buffer()
         elif self._is_slow(buffer, hub.limits.stalled_s + 1, BYTES_PER_S_MIN):
             self.abort("a request is incomplete and arrives too slowly")
 
@@ -539,7 +541,7 @@ class BareConnection(SendingHalf):
         """Execute no more requests, send all pending responses, and close. ``reason`` is logged."""
         log.info("connection closed", peer=self.peer, reason=reason)
         self._pause(Pause.ENDED)
-        self.let_go()
+        self.release()
         self._transport.close()
 
     def abort(self, reason: str = "") -> None:

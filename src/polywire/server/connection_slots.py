@@ -37,7 +37,7 @@ class SlotHolder(Protocol):
 
     def abort(self, reason: str) -> None: ...
 
-    def vacate(self) -> None: ...
+    def free_slot(self) -> None: ...
 
 
 class ConnectionSlots:
@@ -56,7 +56,7 @@ class ConnectionSlots:
 
     def enter(self, connection: SlotHolder) -> bool:
         """Register a new connection. Return False if all slots are taken and none can be freed."""
-        if len(self._connections) >= self.count_max and not self._give_way(connection.host):
+        if len(self._connections) >= self.count_max and not self._evict(connection.host):
             return False
         self._silent[connection] = None
         self._by_host[connection.host] += 1
@@ -71,14 +71,14 @@ class ConnectionSlots:
         if not self._by_host[connection.host]:
             del self._by_host[connection.host]
 
-    def _give_way(self, host: str) -> bool:
+    def _evict(self, host: str) -> bool:
         """Close a connection in favour of a new one from ``host``. Return False if none may be closed."""
         evicted = next(iter(self._silent), None) or self._quietest(host)
         if evicted is None:
             return False
         self._silent.pop(evicted, None)
         evicted.abort("all connection slots are taken, and this client has been quiet longest")
-        evicted.vacate()
+        evicted.free_slot()
         return True
 
     def _quietest(self, host: str) -> SlotHolder | None:

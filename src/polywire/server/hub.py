@@ -259,7 +259,7 @@ class Hub:
         if not self.ingest.uncommitted:
             self.memory.batch_committed()
         self.memory.arena.sweep()
-        self.memory.given_back()
+        self.memory.freed()
         if self.refused:
             log.warning("connections rejected: limit reached", count=self.refused, limit=self.limits.connections_max)
             self.refused_before += self.refused

@@ -80,13 +80,13 @@ class OtherBrokers(Protocol):
         """The process's signals. They outlast this broker's time as leader."""
 
     @property
-    def is_heard(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether standbys still consider this broker alive."""
 
     async def opened(self) -> None:
         """Stop serving as a standby, because the log is recovered."""
 
-    def say(self, addresses: Mapping[str, Address], start: int, deposed: Callable[[str], object]) -> None:
+    def announce(self, addresses: Mapping[str, Address], start: int, deposed: Callable[[str], object]) -> None:
         """Set the addresses and the start number in this broker's heartbeats.
 
         ``deposed`` is called when leadership is lost, in any thread.
@@ -182,7 +182,7 @@ async def serve(
         def deposed(reason: str) -> None:
             broker.loop.call_soon_threadsafe(server.storage_failed, NotOwner(ErrorCode.NOT_OWNER, reason))
 
-        others.say(_advertised(listeners), broker.epoch, deposed)
+        others.announce(_advertised(listeners), broker.epoch, deposed)
     return await server.wait(broker, hub, listeners)
 
 
@@ -444,7 +444,7 @@ class Server:
             if self.registration is not None:
                 self.registration.update(_registered(broker))
             await asyncio.sleep(SWEEP_S)
-            if self.others is not None and not self.others.is_heard:
+            if self.others is not None and not self.others.is_alive:
                 self.storage_failed(
                     NotOwner(ErrorCode.NOT_OWNER, "this broker was suspended for so long that another one may lead")
                 )

@@ -31,7 +31,7 @@ NO_CERTIFICATE: Final = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 
 log = structlog.get_logger("polywire.server")
 
-_room: Final = memoryview(bytearray(RECORD_BYTES))
+_plain_memory: Final = memoryview(bytearray(RECORD_BYTES))
 """Memory for decrypted bytes, shared by all links, because the user of a link copies the bytes immediately."""
 
 
@@ -151,33 +151,33 @@ class LinkEnd(TlsTransport):
         self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._over(ConnectionResetError("the other machine closed the connection during the handshake"))
+        self._opened_or_failed(ConnectionResetError("the other machine closed the connection during the handshake"))
         super().connection_lost(exc)
 
     def abort(self) -> None:
         if self._transport is not None:
             super().abort()
 
-    def _over(self, error: OSError | None) -> None:
+    def _opened_or_failed(self, error: OSError | None) -> None:
         if not self.opened.done():
             self.opened.set_result(error)
 
     def _may_open(self) -> bool:
-        self._over(None)
+        self._opened_or_failed(None)
         return True
 
     def _failed(self, reason: str, error: ssl.SSLError | None) -> None:
         """Report the failure. If a certificate was rejected, also call ``refused``."""
         if error is not None and (not self._open or is_reported(error)):
             self._refused(error)
-        self._over(error or TimeoutError(reason))
+        self._opened_or_failed(error or TimeoutError(reason))
         self._transport.close()  # sends a pending alert first
 
-    def _room(self) -> memoryview:
-        return _room
+    def _plain_memory(self) -> memoryview:
+        return _plain_memory
 
-    def _came(self, count: int) -> None:
-        self._link_user.data_received(bytes(_room[:count]))
+    def _plain_received(self, count: int) -> None:
+        self._link_user.data_received(bytes(_plain_memory[:count]))
 
 
 class _AcceptedLink(TlsConnection):

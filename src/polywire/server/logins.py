@@ -90,7 +90,7 @@ class LoginHolder(Protocol):
 
     def abort(self, reason: str) -> None: ...
 
-    def vacate(self) -> None: ...
+    def free_slot(self) -> None: ...
 
     def end(self, reason: str) -> None: ...
 
@@ -168,7 +168,7 @@ class Logins:
                 return False
             self.leave(evicted)
             evicted.abort("all slots are taken, and this connection did not log in")
-            evicted.vacate()
+            evicted.free_slot()
         self._strangers[connection] = self.tick
         return True
 

@@ -177,13 +177,13 @@ class Receiver(Protocol):
     def held_bytes(self) -> int:
         """Size of the connection's receive buffer."""
 
-    def go_on_receiving(self) -> None: ...
+    def resume_receiving(self) -> None: ...
 
-    def give_back_idle(self) -> None: ...
+    def free_idle_buffer(self) -> None: ...
 
     def abort(self, reason: str = "") -> None: ...
 
-    def let_go(self) -> None: ...
+    def release(self) -> None: ...
 
 
 @cython.cclass
@@ -264,7 +264,7 @@ class ReceiveMemory:
         """
         return self.arena.fits(grown if self._beyond is None else grown - self._beyond.held_bytes)
 
-    def given_back(self) -> None:
+    def freed(self) -> None:
         """Let waiting connections try again, because memory was freed."""
         if self._waiting and not self._feeding:
             self._feeding = True
@@ -274,7 +274,7 @@ class ReceiveMemory:
         self._waiting.pop(connection, None)
         if self._beyond is connection:
             self._beyond = None
-        self.given_back()
+        self.freed()
 
     def _feed(self) -> None:
         """Let waiting connections try again, the longest waiting first, until one of them gets no memory."""
@@ -282,7 +282,7 @@ class ReceiveMemory:
         while self._waiting:
             connection = next(iter(self._waiting))
             del self._waiting[connection]
-            connection.go_on_receiving()
+            connection.resume_receiving()
             if connection in self._waiting:
                 later = list(self._waiting)
                 self._waiting = dict.fromkeys([later[-1], *later[:-1]])
@@ -297,7 +297,7 @@ class ReceiveMemory:
             return
         for connection in self._connections:
             if connection is not asking:
-                connection.give_back_idle()
+                connection.free_idle_buffer()
         slow = [connection for connection in self._connections if connection is not asking and connection.is_stalled]
         held: Counter[str] = Counter()
         for connection in slow:
@@ -307,5 +307,5 @@ class ReceiveMemory:
             if self._fits(grown):
                 return
             connection.abort("receive memory is short, and this request arrives too slowly")
-            connection.let_go()
+            connection.release()
         self._looked = self.tick

@@ -27,7 +27,7 @@ from polywire.errors import Busy, ErrorCode, Invalid
 from polywire.log.opening import lock_directory
 from polywire.protocols.runtime.shards import KEY_BYTES
 from polywire.server import lifecycle, startup
-from polywire.server.bucket import check_machine, look
+from polywire.server.bucket import check_machine, inspect_bucket
 from polywire.server.config import ANY, HTTP, OFF, TLS_SUFFIX, USUAL, WIRES, Address, ServeConfig
 from polywire.server.file_permissions import PRIVATE_DIRECTORY, close_to_others
 from polywire.server.lines import LineLimit
@@ -86,7 +86,7 @@ def _run(config: ServeConfig, lines: LineLimit) -> int:
             ErrorCode.INVALID_REQUEST,
             f"number of processes is not between 1 and {SHARDS_MAX} processes={config.processes}",
         )
-    count, key = look(config) if config.bucket else (max(config.processes, 1), secrets.token_bytes(KEY_BYTES))
+    count, key = inspect_bucket(config) if config.bucket else (max(config.processes, 1), secrets.token_bytes(KEY_BYTES))
     if count == 1:
         return startup.run_alone(config, lines)
     config = replace(config, processes=count)
@@ -175,7 +175,7 @@ class Parent:
                 found = signal.sigtimedwait(watched, LOOK_S if self._is_ready else STARTING_POLL_S)
                 if found is not None and found.si_signo in FORWARDED_SIGNALS:
                     self._signal_all(signal.Signals(found.si_signo))
-                self._look(mask)
+                self._check_children(mask)
             return self._exit_code
         finally:
             withdraw_ready(self._config.ready_file)
@@ -197,7 +197,7 @@ class Parent:
         if not self._kill_at:
             self._kill_at = time.monotonic() + self._config.drain_timeout_s + KILL_AFTER_S
 
-    def _look(self, mask: Mask) -> None:
+    def _check_children(self, mask: Mask) -> None:
         """Restart processes that exited, each after its pause. Write the ready file when all processes are ready."""
         while True:
             try:

@@ -58,11 +58,11 @@ _NOGIL_BYTES_MIN = cython.declare(
 @cython.cfunc
 @cython.nogil
 @cython.exceptval(check=False)
-def _look(fd: cython.int, found: cython.p_uchar, looks: cython.int) -> cython.int:
+def _poll_epoll(fd: cython.int, found: cython.p_uchar, polls: cython.int) -> cython.int:
     count: cython.int = 0
     if cython.compiled:
-        while count == 0 and looks > 0:
-            looks -= 1
+        while count == 0 and polls > 0:
+            polls -= 1
             count = epoll_wait(fd, cython.cast(cython.pointer(epoll_event), found), _READY_MAX, 0)
     return count
 
@@ -347,7 +347,7 @@ class ReadinessDriver:
         self._fd = self.epoll.fileno()
         loop.add_reader(self._fd, self.make_pass)
         if hub.idle is not None:
-            hub.idle.look = self.look
+            hub.idle.poll = self.poll
 
     def accepted(self, peer: socket.socket, peer_name: Any, protocol: Any) -> None:
         """Start serving an accepted connection."""
@@ -364,30 +364,30 @@ class ReadinessDriver:
 
     def close(self) -> None:
         if self._hub.idle is not None:
-            self._hub.idle.look = nothing
+            self._hub.idle.poll = nothing
         self.loop.remove_reader(self._fd)
         self.epoll.close()
 
     def make_pass(self) -> None:
         self._make_pass(1)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Make further passes while requests arrive faster than the event loop would report them.
 
         After a pass that served a socket, poll only once more, because the callbacks of that pass (waiting consumers,
         for example) should run soon.
         """
-        looks: cython.int = _LOOKS
+        polls: cython.int = _LOOKS
         for _ in range(PASSES_MAX):
-            if not self._make_pass(looks):
+            if not self._make_pass(polls):
                 return
-            looks = 1
+            polls = 1
 
     @cython.cfunc
-    def _make_pass(self, looks: cython.int) -> cython.bint:
-        """Serve ready sockets after at most ``looks`` polls, and return whether there were any."""
+    def _make_pass(self, polls: cython.int) -> cython.bint:
+        """Serve ready sockets after at most ``polls`` polls, and return whether there were any."""
         hub: Hub = self._hub
-        count: cython.int = self._find(looks)
+        count: cython.int = self._find(polls)
         i: cython.int
         if count <= 0:
             return False
@@ -403,16 +403,16 @@ class ReadinessDriver:
         finally:
             hub.commit()  # always: while commits are on hold, no other code commits
         if hub.idle is not None:
-            hub.idle.came()
+            hub.idle.bytes_arrived()
         return True
 
     @cython.cfunc
-    def _find(self, looks: cython.int) -> cython.int:
+    def _find(self, polls: cython.int) -> cython.int:
         if cython.compiled and self._fd >= 0:
-            count: cython.int = _look(self._fd, self._found.p, 1)
-            if count == 0 and looks > 1:
+            count: cython.int = _poll_epoll(self._fd, self._found.p, 1)
+            if count == 0 and polls > 1:
                 with cython.nogil:
-                    count = _look(self._fd, self._found.p, looks)
+                    count = _poll_epoll(self._fd, self._found.p, polls)
             return count
         self._listed = self.epoll.poll(0, READY_MAX)
         return len(self._listed)

@@ -160,7 +160,7 @@ class ReceiveBuffer:
         memory, size = self._memory, len(self.view)
         wanted = min(self.flow_bytes, flow_bytes_max)
         if wanted <= READ_BYTES or memory.is_short:
-            return self.given_back()
+            return self.freed()
         if wanted > size and memory.arena.fits(wanted - size):
             return self.replaced(wanted)
         return self
@@ -186,22 +186,22 @@ class ReceiveBuffer:
         self._pins -= 1
         if self._is_given and not self._pins:
             self._memory.arena.give(self._bytes)
-            self._memory.given_back()
+            self._memory.freed()
 
     def _give(self) -> None:
         self._is_given = True
         if not self._pins:
             self._memory.arena.give(self._bytes)
 
-    def give_back(self) -> None:
+    def free(self) -> None:
         self._give()
-        self._memory.given_back()
+        self._memory.freed()
 
-    def given_back(self) -> ReceiveBuffer | None:
+    def freed(self) -> ReceiveBuffer | None:
         """Free the memory and return None. A buffer with unconsumed or pinned bytes is returned instead."""
         if self.start != self.end or self._pins:
             return self
-        self.give_back()
+        self.free()
         return None
 
     # Arrival rate
@@ -219,7 +219,7 @@ class ReceiveBuffer:
         """Return whether at least ``ticks`` seconds have passed since ``begin``, at a rate below ``bytes_per_s``."""
         return self._memory.tick - self._began_tick >= ticks and self.rate() < bytes_per_s
 
-    def goes_on(self, transport: object) -> bool:
+    def is_fast_enough(self, transport: object) -> bool:
         """Return whether the request arrives fast enough to be retained while memory is short.
 
         Unread bytes in the socket count as received.

@@ -108,7 +108,7 @@ class Relay:
         await asyncio.sleep(0)
         self._servers.clear()
 
-    def came(self, end: _End, listener: str) -> None:
+    def opened(self, end: _End, listener: str) -> None:
         self._ends.add(end)
         if len(self._ends) > 2 * RELAYED_MAX:
             end.abort()
@@ -117,7 +117,7 @@ class Relay:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def went(self, end: _End) -> None:
+    def closed(self, end: _End) -> None:
         self._ends.discard(end)
 
     async def _connect(self, end: _End, listener: str) -> None:
@@ -134,7 +134,7 @@ class Relay:
             end.abort()
             return
         self._ends.add(other)
-        end.meet(other)
+        end.connect_to(other)
 
     async def _reach(self, listener: str) -> _End | None:
         """Connect to the leader. Return None if there is no leader or it does not respond."""
@@ -175,9 +175,9 @@ class _End(asyncio.Protocol):
         self._transport = made = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses of it
         made.set_write_buffer_limits(BUFFERED_BYTES)
         if self._listener:
-            self._relay.came(self, self._listener)
+            self._relay.opened(self, self._listener)
 
-    def meet(self, other: _End) -> None:
+    def connect_to(self, other: _End) -> None:
         if self._transport is None or self._transport.is_closing() or other.is_closed:
             other.abort()
             self.abort()
@@ -236,7 +236,7 @@ class _End(asyncio.Protocol):
             self._first_bytes.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._relay.went(self)
+        self._relay.closed(self)
         self._wake()
         other, self._other, self._transport = self._other, None, None
         if other is not None and other._transport is not None:

@@ -18,4 +18,4 @@ cdef class IdlePoll:
     cdef object _loop
     cdef double _pause_s
     cdef bint _polling
-    cdef public object look
+    cdef public object poll

@@ -103,7 +103,7 @@ QUICK: Final = 3  # factor on the limit; without polling, every interval include
 class IdlePoll:
     """Keeps an event loop awake while requests arrive quickly."""
 
-    __slots__ = ("_clock", "_end", "_last", "_limit_s", "_loop", "_pause_s", "_polling", "look")
+    __slots__ = ("_clock", "_end", "_last", "_limit_s", "_loop", "_pause_s", "_polling", "poll")
 
     def __init__(self, loop: Loop, clock: Clock, *, limit_us: int) -> None:
         """``limit_us`` is how long to poll after bytes arrive, in microseconds; 0 disables polling."""
@@ -115,10 +115,10 @@ class IdlePoll:
         self._last = 0.0
         self._end = 0.0
         self._polling = False  # whether a call of ``_poll`` is scheduled
-        self.look: Callable[[], object] = nothing
+        self.poll: Callable[[], object] = nothing
         """Handles sockets that are ready. Set by a driver that can find them sooner than the loop."""
 
-    def came(self) -> None:
+    def bytes_arrived(self) -> None:
         """Record that bytes arrived and were processed."""
         limit_s = self._limit_s
         now = self._clock.monotonic()
@@ -132,7 +132,7 @@ class IdlePoll:
 
     def _poll(self) -> None:
         """Poll once, and schedule the next poll. The loop does not sleep while one is scheduled."""
-        self.look()
+        self.poll()
         if self._clock.monotonic() < self._end:
             self._loop.call_soon(self._poll)
         else:

@@ -193,7 +193,7 @@ class Presence:
         self._over = False
         self._thread: threading.Thread | None = None
 
-    def say(self, addresses: Mapping[str, Address], start: int, deposed: OnDeposed = _ignore) -> None:
+    def announce(self, addresses: Mapping[str, Address], start: int, deposed: OnDeposed = _ignore) -> None:
         """Set the addresses and the start number in this broker's heartbeats; see ``Node``.
 
         ``deposed`` is called if another broker leads with a higher start number, or if heartbeats have failed for
@@ -228,10 +228,10 @@ class Presence:
             self._changed.clear()
             if not self._over:
                 self._put()
-                self._look()
+                self._check_leadership()
 
     @property
-    def is_heard(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether standbys still consider this broker alive.
 
         A broker that was suspended for too long must not serve reads from memory, because another one may be the
@@ -239,7 +239,7 @@ class Presence:
         """
         return self._clock.monotonic() - self._written_at < SILENT_S
 
-    def _look(self) -> None:
+    def _check_leadership(self) -> None:
         """Do the regular checks of a leader.
 
         Step down if there is a later leader, remove objects of dead brokers, and hand the shard over if rebalancing
@@ -273,7 +273,7 @@ class Presence:
         """Write a heartbeat. If that fails, it is retried; after ``SILENT_S`` without success, a leader steps down."""
         self._counter += 1
         (addresses, start), begun, candidate = self._state, self._clock.monotonic(), self._candidate
-        if start > 0 and not self.is_heard:
+        if start > 0 and not self.is_alive:
             self._deposed(UNHEARD)
             return
         with suppress(BrokerError):
@@ -387,7 +387,7 @@ class Standby:
             await relay.listen(self._forwarded_listeners(), shared=True)
             await relay.listen_on(INSIDE, self._shard.inside())
             self._shard.serving()
-        presence.say(self._addresses, 0)
+        presence.announce(self._addresses, 0)
         write_ready(self._config.ready_file, self._addresses)
         log.info("standby: forwarding connections to the leader", leader=self._leader.name)
 
@@ -439,7 +439,7 @@ class Standby:
         if leader is None or leader.start < 0 or self._refused or now - self._read_at >= NODE_INTERVAL_S:
             self._read_at = now
             try:
-                leader, request = await asyncio.to_thread(self._look, now)
+                leader, request = await asyncio.to_thread(self._read_leader, now)
             except BrokerError as error:
                 log.warning("cannot read the state of the leader from the bucket", reason=error.message)
                 return self.has_waited  # a leader could not reach the bucket either, so this is no reason to take over
@@ -459,7 +459,7 @@ class Standby:
         self._refused += 1
         return self._is_tried or self._refused < REFUSED_MAX + self._rank * RANK_S / LOOK_S
 
-    def _look(self, now: float) -> tuple[Node | None, TakeoverRequest | None]:
+    def _read_leader(self, now: float) -> tuple[Node | None, TakeoverRequest | None]:
         """Return the leader, and the latest request for a takeover. Raises BrokerError if the bucket cannot be read."""
         nodes = self._nodes.read()
         leader = self._watch.leader(nodes, now)
@@ -505,11 +505,11 @@ class Turn:
         self._standby = standby
 
     @property
-    def is_heard(self) -> bool:
-        return self._presence.is_heard
+    def is_alive(self) -> bool:
+        return self._presence.is_alive
 
-    def say(self, addresses: Mapping[str, Address], start: int, deposed: OnDeposed = _ignore) -> None:
-        self._presence.say(addresses, start, deposed)
+    def announce(self, addresses: Mapping[str, Address], start: int, deposed: OnDeposed = _ignore) -> None:
+        self._presence.announce(addresses, start, deposed)
 
     async def opened(self) -> None:
         self.signals.keep()
@@ -551,7 +551,7 @@ async def serve_in_turn(
     try:
         if not await standby.wait(presence):
             return lifecycle.EXIT_OK
-        presence.say({}, -1)
+        presence.announce({}, -1)
         others = Turn(presence, standby, watch, signals)
         return await _serve(config, lines, others, shard, has_waited=standby.has_waited)
     except NotOwner as error:

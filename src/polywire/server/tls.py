@@ -178,11 +178,11 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
         """Close the connection after a TLS failure. ``error`` is None after a timeout."""
 
     @abstractmethod
-    def _room(self) -> memoryview:
+    def _plain_memory(self) -> memoryview:
         """Return memory for decrypted bytes."""
 
     @abstractmethod
-    def _came(self, count: int) -> None: ...
+    def _plain_received(self, count: int) -> None: ...
 
     # Called by the socket
 
@@ -272,14 +272,14 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
         while self._incoming.pending or engine.pending():
             if self._paused or self._finished or self._transport.is_closing():
                 return
-            room = self._room()
+            memory = self._plain_memory()
             try:
                 # the type stub wants a bytearray, but a memoryview works
-                count = cast(int, engine.read(len(room), cast(bytearray, room)))
+                count = cast(int, engine.read(len(memory), cast(bytearray, memory)))
             except ssl.SSLZeroReturnError:
                 count = 0
             if count:
-                self._came(count)
+                self._plain_received(count)
             elif not self._finish():
                 self.close()
 
@@ -407,8 +407,8 @@ class TlsConnection(TlsTransport):
     def _failed(self, reason: str, error: ssl.SSLError | None) -> None:
         self._connection.abort(reason)
 
-    def _room(self) -> memoryview:
+    def _plain_memory(self) -> memoryview:
         return self._connection.get_buffer(-1)
 
-    def _came(self, count: int) -> None:
+    def _plain_received(self, count: int) -> None:
         self._connection.buffer_updated(count)

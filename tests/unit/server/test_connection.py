@@ -95,7 +95,7 @@ def test_unconsumed_bytes_move_to_the_front_of_a_full_buffer() -> None:
     assert taken(place) == place.hub.limits.receive_bytes_max
 
 
-@pytest.mark.parametrize("doing", ["commit", "pause", "close", "abort", "fail", "write", "write_many", "let_go"])
+@pytest.mark.parametrize("doing", ["commit", "pause", "close", "abort", "fail", "write", "write_many", "release"])
 def test_no_callback_runs_while_the_loop_asks_for_a_buffer(doing: str) -> None:
     place = Place()
     transport, other = place.connect(), place.connect()
@@ -108,7 +108,7 @@ def test_no_callback_runs_while_the_loop_asks_for_a_buffer(doing: str) -> None:
         "fail": lambda: connection.fail(PeerError("for a test", fatal=True)),
         "write": lambda: connection.write(b"x"),
         "write_many": lambda: connection.write_many([b"x"]),
-        "let_go": connection.let_go,
+        "release": connection.release,
     }
     place.hub.memory.shared_chunk.position = CHUNK_BYTES  # so it must ask whether it can be reused
     place.when_asked = actions[doing]

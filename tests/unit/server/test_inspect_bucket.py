@@ -12,7 +12,7 @@ from polywire.cluster.nodes import DIRECTORY, Candidate, Nodes, node_of
 from polywire.errors import ErrorCode, Invalid, Unavailable
 from polywire.protocols.runtime.shards import KEY_BYTES
 from polywire.server import bucket
-from polywire.server.bucket import check_machine, look
+from polywire.server.bucket import check_machine, inspect_bucket
 from polywire.server.config import ServeConfig
 from polywire.store.identity import NAME, find_identity
 from polywire.store.objects import Objects
@@ -32,19 +32,21 @@ def bucket_of(config: ServeConfig) -> Objects:
 
 
 def test_the_first_start_creates_a_shard_for_each_process(config: ServeConfig) -> None:
-    shards, key = look(replace(config, processes=3))
+    shards, key = inspect_bucket(replace(config, processes=3))
     identity = find_identity(bucket_of(config))
     assert identity is not None
     assert (shards, identity.shards, len(key)) == (3, 3, KEY_BYTES)
-    assert look(config) == look(replace(config, processes=3, node="two")) == (3, key), "every process sees the same"
+    assert inspect_bucket(config) == inspect_bucket(replace(config, processes=3, node="two")) == (3, key), (
+        "every process sees the same"
+    )
     for processes in (1, 2, 4):
         with pytest.raises(Invalid, match="has 3 shards"):
-            look(replace(config, processes=processes))
+            inspect_bucket(replace(config, processes=processes))
 
 
 @pytest.mark.parametrize("processes", [0, 1])
 def test_a_single_process_checks_its_bucket_itself(config: ServeConfig, processes: int) -> None:
-    assert look(replace(config, processes=processes)) == (1, b"")
+    assert inspect_bucket(replace(config, processes=processes)) == (1, b"")
     assert find_identity(bucket_of(config)) is None
     assert bucket_of(config).list("probe/") == []
 
@@ -54,7 +56,7 @@ def test_errors_of_the_child_process_are_raised_in_the_parent(
 ) -> None:
     bucket_of(config).put(NAME, b"[]")
     with pytest.raises(Invalid, match="another program's object"):
-        look(config)
+        inspect_bucket(config)
 
     def silent(*_: object, **__: object) -> Objects:
         raise Unavailable(ErrorCode.STORAGE_FAILED, "it does not answer")
@@ -65,7 +67,7 @@ def test_errors_of_the_child_process_are_raised_in_the_parent(
     for opened, reported in ((silent, "it does not answer"), (broken, "the bucket cannot be read")):
         monkeypatch.setattr(bucket, "open_bucket", opened)
         with pytest.raises(Unavailable, match=reported):
-            look(config)
+            inspect_bucket(config)
 
 
 @pytest.mark.parametrize("changes", [0, 1, 2])

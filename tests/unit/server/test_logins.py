@@ -52,7 +52,7 @@ class Peer:
     def abort(self, reason: str) -> None:
         self.gone = reason
 
-    def vacate(self) -> None:
+    def free_slot(self) -> None:
         assert self.gone
 
     def end(self, reason: str) -> None:

@@ -37,17 +37,17 @@ def test_a_leader_without_heartbeats_is_deposed(tmp_path: Path, monkeypatch: pyt
 
     config = ServeConfig(data_dir=tmp_path, bucket=f"file://{tmp_path / 'bucket'}", node="one")
     presence = Presence(config, BucketWatch(config))
-    presence.say({}, 3, on_deposed)
+    presence.announce({}, 3, on_deposed)
     assert not deposed.wait(0.5), "the heartbeat arrived"
     out.set()
     assert deposed.wait(20)
     assert reported[0] == UNHEARD
-    assert not presence.is_heard
+    assert not presence.is_alive
     out.clear()
-    presence.say({}, 3)
+    presence.announce({}, 3)
     Nodes(open_bucket(f"file://{tmp_path / 'bucket'}")).put(Node("two", "x", {}, start=4))
     deposed.clear()
-    presence.say({}, 3, on_deposed)
+    presence.announce({}, 3, on_deposed)
     assert deposed.wait(20)
     assert reported[-1] == "another broker leads with a higher start number"
     presence.end()

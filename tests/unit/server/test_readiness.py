@@ -130,7 +130,7 @@ def served() -> Iterator[Served]:
     made = Served()
     yield made
     made.driver.close()
-    made.idle.look()
+    made.idle.poll()
     for one in made.sockets:
         one.close()
 
@@ -378,15 +378,15 @@ def test_without_a_descriptor_accepting_pauses(served: Served) -> None:
 def test_look_makes_passes_while_sockets_are_ready(served: Served) -> None:
     peer, protocol = served.connected()
     peer.sendall(bytes(3 * READ_BYTES))
-    served.idle.look()
+    served.idle.poll()
     assert len(protocol.content) == 3 * READ_BYTES
     assert served.place.commits == 3
-    served.driver.look()
+    served.driver.poll()
     assert served.place.commits == 3, "nothing was ready"
 
 
 def test_look_returns_to_the_loop(served: Served) -> None:
     peer, protocol = served.connected()
     peer.sendall(bytes((PASSES_MAX + 2) * READ_BYTES))
-    served.driver.look()
+    served.driver.poll()
     assert len(protocol.content) == PASSES_MAX * READ_BYTES

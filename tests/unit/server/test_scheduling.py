@@ -208,7 +208,7 @@ def awake(loop: ManualLoop) -> bool:
 def after_quick_requests(loop: ManualLoop, idle: IdlePoll, count: int = 4 * PAUSES_AVERAGED) -> None:
     for _ in range(count):
         loop.clock.advance(20e-6)
-        idle.came()
+        idle.bytes_arrived()
 
 
 def test_quick_requests_keep_the_loop_awake_for_the_limit_only() -> None:
@@ -238,7 +238,7 @@ def test_slow_requests_let_the_processor_sleep(pause_s: float) -> None:
     for _ in range(PAUSES_AVERAGED * PAUSES_AVERAGED):
         loop.clock.advance(pause_s)
         awake(loop)
-        idle.came()
+        idle.bytes_arrived()
     assert not awake(loop)
 
 
@@ -264,8 +264,8 @@ def test_only_polling_looks_for_ready_sockets() -> None:
     loop = ManualLoop()
     idle = IdlePoll(loop, loop.clock, limit_us=LIMIT_US)
     looks: list[float] = []
-    idle.look = lambda: looks.append(loop.clock.monotonic())
-    idle.came()
+    idle.poll = lambda: looks.append(loop.clock.monotonic())
+    idle.bytes_arrived()
     awake(loop)
     assert not looks
     after_quick_requests(loop, idle)
