@@ -553,7 +553,7 @@ class PolywireClient(Scope):
 
     async def transactions(self) -> list[TransactionInfo]:
         """Return the user's transactional ids, sorted by name. Administrators see the ids of all users."""
-        return await self._kept(Verb.TRANSACTIONS, messages.EntryList[messages.TransactionEntry], TransactionInfo)
+        return await self._list(Verb.TRANSACTIONS, messages.EntryList[messages.TransactionEntry], TransactionInfo)
 
     async def delete_transaction(self, transactional_id: str) -> None:
         """Delete a transactional id and abort its open transaction.
@@ -567,7 +567,7 @@ class PolywireClient(Scope):
 
         Administrators see the writers of all users.
         """
-        return await self._kept(Verb.WRITERS, messages.EntryList[messages.WriterEntry], WriterInfo)
+        return await self._list(Verb.WRITERS, messages.EntryList[messages.WriterEntry], WriterInfo)
 
     async def delete_writer(self, writer: str) -> None:
         """Delete a writer, so that its numbers can be used again.
@@ -591,7 +591,7 @@ class PolywireClient(Scope):
         """
         return consume(self, topic, group=group, member=member, start=start)
 
-    async def _kept(self, verb: Verb, kind: type[messages.EntryList[_E]], info: Callable[..., _I]) -> list[_I]:
+    async def _list(self, verb: Verb, kind: type[messages.EntryList[_E]], info: Callable[..., _I]) -> list[_I]:
         found: list[_I] = []
         after, more = "", True
         while more:

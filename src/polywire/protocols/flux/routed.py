@@ -107,7 +107,7 @@ class RoutedFluxSession(FluxSession):
             return local
         if command.name == CREATE:
             return self._shard_of(name, shards.least_loaded)
-        return self._shard_of(name, partial(shards.home, name) if command.name in CREATING else None)
+        return self._shard_of(name, partial(shards.shard_by_hash, name) if command.name in CREATING else None)
 
     # Lines
 
@@ -124,7 +124,7 @@ class RoutedFluxSession(FluxSession):
         found: list[tuple[int, bool]] = []
         for number in range(topics):
             name = self._topic_text(data, number)
-            found.append(self._shard_of(name, partial(self.router.shards.home, name)))
+            found.append(self._shard_of(name, partial(self.router.shards.shard_by_hash, name)))
         shards = {shard for shard, _ in found}
         if shards == {self.router.shards.own}:
             return False

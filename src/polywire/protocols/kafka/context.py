@@ -179,7 +179,7 @@ class Shared:
 
     def coordinates(self, name: str) -> bool:
         """Return whether this shard coordinates the group or transactional id."""
-        return self.shards is None or self.shards.home(name) == self.shards.own
+        return self.shards is None or self.shards.shard_by_hash(name) == self.shards.own
 
     def learn_cluster_id(self, cluster_id: str) -> None:
         if cluster_id and cluster_id != self._cluster_id:

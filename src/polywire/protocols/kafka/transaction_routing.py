@@ -187,7 +187,7 @@ def _stage_at(
     def made_of(part: Any) -> Any:
         return _refused_each(answer.request._replace(body=part), WireError.COORDINATOR_NOT_AVAILABLE)
 
-    coordinator = session.shards.home(request.transactional_id)
+    coordinator = session.shards.shard_by_hash(request.transactional_id)
     holder = Holder(request.transactional_id, request.producer_id, request.producer_epoch)
     joining = calling(session, coordinator, permit, holder, tuple(parts), begins=begins)
     ask_each(session, answer, {coordinator: joining}, lambda found: permitted(found[coordinator]))
@@ -237,7 +237,7 @@ def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
         Producing(session, answer, request, refused=refused).begin(request.topics)
 
     release = session.output.pin()
-    joining = calling(session, session.shards.home(holder.id), permit, holder, shards, begins=begins)
+    joining = calling(session, session.shards.shard_by_hash(holder.id), permit, holder, shards, begins=begins)
     call = ShardRequest(session.broker.loop, joining, came, again=True)
     session.work = _Joining(call.cancel, release)
 

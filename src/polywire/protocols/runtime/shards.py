@@ -55,7 +55,7 @@ class Shards(Protocol):
     def shard_of(self, full_name: str) -> int | None:
         """Return the shard of the topic with this name, or None if the topic does not exist."""
 
-    def home(self, full_name: str) -> int:
+    def shard_by_hash(self, full_name: str) -> int:
         """Return the shard in which a topic is created by a write to it. All processes return the same shard."""
 
     def least_loaded(self) -> int:
