@@ -81,10 +81,7 @@ _facts: Final = header_fields("length", "flags", "record_count", "base_offset", 
 
 
 class Space:
-    """Memory for the buffers of one record batch.
-
-    Many buffers share a block, because allocating each would be slower.
-    """
+    """Memory for the buffers of one record batch, allocated in a few blocks."""
 
     __slots__ = ("_at", "_block")
 

@@ -474,10 +474,7 @@ class _Session:
         await self._look_back()
 
     async def _look_back(self) -> None:
-        """Read the target after the last known offset.
-
-        Records there may be from an attempt that got no acknowledgement.
-        """
+        """Find records after the last known offset of the target, which an unacknowledged attempt may have written."""
         self._there.clear()
         self._doubtful = self._searched = 0
         for number, end in sorted(self._state.ends.items()):

@@ -64,11 +64,9 @@ class TlsSocket:
         self._socket.close()
 
     def recv(self, size: int, flags: int) -> bytes:
-        """Return a placeholder if decrypted data is available.
+        """Return any bytes if the socket is readable, which is all that the caller checks.
 
-        Otherwise return bytes from the socket, which may be encrypted.
-
-        Both show that the socket is readable, which is all that the caller checks.
+        If decrypted data is buffered, the result is a placeholder. Otherwise it comes from the socket, encrypted.
         """
         if self._socket.pending():
             return b"?"

@@ -97,7 +97,7 @@ class MakeApplication(Protocol):
 
 
 def _load() -> MakeApplication:
-    """Import the application only when it is needed, because the import takes memory and time."""
+    """Import the application. A broker that receives no HTTP requests never imports it."""
     from polywire.http.application import HttpApplication
 
     return HttpApplication

@@ -88,7 +88,7 @@ async def group_lags(
 
 
 async def _group_names(broker: Broker, slices: Slices, *, count_max: int) -> tuple[list[tuple[str, str]], bool]:
-    """Return topic and name of groups with members or committed offsets, and whether some were excluded."""
+    """Return topic and name of groups with members or committed offsets, and whether some exceed the limit."""
     found = set(broker.groups.pairs()[: count_max + 1])
     for pair in broker.position_owners(PositionKind.GROUP):
         if len(found) > count_max:

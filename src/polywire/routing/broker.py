@@ -302,7 +302,7 @@ class RoutedBroker:
         return self.local.topics_version + self.remote_topics.version
 
     def topics(self, *, internal: bool = False) -> list[Topic]:
-        """See ``TopicLookup``. ``internal`` adds the internal topics of this process."""
+        """See ``TopicLookup``. With ``internal``, only topics of this process are returned, including internal ones."""
         if internal:
             return self.local.topics(internal=True)
         version, topics = self._listed

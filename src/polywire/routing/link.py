@@ -131,7 +131,7 @@ class ShardLink:
     ) -> Call:
         """Send a call. ``then`` gets the head of the response, decoded as ``kind``, or an error.
 
-        Raises Busy(BUSY) if too many payload bytes are unanswered.
+        Raises Busy(BUSY) if too many payload bytes wait for responses.
         """
 
         def on_response(received: bytes, _: memoryview) -> None:
@@ -193,7 +193,7 @@ class ShardLink:
         self.request_process(_ignore)
 
     def request_process(self, then: Callable[[object], None]) -> Call:
-        """Request the ``Process`` of the other end. ``then`` is called after it was applied, or with an error."""
+        """Request the ``Process`` of the other end. ``then`` gets it once ``TopicsOwner`` has applied it, or an error."""
 
         def received(process: messages.Process | BrokerError) -> None:
             if not isinstance(process, BrokerError):

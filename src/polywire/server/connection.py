@@ -556,7 +556,7 @@ class BareConnection(SendingHalf):
 class Connection(BareConnection, asyncio.BufferedProtocol):
     """A connection as a protocol of asyncio.
 
-    Python code uses this class, because asyncio's base class cannot be compiled.
+    The compiled class cannot extend ``asyncio.BufferedProtocol``, so this one extends both.
     """
 
     __slots__ = ()

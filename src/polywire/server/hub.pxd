@@ -14,7 +14,7 @@ cdef class RequestTimes:
 
 cdef class Hub:
     cdef dict _held
-    cdef public object accepted
+    cdef public object closed
     cdef public dict connections
     cdef public bint draining
     cdef public IdlePoll idle

@@ -171,12 +171,12 @@ class Hub:
         tick: seconds since the start, counted by ``sweep``.
         lending: whether the event loop is asking a connection for a buffer, during which no other code may run.
         moved: bytes received and sent by closed connections, by protocol.
-        accepted: number of closed connections, by protocol.
+        closed: number of closed connections, by protocol.
     """
 
     __slots__ = (
         "_held",
-        "accepted",
+        "closed",
         "connections",
         "draining",
         "idle",
@@ -231,7 +231,7 @@ class Hub:
         self.refused = 0
         self.refused_before = 0
         """Value of ``refused`` when it was last logged."""
-        self.accepted: Counter[str] = Counter()
+        self.closed: Counter[str] = Counter()
         self.moved: dict[str, tuple[int, int]] = {}
         self.tick = 0
 
@@ -297,7 +297,7 @@ class Hub:
             self.memory.leave(connection)
             received, sent = self.moved.get(connection.wire, (0, 0))
             self.moved[connection.wire] = received + connection.received_bytes, sent + connection.sent_bytes
-            self.accepted[connection.wire] += 1
+            self.closed[connection.wire] += 1
 
     def check_backlog(self) -> None:
         """Close the connection with the oldest backlog while the unsent bytes of all connections exceed the limit."""

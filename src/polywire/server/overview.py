@@ -95,7 +95,7 @@ class Overview:
 
     def traffic(self) -> Mapping[str, Traffic]:
         hub = self.hub
-        sums = {wire: [0, hub.accepted[wire], received, sent] for wire, (received, sent) in hub.moved.items()}
+        sums = {wire: [0, hub.closed[wire], received, sent] for wire, (received, sent) in hub.moved.items()}
         for connection in hub.connections:
             found = sums.setdefault(connection.wire, [0, 0, 0, 0])
             found[0] += 1
