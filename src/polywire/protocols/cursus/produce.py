@@ -364,14 +364,14 @@ class BatchAppend:
             return
         start += stored
         columns = _columns(self._body, scratch.details, run, start, events=bool(self._batch.traits & decoder.EVENTS))
-        kept = run.checked or Column.SEQUENCES in columns
+        has_epoch = run.checked or Column.SEQUENCES in columns
         batch = from_spans(
             self._body,
             scratch.spans[4 * start : 4 * run.stop],
             None,
             columns.pop(Column.RECORD_FLAGS, None),
             columns=columns,
-            producer_epoch=run.epoch if kept else -1,
+            producer_epoch=run.epoch if has_epoch else -1,
             base_sequence=sequence + stored if run.producer else 0,
         )
         if run.checked and not is_own:

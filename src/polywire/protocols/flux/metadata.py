@@ -29,7 +29,7 @@ from polywire.types import Level
 
 TERM: Final = 1  # never changes, because there is no consensus (spec: flux#metadata-index)
 BROKERS_MAX: Final = 1_000  # registered brokers; there is one, and clients' tests register a few more
-SWEEP_MIN: Final = 64  # entries of deleted partitions and topics that are kept before a cleanup
+SWEEP_MIN: Final = 64  # entries of deleted partitions and topics that remain before a cleanup
 _INDEX_KEY: Final = "index"
 _BROKER_KEY: Final = "broker/"
 _PARTITION_KEY: Final = "partition/"
@@ -304,8 +304,8 @@ class FluxState:
         """
         self._sweep_if_needed()
         view = self._views.get(partition.incarnation)
-        kept = view.isr if view is not None else [self.settings.broker_id]
-        self._set_leader(partition, leader, isr or kept, by)
+        current = view.isr if view is not None else [self.settings.broker_id]
+        self._set_leader(partition, leader, isr or current, by)
         self._store_index(1, done)
 
     def set_role(self, partition: Partition, role: Role, *, by: Caller = ITSELF, done: Completion[int]) -> None:

@@ -193,9 +193,9 @@ def encode_options(given: bytes, compression: int, expiry_us: int, size_max: int
         b"message_expiry": U64.pack(expiry_us),
         b"max_topic_size": U64.pack(size_max),
     }
-    asked = _encoded({key: value for key, value in now.items() if key in stored})
-    unasked = _encoded({key: value for key, value in now.items() if key not in stored})
-    return U32.pack(len(asked)) + asked + U32.pack(len(unasked)) + unasked
+    chosen = _encoded({key: value for key, value in now.items() if key in stored})
+    unchosen = _encoded({key: value for key, value in now.items() if key not in stored})
+    return U32.pack(len(chosen)) + chosen + U32.pack(len(unchosen)) + unchosen
 
 
 def is_known(key: bytes) -> bool:

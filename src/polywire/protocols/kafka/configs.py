@@ -440,7 +440,7 @@ def _operated(resource: Any, settings: TopicSettings) -> dict[str, str | None]:
     made: dict[str, str | None] = {}
     for change in resource.configs:
         if change.name in made or (change.value is None and change.config_operation != DELETE):
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"change has no value, or is repeated name={change.name[:255]!r}")
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"setting has no value, or is repeated name={change.name[:255]!r}")
         match change.config_operation:
             case 0:
                 made[change.name] = change.value
@@ -488,7 +488,7 @@ def _alter(
             body.responses.append(made)
             pending_response.expect()
             try:
-                _alter_one(session, pending_response, resource, made, given, validate_only=request.validate_only)
+                _alter_topic(session, pending_response, resource, made, given, validate_only=request.validate_only)
             except BrokerError as error:
                 refuse(made, error, _refusal(error, resource.resource_type))
                 pending_response.count_result()
@@ -497,7 +497,7 @@ def _alter(
     pending_response.run(session.broker, entries())
 
 
-def _alter_one(
+def _alter_topic(
     session: KafkaSession,
     pending_response: PendingResponse,
     resource: Any,

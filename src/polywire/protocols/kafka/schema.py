@@ -176,13 +176,13 @@ def _texts() -> Iterator[list[str]]:
 
 def _message(lines: list[str]) -> Message:
     number, name, versions, *flexible = lines[0].split()
-    asked, answered = " ".join(lines[1:]).split("<")
+    request_text, response_text = " ".join(lines[1:]).split("<")
     return Message(
         api=Api(int(number)),
         versions=_versions(versions, ALWAYS),
         flexible_from=int(flexible[1]) if flexible else VERSION_MAX + 1,
-        request=_structure(_Tokens(asked.replace(">", " ", 1)), f"{name}Request"),
-        response=_structure(_Tokens(answered), f"{name}Response"),
+        request=_structure(_Tokens(request_text.replace(">", " ", 1)), f"{name}Request"),
+        response=_structure(_Tokens(response_text), f"{name}Response"),
     )
 
 

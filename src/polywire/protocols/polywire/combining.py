@@ -136,7 +136,7 @@ class _FirstFound(CombinedResponse):
 
     def result(self) -> Head:
         found = self._answer or self._failure
-        assert found is not None, "every shard was asked"
+        assert found is not None, "every shard has responded"
         return found
 
 

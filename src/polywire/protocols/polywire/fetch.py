@@ -107,9 +107,9 @@ class RangeFetch:
             self._waits.append(pending)
 
     def _check_epoch(self, end: int) -> None:
-        asked = max(self._offset, self._offset_end)
-        if asked > end:
-            raise _epoch_ended(self._partition, self._epoch, end, asked)
+        last_offset = max(self._offset, self._offset_end)
+        if last_offset > end:
+            raise _epoch_ended(self._partition, self._epoch, end, last_offset)
 
     def _wait_or_read(self, broker: PolywireBroker, wait_ms: int, error: BrokerError | None) -> None:
         """Wait for data if there is none. Called when the partition's offsets are up to date."""
@@ -257,14 +257,14 @@ def check_identity(partition: Partition, head: OffsetRange) -> None:
     if head.epoch == ANY_EPOCH:
         return
     end = partition.log.epoch_end(head.epoch)
-    asked = max(head.offset, head.offset_end)
-    if asked > end:
-        raise _epoch_ended(partition, head.epoch, end, asked)
+    last_offset = max(head.offset, head.offset_end)
+    if last_offset > end:
+        raise _epoch_ended(partition, head.epoch, end, last_offset)
 
 
-def _epoch_ended(partition: Partition, epoch: int, end: int, asked: int) -> Conflict:
+def _epoch_ended(partition: Partition, epoch: int, end: int, last_offset: int) -> Conflict:
     return Conflict(
         ErrorCode.EPOCH_ENDED,
         f"records after the end of an epoch were lost topic={partition.topic.name.full} partition={partition.number} "
-        f"epoch={epoch} end={end} asked={asked}",
+        f"epoch={epoch} end={end} asked={last_offset}",
     )
