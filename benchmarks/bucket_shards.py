@@ -26,7 +26,8 @@ from tests.broker_process import BrokerProcess
 
 SHARDS: Final = 2
 TOPICS: Final = tuple(
-    next(name for name in map("t{}".format, range(64)) if shard_by_hash(name, SHARDS) == shard) for shard in range(SHARDS)
+    next(name for name in map("t{}".format, range(64)) if shard_by_hash(name, SHARDS) == shard)
+    for shard in range(SHARDS)
 )
 WIRE: Final = "polywire"
 POLL_S: Final = 0.1
