@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from polywire.broker.groups.commits import Commit
-from polywire.broker.groups.consumer import AWAY, JOINING, LEAVING, TOPICS_MAX, Beat
+from polywire.broker.groups.consumer import AWAY, FORGET_MIN, JOINING, LEAVING, TOPICS_MAX, Beat
 from polywire.broker.groups.consumer_groups import JOINS_AT_ONCE_MAX, BeatResponse
 from polywire.broker.owners import Caller
 from polywire.broker.settings import BrokerSettings
@@ -166,6 +166,17 @@ def test_a_topic_that_is_created_and_deleted_is_assigned_and_revoked(memory: Mem
     one.beat(is_full=False)
     one.beat()
     assert one.reading == {again.id: {0, 1, 2}}
+
+
+def test_deleted_topics_are_forgotten(memory: MemoryBroker) -> None:
+    consumer = Consumer(memory, "a", "t", "u")
+    for _ in range(2 * FORGET_MIN):
+        topic = memory.broker.create_topic(TopicName.parse("u"), 1)
+        consumer.beat()
+        assert topic.id in consumer.reading
+        memory.broker.delete_topic(topic)
+        consumer.beat()
+    assert len(memory.broker.consumers._entries["g"].group._generations) <= FORGET_MIN + 4
 
 
 def test_members_of_another_protocol_share_a_group(memory: MemoryBroker) -> None:

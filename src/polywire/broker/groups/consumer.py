@@ -25,6 +25,7 @@ JOINING: Final = 0  # epoch of a heartbeat with which a member joins without par
 LEAVING: Final = -1
 AWAY: Final = -2  # epoch of a heartbeat with which a static member leaves and announces its return
 TOPICS_MAX: Final = 500  # topics of one member: it joins all of them at once, and every heartbeat checks each of them
+FORGET_MIN: Final = 64  # remembered topics that no member reads any more, before they are forgotten
 
 Partitions = Mapping[bytes, Set[int]]
 """Partition numbers by topic id."""
@@ -132,7 +133,17 @@ class ConsumerGroup:
         epoch: last epoch of an earlier group of this name, whose members may still send requests.
     """
 
-    __slots__ = ("_generations", "_instances", "_limits", "_members", "_session_s", "bytes", "epoch", "name")
+    __slots__ = (
+        "_forget_above",
+        "_generations",
+        "_instances",
+        "_limits",
+        "_members",
+        "_session_s",
+        "bytes",
+        "epoch",
+        "name",
+    )
 
     def __init__(self, name: str, limits: Limits, session_s: float, epoch: int = 0) -> None:
         self.name: Final = name
@@ -143,8 +154,10 @@ class ConsumerGroup:
         self._members: dict[str, Member] = {}
         # member by instance id
         self._instances: dict[str, str] = {}
-        # latest generation of the coordinator's group in each topic
+        # latest generation of the coordinator's group in each topic, and the number of topics above which those that no
+        # member reads are forgotten; otherwise topics that are created and deleted for years would fill the memory
         self._generations: dict[bytes, int] = {}
+        self._forget_above = FORGET_MIN
 
     @property
     def members(self) -> Mapping[str, Member]:
@@ -297,6 +310,13 @@ class ConsumerGroup:
         if any(self._generations.get(id_) != generation for id_, generation in generations.items()):
             self._generations.update(generations)
             self.epoch = max(self.epoch + 1, *generations.values())
+            if len(self._generations) > self._forget_above:
+                self._forget_topics()
+
+    def _forget_topics(self) -> None:
+        read = {id_ for member in self._members.values() for id_ in member.memberships.topics.values()}
+        self._generations = {id_: generation for id_, generation in self._generations.items() if id_ in read}
+        self._forget_above = 2 * len(self._generations) + FORGET_MIN
 
     def note_generation(self, topic_id: bytes, generation: int) -> None:
         """Record a new generation in a topic that does not change the shares of this group's members."""
