@@ -39,7 +39,7 @@ BESIDE = $(MAKE) --silent --output-sync=target $(if $(findstring --jobserver,$(M
 AUDIT_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim histories takeovers three-brokers sim-mutations bench bench-gate bench-peers docs site audit sbom demo demo-cluster wheel-test lock clean distclean spark
+.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim histories takeovers three-brokers processes sim-mutations bench bench-gate bench-peers docs site audit sbom demo demo-cluster wheel-test lock clean distclean spark
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -110,6 +110,9 @@ takeovers: dev ## Kill, stop and race three brokers on one bucket and check what
 
 three-brokers: dev ## Run every scenario and the real clients through each of three brokers on a bucket (about ten minutes)
 	for place in leader standby-1 standby-2; do POLYWIRE_THROUGH=$$place $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) tests/behaviour tests/interop $(PYTEST_ARGS); done
+
+processes: dev ## Run every scenario and the real clients against two and four processes (about ten minutes)
+	for count in 2 4; do POLYWIRE_THROUGH=$$count-processes $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) tests/behaviour tests/interop $(PYTEST_ARGS); done
 
 sim-mutations: dev ## Remove one mechanism at a time, and check that a simulation fails (a few minutes)
 	POLYWIRE_PURE=1 $(PYTHON) -m tests.sim.mutate

@@ -1,8 +1,9 @@
 """Three brokers on one bucket that act as one broker: a leader, two standbys, and one that clients connect to.
 
 ``POLYWIRE_THROUGH=standby-2`` makes the behaviour suite and the real clients connect to the second standby; ``make
-three-brokers`` tries each. ``POLYWIRE_THROUGH=processes`` makes Kafka clients connect to two processes of one directory
-instead. The bucket is versitygw if ``POLYWIRE_S3_SERVER`` names it, otherwise a directory.
+three-brokers`` tries each. The bucket is versitygw if ``POLYWIRE_S3_SERVER`` names it, otherwise a directory.
+``POLYWIRE_THROUGH=4-processes`` makes them connect to four processes of one directory instead; ``make processes`` tries
+two and four.
 
 ``stop`` and ``kill`` apply to the leader, so that another takes over, and ``start`` returns when there is a leader.
 """
@@ -26,7 +27,7 @@ from tests.s3_server import BUCKET, S3Server, s3_binary
 
 VARIABLE: Final = "POLYWIRE_THROUGH"
 PLACES: Final = ("leader", "standby-1", "standby-2")
-PROCESSES: Final = "processes"  # two of one directory, instead of three brokers
+PROCESSES: Final = {"2-processes": 2, "4-processes": 4}  # of one directory, instead of three brokers
 EAGER: Final = "tests.eager_broker"  # brokers that upload without delay
 PREFIX: Final = "log"
 ASKED: Final = "polywire"  # the protocol that checks whether there is a leader
@@ -35,10 +36,10 @@ LED_S: Final = 60.0  # in which there is a leader again; it takes about three
 
 
 def through() -> str | None:
-    """Return which broker clients connect to, or that there are two processes; None for one broker with a directory."""
+    """Return which broker clients connect to, or how many processes there are; None for one broker with a directory."""
     place = os.environ.get(VARIABLE)
-    if place and place not in (*PLACES, PROCESSES):
-        raise pytest.UsageError(f"{VARIABLE} is one of {', '.join(PLACES)}, not {place!r}")
+    if place and place not in (*PLACES, *PROCESSES):
+        raise pytest.UsageError(f"{VARIABLE} is one of {', '.join((*PLACES, *PROCESSES))}, not {place!r}")
     return place or None
 
 
@@ -48,8 +49,8 @@ def one_or_three(
 ) -> Iterator[BrokerProcess | ThreeBrokers]:
     """Start one broker, or three with clients at this position, or the environment's; they must end cleanly."""
     place = place or through()
-    if place == PROCESSES:
-        options, place = ("--processes", "2", *options), None
+    if place in PROCESSES:
+        options, place = ("--processes", str(PROCESSES[place]), *options), None
     if place is None:
         with BrokerProcess(folder / "data", *options, wires=wires) as process:
             yield process
