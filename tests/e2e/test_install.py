@@ -124,7 +124,7 @@ def test_the_wheel_has_sources_and_declarations(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     wanted = {
         path.relative_to(ROOT / "src").as_posix()
-        for pattern in ("*.py", "*.pxd", "py.typed")
+        for pattern in ("*.py", "*.pxd", "*.pyi", "py.typed")
         for path in (ROOT / "src").rglob(pattern)
         if not path.is_relative_to(ROOT / "src" / "polywire.egg-info")
     }

@@ -103,10 +103,10 @@ def kafka_transaction(chance: random.Random) -> Dialogue:
         one = topics(name=topic, partitions=[topics.Partitions(index=1, records=records)])
         yield "kafka", frame_of(Api.PRODUCE, 9, acks=-1, transactional_id=name, topics=[one])
     yield "kafka", frame_of(Api.ADD_OFFSETS_TO_TXN, 3, group_id="held", **holder())
-    topics = schema.request(Api.TXN_OFFSET_COMMIT).Topics
-    offset = topics.Partitions(index=odd.number(0, 32), offset=odd.number(1), leader_epoch=odd.number(1, 32))
-    one = topics(name=topic, partitions=[offset])
-    yield "kafka", frame_of(Api.TXN_OFFSET_COMMIT, 3, group_id="held", topics=[one], **holder())
+    committed = schema.request(Api.TXN_OFFSET_COMMIT).Topics
+    offset = committed.Partitions(index=odd.number(0, 32), offset=odd.number(1), leader_epoch=odd.number(1, 32))
+    commit = committed(name=topic, partitions=[offset])
+    yield "kafka", frame_of(Api.TXN_OFFSET_COMMIT, 3, group_id="held", topics=[commit], **holder())
     if chance.random() < 0.8:
         yield "kafka", frame_of(Api.END_TXN, 3, committed=chance.random() < 0.6, **holder())
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from struct import pack
-from typing import Final
+from typing import Any, Final
 
 from polywire.broker.permissions import Action
 from polywire.protocols.iggy.messages import Code
@@ -200,7 +200,7 @@ def _iggy() -> Iterator[Case]:
 
 def _kafka() -> Iterator[Case]:
     asked = _kafka_case
-    fetched = {"fetch_offset": 0, "partition_max_bytes": 1 << 20}
+    fetched: dict[str, Any] = {"fetch_offset": 0, "partition_max_bytes": 1 << 20}
     yield asked(Api.FETCH, partition_frame(Api.FETCH, TOPIC, 12, word="topic", partition=BEYOND, **fetched))
     topics = schema.request(Api.FETCH).Topics
     one = topics(topic_id=TOPIC_ID, partitions=[topics.Partitions(**fetched)])

@@ -127,15 +127,15 @@ class Transactor(LoneKafkaPeer):
             base_sequence=base,
             attributes=TRANSACTIONAL,
         )
-        topics = schema.request(Api.PRODUCE).Topics
-        one = topics(name=place[0], partitions=[topics.Partitions(index=place[1], records=batch)])
+        produced = schema.request(Api.PRODUCE).Topics
+        topic = produced(name=place[0], partitions=[produced.Partitions(index=place[1], records=batch)])
         self._ask(
             Api.PRODUCE,
             lambda body: self._was_staged(sending, body),
             transactional_id=self._id,
             acks=-1,
             timeout_ms=1000,
-            topics=[one],
+            topics=[topic],
         )
 
     def _was_added(self, place: Place, body: Any) -> None:

@@ -123,11 +123,11 @@ class Node:
                 reported.Brokers(node_id=number, host=host, port=port) for number, (host, port) in ADDRESSES.items()
             ]
             return reported(brokers=brokers, topics=[reported.Topics(name="t", partitions=partitions)])
-        reported = schema.response(api).Responses
+        assert api is Api.PRODUCE
+        produced = schema.response(api)
         error = 0 if Node.leader == self.number else WireError.NOT_LEADER_OR_FOLLOWER
-        return schema.response(api)(
-            responses=[reported(partitions=[reported.Partitions(error=error, base_offset=self.number)])]
-        )
+        partition = produced.Responses.Partitions(error=error, base_offset=self.number)
+        return produced(responses=[produced.Responses(partitions=[partition])])
 
     def fail(self, error: BrokerError) -> None:
         self.failure = error

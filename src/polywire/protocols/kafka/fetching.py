@@ -335,11 +335,11 @@ class Fetching:
         """Encode the entries in steps, except large ones, whose records are sent without a copy."""
         topics = self._body.responses
         for number, topic_entry in enumerate(topics):
-            if max((len(entry.records) for entry in topic_entry.partitions), default=0) < PART_BYTES_MIN:
+            if max((len(entry.records or b"") for entry in topic_entry.partitions), default=0) < PART_BYTES_MIN:
                 yield from self._encode_entry(topics, number)
                 continue
             for index, entry in enumerate(topic_entry.partitions):
-                if len(entry.records) < PART_BYTES_MIN:
+                if len(entry.records or b"") < PART_BYTES_MIN:
                     yield from self._encode_entry(topic_entry.partitions, index)
 
     def _encode_entry(self, entries: list[Any], index: int) -> Iterator[None]:

@@ -9,17 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from polywire.protocols.kafka.definitions import DEFINITIONS
 from polywire.protocols.kafka.messages import Api
 from polywire.protocols.kafka.structures import Kind, Program, Record, Step
-
-RecordType: TypeAlias = Any
-"""The type of a structure.
-
-Its fields are attributes, and so are the types of its nested structures (``topics`` → ``Topics``).
-"""
 
 VERSION_MAX: Final = 32767
 
@@ -78,6 +72,11 @@ class Field:
     default: object
     structure: Structure | None
 
+    @property
+    def type_name(self) -> str:
+        """Name of the record type of ``structure`` within the enclosing one."""
+        return _type_name(self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Structure:
@@ -106,14 +105,23 @@ def message(api: Api) -> Message:
     return _messages()[api]
 
 
-@cache
-def request(api: Api) -> RecordType:
-    return message(api).request.record
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import request as request
+    from polywire.protocols.kafka.message_types import response as response
+else:
 
+    @cache
+    def request(api: Api) -> type[Record]:
+        """Return the record type of a request.
 
-@cache
-def response(api: Api) -> RecordType:
-    return message(api).response.record
+        Its fields are attributes, and so are the types of its nested structures (``topics`` → ``Topics``).
+        """
+        return message(api).request.record
+
+    @cache
+    def response(api: Api) -> type[Record]:
+        """Return the record type of a response."""
+        return message(api).response.record
 
 
 @cache
@@ -223,7 +231,7 @@ def _structure(tokens: _Tokens, name: str) -> Structure:
         "__slots__": tuple(field.name for field in fields),
         "__doc__": f"A {name}, made from the table of definitions.",
         "DEFAULTS": {field.name: field.default for field in fields},
-        **{_type_name(field.name): field.structure.record for field in fields if field.structure is not None},
+        **{field.type_name: field.structure.record for field in fields if field.structure is not None},
     }
     return Structure(tuple(fields), type(name, (Record,), body))
 

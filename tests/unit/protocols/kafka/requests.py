@@ -160,9 +160,9 @@ def _groups(topic: str) -> Iterator[Asked]:
     yield Asked(Api.CONSUMER_GROUP_HEARTBEAT, a.GROUP_JOIN, beat_frame(topic))
     described = frame_of(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[NEWER_GROUP])
     yield Asked(Api.CONSUMER_GROUP_DESCRIBE, a.GROUP_DESCRIBE, described)
-    topics = schema.request(Api.OFFSET_DELETE).Topics
-    one = topics(name=topic, partitions=[topics.Partitions()])
-    yield Asked(Api.OFFSET_DELETE, a.GROUP_DELETE, frame_of(Api.OFFSET_DELETE, group_id=GROUP, topics=[one]))
+    deleted = schema.request(Api.OFFSET_DELETE).Topics
+    deletion = deleted(name=topic, partitions=[deleted.Partitions()])
+    yield Asked(Api.OFFSET_DELETE, a.GROUP_DELETE, frame_of(Api.OFFSET_DELETE, group_id=GROUP, topics=[deletion]))
 
 
 def _transactions(topic: str) -> Iterator[Asked]:

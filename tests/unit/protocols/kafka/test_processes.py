@@ -263,8 +263,8 @@ def test_only_the_leader_accepts_and_returns_records(processes: Processes, own: 
     } | {"no": WireError.UNKNOWN_TOPIC_OR_PARTITION}
     assert {one.name: one.partitions[0].error for one in reported.responses} == expected
     asked = schema.request(Api.LIST_OFFSETS).Topics
-    topics = [asked(name=name, partitions=[asked.Partitions(index=0, timestamp=-1)]) for name in (*TOPICS, "no")]
-    reported = client.ask(Api.LIST_OFFSETS, topics=topics)
+    listed = [asked(name=name, partitions=[asked.Partitions(index=0, timestamp=-1)]) for name in (*TOPICS, "no")]
+    reported = client.ask(Api.LIST_OFFSETS, topics=listed)
     assert {one.name: one.partitions[0].error for one in reported.topics} == expected
 
 
@@ -319,12 +319,12 @@ def test_topic_settings_come_from_the_owner_and_broker_settings_from_the_process
     reported = client.ask(Api.INCREMENTAL_ALTER_CONFIGS, resources=resources)
     assert [one.error for one in reported.responses] == [0] * len(TOPICS)
     asked = schema.request(Api.DESCRIBE_CONFIGS).Resources
-    resources = [asked(resource_type=2, resource_name=name, configuration_keys=["retention.ms"]) for name in TOPICS]
-    resources += [
+    described = [asked(resource_type=2, resource_name=name, configuration_keys=["retention.ms"]) for name in TOPICS]
+    described += [
         asked(resource_type=4, resource_name=str(node_of(shard)), configuration_keys=["node.id"])
         for shard in range(COUNT)
     ]
-    reported = client.ask(Api.DESCRIBE_CONFIGS, resources=resources)
+    reported = client.ask(Api.DESCRIBE_CONFIGS, resources=described)
     found = {(one.resource_type, one.resource_name): [each.value for each in one.configs] for one in reported.results}
     assert found == {(2, name): ["5000"] for name in TOPICS} | {
         (4, str(node_of(shard))): [str(node_of(own))] if shard == own else [] for shard in range(COUNT)

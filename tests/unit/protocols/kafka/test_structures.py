@@ -151,12 +151,13 @@ def test_decoded_records_are_views() -> None:
 @pytest.mark.parametrize("version", [4, 11, 12, 18])
 def test_encoded_records_are_separate_parts(version: int) -> None:
     large, small = memoryview(bytes(PART_BYTES_MIN)), b"s" * (PART_BYTES_MIN - 1)
+    entry: Any = FETCHED.Responses.Partitions  # the encoder also accepts several consecutive buffers
     partitions = [
-        FETCHED.Responses.Partitions(index=0, records=large),
-        FETCHED.Responses.Partitions(index=1, records=small),
-        FETCHED.Responses.Partitions(index=2, records=[large, small, large]),
-        FETCHED.Responses.Partitions(index=3, records=[]),
-        FETCHED.Responses.Partitions(index=4, records=None),
+        entry(index=0, records=large),
+        entry(index=1, records=small),
+        entry(index=2, records=[large, small, large]),
+        entry(index=3, records=[]),
+        entry(index=4, records=None),
     ]
     body = FETCHED(responses=[FETCHED.Responses(topic="t", partitions=partitions)])
     parts = codec.encode_response(Request(Api.FETCH, version, 7, None, METADATA()), body)
@@ -186,7 +187,7 @@ def test_entries_can_be_encoded_one_by_one(version: int, topics: int, partitions
     program, body = schema.response_program(Api.METADATA, version), made()
     assert len(list(encode_entries(program, body))) == steps
     assert encode(program, body) == encode(program, made())
-    reported = [part for topic in made().topics for part in encode_entry(program, topic)]
+    reported: list[Any] = [part for topic in made().topics for part in encode_entry(program, topic)]
     assert encode(program, schema.response(Api.METADATA)(topics=list(filter(None, reported)))) == encode(
         program, made()
     )
@@ -222,7 +223,7 @@ def test_a_message_class_has_the_fields_of_all_versions() -> None:
     body = codec.decode_request(head(3, 0) + struct.pack(">i", 0)).body
     assert body == METADATA(topics=[], may_create=True, want_topic_operations=False)
     with pytest.raises(TypeError, match="nothing_like_it"):
-        METADATA(nothing_like_it=1)
+        METADATA(nothing_like_it=1)  # type: ignore[call-arg]
 
 
 def test_only_served_apis_are_decoded() -> None:

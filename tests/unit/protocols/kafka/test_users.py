@@ -139,8 +139,9 @@ def salted(name: str, password: str = "secret", mechanism: Mechanism = Mechanism
     """Return the change that a client sends for a password."""
     salt, iterations = b"salt", 4096
     hashed = pbkdf2_hmac(mechanism.digest, password.encode(), salt, iterations)
-    given = {"iterations": iterations, "salt": salt, "salted_password": hashed} | fields
-    return ALTER_SCRAM.Upsertions(**({"name": name, "mechanism": users.NUMBERS[mechanism]} | given))
+    given: dict[str, Any] = {"name": name, "mechanism": users.NUMBERS[mechanism]}
+    given |= {"iterations": iterations, "salt": salt, "salted_password": hashed} | fields
+    return ALTER_SCRAM.Upsertions(**given)
 
 
 def altered(peer: Dialogue, *upsertions: Any, deletions: tuple[tuple[str, int], ...] = ()) -> dict[str, int]:
