@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from polywire.broker.access import Principal, Where
 from polywire.broker.owners import Caller
@@ -11,6 +11,7 @@ from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
 from polywire.protocols.kafka.context import KafkaBroker
 from polywire.protocols.kafka.messages import Request
+from polywire.protocols.kafka.structures import Record
 
 
 class Peer(Protocol):
@@ -45,5 +46,5 @@ class Reply(Protocol):
     request: Request
     cancel: Callable[[], None] | None
 
-    def ok(self, body: Any) -> None:
+    def ok(self, body: Record) -> None:
         """Send the response with this body."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.kafka.codec import encode_response_entries, encode_response_entry
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.messages import WireError
 from polywire.protocols.kafka.peer import Reply
+from polywire.protocols.kafka.structures import Record
 from polywire.protocols.runtime.slices import Slices
 
 if TYPE_CHECKING:
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
 
 AT_ONCE_MAX: Final = 64  # entries that are processed without a pause
 PARTITIONS_PER_STEP: Final = 16  # partitions of one entry that are processed without a pause
+
+_Entry = TypeVar("_Entry", bound=Record)
+_Body = TypeVar("_Body", bound=Record)
+
+
+class HasError(Protocol):
+    """A response, or one entry of it, with an error code."""
+
+    error: int
 
 
 class PendingResponse:
@@ -28,7 +38,7 @@ class PendingResponse:
 
     __slots__ = ("_answer", "_body", "_broker", "_cancels", "_is_over", "_left")
 
-    def __init__(self, answer: Reply, body: Any) -> None:
+    def __init__(self, answer: Reply, body: Record) -> None:
         self._answer: Final = answer
         self._body: Final = body
         self._broker: KafkaBroker | None = None  # set if the response has many entries
@@ -78,7 +88,7 @@ class PendingResponse:
         elif not self._is_over:
             encode_in_slices(self._broker, self._answer, self._body)
 
-    def set_result(self, entry: Any, result: int | BrokerError) -> None:
+    def set_result(self, entry: HasError, result: int | BrokerError) -> None:
         """Count the result of a broker's operation. If it is an error, set it in the entry."""
         if isinstance(result, BrokerError):
             # the broker is stopping, or another process has ended: the outcome is unknown
@@ -86,7 +96,7 @@ class PendingResponse:
         self.count_result()
 
 
-def refuse(entry: Any, error: BrokerError, code: WireError | None = None) -> None:
+def refuse(entry: HasError, error: BrokerError, code: WireError | None = None) -> None:
     """Set the error of an entry, and its message if the entry has one."""
     entry.error = wire_error(error) if code is None else code
     if hasattr(entry, "message"):
@@ -96,22 +106,22 @@ def refuse(entry: Any, error: BrokerError, code: WireError | None = None) -> Non
 def answer_in_slices(
     broker: KafkaBroker,
     answer: Reply,
-    entries: Iterator[Any],
-    made: Callable[[list[Any]], Any],
+    entries: Iterator[_Entry | None],
+    made: Callable[[list[_Entry]], _Body],
     *,
     at_once: int = AT_ONCE_MAX,
-) -> Any:
+) -> _Body | None:
     """Return the response that ``made`` builds from the entries, or None if it is sent later.
 
     At most ``at_once`` entries are built immediately; if there are more, the rest is built in slices. A None between
     the entries lets other requests run.
     """
     first = [entry for _, entry in zip(range(at_once), entries, strict=False)]
-    following = next(entries, _END)
+    following: Any = next(entries, _END)
     if following is _END:
         return made([entry for entry in first if entry is not None])
 
-    def done(found: list[Any] | BrokerError) -> None:
+    def done(found: list[Any] | BrokerError) -> None:  # the entries are encoded
         assert not isinstance(found, BrokerError), "errors are set in the entries"
         answer.ok(made(found))
 
@@ -120,7 +130,7 @@ def answer_in_slices(
     return None
 
 
-def _encoded(answer: Reply, entries: Iterator[Any]) -> Iterator[bytes | None]:
+def _encoded(answer: Reply, entries: Iterator[Record | None]) -> Iterator[bytes | None]:
     """Encode each entry as soon as it is built.
 
     Until the response is sent, only bytes are in memory: hundreds of thousands of objects would slow down garbage
@@ -133,7 +143,7 @@ def _encoded(answer: Reply, entries: Iterator[Any]) -> Iterator[bytes | None]:
             yield from encode_response_entry(answer.request, entry)
 
 
-def encode_in_slices(broker: KafkaBroker, answer: Reply, body: Any) -> None:
+def encode_in_slices(broker: KafkaBroker, answer: Reply, body: Record) -> None:
     """Encode the entries of a large response in slices, then send it. If the connection closes, encoding stops."""
 
     def done(encoded: list[None] | BrokerError) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from polywire.protocols.kafka.codec import encode_response
 from polywire.protocols.kafka.messages import Request
+from polywire.protocols.kafka.structures import Record
 from polywire.protocols.runtime.pipelined import ReplyOwner, ReplySlot
 
 
@@ -22,10 +21,10 @@ class Answer(ReplySlot[ReplyOwner]):
         self.released = None
         self.cancel = None
 
-    def ok(self, body: Any) -> None:
+    def ok(self, body: Record) -> None:
         self.fill(() if self.session.closed else encode_response(self.request, body))
 
-    def large(self, body: Any) -> None:
+    def large(self, body: Record) -> None:
         """Fill the slot without copying the record buffers of ``body``."""
         if self.session.closed:
             self.fill(())

@@ -32,6 +32,7 @@ from polywire.protocols.kafka.messages import Api, Request, Served
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.sasl import Conversation
 from polywire.protocols.kafka.structure_decoder import Wide
+from polywire.protocols.kafka.structures import Record
 from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.framed import FramedSession
@@ -57,7 +58,7 @@ class Handler(Protocol):
     Returns the body of the response, or None if the response is sent later. Raises PeerError to close the connection.
     """
 
-    def __call__(self, session: KafkaSession, answer: Answer, request: Any, /) -> Any: ...
+    def __call__(self, session: KafkaSession, answer: Answer, request: Any, /) -> Record | None: ...
 
 
 class Work(Protocol):
