@@ -7,7 +7,7 @@ wrong password.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from polywire.broker.access import Principal
 from polywire.broker.scram import Mechanism
@@ -18,8 +18,16 @@ from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.sasl import PLAIN, Challenge, Step
 from polywire.protocols.kafka.session import KafkaSession
 
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import (
+        SaslAuthenticateRequest,
+        SaslAuthenticateResponse,
+        SaslHandshakeRequest,
+        SaslHandshakeResponse,
+    )
 
-def sasl_handshake(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+
+def sasl_handshake(session: KafkaSession, answer: Answer, request: SaslHandshakeRequest, /) -> SaslHandshakeResponse:
     response = schema.response(Api.SASL_HANDSHAKE)
     conversation = session.sasl
     error = WireError.NONE
@@ -36,7 +44,9 @@ def sasl_handshake(session: KafkaSession, answer: Answer, request: Any, /) -> An
     return response(error=error, mechanisms=list(sasl.MECHANISMS))
 
 
-def sasl_authenticate(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def sasl_authenticate(
+    session: KafkaSession, answer: Answer, request: SaslAuthenticateRequest, /
+) -> SaslAuthenticateResponse | None:
     """SaslAuthenticate: process the client's next message of the SASL mechanism."""
     response = schema.response(Api.SASL_AUTHENTICATE)
     conversation, token = session.sasl, bytes(request.auth_bytes)

@@ -7,8 +7,8 @@ transactions (spec: kafka#apiversions, kafka#findcoordinator, kafka#describelogd
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
@@ -18,6 +18,26 @@ from polywire.protocols.kafka.messages import NO_OPERATIONS, Api, WireError
 from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, answer_in_slices
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
+
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import (
+        ApiVersionsRequest,
+        ApiVersionsResponse,
+        DescribeClientQuotasRequest,
+        DescribeClientQuotasResponse,
+        DescribeClusterRequest,
+        DescribeClusterResponse,
+        DescribeLogDirsRequest,
+        DescribeLogDirsResponse,
+        ElectLeadersRequest,
+        ElectLeadersResponse,
+        FindCoordinatorRequest,
+        FindCoordinatorResponse,
+        ListConfigResourcesRequest,
+        ListConfigResourcesResponse,
+        ListPartitionReassignmentsRequest,
+        ListPartitionReassignmentsResponse,
+    )
 
 SOFTWARE_CHARS_MAX: Final = 100  # characters of the client software's name that are stored
 NAMED_SINCE: Final = 3  # first version of ApiVersions with the client software's name
@@ -51,7 +71,7 @@ TOPIC_OPERATIONS: Final = (
 """Kafka's operations on a topic, and the actions that Polywire requires for them."""
 
 
-def api_versions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def api_versions(session: KafkaSession, answer: Answer, request: ApiVersionsRequest, /) -> ApiVersionsResponse:
     """ApiVersions: list the requests that have a handler."""
     response = schema.response(Api.API_VERSIONS)
     names = (request.client_software_name, request.client_software_version)
@@ -79,7 +99,9 @@ def _is_software(word: str) -> bool:
     return bool(word) and _WORDS.issuperset(word) and word[0] in _EDGES and word[-1] in _EDGES
 
 
-def find_coordinator(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def find_coordinator(
+    session: KafkaSession, answer: Answer, request: FindCoordinatorRequest, /
+) -> FindCoordinatorResponse | None:
     """FindCoordinator: return the node that coordinates each key."""
     response = schema.response(Api.FIND_COORDINATOR)
     nodes, nowhere = session.nodes(), {"node_id": -1, "host": "", "port": -1}
@@ -110,7 +132,9 @@ def _may_know(session: KafkaSession) -> bool:
     return True
 
 
-def describe_cluster(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def describe_cluster(
+    session: KafkaSession, answer: Answer, request: DescribeClusterRequest, /
+) -> DescribeClusterResponse:
     del answer
     response = schema.response(Api.DESCRIBE_CLUSTER)
     try:
@@ -139,7 +163,9 @@ def topic_operations(session: KafkaSession, topic: Topic) -> int:
     return sum({1 << bit for bit, action in TOPIC_OPERATIONS if session.permits(action, topic)})
 
 
-def describe_log_dirs(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def describe_log_dirs(
+    session: KafkaSession, answer: Answer, request: DescribeLogDirsRequest, /
+) -> DescribeLogDirsResponse | None:
     """DescribeLogDirs: return one directory with the size of every partition."""
     response = schema.response(Api.DESCRIBE_LOG_DIRS)
     try:
@@ -153,7 +179,7 @@ def describe_log_dirs(session: KafkaSession, answer: Answer, request: Any, /) ->
         total, usable = usage.total, usage.free
     name = LOG_DIR if directory is None else str(directory.absolute())
 
-    def made(topics: list[Any]) -> Any:
+    def made(topics: list[DescribeLogDirsResponse.Results.Topics]) -> DescribeLogDirsResponse:
         directory = response.Results(log_dir=name, topics=topics, total_bytes=total, usable_bytes=usable)
         return response(results=[directory])
 
@@ -161,8 +187,11 @@ def describe_log_dirs(session: KafkaSession, answer: Answer, request: Any, /) ->
     return answer_in_slices(session.broker, answer, entries, made)
 
 
-def _sizes(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
+def _sizes(
+    session: KafkaSession, request: DescribeLogDirsRequest, made: type[DescribeLogDirsResponse.Results.Topics]
+) -> Iterator[DescribeLogDirsResponse.Results.Topics | None]:
     """Yield the sizes of the requested partitions, or of all partitions. After each None, other requests may run."""
+    requested: dict[Topic, Iterable[int]]
     if request.topics is None:
         topics = [topic for topic in session.broker.topics() if session.leads(topic)]
         requested = {topic: range(len(topic.partitions)) for topic in topics}
@@ -184,7 +213,9 @@ def _sizes(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
 # Requests that only matter in a cluster of Kafka brokers
 
 
-def elect_leaders(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def elect_leaders(
+    session: KafkaSession, answer: Answer, request: ElectLeadersRequest, /
+) -> ElectLeadersResponse | None:
     """Every partition already has its only leader."""
     response = schema.response(Api.ELECT_LEADERS)
     try:
@@ -193,12 +224,12 @@ def elect_leaders(session: KafkaSession, answer: Answer, request: Any, /) -> Any
         return response(error=WireError.CLUSTER_AUTHORIZATION_FAILED)
     made = response.ReplicaElectionResults
 
-    def entries() -> Iterator[Any]:
+    def entries() -> Iterator[ElectLeadersResponse.ReplicaElectionResults | None]:
         # a request without partitions is about those that need an election; there are none
         for topic_request in request.topic_partitions or ():
             topic = session.broker.find_topic(topic_request.topic)
             count = 0 if topic is None else len(topic.partitions)
-            partitions: list[Any] = []
+            partitions: list[ElectLeadersResponse.ReplicaElectionResults.PartitionResult] = []
             for number in topic_request.partitions:
                 there = 0 <= number < count
                 error = WireError.ELECTION_NOT_NEEDED if there else WireError.UNKNOWN_TOPIC_OR_PARTITION
@@ -212,26 +243,31 @@ def elect_leaders(session: KafkaSession, answer: Answer, request: Any, /) -> Any
     )
 
 
-def list_partition_reassignments(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def list_partition_reassignments(
+    session: KafkaSession, answer: Answer, request: ListPartitionReassignmentsRequest, /
+) -> ListPartitionReassignmentsResponse:
     """No reassignments are in progress."""
     del answer, request
-    return _nothing(session, Api.LIST_PARTITION_REASSIGNMENTS)
+    return schema.response(Api.LIST_PARTITION_REASSIGNMENTS)(error=_login_error(session))
 
 
-def describe_client_quotas(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def describe_client_quotas(
+    session: KafkaSession, answer: Answer, request: DescribeClientQuotasRequest, /
+) -> DescribeClientQuotasResponse:
     """There are no quotas."""
     del answer, request
-    return _nothing(session, Api.DESCRIBE_CLIENT_QUOTAS, entries=[])
+    error = _login_error(session)
+    return schema.response(Api.DESCRIBE_CLIENT_QUOTAS)(error=error, entries=None if error else [])
 
 
-def list_config_resources(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def list_config_resources(
+    session: KafkaSession, answer: Answer, request: ListConfigResourcesRequest, /
+) -> ListConfigResourcesResponse:
     """The list is empty, because topics and the broker are the only resources with settings."""
     del answer, request
-    return _nothing(session, Api.LIST_CONFIG_RESOURCES)
+    return schema.response(Api.LIST_CONFIG_RESOURCES)(error=_login_error(session))
 
 
-def _nothing(session: KafkaSession, api: Api, **fields: Any) -> Any:
-    """Return a response without entries. A client that has not logged in gets an error instead."""
-    if not session.permits(Action.CLUSTER_DESCRIBE):
-        return schema.response(api)(error=WireError.CLUSTER_AUTHORIZATION_FAILED)
-    return schema.response(api)(**fields)
+def _login_error(session: KafkaSession) -> WireError:
+    """Return the error for a client that has not logged in, otherwise NONE."""
+    return WireError.NONE if session.permits(Action.CLUSTER_DESCRIBE) else WireError.CLUSTER_AUTHORIZATION_FAILED

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -19,11 +19,26 @@ from polywire.broker.settings import TOPIC_RANGES, BrokerSettings, Compression, 
 from polywire.errors import BrokerError, Denied, ErrorCode, Invalid
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import WIRE, Api, WireError
-from polywire.protocols.kafka.replies import PendingResponse, answer_in_slices, refuse
+from polywire.protocols.kafka.replies import HasError, PendingResponse, answer_in_slices, refuse
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.types import spell_address
+
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import (
+        AlterConfigsRequest,
+        AlterConfigsResponse,
+        CreateTopicsRequest,
+        CreateTopicsResponse,
+        DescribeConfigsRequest,
+        DescribeConfigsResponse,
+        IncrementalAlterConfigsRequest,
+        IncrementalAlterConfigsResponse,
+    )
+
+    _Resource = TypeVar("_Resource", AlterConfigsRequest.Resources, IncrementalAlterConfigsRequest.Resources)
+    _Response = TypeVar("_Response", AlterConfigsResponse, IncrementalAlterConfigsResponse)
 
 TOPIC: Final = 2  # resource types
 BROKER: Final = 4
@@ -204,7 +219,9 @@ def given_of(settings: TopicSettings) -> dict[str, str]:
     return {} if stored is None else msgspec.json.decode(stored, type=dict[str, str])
 
 
-def given_values(configs: Iterable[Any]) -> dict[str, str | None]:
+def given_values(
+    configs: Iterable[CreateTopicsRequest.Topics.Configs | AlterConfigsRequest.Resources.Configs],
+) -> dict[str, str | None]:
     """Return the values in a request, by name of the setting.
 
     Raises Invalid(INVALID_REQUEST) if a value is missing.
@@ -306,8 +323,9 @@ def _limit_text(limit: int, scale: int) -> str:
     return FOREVER if limit == 0 else str(limit // scale)
 
 
-def entries_of(made: Any, broker: BrokerSettings, settings: TopicSettings) -> list[Any]:
-    """Return all settings of a topic, as records of the type ``made``."""
+def entries_of(broker: BrokerSettings, settings: TopicSettings) -> list[CreateTopicsResponse.Topics.Configs]:
+    """Return all settings of a topic for the response to its creation."""
+    made = schema.response(Api.CREATE_TOPICS).Topics.Configs
     entries = []
     for name in TOPIC_CONFIGS:
         value, is_own = value_of(name, settings, broker)
@@ -318,18 +336,27 @@ def entries_of(made: Any, broker: BrokerSettings, settings: TopicSettings) -> li
 # Requests
 
 
-def describe_configs(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def describe_configs(
+    session: KafkaSession, answer: Answer, request: DescribeConfigsRequest, /
+) -> DescribeConfigsResponse | None:
     response = schema.response(Api.DESCRIBE_CONFIGS)
     entries = (_described(session, response.Results, resource, request) for resource in request.resources)
     made = partial(_response, response)
     return answer_in_slices(session.broker, answer, entries, made, at_once=DESCRIBED_AT_ONCE_MAX)
 
 
-def _response(response: Any, results: list[Any]) -> Any:
+def _response(
+    response: type[DescribeConfigsResponse], results: list[DescribeConfigsResponse.Results]
+) -> DescribeConfigsResponse:
     return response(results=results)
 
 
-def _described(session: KafkaSession, made: Any, resource: Any, request: Any) -> Any:
+def _described(
+    session: KafkaSession,
+    made: type[DescribeConfigsResponse.Results],
+    resource: DescribeConfigsRequest.Resources,
+    request: DescribeConfigsRequest,
+) -> DescribeConfigsResponse.Results:
     result = made(resource_type=resource.resource_type, resource_name=resource.resource_name, configs=[])
     try:
         described = _describe(session, resource)
@@ -354,7 +381,7 @@ class _Described:
     documentation: str | None = None
 
 
-def _describe(session: KafkaSession, resource: Any) -> Sequence[_Described]:
+def _describe(session: KafkaSession, resource: DescribeConfigsRequest.Resources) -> Sequence[_Described]:
     """Return the settings of a resource. Raises BrokerError if it does not exist or the client may not read them."""
     broker = session.broker
     if resource.resource_type == TOPIC:
@@ -400,7 +427,9 @@ def _of_broker(session: KafkaSession) -> Iterator[tuple[str, str, int]]:
     yield "offsets.retention.minutes", str(settings.positions_expiry_us // 60_000_000), INT
 
 
-def _config_entry(made: Any, setting: _Described, request: Any) -> Any:
+def _config_entry(
+    made: type[DescribeConfigsResponse.Results.Configs], setting: _Described, request: DescribeConfigsRequest
+) -> DescribeConfigsResponse.Results.Configs:
     named = []
     if request.include_synonyms:
         named.append(made.Synonyms(name=setting.name, value=setting.value, source=setting.source))
@@ -417,22 +446,26 @@ def _config_entry(made: Any, setting: _Described, request: Any) -> Any:
     )
 
 
-def alter_configs(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def alter_configs(session: KafkaSession, answer: Answer, request: AlterConfigsRequest, /) -> None:
     """AlterConfigs: set the named settings, and reset all others to their defaults."""
 
-    def given(resource: Any, settings: TopicSettings) -> dict[str, str | None]:
+    def given(resource: AlterConfigsRequest.Resources, settings: TopicSettings) -> dict[str, str | None]:
         del settings
         return dict.fromkeys(TOPIC_CONFIGS) | given_values(resource.configs)
 
-    _alter(session, answer, request, schema.response(Api.ALTER_CONFIGS), given)
+    response = schema.response(Api.ALTER_CONFIGS)
+    _alter(session, answer, request.resources, response, given, validate_only=request.validate_only)
 
 
-def incremental_alter_configs(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def incremental_alter_configs(
+    session: KafkaSession, answer: Answer, request: IncrementalAlterConfigsRequest, /
+) -> None:
     """IncrementalAlterConfigs: change the named settings only."""
-    _alter(session, answer, request, schema.response(Api.INCREMENTAL_ALTER_CONFIGS), _operated)
+    response = schema.response(Api.INCREMENTAL_ALTER_CONFIGS)
+    _alter(session, answer, request.resources, response, _operated, validate_only=request.validate_only)
 
 
-def _operated(resource: Any, settings: TopicSettings) -> dict[str, str | None]:
+def _operated(resource: IncrementalAlterConfigsRequest.Resources, settings: TopicSettings) -> dict[str, str | None]:
     """Return the new values of the changed settings, by name; None restores the default.
 
     Raises Invalid(INVALID_REQUEST) for a repeated setting, a missing value, or an unknown operation.
@@ -453,7 +486,7 @@ def _operated(resource: Any, settings: TopicSettings) -> dict[str, str | None]:
     return made
 
 
-def _listed(change: Any, settings: TopicSettings) -> str:
+def _listed(change: IncrementalAlterConfigsRequest.Resources.Configs, settings: TopicSettings) -> str:
     """Return the value of a setting that is a list of words, after words were appended or removed.
 
     Raises Invalid(INVALID_REQUEST) if the setting is not a list.
@@ -461,6 +494,7 @@ def _listed(change: Any, settings: TopicSettings) -> str:
     config = TOPIC_CONFIGS.get(change.name)
     if config is None or config.kind != LIST:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"setting is not a list name={change.name[:255]!r}")
+    assert change.value is not None, "_operated checked this"
     words = [word for word in given_of(settings).get(change.name, config.default).split(",") if word]
     named = [word.strip() for word in change.value.split(",")]
     if change.config_operation == APPEND:
@@ -471,9 +505,11 @@ def _listed(change: Any, settings: TopicSettings) -> str:
 def _alter(
     session: KafkaSession,
     answer: Answer,
-    request: Any,
-    response: Any,
-    given: Callable[[Any, TopicSettings], dict[str, str | None]],
+    resources: Iterable[_Resource],
+    response: type[_Response],
+    given: Callable[[_Resource, TopicSettings], dict[str, str | None]],
+    *,
+    validate_only: bool,
 ) -> None:
     """Change the settings of topics. Settings of the broker cannot be changed over this protocol.
 
@@ -483,12 +519,12 @@ def _alter(
     pending_response = PendingResponse(answer, body)
 
     def entries() -> Iterator[None]:
-        for resource in request.resources:
+        for resource in resources:
             made = response.Responses(resource_type=resource.resource_type, resource_name=resource.resource_name)
             body.responses.append(made)
             pending_response.expect()
             try:
-                _alter_topic(session, pending_response, resource, made, given, validate_only=request.validate_only)
+                _alter_topic(session, pending_response, resource, made, given, validate_only=validate_only)
             except BrokerError as error:
                 refuse(made, error, _refusal(error, resource.resource_type))
                 pending_response.count_result()
@@ -500,9 +536,9 @@ def _alter(
 def _alter_topic(
     session: KafkaSession,
     pending_response: PendingResponse,
-    resource: Any,
-    made: Any,
-    given: Callable[[Any, TopicSettings], dict[str, str | None]],
+    resource: _Resource,
+    made: HasError,
+    given: Callable[[_Resource, TopicSettings], dict[str, str | None]],
     *,
     validate_only: bool,
 ) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
@@ -22,6 +22,16 @@ from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.protocols.kafka.times import TimeSearch
 
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import (
+        DeleteRecordsRequest,
+        DeleteRecordsResponse,
+        ListOffsetsRequest,
+        ListOffsetsResponse,
+        OffsetForLeaderEpochRequest,
+        OffsetForLeaderEpochResponse,
+    )
+
 LATEST: Final = -1
 EARLIEST: Final = -2
 GREATEST_TIME: Final = -3
@@ -33,7 +43,7 @@ SINCE: Final = {LATEST: 1, EARLIEST: 1, GREATEST_TIME: 7, EARLIEST_LOCAL: 8, LAT
 READABLE_END: Final = -1  # offset in DeleteRecords that means: delete all readable records
 
 
-def list_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def list_offsets(session: KafkaSession, answer: Answer, request: ListOffsetsRequest, /) -> None:
     response = schema.response(Api.LIST_OFFSETS)
     body = response(topics=[])
     pending_response = PendingResponse(answer, body)
@@ -62,8 +72,8 @@ def _list(
     pending_response: PendingResponse,
     version: int,
     partition: Partition,
-    partition_request: Any,
-    entry: Any,
+    partition_request: ListOffsetsRequest.Topics.Partitions,
+    entry: ListOffsetsResponse.Topics.Partitions,
 ) -> None:
     """Fill a partition's response entry, or start a search by time that does it. Raises BrokerError."""
     log, time_ms = partition.log, partition_request.timestamp
@@ -94,7 +104,10 @@ def _list(
 
 
 def _found(
-    pending_response: PendingResponse, partition: Partition, entry: Any, found: tuple[int, int] | BrokerError | None
+    pending_response: PendingResponse,
+    partition: Partition,
+    entry: ListOffsetsResponse.Topics.Partitions,
+    found: tuple[int, int] | BrokerError | None,
 ) -> None:
     if isinstance(found, BrokerError):
         refuse(entry, found)
@@ -118,17 +131,21 @@ def leader_error(partition: Partition, epoch: int) -> WireError | None:
 # Epochs
 
 
-def offset_for_leader_epoch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def offset_for_leader_epoch(
+    session: KafkaSession, answer: Answer, request: OffsetForLeaderEpochRequest, /
+) -> OffsetForLeaderEpochResponse | None:
     """Return the offsets at which epochs end."""
     response = schema.response(Api.OFFSET_FOR_LEADER_EPOCH)
     entries = _ends(session, request, response.Topics)
     return answer_in_slices(session.broker, answer, entries, lambda topics: response(topics=topics))
 
 
-def _ends(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
+def _ends(
+    session: KafkaSession, request: OffsetForLeaderEpochRequest, made: type[OffsetForLeaderEpochResponse.Topics]
+) -> Iterator[OffsetForLeaderEpochResponse.Topics | None]:
     """Yield the response's topics, with the ends of the requested epochs. After each None, other requests may run."""
     for topic_request in request.topics:
-        partitions: list[Any] = []
+        partitions: list[OffsetForLeaderEpochResponse.Topics.Partitions] = []
         for partition_request in topic_request.partitions:
             partitions.append(_end(session, topic_request.topic, partition_request, made.Partitions))
             if not len(partitions) % PARTITIONS_PER_STEP:
@@ -136,7 +153,12 @@ def _ends(session: KafkaSession, request: Any, made: Any) -> Iterator[Any]:
         yield made(topic=topic_request.topic, partitions=partitions)
 
 
-def _end(session: KafkaSession, name: str, partition_request: Any, made: Any) -> Any:
+def _end(
+    session: KafkaSession,
+    name: str,
+    partition_request: OffsetForLeaderEpochRequest.Topics.Partitions,
+    made: type[OffsetForLeaderEpochResponse.Topics.Partitions],
+) -> OffsetForLeaderEpochResponse.Topics.Partitions:
     entry = made(partition=partition_request.partition, leader_epoch=NO_EPOCH, end_offset=NO_OFFSET)
     try:
         partition = partition_of(led_topic(session, Action.TOPIC_DESCRIBE, name), partition_request.partition)
@@ -168,7 +190,7 @@ def epoch_end(partition: Partition, epoch: int) -> tuple[int, int]:
 # Deletion
 
 
-def delete_records(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def delete_records(session: KafkaSession, answer: Answer, request: DeleteRecordsRequest, /) -> None:
     response = schema.response(Api.DELETE_RECORDS)
     body = response(topics=[])
     pending_response = PendingResponse(answer, body)
@@ -207,7 +229,12 @@ def _trim(session: KafkaSession, partition: Partition, offset: int, done: Comple
     session.broker.trim_partition(partition, offset, done=done)
 
 
-def _trimmed(pending_response: PendingResponse, partition: Partition, entry: Any, result: int | BrokerError) -> None:
+def _trimmed(
+    pending_response: PendingResponse,
+    partition: Partition,
+    entry: DeleteRecordsResponse.Topics.Partitions,
+    result: int | BrokerError,
+) -> None:
     if not isinstance(result, BrokerError):
         entry.low_watermark = partition.log.first_offset
     pending_response.set_result(entry, result)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
@@ -178,7 +178,7 @@ def _plain(chunk: memoryview) -> Sequence[memoryview]:
     return batches
 
 
-def _offsets(batch: memoryview, header: BatchHeader, places: Any) -> Sequence[int]:
+def _offsets(batch: memoryview, header: BatchHeader, places: Sequence[int]) -> Sequence[int]:
     at, size = places[2 * Column.OFFSET_DELTAS], places[2 * Column.OFFSET_DELTAS + 1]
     if at < 0:
         return range(header.base_offset, header.base_offset + header.record_count)

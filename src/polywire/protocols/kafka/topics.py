@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
@@ -28,6 +28,23 @@ from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, PendingRespons
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.types import TopicName
+
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import (
+        CreatePartitionsRequest,
+        CreatePartitionsResponse,
+        CreateTopicsRequest,
+        CreateTopicsResponse,
+        DeleteTopicsRequest,
+        DescribeTopicPartitionsRequest,
+        DescribeTopicPartitionsResponse,
+        MetadataRequest,
+        MetadataResponse,
+    )
+
+    _Partition = TypeVar(
+        "_Partition", MetadataResponse.Topics.Partitions, DescribeTopicPartitionsResponse.Topics.Partitions
+    )
 
 NAME_BYTES_MAX: Final = 249
 # first version of Metadata that names topics by id; two earlier versions have the field, but do not use it
@@ -49,7 +66,7 @@ def is_topic_name(name: str) -> bool:
 # Metadata
 
 
-def metadata(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def metadata(session: KafkaSession, answer: Answer, request: MetadataRequest, /) -> MetadataResponse | None:
     version = answer.request.version
     topic_requests = request.topics
     if topic_requests is None or (version == 0 and not topic_requests):
@@ -59,7 +76,7 @@ def metadata(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     return answer_in_slices(session.broker, answer, entries, partial(_metadata, session))
 
 
-def _metadata(session: KafkaSession, topics: list[Any]) -> Any:
+def _metadata(session: KafkaSession, topics: list[MetadataResponse.Topics]) -> MetadataResponse:
     response = schema.response(Api.METADATA)
     shared = session.shared
     return response(
@@ -72,7 +89,9 @@ def _metadata(session: KafkaSession, topics: list[Any]) -> Any:
     )
 
 
-def _all_entries(session: KafkaSession, topics: list[Topic], request: Any) -> Iterator[Any]:
+def _all_entries(
+    session: KafkaSession, topics: list[Topic], request: MetadataRequest
+) -> Iterator[MetadataResponse.Topics | None]:
     for topic in topics:
         if session.permits(Action.TOPIC_DESCRIBE, topic):
             yield from _entry(session, topic, request)
@@ -80,7 +99,9 @@ def _all_entries(session: KafkaSession, topics: list[Topic], request: Any) -> It
             yield None
 
 
-def _named_entries(session: KafkaSession, topic_requests: list[Any], request: Any, version: int) -> Iterator[Any]:
+def _named_entries(
+    session: KafkaSession, topic_requests: list[MetadataRequest.Topics], request: MetadataRequest, version: int
+) -> Iterator[MetadataResponse.Topics | None]:
     made = schema.response(Api.METADATA).Topics
     for topic_request in topic_requests:
         if topic_request.topic_id != NO_ID and version < BY_ID_SINCE:
@@ -114,10 +135,10 @@ def _find(session: KafkaSession, name: str | None, topic_id: bytes, *, may_creat
     return broker.ensure_topic(name, by=session.caller)
 
 
-def _entry(session: KafkaSession, topic: Topic, request: Any) -> Iterator[Any]:
+def _entry(session: KafkaSession, topic: Topic, request: MetadataRequest) -> Iterator[MetadataResponse.Topics | None]:
     """Yield None several times, then the metadata of the topic. Other requests may run after each None."""
     made = schema.response(Api.METADATA).Topics
-    partitions: list[Any] = []
+    partitions: list[MetadataResponse.Topics.Partitions] = []
     node = session.node_of(topic)
     for partition in topic.partitions[:]:
         partitions.append(led(made.Partitions, partition, node))
@@ -131,7 +152,7 @@ def _entry(session: KafkaSession, topic: Topic, request: Any) -> Iterator[Any]:
     )
 
 
-def led(made: Any, partition: Partition, node_id: int) -> Any:
+def led(made: type[_Partition], partition: Partition, node_id: int) -> _Partition:
     """Return a partition as a record of the type ``made``. The node is its leader and its only replica."""
     nodes = [node_id]
     return made(
@@ -143,18 +164,24 @@ def led(made: Any, partition: Partition, node_id: int) -> Any:
     )
 
 
-def describe_topic_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def describe_topic_partitions(
+    session: KafkaSession, answer: Answer, request: DescribeTopicPartitionsRequest, /
+) -> DescribeTopicPartitionsResponse | None:
     """DescribeTopicPartitions: return one page of the topics, sorted by name."""
     response = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS)
-    following: list[Any] = []
+    following: list[DescribeTopicPartitionsResponse.NextCursor] = []
 
-    def made(topics: list[Any]) -> Any:
+    def made(topics: list[DescribeTopicPartitionsResponse.Topics]) -> DescribeTopicPartitionsResponse:
         return response(topics=topics, next_cursor=following[0] if following else None)
 
     return answer_in_slices(session.broker, answer, _paged(session, request, following), made)
 
 
-def _paged(session: KafkaSession, request: Any, following: list[Any]) -> Iterator[Any]:
+def _paged(
+    session: KafkaSession,
+    request: DescribeTopicPartitionsRequest,
+    following: list[DescribeTopicPartitionsResponse.NextCursor],
+) -> Iterator[DescribeTopicPartitionsResponse.Topics | None]:
     """Yield the topics of a page. If there is another page, add its cursor to ``following``."""
     response = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS)
     names = sorted({one.name for one in request.topics} or {topic.name.full for topic in session.broker.topics()})
@@ -178,12 +205,14 @@ def _paged(session: KafkaSession, request: Any, following: list[Any]) -> Iterato
             return
 
 
-def _described(session: KafkaSession, topic: Topic, shown: Sequence[Partition]) -> Any:
+def _described(
+    session: KafkaSession, topic: Topic, shown: Sequence[Partition]
+) -> DescribeTopicPartitionsResponse.Topics:
     made = schema.response(Api.DESCRIBE_TOPIC_PARTITIONS).Topics
     node = session.node_of(topic)
     partitions = [led(made.Partitions, partition, node) for partition in shown]
     for one in partitions:
-        one.eligible_leader_replicas = one.last_known_elr = ()
+        one.eligible_leader_replicas = one.last_known_elr = []
     operations = topic_operations(session, topic)
     return made(name=topic.name.full, topic_id=topic.id, partitions=partitions, operations=operations)
 
@@ -191,7 +220,7 @@ def _described(session: KafkaSession, topic: Topic, shown: Sequence[Partition]) 
 # Creation, growth, deletion
 
 
-def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def create_topics(session: KafkaSession, answer: Answer, request: CreateTopicsRequest, /) -> None:
     response = schema.response(Api.CREATE_TOPICS)
     body = response(topics=[])
     pending_response = PendingResponse(answer, body)
@@ -217,7 +246,12 @@ def create_topics(session: KafkaSession, answer: Answer, request: Any, /) -> Non
 
 
 def _create(
-    session: KafkaSession, pending_response: PendingResponse, topic_request: Any, entry: Any, *, validate_only: bool
+    session: KafkaSession,
+    pending_response: PendingResponse,
+    topic_request: CreateTopicsRequest.Topics,
+    entry: CreateTopicsResponse.Topics,
+    *,
+    validate_only: bool,
 ) -> None:
     """Create one topic, or only validate the request. Raises BrokerError if it cannot be created."""
     broker = session.broker
@@ -237,7 +271,7 @@ def _create(
         refuse(entry, bad, WireError.INVALID_CONFIG)
         return
     entry.num_partitions, entry.replication_factor = count, REPLICATION_FACTOR
-    entry.configs = entries_of(schema.response(Api.CREATE_TOPICS).Topics.Configs, broker.settings, settings)
+    entry.configs = entries_of(broker.settings, settings)
     if validate_only:
         broker.check_new_topic(name, count, settings, by=session.caller)
         return
@@ -255,11 +289,11 @@ def _create(
         pending_response.set_result(entry, error)
 
 
-def _made(entry: Any, topic: Topic) -> None:
+def _made(entry: CreateTopicsResponse.Topics, topic: Topic) -> None:
     entry.topic_id = topic.id
 
 
-def _check_numbers(topic_request: Any, session: KafkaSession) -> WireError | None:
+def _check_numbers(topic_request: CreateTopicsRequest.Topics, session: KafkaSession) -> WireError | None:
     """Return the error for the requested numbers of partitions and replicas; None if they are valid.
 
     Up to ``replication_factor_max`` replicas can be requested, but only one is stored.
@@ -286,7 +320,7 @@ def _is_one_node(session: KafkaSession, ids: Sequence[int]) -> bool:
     return len(ids) == 1 and ids[0] in session.nodes()
 
 
-def _explained(wrong: WireError, topic_request: Any, shared: Shared) -> str:
+def _explained(wrong: WireError, topic_request: CreateTopicsRequest.Topics, shared: Shared) -> str:
     match wrong:
         case WireError.INVALID_PARTITIONS:
             return f"the number of partitions must be above 0 got={topic_request.num_partitions}"
@@ -303,7 +337,7 @@ def _explained(wrong: WireError, topic_request: Any, shared: Shared) -> str:
             return "a topic has either assignments or numbers of partitions and replicas"
 
 
-def create_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def create_partitions(session: KafkaSession, answer: Answer, request: CreatePartitionsRequest, /) -> None:
     """CreatePartitions: add partitions until each topic has the requested number."""
     response = schema.response(Api.CREATE_PARTITIONS)
     body = response(results=[])
@@ -327,8 +361,8 @@ def _grow(
     session: KafkaSession,
     pending_response: PendingResponse,
     topic: Topic,
-    topic_request: Any,
-    entry: Any,
+    topic_request: CreatePartitionsRequest.Topics,
+    entry: CreatePartitionsResponse.Results,
     *,
     validate_only: bool,
 ) -> None:
@@ -354,12 +388,12 @@ def _grow(
             pending_response.set_result(entry, error)
 
 
-def delete_topics(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def delete_topics(session: KafkaSession, answer: Answer, request: DeleteTopicsRequest, /) -> None:
     """DeleteTopics. The request names topics by name or by id."""
     response = schema.response(Api.DELETE_TOPICS)
     body = response(responses=[])
     pending_response = PendingResponse(answer, body)
-    named = [(name, NO_ID) for name in request.topic_names]
+    named: list[tuple[str | None, bytes]] = [(name, NO_ID) for name in request.topic_names]
     named += [(one.name, one.topic_id) for one in request.topics]
 
     def entries() -> Iterator[None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from polywire.broker.changes import TransactionState
 from polywire.broker.permissions import Action
@@ -20,6 +20,14 @@ from polywire.protocols.kafka.replies import answer_in_slices
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.protocols.kafka.transactions import find_transaction, transaction_error
+
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import (
+        DescribeTransactionsRequest,
+        DescribeTransactionsResponse,
+        ListTransactionsRequest,
+        ListTransactionsResponse,
+    )
 
 NO_PRODUCER: Final = -1
 _US_PER_MS: Final = 1_000
@@ -38,7 +46,9 @@ def _number(transaction: Transaction) -> int:
     return NO_PRODUCER if transaction.producer is None else transaction.producer.id
 
 
-def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def list_transactions(
+    session: KafkaSession, answer: Answer, request: ListTransactionsRequest, /
+) -> ListTransactionsResponse | None:
     """ListTransactions: list the transactional ids that the client may use and that match the filters."""
     response = schema.response(Api.LIST_TRANSACTIONS)
     try:
@@ -52,7 +62,7 @@ def list_transactions(session: KafkaSession, answer: Answer, request: Any, /) ->
     states, numbers = set(request.state_filters), set(request.producer_id_filters)
     open_since_us = session.broker.elapsed.now_us() - request.duration_filter * _US_PER_MS
 
-    def listed(known: Transaction) -> Any:
+    def listed(known: Transaction) -> ListTransactionsResponse.TransactionStates | None:
         left_out = (
             # Cursus registers its ids in all shards, so only the coordinator lists them
             not session.shared.coordinates(known.id)
@@ -82,14 +92,18 @@ def _matches(pattern: Pattern, id_: str) -> bool:
     return False
 
 
-def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def describe_transactions(
+    session: KafkaSession, answer: Answer, request: DescribeTransactionsRequest, /
+) -> DescribeTransactionsResponse | None:
     """DescribeTransactions. The partitions are included only while the transaction is open."""
     response = schema.response(Api.DESCRIBE_TRANSACTIONS)
     entries = (_described(session, response.TransactionStates, id_) for id_ in request.transactional_ids)
     return answer_in_slices(session.broker, answer, entries, lambda made: response(transaction_states=made))
 
 
-def _described(session: KafkaSession, made: Any, id_: str) -> Any:
+def _described(
+    session: KafkaSession, made: type[DescribeTransactionsResponse.TransactionStates], id_: str
+) -> DescribeTransactionsResponse.TransactionStates:
     try:
         session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
         known = find_transaction(session, id_)
@@ -112,7 +126,9 @@ def _described(session: KafkaSession, made: Any, id_: str) -> Any:
     )
 
 
-def _written(session: KafkaSession, made: Any, known: Transaction) -> Iterator[Any]:
+def _written(
+    session: KafkaSession, made: type[DescribeTransactionsResponse.TransactionStates.Topics], known: Transaction
+) -> Iterator[DescribeTransactionsResponse.TransactionStates.Topics]:
     for topic in session.broker.transactions.topics(known):
         if session.permits(Action.TOPIC_DESCRIBE, topic):
             held = known.partitions or known.sequences
