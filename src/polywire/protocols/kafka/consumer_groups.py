@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from polywire.broker.groups.consumer import AWAY, JOINING, Beat, Subscription
 from polywire.broker.groups.consumer_groups import BeatResponse
@@ -23,6 +23,9 @@ from polywire.protocols.kafka.patterns import Pattern, PatternError
 from polywire.protocols.kafka.peer import Peer, Reply
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import Assignor
+
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
 HEARTBEAT_MS: Final = 3_000  # heartbeat interval of a member whose assignment is complete
 UNSEEN: Final = -1  # stands for the version of a topic list that was not searched completely
@@ -44,7 +47,9 @@ Looking = Callable[[Pattern, set[str], Found], None]
 """Starts a search for the topics that match a pattern. Their names are added to the set."""
 
 
-def consumer_group_heartbeat(peer: Peer, reply: Reply, request: Any, /) -> Any:
+def consumer_group_heartbeat(
+    peer: Peer, reply: Reply, request: ConsumerGroupHeartbeatRequest, /
+) -> ConsumerGroupHeartbeatResponse | None:
     """ConsumerGroupHeartbeat.
 
     The topics that match a pattern are searched when the pattern is new, and when topics were created or deleted.
@@ -52,7 +57,9 @@ def consumer_group_heartbeat(peer: Peer, reply: Reply, request: Any, /) -> Any:
     return heartbeat(peer, reply, request, partial(look_here, peer, reply))
 
 
-def heartbeat(peer: Peer, reply: Reply, request: Any, look: Looking) -> Any:
+def heartbeat(
+    peer: Peer, reply: Reply, request: ConsumerGroupHeartbeatRequest, look: Looking
+) -> ConsumerGroupHeartbeatResponse | None:
     """Process a ConsumerGroupHeartbeat. ``look`` searches the topics that match a pattern."""
     response = schema.response(Api.CONSUMER_GROUP_HEARTBEAT)
     wrong = _wrong(request)
@@ -82,7 +89,7 @@ def heartbeat(peer: Peer, reply: Reply, request: Any, look: Looking) -> Any:
     return None
 
 
-def _wrong(request: Any) -> str:
+def _wrong(request: ConsumerGroupHeartbeatRequest) -> str:
     """Return why this heartbeat is invalid, or an empty string if it is valid."""
     epoch = request.member_epoch
     if not request.group_id or not (request.member_id or epoch == JOINING):
@@ -117,7 +124,7 @@ def matching(peer: Peer, pattern: Pattern) -> Iterator[Topic | PatternError | No
         yield topic if matches and peer.permits(Action.GROUP_JOIN, topic) else None
 
 
-def _beat(peer: Peer, request: Any, beat: Beat) -> Any:
+def _beat(peer: Peer, request: ConsumerGroupHeartbeatRequest, beat: Beat) -> ConsumerGroupHeartbeatResponse:
     response = schema.response(Api.CONSUMER_GROUP_HEARTBEAT)
     try:
         consumers = peer.broker.consumers
@@ -137,7 +144,7 @@ def _beat(peer: Peer, request: Any, beat: Beat) -> Any:
     )
 
 
-def _beat_of(peer: Peer, reply: Reply, request: Any) -> Beat:
+def _beat_of(peer: Peer, reply: Reply, request: ConsumerGroupHeartbeatRequest) -> Beat:
     owned, timeout_ms = request.topic_partitions, request.rebalance_timeout_ms
     subscription = _subscription(peer, request)
     return Beat(
@@ -156,7 +163,7 @@ def _beat_of(peer: Peer, reply: Reply, request: Any) -> Beat:
     )
 
 
-def _subscription(peer: Peer, request: Any) -> Subscription | None:
+def _subscription(peer: Peer, request: ConsumerGroupHeartbeatRequest) -> Subscription | None:
     names, pattern = request.subscribed_topic_names, request.subscribed_topic_regex
     if request.member_epoch < JOINING or (request.member_epoch == JOINING and names is None and not pattern):
         return None  # the member leaves, or names no topics
@@ -171,7 +178,9 @@ def _subscription(peer: Peer, request: Any) -> Subscription | None:
     return Subscription(names=known.names if names is None else frozenset(names), pattern=pattern, version=version)
 
 
-def _assignment(made: Any, beaten: BeatResponse) -> Any:
+def _assignment(
+    made: type[ConsumerGroupHeartbeatResponse.Assignment], beaten: BeatResponse
+) -> ConsumerGroupHeartbeatResponse.Assignment | None:
     if beaten.assignment is None:
         return None
     return made(

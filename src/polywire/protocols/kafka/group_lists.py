@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from polywire.broker.groups.classic import Phase
 from polywire.broker.groups.classic_groups import ClassicView
@@ -20,9 +20,27 @@ from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.groups import authorize_known, group_error
 from polywire.protocols.kafka.messages import NO_OPERATIONS, Api, WireError
 from polywire.protocols.kafka.peer import Peer, Reply
+from polywire.protocols.kafka.structures import Record
 from polywire.protocols.kafka.subscription import CONSUMER
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import Assignor, Level
+
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import (
+        ConsumerGroupDescribeRequest,
+        ConsumerGroupDescribeResponse,
+        DeleteGroupsRequest,
+        DeleteGroupsResponse,
+        DescribeGroupsRequest,
+        DescribeGroupsResponse,
+        ListGroupsRequest,
+        ListGroupsResponse,
+    )
+
+    _Members = ConsumerGroupDescribeResponse.Groups.Members
+    _Assignment = TypeVar("_Assignment", _Members.Assignment, _Members.TargetAssignment)
+
+_Entry = TypeVar("_Entry", bound=Record)
 
 STATES: Final = {
     Phase.EMPTY: "Empty",
@@ -61,15 +79,15 @@ def _find(peer: Peer, name: str) -> tuple[ConsumerGroupView | None, ClassicView 
     return consumers, None if consumers else peer.broker.classic.view(name)
 
 
-def _sliced(peer: Peer, reply: Reply, entries: Iterator[Any], made: Callable[[list[Any]], Any]) -> None:
-    def done(found: list[Any] | BrokerError) -> None:
+def _sliced(peer: Peer, reply: Reply, entries: Iterator[_Entry | None], made: Callable[[list[_Entry]], Record]) -> None:
+    def done(found: list[_Entry] | BrokerError) -> None:
         assert not isinstance(found, BrokerError), "errors are set in the entries"
         reply.ok(made(found))
 
     reply.cancel = Slices(peer.broker, entries, done).cancel
 
 
-def list_groups(peer: Peer, reply: Reply, request: Any, /) -> Any:
+def list_groups(peer: Peer, reply: Reply, request: ListGroupsRequest, /) -> ListGroupsResponse | None:
     response = schema.response(Api.LIST_GROUPS)
     try:
         peer.broker.access.authorize_somewhere(peer.principal, Action.GROUP_LIST)
@@ -82,7 +100,9 @@ def list_groups(peer: Peer, reply: Reply, request: Any, /) -> Any:
     return None
 
 
-def _listed(peer: Peer, made: Any, states: set[str], types: set[str]) -> Iterator[Any]:
+def _listed(
+    peer: Peer, made: type[ListGroupsResponse.Groups], states: set[str], types: set[str]
+) -> Iterator[ListGroupsResponse.Groups | None]:
     for name in peer.broker.classic.names():
         entry = _entry(peer, made, name)
         if (
@@ -96,7 +116,7 @@ def _listed(peer: Peer, made: Any, states: set[str], types: set[str]) -> Iterato
             yield entry
 
 
-def _entry(peer: Peer, made: Any, name: str) -> Any:
+def _entry(peer: Peer, made: type[ListGroupsResponse.Groups], name: str) -> ListGroupsResponse.Groups | None:
     consumers = consumer_view(peer, name)
     if consumers is not None:
         return made(group_id=name, protocol_type=CONSUMER, group_state=_state(consumers), group_type=CONSUMER)
@@ -121,7 +141,7 @@ def _state(view: ConsumerGroupView) -> str:
     return "Stable" if view.is_settled else "Reconciling"
 
 
-def consumer_group_describe(peer: Peer, reply: Reply, request: Any, /) -> None:
+def consumer_group_describe(peer: Peer, reply: Reply, request: ConsumerGroupDescribeRequest, /) -> None:
     """ConsumerGroupDescribe: describe consumer groups with their members, whichever protocol the members use."""
     response = schema.response(Api.CONSUMER_GROUP_DESCRIBE)
     entries = (
@@ -131,7 +151,9 @@ def consumer_group_describe(peer: Peer, reply: Reply, request: Any, /) -> None:
     _sliced(peer, reply, entries, lambda groups: response(groups=groups))
 
 
-def _consumer_group(peer: Peer, made: Any, name: str, *, want_operations: bool) -> Any:
+def _consumer_group(
+    peer: Peer, made: type[ConsumerGroupDescribeResponse.Groups], name: str, *, want_operations: bool
+) -> ConsumerGroupDescribeResponse.Groups:
     try:
         view, _ = _find(peer, name)
     except Denied as error:
@@ -165,7 +187,7 @@ def _consumer_group(peer: Peer, made: Any, name: str, *, want_operations: bool) 
     )
 
 
-def _partitions(peer: Peer, made: Any, partitions: Mapping[str, Collection[int]]) -> Any:
+def _partitions(peer: Peer, made: type[_Assignment], partitions: Mapping[str, Collection[int]]) -> _Assignment:
     found = [(peer.broker.group_topic(name), numbers) for name, numbers in partitions.items() if numbers]
     return made(
         topic_partitions=[
@@ -184,7 +206,7 @@ def _operations(peer: Peer, name: str) -> int:
     return sum(1 << bit for bit, action in GROUP_OPERATIONS if _may(peer, action, name))
 
 
-def describe_groups(peer: Peer, reply: Reply, request: Any, /) -> None:
+def describe_groups(peer: Peer, reply: Reply, request: DescribeGroupsRequest, /) -> None:
     response = schema.response(Api.DESCRIBE_GROUPS)
     version = reply.request.version
     entries = (
@@ -194,7 +216,9 @@ def describe_groups(peer: Peer, reply: Reply, request: Any, /) -> None:
     _sliced(peer, reply, entries, lambda groups: response(groups=groups))
 
 
-def _described(peer: Peer, made: Any, version: int, name: str, *, want_operations: bool) -> Any:
+def _described(
+    peer: Peer, made: type[DescribeGroupsResponse.Groups], version: int, name: str, *, want_operations: bool
+) -> DescribeGroupsResponse.Groups:
     try:
         consumers, view = _find(peer, name)
     except Denied as error:
@@ -214,7 +238,9 @@ def _described(peer: Peer, made: Any, version: int, name: str, *, want_operation
     )
 
 
-def _described_view(made: Any, view: ClassicView, operations: int) -> Any:
+def _described_view(
+    made: type[DescribeGroupsResponse.Groups], view: ClassicView, operations: int
+) -> DescribeGroupsResponse.Groups:
     is_stable = view.phase is Phase.STABLE
     return made(
         group_id=view.name,
@@ -236,24 +262,24 @@ def _described_view(made: Any, view: ClassicView, operations: int) -> Any:
     )
 
 
-def delete_groups(peer: Peer, reply: Reply, request: Any, /) -> None:
+def delete_groups(peer: Peer, reply: Reply, request: DeleteGroupsRequest, /) -> None:
     """Delete groups that have no members, with their committed offsets."""
     response = schema.response(Api.DELETE_GROUPS)
     entries = (_deleted(peer, response.Results, name) for name in request.groups_names)
 
-    def made(results: list[Any], outcome: int | BrokerError) -> None:
+    def made(results: list[DeleteGroupsResponse.Results], outcome: int | BrokerError) -> None:
         if isinstance(outcome, BrokerError):
             results = [response.Results(group_id=result.group_id, error=wire_error(outcome)) for result in results]
         reply.ok(response(results=results))
 
-    def done(results: list[Any] | BrokerError) -> None:
+    def done(results: list[DeleteGroupsResponse.Results] | BrokerError) -> None:
         assert not isinstance(results, BrokerError), "errors are set in the entries"
         peer.broker.settle(Level.WRITTEN, partial(made, results))
 
     reply.cancel = Slices(peer.broker, entries, done).cancel
 
 
-def _deleted(peer: Peer, made: Any, name: str) -> Any:
+def _deleted(peer: Peer, made: type[DeleteGroupsResponse.Results], name: str) -> DeleteGroupsResponse.Results:
     try:
         authorize_known(peer, Action.GROUP_DELETE, name)
         peer.broker.classic.delete(name, by=peer.caller)

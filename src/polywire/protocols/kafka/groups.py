@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from polywire.broker.groups.classic_members import IdGiven, Join, Joined, Synced
@@ -22,6 +22,16 @@ from polywire.protocols.kafka.peer import Peer, Reply
 from polywire.protocols.kafka.subscription import CONSUMER, NO_SUBSCRIPTION, WRITING, read_subscriptions
 from polywire.protocols.runtime.slices import Slices
 from polywire.types import host_of
+
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import (
+        HeartbeatRequest,
+        JoinGroupRequest,
+        JoinGroupResponse,
+        LeaveGroupRequest,
+        LeaveGroupResponse,
+        SyncGroupRequest,
+    )
 
 ID_FIRST_SINCE: Final = 4  # first version of JoinGroup in which a new member gets an id before it joins
 NULL_PROTOCOL_SINCE: Final = 7  # first version of JoinGroup with a null protocol if no protocol was chosen
@@ -134,7 +144,7 @@ def client_host(peer: Peer) -> str:
     return "/" + (host_of(peer.peer_address) or peer.peer_address)
 
 
-def join_group(peer: Peer, reply: Reply, request: Any, /) -> None:
+def join_group(peer: Peer, reply: Reply, request: JoinGroupRequest, /) -> None:
     version = reply.request.version
     response = schema.response(Api.JOIN_GROUP)
 
@@ -169,7 +179,7 @@ def join_group(peer: Peer, reply: Reply, request: Any, /) -> None:
     _run_steps(peer, reply, steps(), then, refused)
 
 
-def _reading_join(peer: Peer, reply: Reply, request: Any) -> Generator[None, None, Join]:
+def _reading_join(peer: Peer, reply: Reply, request: JoinGroupRequest) -> Generator[None, None, Join]:
     version = reply.request.version
     protocols = tuple((one.name, bytes(one.metadata)) for one in request.protocols)
     read = NO_SUBSCRIPTION
@@ -193,7 +203,7 @@ def _reading_join(peer: Peer, reply: Reply, request: Any) -> Generator[None, Non
     )
 
 
-def _joined(response: Any, joined: Joined) -> Any:
+def _joined(response: type[JoinGroupResponse], joined: Joined) -> JoinGroupResponse:
     members = [
         response.Members(member_id=member.id, instance_id=member.instance_id, metadata=member.metadata)
         for member in joined.members
@@ -209,7 +219,7 @@ def _joined(response: Any, joined: Joined) -> Any:
     )
 
 
-def sync_group(peer: Peer, reply: Reply, request: Any, /) -> None:
+def sync_group(peer: Peer, reply: Reply, request: SyncGroupRequest, /) -> None:
     response = schema.response(Api.SYNC_GROUP)
 
     def done(outcome: Synced | BrokerError) -> None:
@@ -240,7 +250,11 @@ def sync_group(peer: Peer, reply: Reply, request: Any, /) -> None:
 
 
 def _as_member(
-    peer: Peer, reply: Reply, request: Any, then: Callable[[], None], refuse: Callable[[BrokerError], None]
+    peer: Peer,
+    reply: Reply,
+    request: SyncGroupRequest | HeartbeatRequest | LeaveGroupRequest,
+    then: Callable[[], None],
+    refuse: Callable[[BrokerError], None],
 ) -> None:
     """Call ``then`` if the client may use the group. Otherwise, pass the error to ``refuse``."""
     topics = peer.broker.classic.subscribed_topics(request.group_id)
@@ -248,7 +262,7 @@ def _as_member(
     _run_steps(peer, reply, steps, then, refuse)
 
 
-def heartbeat(peer: Peer, reply: Reply, request: Any, /) -> None:
+def heartbeat(peer: Peer, reply: Reply, request: HeartbeatRequest, /) -> None:
     response = schema.response(Api.HEARTBEAT)
 
     def then() -> None:
@@ -264,7 +278,7 @@ def heartbeat(peer: Peer, reply: Reply, request: Any, /) -> None:
     _as_member(peer, reply, request, then, lambda error: reply.ok(response(error=group_error(error))))
 
 
-def leave_group(peer: Peer, reply: Reply, request: Any, /) -> None:
+def leave_group(peer: Peer, reply: Reply, request: LeaveGroupRequest, /) -> None:
     response = schema.response(Api.LEAVE_GROUP)
 
     def then() -> None:
@@ -281,7 +295,9 @@ def leave_group(peer: Peer, reply: Reply, request: Any, /) -> None:
     _as_member(peer, reply, request, then, refuse)
 
 
-def _left(peer: Peer, reply: Reply, request: Any, leave: Callable[[str, str | None], WireError]) -> Any:
+def _left(
+    peer: Peer, reply: Reply, request: LeaveGroupRequest, leave: Callable[[str, str | None], WireError]
+) -> LeaveGroupResponse:
     """Process LeaveGroup. ``leave`` is called with the member id and the instance id of each member."""
     response = schema.response(Api.LEAVE_GROUP)
     if reply.request.version < MANY_LEAVE_SINCE:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from polywire.broker.groups.commits import Commit
 from polywire.broker.groups.offsets import Position
@@ -22,8 +22,24 @@ from polywire.protocols.kafka.groups import authorize_group, authorize_known, gr
 from polywire.protocols.kafka.lookup import led_topic
 from polywire.protocols.kafka.messages import METADATA_BYTES_MAX, NO_ID, NO_OFFSET, WIRE, Api, WireError
 from polywire.protocols.kafka.peer import Peer, Reply
-from polywire.protocols.kafka.replies import PendingResponse, answer_in_slices
+from polywire.protocols.kafka.replies import HasError, PendingResponse, answer_in_slices
 from polywire.types import PositionKind
+
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import (
+        OffsetCommitRequest,
+        OffsetCommitResponse,
+        OffsetDeleteRequest,
+        OffsetDeleteResponse,
+        OffsetFetchRequest,
+        OffsetFetchResponse,
+        TxnOffsetCommitRequest,
+    )
+
+    _Topic = TypeVar("_Topic", OffsetFetchResponse.Topics, OffsetFetchResponse.Groups.Topics)
+    _Partition = TypeVar(
+        "_Partition", OffsetFetchResponse.Topics.Partitions, OffsetFetchResponse.Groups.Topics.Partitions
+    )
 
 POSITIONS_AT_ONCE_MAX: Final = 500  # offsets of a commit that are stored in one step, about 1 ms
 PARTITIONS_PER_STEP: Final = 64  # committed offsets of one topic that are returned in one step
@@ -46,7 +62,7 @@ def epoch_error(error: BrokerError) -> WireError:
     return WireError.STALE_MEMBER_EPOCH if error.code is ErrorCode.GENERATION_STALE else group_error(error)
 
 
-def member_error(peer: Peer, request: Any, error: BrokerError) -> WireError:
+def member_error(peer: Peer, request: OffsetCommitRequest, error: BrokerError) -> WireError:
     """Return the Kafka error for a member that may not commit. It depends on the type of the group."""
     is_consumer = peer.broker.consumers.has_member(request.group_id, request.member_id)
     return epoch_error(error) if is_consumer else group_error(error)
@@ -64,17 +80,17 @@ class _TopicCommit(NamedTuple):
         entries: the response's entries of the same partitions.
     """
 
-    topic: Any
-    partitions: Sequence[Any]
-    entries: Sequence[Any]
+    topic: OffsetCommitRequest.Topics
+    partitions: Sequence[OffsetCommitRequest.Topics.Partitions]
+    entries: Sequence[OffsetCommitResponse.Topics.Partitions]
 
 
-def offset_commit(peer: Peer, reply: Reply, request: Any, /) -> None:
+def offset_commit(peer: Peer, reply: Reply, request: OffsetCommitRequest, /) -> None:
     """OffsetCommit. A large commit is split into parts. Each part is stored completely or not at all."""
     store(peer, reply, request, partial(check_member, peer, request))
 
 
-def store(peer: Peer, reply: Reply, request: Any, check: Callable[[], None]) -> None:
+def store(peer: Peer, reply: Reply, request: OffsetCommitRequest, check: Callable[[], None]) -> None:
     """Commit the offsets of a request. ``check`` is called before each part, and raises BrokerError to reject it."""
     body = schema.response(Api.OFFSET_COMMIT)(topics=[])
     pending_response = PendingResponse(reply, body)
@@ -83,7 +99,7 @@ def store(peer: Peer, reply: Reply, request: Any, check: Callable[[], None]) -> 
     pending_response.run(peer.broker, map(commit, parts), at_once=1)
 
 
-def check_member(peer: Peer, request: Any) -> None:
+def check_member(peer: Peer, request: OffsetCommitRequest) -> None:
     """Raise BrokerError if the member may not commit offsets of the group now."""
     classic, consumers = peer.broker.classic, peer.broker.consumers
     member = request.group_id, request.member_id, request.generation
@@ -92,7 +108,7 @@ def check_member(peer: Peer, request: Any) -> None:
     check(*member, instance_id=request.instance_id, by=peer.caller)
 
 
-def check_read(peer: Peer, request: Any, topic: str, partitions: Sequence[int]) -> None:
+def check_read(peer: Peer, request: OffsetCommitRequest, topic: str, partitions: Sequence[int]) -> None:
     """Raise BrokerError if partitions are assigned to another member. ``check_member`` must have been called."""
     classic, consumers = peer.broker.classic, peer.broker.consumers
     group, member_id, by = request.group_id, request.member_id, peer.caller
@@ -102,7 +118,9 @@ def check_read(peer: Peer, request: Any, topic: str, partitions: Sequence[int]) 
         classic.check_partitions(group, topic, member_id, partitions, by=by)
 
 
-def _parts(topics: Iterable[Any], topic_entries: list[Any]) -> Iterator[list[_TopicCommit]]:
+def _parts(
+    topics: Iterable[OffsetCommitRequest.Topics], topic_entries: list[OffsetCommitResponse.Topics]
+) -> Iterator[list[_TopicCommit]]:
     """Split a commit into parts of at most ``POSITIONS_AT_ONCE_MAX`` partitions.
 
     Response entries are added to ``topic_entries``.
@@ -130,7 +148,7 @@ def _parts(topics: Iterable[Any], topic_entries: list[Any]) -> Iterator[list[_To
 def _commit(
     peer: Peer,
     version: int,
-    request: Any,
+    request: OffsetCommitRequest,
     check: Callable[[], None],
     pending_response: PendingResponse,
     part: Sequence[_TopicCommit],
@@ -169,19 +187,19 @@ def _commit(
             entry.error = entry.error or group_error(why)
 
 
-def _refuse(entries: Iterable[Any], code: WireError) -> None:
+def _refuse(entries: Iterable[HasError], code: WireError) -> None:
     for entry in entries:
         entry.error = code
 
 
 def _commits(
     peer: Peer, version: int, topics: Iterable[_TopicCommit]
-) -> dict[str, tuple[dict[int, Commit], list[Any]]]:
+) -> dict[str, tuple[dict[int, Commit], list[OffsetCommitResponse.Topics.Partitions]]]:
     """Return the offsets to store and their response entries, by full topic name.
 
     Offsets that cannot be stored are skipped, and their entries get an error.
     """
-    found: dict[str, tuple[dict[int, Commit], list[Any]]] = {}
+    found: dict[str, tuple[dict[int, Commit], list[OffsetCommitResponse.Topics.Partitions]]] = {}
     for topic_commit in topics:
         try:
             topic = led_topic(peer, Action.OFFSET_COMMIT, topic_commit.topic.name, topic_commit.topic.topic_id)
@@ -194,7 +212,11 @@ def _commits(
     return found
 
 
-def read_commits(topic: Topic, partition_requests: Iterable[Any], entries: Iterable[Any]) -> dict[int, Commit]:
+def read_commits(
+    topic: Topic,
+    partition_requests: Iterable[OffsetCommitRequest.Topics.Partitions | TxnOffsetCommitRequest.Topics.Partitions],
+    entries: Iterable[HasError],
+) -> dict[int, Commit]:
     """Return the offsets to store, by partition. Entries of missing partitions or of too long metadata get an error."""
     found: dict[int, Commit] = {}
     for partition_request, entry in zip(partition_requests, entries, strict=True):
@@ -212,26 +234,27 @@ def read_commits(topic: Topic, partition_requests: Iterable[Any], entries: Itera
 # OffsetFetch
 
 
-def offset_fetch(peer: Peer, reply: Reply, request: Any, /) -> Any:
+def offset_fetch(peer: Peer, reply: Reply, request: OffsetFetchRequest, /) -> OffsetFetchResponse | None:
     version = reply.request.version
     response = schema.response(Api.OFFSET_FETCH)
-    entries: Iterator[Any]
-    made: Callable[[list[Any]], Any]
     if version >= MANY_GROUPS_SINCE:
         group, stable = response.Groups, request.require_stable
         groups = (_fetched(peer, version, group, group_request, stable=stable) for group_request in request.groups)
-        entries, made = chain.from_iterable(groups), partial(_groups_response, response)
-    else:
-        try:
-            authorize_group(peer, Action.OFFSET_FETCH, ())
-        except BrokerError as error:
-            return response(error=group_error(error), topics=[])
-        entries = _positions(peer, version, response, request.group_id, request.topics, stable=request.require_stable)
-        made = partial(_topics_response, response)
-    return answer_in_slices(peer.broker, reply, entries, made, at_once=TOPICS_AT_ONCE_MAX)
+        made = partial(_groups_response, response)
+        return answer_in_slices(peer.broker, reply, chain.from_iterable(groups), made, at_once=TOPICS_AT_ONCE_MAX)
+    try:
+        authorize_group(peer, Action.OFFSET_FETCH, ())
+    except BrokerError as error:
+        return response(error=group_error(error), topics=[])
+    entries = _positions(
+        peer, version, response.Topics, request.group_id, request.topics, stable=request.require_stable
+    )
+    return answer_in_slices(
+        peer.broker, reply, entries, partial(_topics_response, response), at_once=TOPICS_AT_ONCE_MAX
+    )
 
 
-def check_reader(peer: Peer, group_request: Any) -> None:
+def check_reader(peer: Peer, group_request: OffsetFetchRequest.Groups) -> None:
     """Raise BrokerError if the client may not read the group's committed offsets, or sends an old member epoch."""
     group, member, consumers = group_request.group_id, group_request.member_id, peer.broker.consumers
     authorize_group(peer, Action.OFFSET_FETCH, ())
@@ -239,20 +262,31 @@ def check_reader(peer: Peer, group_request: Any) -> None:
         consumers.check_epoch(group, member, group_request.member_epoch, by=peer.caller)
 
 
-def _groups_response(response: Any, groups: list[Any]) -> Any:
+def _groups_response(
+    response: type[OffsetFetchResponse], groups: list[OffsetFetchResponse.Groups]
+) -> OffsetFetchResponse:
     return response(groups=groups)
 
 
-def _topics_response(response: Any, topics: list[Any]) -> Any:
+def _topics_response(
+    response: type[OffsetFetchResponse], topics: list[OffsetFetchResponse.Topics]
+) -> OffsetFetchResponse:
     return response(topics=topics)
 
 
-def _fetched(peer: Peer, version: int, made: Any, group_request: Any, *, stable: bool) -> Iterator[Any]:
+def _fetched(
+    peer: Peer,
+    version: int,
+    made: type[OffsetFetchResponse.Groups],
+    group_request: OffsetFetchRequest.Groups,
+    *,
+    stable: bool,
+) -> Iterator[OffsetFetchResponse.Groups | None]:
     group = group_request.group_id
-    topics: list[Any] = []
+    topics: list[OffsetFetchResponse.Groups.Topics] = []
     try:
         check_reader(peer, group_request)
-        for topic in _positions(peer, version, made, group, group_request.topics, stable=stable):
+        for topic in _positions(peer, version, made.Topics, group, group_request.topics, stable=stable):
             if topic is None:
                 yield None
             else:
@@ -264,8 +298,14 @@ def _fetched(peer: Peer, version: int, made: Any, group_request: Any, *, stable:
 
 
 def _positions(
-    peer: Peer, version: int, made: Any, group: str, topic_requests: list[Any] | None, *, stable: bool
-) -> Iterator[Any]:
+    peer: Peer,
+    version: int,
+    made: type[_Topic],
+    group: str,
+    topic_requests: Iterable[OffsetFetchRequest.Topics | OffsetFetchRequest.Groups.Topics] | None,
+    *,
+    stable: bool,
+) -> Iterator[_Topic | None]:
     """Yield an entry for each named topic, or for each topic that has committed offsets.
 
     After each None, other requests may run.
@@ -288,17 +328,17 @@ def _positions(
             code = _topic_error(error, version)
             if code is WireError.UNKNOWN_TOPIC_OR_PARTITION:
                 code = WireError.NONE  # the group has no committed offsets for this topic
-        yield from _topic_entry(made.Topics, names, topic_request.indexes, held, undecided, code)
+        yield from _topic_entry(made, names, topic_request.indexes, held, undecided, code)
 
 
 def _topic_entry(
-    made: Any,
+    made: type[_Topic],
     names: Mapping[str, Any],
     numbers: Iterable[int],
     held: Mapping[int, Position],
     undecided: Set[int],
     code: WireError = WireError.NONE,
-) -> Iterator[Any]:
+) -> Iterator[_Topic | None]:
     """Yield None several times, then the entry of the topic. Other requests may run after each None."""
     partitions = []
     for number in numbers:
@@ -313,7 +353,9 @@ def _undecided(peer: Peer, group: str, topic: Topic, *, stable: bool) -> Set[int
     return peer.broker.transactions.undecided(group, topic.name.full) if stable else frozenset()
 
 
-def _all_positions(peer: Peer, version: int, made: Any, group: str, *, stable: bool) -> Iterator[Any]:
+def _all_positions(
+    peer: Peer, version: int, made: type[_Topic], group: str, *, stable: bool
+) -> Iterator[_Topic | None]:
     for name in peer.broker.classic.topics(group):
         topic = peer.broker.find_topic(name)
         if topic is None or not peer.permits(Action.OFFSET_FETCH, topic):
@@ -322,12 +364,16 @@ def _all_positions(peer: Peer, version: int, made: Any, group: str, *, stable: b
         undecided = _undecided(peer, group, topic, stable=stable)
         if held:
             names = {"name": name, "topic_id": topic.id} if version >= MANY_GROUPS_SINCE else {"name": name}
-            yield from _topic_entry(made.Topics, names, sorted(held), held, undecided)
+            yield from _topic_entry(made, names, sorted(held), held, undecided)
 
 
 def _entry(
-    made: Any, index: int, position: Position | None, undecided: Set[int], code: WireError = WireError.NONE
-) -> Any:
+    made: type[_Partition],
+    index: int,
+    position: Position | None,
+    undecided: Set[int],
+    code: WireError = WireError.NONE,
+) -> _Partition:
     if index in undecided:
         return made(index=index, offset=NO_OFFSET, metadata="", error=WireError.UNSTABLE_OFFSET_COMMIT)
     if position is None:
@@ -340,7 +386,7 @@ def _entry(
 # OffsetDelete
 
 
-def offset_delete(peer: Peer, reply: Reply, request: Any, /) -> Any:
+def offset_delete(peer: Peer, reply: Reply, request: OffsetDeleteRequest, /) -> OffsetDeleteResponse | None:
     """OffsetDelete: delete committed offsets of topics that no member of the group reads."""
     del reply
     response = schema.response(Api.OFFSET_DELETE)
@@ -369,7 +415,7 @@ def offset_delete(peer: Peer, reply: Reply, request: Any, /) -> Any:
     return response(topics=topics)
 
 
-def _delete(peer: Peer, group: str, topic: str, entry: Any) -> None:
+def _delete(peer: Peer, group: str, topic: str, entry: OffsetDeleteResponse.Topics.Partitions) -> None:
     held = peer.broker.classic.positions(group, topic)
     if entry.index not in held:
         return
