@@ -7,7 +7,7 @@ all partitions. Permissions are checked for every read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
@@ -20,12 +20,17 @@ from polywire.protocols.kafka.messages import NO_OFFSET, Api, WireError
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import FetchRequest, FetchResponse
+
+    _Entry = FetchResponse.Responses.Partitions
+
 BEGINNING: Final = 0  # epoch of a request that opens a session
 SESSIONLESS: Final = -1  # epoch of a request without a session, or that closes its session
 IDS_SINCE: Final = 13  # first version that names topics by id
 
 
-def fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def fetch(session: KafkaSession, answer: Answer, request: FetchRequest, /) -> FetchResponse | None:
     fetch_session = session.fetch_session
     if fetch_session is not None and (fetch_session.is_over or fetch_session.number != request.session_id):
         fetch_session = None
@@ -49,7 +54,7 @@ def fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     return None
 
 
-def _session_error(fetch_session: FetchSession | None, request: Any, *, names_ids: bool) -> WireError:
+def _session_error(fetch_session: FetchSession | None, request: FetchRequest, *, names_ids: bool) -> WireError:
     if fetch_session is None:
         return WireError.FETCH_SESSION_ID_NOT_FOUND
     if fetch_session.epoch != request.session_epoch:
@@ -65,7 +70,7 @@ def _open(session: KafkaSession, *, names_ids: bool) -> FetchSession | None:
     return session.fetch_session
 
 
-class IncrementalFetching(Fetching):
+class IncrementalFetching(Fetching[SessionPartition]):
     """A request in a fetch session.
 
     It names only changed partitions; the response has only partitions with new data or state.
@@ -73,25 +78,27 @@ class IncrementalFetching(Fetching):
 
     __slots__ = ("_fetch_session", "_refused", "_topic_entries", "_topics")
 
-    def __init__(self, session: KafkaSession, answer: Answer, request: Any, fetch_session: FetchSession) -> None:
+    def __init__(
+        self, session: KafkaSession, answer: Answer, request: FetchRequest, fetch_session: FetchSession
+    ) -> None:
         super().__init__(session, answer, request, fetch_session)
         self._fetch_session: Final = fetch_session
-        self._refused: list[tuple[SessionPartition, Any]] = []  # partitions that cannot be read, and their entries
+        self._refused: list[tuple[SessionPartition, _Entry]] = []  # partitions that cannot be read, and their entries
         self._topics: dict[SessionTopic, Topic | BrokerError] = {}  # cache of topics that were checked
-        self._topic_entries: dict[SessionTopic, Any] = {}
+        self._topic_entries: dict[SessionTopic, FetchResponse.Responses] = {}
 
-    def begin(self, request: Any) -> None:
+    def begin(self, request: FetchRequest) -> None:
         """Apply the request's changes to the session, then read its partitions that are ready."""
         self._with_pauses(self._change(request), self._read_ready)
 
-    def _change(self, request: Any) -> Iterator[None]:
+    def _change(self, request: FetchRequest) -> Iterator[None]:
         for topic_request in request.topics:
             for partition_request in topic_request.partitions:
                 self._fetch_session.add(topic_request, partition_request)
                 yield None
-        for topic_request in request.forgotten:
-            for partition in topic_request.partitions:
-                self._fetch_session.forget(topic_request, partition)
+        for forgotten in request.forgotten:
+            for partition in forgotten.partitions:
+                self._fetch_session.forget(forgotten, partition)
                 yield None
 
     def _read_ready(self) -> None:
@@ -129,7 +136,7 @@ class IncrementalFetching(Fetching):
             self._topics[topic] = found
         return found
 
-    def _read(self, partition: Partition, wanted: SessionPartition, entry: Any) -> bool:
+    def _read(self, partition: Partition, wanted: SessionPartition, entry: _Entry) -> bool:
         if not super()._read(partition, wanted, entry):
             return False
         if not entry.error and wanted.fetch_offset == entry.high_watermark:
@@ -190,7 +197,7 @@ class IncrementalFetching(Fetching):
             self._add_entry(wanted, entry)
             yield None
 
-    def _add_entry(self, wanted: SessionPartition, entry: Any) -> None:
+    def _add_entry(self, wanted: SessionPartition, entry: _Entry) -> None:
         topic = wanted.topic
         topic_entry = self._topic_entries.get(topic)
         if topic_entry is None:

@@ -8,11 +8,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from polywire.log.base import Handle
 from polywire.protocols.kafka.messages import NO_ID, NO_OFFSET
 from polywire.protocols.runtime.broker import WireBroker
+
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import FetchRequest
 
 SESSIONS_MAX: Final = 10_000  # sessions of one listener
 BYTES_MAX: Final = 64 * 1024 * 1024  # memory of all sessions together, enough for about 100,000 partitions
@@ -118,7 +121,9 @@ class FetchSession:
     def is_empty(self) -> bool:
         return not self._topics
 
-    def add(self, topic_request: Any, partition_request: Any) -> SessionPartition | None:
+    def add(
+        self, topic_request: FetchRequest.Topics, partition_request: FetchRequest.Topics.Partitions
+    ) -> SessionPartition | None:
         """Add a partition, or update the one that exists.
 
         Returns None if the session has ended because of the memory limit.
@@ -144,7 +149,7 @@ class FetchSession:
         self.ready[wanted] = None
         return wanted
 
-    def forget(self, topic_request: Any, partition: int) -> None:
+    def forget(self, topic_request: FetchRequest.Forgotten, partition: int) -> None:
         """Remove a partition if it is in the session."""
         key = _key(topic_request)
         topic = self._topics.get(key)
@@ -267,11 +272,9 @@ class FetchSessions:
         self._broker.sliced.put(lambda end: session.release(end, now))
 
 
-def _key(topic_request: Any) -> str | bytes:
+def _key(topic_request: FetchRequest.Topics | FetchRequest.Forgotten) -> str | bytes:
     """Return the key of a topic: its id if the request names ids, otherwise its name."""
-    topic_id: bytes = topic_request.topic_id
-    name: str = topic_request.topic
-    return name if topic_id == NO_ID else topic_id
+    return topic_request.topic if topic_request.topic_id == NO_ID else topic_request.topic_id
 
 
 def _key_of(topic: SessionTopic) -> str | bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from struct import Struct
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
@@ -21,7 +21,7 @@ from polywire.protocols.kafka import encoder, schema
 from polywire.protocols.kafka.codec import encode_response_entry
 from polywire.protocols.kafka.configs import produce_limits
 from polywire.protocols.kafka.errors import wire_error
-from polywire.protocols.kafka.fetch_sessions import FetchSession
+from polywire.protocols.kafka.fetch_sessions import FetchSession, SessionPartition
 from polywire.protocols.kafka.lookup import led_topic, missing_error, partition_of
 from polywire.protocols.kafka.messages import NO_OFFSET, Api, WireError
 from polywire.protocols.kafka.offsets import leader_error
@@ -33,6 +33,16 @@ from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
 from polywire.records.compression import expand_body
 
+if TYPE_CHECKING:
+    from array import array
+
+    from polywire.protocols.kafka.message_types import FetchRequest, FetchResponse
+
+    _Entry = FetchResponse.Responses.Partitions
+
+# A partition to read: an entry of the request, or a partition of the session, which has the same fields.
+_Wanted = TypeVar("_Wanted", bound="FetchRequest.Topics.Partitions | SessionPartition")
+
 WAIT_MS_MAX: Final = 5 * 60_000
 READ_BYTES_MIN: Final = 4096  # smallest useful read, because a batch has a header in addition to its records
 GROWTH_BYTES: Final = 64 * 1024  # how much larger records can be in a response than in the log
@@ -40,7 +50,7 @@ ENCODED_AT_ONCE_MAX: Final = 1_000  # entries of a response that are encoded in 
 _LENGTH: Final = Struct("<4xI")
 
 
-class Fetching:
+class Fetching(Generic[_Wanted]):
     """A request that names all of its partitions.
 
     They are checked, read, and waited for if they have too few records.
@@ -65,7 +75,7 @@ class Fetching:
     )
 
     def __init__(
-        self, session: KafkaSession, answer: Answer, request: Any, opened_session: FetchSession | None
+        self, session: KafkaSession, answer: Answer, request: FetchRequest, opened_session: FetchSession | None
     ) -> None:
         self._session: Final = session
         self._answer: Final = answer
@@ -76,7 +86,7 @@ class Fetching:
         self._deadline: Final = now + min(max(request.max_wait_ms, 0), WAIT_MS_MAX) / 1000
         self._stops: list[Handle] = []
         self._slices: Slices[None] | None = None
-        self._partitions: list[tuple[Partition, Any, Any]] = []  # the partition, its request and its response entry
+        self._partitions: list[tuple[Partition, _Wanted, _Entry]] = []
         self._number = 0  # partitions before this one were read
         self._bytes = 0  # records in the response
         self._count = 0  # entries in the response
@@ -100,10 +110,10 @@ class Fetching:
 
         self._slices = Slices(self._session.broker, steps, done)
 
-    def begin(self, request: Any) -> None:
+    def begin(self, request: FetchRequest) -> None:
         self._with_pauses(self._check_each(request.topics), self.run)
 
-    def _check_each(self, topics: list[Any]) -> Iterator[None]:
+    def _check_each(self, topics: list[FetchRequest.Topics]) -> Iterator[None]:
         """Add an entry without records to the response for each partition.
 
         Partitions that cannot be read get an error.
@@ -124,14 +134,14 @@ class Fetching:
                     index=partition_request.partition, high_watermark=NO_OFFSET, records=b""
                 )
                 topic_entry.partitions.append(entry)
-                wanted = (
-                    None if self._opened_session is None else self._opened_session.add(topic_request, partition_request)
-                )
-                self._check(topic, topic_request.topic_id, wanted or partition_request, entry)
+                wanted: Any = partition_request  # of either type: a subclass with one type does not use this method
+                if self._opened_session is not None:
+                    wanted = self._opened_session.add(topic_request, partition_request) or partition_request
+                self._check(topic, topic_request.topic_id, wanted, entry)
                 yield None
             yield None
 
-    def _check(self, topic: Topic | BrokerError, topic_id: bytes, partition_request: Any, entry: Any) -> None:
+    def _check(self, topic: Topic | BrokerError, topic_id: bytes, wanted: _Wanted, entry: _Entry) -> None:
         """Check whether a partition can be read. If so, add it to the partitions to read; otherwise, set its error.
 
         ``topic`` is the topic, or the error if it cannot be read.
@@ -140,17 +150,17 @@ class Fetching:
             self._refuse(entry, missing_error(topic, topic_id))
             return
         try:
-            partition = partition_of(topic, partition_request.partition)
+            partition = partition_of(topic, wanted.partition)
         except BrokerError as error:
             self._refuse(entry, missing_error(error, topic_id))
             return
-        stale = leader_error(partition, partition_request.current_leader_epoch)
+        stale = leader_error(partition, wanted.current_leader_epoch)
         if stale is not None:
             self._refuse(entry, stale)
         else:
-            self._partitions.append((partition, partition_request, entry))
+            self._partitions.append((partition, wanted, entry))
 
-    def _refuse(self, entry: Any, error: WireError) -> None:
+    def _refuse(self, entry: _Entry, error: WireError) -> None:
         entry.error, entry.records = error, b""
         entry.high_watermark = entry.last_stable_offset = entry.log_start_offset = NO_OFFSET
         self._has_failed = True
@@ -184,7 +194,7 @@ class Fetching:
 
     # One partition
 
-    def _read(self, partition: Partition, wanted: Any, entry: Any) -> bool:
+    def _read(self, partition: Partition, wanted: _Wanted, entry: _Entry) -> bool:
         """Add a partition's records to the response. Return False if they must be read from disk first."""
         log, offset = partition.log, wanted.fetch_offset
         entry.high_watermark = entry.last_stable_offset = log.readable_offset
@@ -210,7 +220,9 @@ class Fetching:
         self._take(read, partition, offset, space, entry)
         return True
 
-    def _arrived(self, ticket: int, partition: Partition, wanted: Any, entry: Any, read: Read | BrokerError) -> None:
+    def _arrived(
+        self, ticket: int, partition: Partition, wanted: _Wanted, entry: _Entry, read: Read | BrokerError
+    ) -> None:
         if ticket != self._ticket:
             if isinstance(read, Read):
                 read.pin.release()
@@ -223,16 +235,17 @@ class Fetching:
         self._number += 1
         self.run()
 
-    def _take(self, read: Read, partition: Partition, offset: int, space: int, entry: Any) -> None:
+    def _take(self, read: Read, partition: Partition, offset: int, space: int, entry: _Entry) -> None:
         appended = produce_limits(partition.topic.settings).has_times_of_append
         try:
-            entry.records = self._encode(read, offset, space, append_times=appended)
+            records = self._encode(read, offset, space, append_times=appended)
         except BrokerError as error:
             self._refuse(entry, wire_error(error))
             return
         finally:
             read.pin.release()
-        self._bytes += len(entry.records)
+        entry.records = records
+        self._bytes += len(records)
 
     def _encode(self, read: Read, offset: int, space: int, *, append_times: bool) -> memoryview:
         """Encode a read as Kafka batches of at most ``space`` bytes. The first record of the response may be larger.
@@ -285,7 +298,7 @@ class Fetching:
         """
         return False
 
-    def _wait_for(self, partition: Partition, wanted: Any, offset: int, wake: Callable[[], None]) -> None:
+    def _wait_for(self, partition: Partition, wanted: _Wanted, offset: int, wake: Callable[[], None]) -> None:
         """Have ``wake`` called for records from ``offset`` on. Raises BrokerError if the partition cannot be read."""
         self._stops.append(self._session.broker.wait(partition, offset, wake))
 
@@ -322,6 +335,7 @@ class Fetching:
     def _remember_each(self) -> Iterator[None]:
         """Store in the new session the offsets that the response sends to the client."""
         for _, wanted, entry in self._partitions:
+            assert isinstance(wanted, SessionPartition), "the session has all partitions"
             wanted.end, wanted.start = entry.high_watermark, entry.log_start_offset
             yield None
 
@@ -343,6 +357,7 @@ class Fetching:
                     yield from self._encode_entry(topic_entry.partitions, index)
 
     def _encode_entry(self, entries: list[Any], index: int) -> Iterator[None]:
+        """Replace an entry by its bytes."""
         entry = entries[index]
         for entries[index] in encode_response_entry(self._answer.request, entry):
             yield None
@@ -352,7 +367,7 @@ def _nothing() -> None:
     pass
 
 
-def _put(chunk: memoryview, state: Any, out: bytearray, *, append_times: bool) -> int:
+def _put(chunk: memoryview, state: array[int], out: bytearray, *, append_times: bool) -> int:
     """Encode the batches of a chunk. Compressed batches are decompressed first."""
     ended = encoder.put_batches(chunk, state, out, append_times=append_times)
     while ended == encoder.COMPRESSED:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
@@ -33,17 +33,22 @@ from polywire.protocols.runtime.slices import Slices
 from polywire.records.batch import read_header
 from polywire.types import Buffer, Level
 
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import ProduceRequest, ProduceResponse
+
+    _Entry = ProduceResponse.Responses.Partitions
+    _Batch = tuple[_Entry, Topic, Buffer | None, int]
+    """The response's entry, the topic, the batch, and its size limit."""
+
 ALL: Final = -1  # the value of acks for acks=all
 LEVELS: Final = {0: Level.MEMORY, 1: Level.WRITTEN}
 
 STEPS_AT_ONCE: Final = 16  # partitions that are stored between two checks of the time
 
 Opened = tuple[BatchHead, Built] | Refused
-_Batch = tuple[Any, Topic, Any, int]
-"""The response's entry, the topic, the batch, and its size limit."""
 
 
-def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def produce(session: KafkaSession, answer: Answer, request: ProduceRequest, /) -> None:
     Producing(session, answer, request).begin(request.topics)
 
 
@@ -78,7 +83,9 @@ class Producing:
         "_transactional_id",
     )
 
-    def __init__(self, session: KafkaSession, answer: Answer, request: Any, *, refused: Refused | None = None) -> None:
+    def __init__(
+        self, session: KafkaSession, answer: Answer, request: ProduceRequest, *, refused: Refused | None = None
+    ) -> None:
         """``refused`` is the error for transactional batches; None if the request's transaction can be used."""
         self._refused: Final = refused
         self._session: Final = session
@@ -93,7 +100,7 @@ class Producing:
 
     # Partition by partition
 
-    def begin(self, topics: Sequence[Any]) -> None:
+    def begin(self, topics: Sequence[ProduceRequest.Topics]) -> None:
         self._with_pauses(self._store_each(topics), self._begin_large)
 
     def _with_pauses(self, steps: Iterator[None], then: Callable[[], None]) -> None:
@@ -120,7 +127,7 @@ class Producing:
         release = session.output.pin() if session.work is None else session.work.leave
         session.work = _Slices(Slices(session.broker, steps, done), release)
 
-    def _store_each(self, topics: Sequence[Any]) -> Iterator[None]:
+    def _store_each(self, topics: Sequence[ProduceRequest.Topics]) -> Iterator[None]:
         """Check, decompress and store the batch of one partition in each step."""
         response = schema.response(Api.PRODUCE)
         for topic_request in topics:
@@ -137,7 +144,9 @@ class Producing:
                 yield None
             yield None
 
-    def _topic_of(self, topic_request: Any, partition_request: Any, entry: Any) -> Topic | None:
+    def _topic_of(
+        self, topic_request: ProduceRequest.Topics, partition_request: ProduceRequest.Topics.Partitions, entry: _Entry
+    ) -> Topic | None:
         """Return the topic if the client may write to the partition.
 
         Otherwise, set the entry's error and return None.
@@ -158,6 +167,7 @@ class Producing:
         entry, topic, records, bytes_max = batch
         try:
             head = check_batch(records, bytes_max=bytes_max)
+            assert records is not None, "check_batch rejects a missing batch"
             source, start, stop = memoryview(records), BATCH_HEAD_BYTES, head.end
             if head.codec:
                 expanded = self._expanded(source[start:stop], Codec(head.codec))
@@ -195,7 +205,7 @@ class Producing:
         """Decompress the large batches. Called in the thread."""
         return [_open(records, bytes_max) for _, _, records, bytes_max in self._large]
 
-    def _opened(self, opened: Any) -> None:
+    def _opened(self, opened: Sequence[Opened] | PeerError) -> None:
         if isinstance(opened, PeerError):
             self._session.fail(opened)
             return
@@ -203,7 +213,7 @@ class Producing:
         self._large.clear()  # this releases the views of the request's bytes
         self._with_pauses(self._store_opened(large, opened), self._resume_session)
 
-    def _store_opened(self, large: Sequence[tuple[Any, Topic]], opened: Sequence[Opened]) -> Iterator[None]:
+    def _store_opened(self, large: Sequence[tuple[_Entry, Topic]], opened: Sequence[Opened]) -> Iterator[None]:
         for (entry, topic), found in zip(large, opened, strict=True):
             self._store_or_refuse(entry, topic, found)
             yield None
@@ -214,7 +224,7 @@ class Producing:
         if self._session.work is not None:
             self._session.end_work()
 
-    def _store_or_refuse(self, entry: Any, topic: Topic, found: Opened) -> None:
+    def _store_or_refuse(self, entry: _Entry, topic: Topic, found: Opened) -> None:
         if isinstance(found, Refused):
             self._refuse(entry, found.error, found.message)
             return
@@ -226,7 +236,7 @@ class Producing:
         except BrokerError as error:
             self._refuse(entry, _produce_error(error), error.message)
 
-    def _store(self, entry: Any, partition: Partition, topic: Topic, head: BatchHead, built: Built) -> None:
+    def _store(self, entry: _Entry, partition: Partition, topic: Topic, head: BatchHead, built: Built) -> None:
         """Store the records of one partition. Raises Refused or BrokerError if they are not accepted."""
         broker = self._session.broker
         if head.is_transactional and self._transactional_id is None:
@@ -256,7 +266,7 @@ class Producing:
         stored = partial(self._stored, entry, partition)
         self._session.append_queue.produce(partition, built.batch, level, stored, by=self._session.caller)
 
-    def _stage(self, entry: Any, partition: Partition, head: BatchHead, batch: bytearray) -> None:
+    def _stage(self, entry: _Entry, partition: Partition, head: BatchHead, batch: bytearray) -> None:
         """Stage the records of one partition in the transaction.
 
         Raises Refused or BrokerError if they are not accepted.
@@ -268,7 +278,7 @@ class Producing:
         transactions.stage(self._session, id_, version, partition, head, batch, partial(self._staged, entry, partition))
         self._outstanding += 1
 
-    def _staged(self, entry: Any, partition: Partition, result: int | BrokerError) -> None:
+    def _staged(self, entry: _Entry, partition: Partition, result: int | BrokerError) -> None:
         """Set the result of staged records.
 
         They get no offset before the commit (spec: kafka#base-offsets-in-transactions).
@@ -279,7 +289,7 @@ class Producing:
             entry.log_start_offset = partition.log.first_offset
         self._count_result()
 
-    def _stored(self, entry: Any, partition: Partition, result: int | BrokerError) -> None:
+    def _stored(self, entry: _Entry, partition: Partition, result: int | BrokerError) -> None:
         if isinstance(result, BrokerError):
             self._refuse(entry, _produce_error(result), result.message)
         elif result < 0:
@@ -296,7 +306,7 @@ class Producing:
                 return
         self._count_result()
 
-    def _read_append_time(self, entry: Any, partition: Partition, offset: int) -> None:
+    def _read_append_time(self, entry: _Entry, partition: Partition, offset: int) -> None:
         """Read the batch that was stored at ``offset``, because the response must have its append time."""
         timed = partial(self._set_append_time, entry)
         try:
@@ -307,14 +317,14 @@ class Producing:
             if isinstance(read, Read):
                 timed(read)
 
-    def _set_append_time(self, entry: Any, read: Read | BrokerError) -> None:
+    def _set_append_time(self, entry: _Entry, read: Read | BrokerError) -> None:
         if isinstance(read, Read):
             if read.chunks:
                 entry.log_append_time_ms = read_header(read.chunks[0]).append_time_us // 1000
             read.pin.release()
         self._count_result()
 
-    def _refuse(self, entry: Any, error: WireError, message: str | None = None) -> None:
+    def _refuse(self, entry: _Entry, error: WireError, message: str | None = None) -> None:
         entry.error, entry.message = error, message
         self._has_failed = True
 
@@ -346,7 +356,7 @@ def _check_times(built: Built, limits: ProduceLimits, now_ms: int) -> None:
         raise Refused(WireError.INVALID_TIMESTAMP, f"timestamp is too old ms={earliest} limit={limit}")
 
 
-def _open(records: Any, bytes_max: int) -> Opened:
+def _open(records: Buffer | None, bytes_max: int) -> Opened:
     try:
         return decode_batch(records, bytes_max=bytes_max)
     except Refused as refused:
