@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from struct import Struct
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from polywire.broker.changes import ProducerState
 from polywire.broker.owners import ITSELF
@@ -27,12 +27,22 @@ from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.records.header import stamp_producer
 
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import (
+        DescribeProducersRequest,
+        DescribeProducersResponse,
+        InitProducerIdRequest,
+        InitProducerIdResponse,
+    )
+
 NO_SEQUENCE: Final = -1
 EPOCH_MAX: Final = 32_767
 _IDENTITY: Final = Struct(">cq")  # the letter marks producer ids of this protocol
 
 
-def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def init_producer_id(
+    session: KafkaSession, answer: Answer, request: InitProducerIdRequest, /
+) -> InitProducerIdResponse | None:
     """InitProducerId: assign a new id to a producer without a transactional id."""
     response = schema.response(Api.INIT_PRODUCER_ID)
     if request.transactional_id is not None:
@@ -60,7 +70,9 @@ def stamp_sequence(
 # Producers of a partition
 
 
-def describe_producers(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def describe_producers(
+    session: KafkaSession, answer: Answer, request: DescribeProducersRequest, /
+) -> DescribeProducersResponse | None:
     """DescribeProducers: list the active producers of partitions, with or without a transactional id.
 
     Each partition is listed once, even if the request repeats it.
@@ -75,17 +87,20 @@ class _Active:
 
     __slots__ = ("_by_partition", "_made", "_session")
 
-    def __init__(self, session: KafkaSession, made: Any) -> None:
+    def __init__(self, session: KafkaSession, made: type[DescribeProducersResponse.Topics]) -> None:
         self._session: Final = session
         self._made: Final = made
-        self._by_partition: dict[int, tuple[Partition, list[Any]]] = {}  # entries, by the partition's incarnation
+        # entries, by the partition's incarnation
+        self._by_partition: dict[
+            int, tuple[Partition, list[DescribeProducersResponse.Topics.Partitions.ActiveProducers]]
+        ] = {}
 
-    def fill(self, topics: list[Any]) -> Iterator[Any]:
+    def fill(self, topics: list[DescribeProducersRequest.Topics]) -> Iterator[DescribeProducersResponse.Topics | None]:
         """Yield the requested topics with the producers of their partitions.
 
         After each None, other requests may run.
         """
-        found = []
+        found: list[DescribeProducersResponse.Topics] = []
         for topic_request in topics:
             entry = self._made(name=topic_request.name, partitions=[])
             found.append(entry)
@@ -101,7 +116,9 @@ class _Active:
         yield from self._add_transactional()
         yield from found
 
-    def _add_partition(self, topic: Topic | BrokerError, number: int, entries: list[Any]) -> None:
+    def _add_partition(
+        self, topic: Topic | BrokerError, number: int, entries: list[DescribeProducersResponse.Topics.Partitions]
+    ) -> None:
         made = self._made.Partitions(index=number, active_producers=[])
         if isinstance(topic, BrokerError):
             made.error, made.message = wire_error(topic), topic.message
@@ -120,7 +137,7 @@ class _Active:
                 self._by_partition[state.incarnation][1].append(self._remembered(state))
             yield None
 
-    def _remembered(self, state: ProducerState) -> Any:
+    def _remembered(self, state: ProducerState) -> DescribeProducersResponse.Topics.Partitions.ActiveProducers:
         return self._made.Partitions.ActiveProducers(
             producer_id=_IDENTITY.unpack(state.id)[1],
             producer_epoch=state.epoch,
@@ -146,7 +163,9 @@ class _Active:
                 partition, entries = self._by_partition[incarnation]
                 entries.append(self._holder(known, partition))
 
-    def _holder(self, known: Transaction, partition: Partition) -> Any:
+    def _holder(
+        self, known: Transaction, partition: Partition
+    ) -> DescribeProducersResponse.Topics.Partitions.ActiveProducers:
         assert known.producer is not None, "a transaction of this protocol has a producer id"
         is_open = known.is_open and partition.incarnation in known.partitions
         return self._made.Partitions.ActiveProducers(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from polywire.broker.groups.consumer import TOPICS_MAX
 from polywire.broker.owners import Caller
@@ -24,6 +24,7 @@ from polywire.protocols.kafka.forwarded import Origin
 from polywire.protocols.kafka.messages import NO_ID, WIRE, Api, Request
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import LENGTH_BYTES, Command, KafkaSession
+from polywire.protocols.kafka.structures import Record
 from polywire.protocols.kafka.topics import is_topic_name
 from polywire.protocols.runtime.forwarded import Sender
 from polywire.protocols.runtime.session import Output
@@ -33,6 +34,8 @@ from polywire.types import TopicName
 # how long a request waits for a process to respond or restart; clients wait 30 s or more, and repeat their requests
 LIMIT_S: Final = 5.0
 AGAIN_S: Final = 0.1  # pause before a request to a restarting process is repeated
+
+_Record = TypeVar("_Record", bound=Record)
 
 Then = Callable[[Any], None]
 """Called with the body of a response, or with None if there will be none."""
@@ -213,8 +216,8 @@ class ShardRequest:
 def ask_shards(
     session: RoutedKafkaSession,
     answer: Answer,
-    bodies: Mapping[int, Any],
-    then: Callable[[Bodies], Any],
+    bodies: Mapping[int, Record],
+    then: Callable[[Bodies], Record | None],
     *,
     version: int | None = None,
     again: bool = True,
@@ -232,7 +235,7 @@ def ask_each(
     session: RoutedKafkaSession,
     answer: Answer,
     requests: Mapping[int, Send],
-    then: Callable[[Bodies], Any],
+    then: Callable[[Bodies], Record | None],
     *,
     again: bool = True,
     limit_s: float = LIMIT_S,
@@ -265,7 +268,7 @@ def ask_each(
         calls.append(ShardRequest(session.broker.loop, send, partial(came, shard), again=again, limit_s=limit_s))
 
 
-def go_on(session: RoutedKafkaSession, answer: Answer, then: Callable[[], Any]) -> None:
+def go_on(session: RoutedKafkaSession, answer: Answer, then: Callable[[], Record | None]) -> None:
     """Respond with the result of ``then``. If the result is None, the response is sent later."""
     answer.cancel = None
     try:
@@ -283,6 +286,6 @@ def routed(session: KafkaSession) -> RoutedKafkaSession:
     return session
 
 
-def changed(record: Any, **fields: Any) -> Any:
+def changed(record: _Record, **fields: Any) -> _Record:
     """Return a copy of a record in which these fields have other values."""
     return type(record)(**{name: getattr(record, name) for name in record.DEFAULTS} | fields)

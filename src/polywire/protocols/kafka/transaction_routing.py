@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from struct import Struct
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from polywire.broker.permissions import Action
 from polywire.errors import BrokerError
@@ -35,6 +35,21 @@ from polywire.protocols.kafka.routed import (
     routed,
 )
 from polywire.protocols.kafka.session import Handler, KafkaSession
+from polywire.protocols.kafka.structures import Record
+from polywire.types import Buffer
+
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import (
+        AddPartitionsToTxnRequest,
+        AddPartitionsToTxnResponse,
+        DescribeTransactionsRequest,
+        DescribeTransactionsResponse,
+        InitProducerIdRequest,
+        InitProducerIdResponse,
+        ProduceRequest,
+        TxnOffsetCommitRequest,
+        TxnOffsetCommitResponse,
+    )
 
 _MAGIC: Final = 2
 _HEAD: Final = Struct(
@@ -44,17 +59,14 @@ _TRANSACTIONAL: Final = 16  # bit in the attributes
 # versions used on links: the last in which a request does not begin a transaction
 _FORWARDED_VERSIONS: Final = {Api.ADD_PARTITIONS_TO_TXN: 3, Api.TXN_OFFSET_COMMIT: 4}
 
-Parts = Mapping[int, Any]
-"""Request bodies by the shard that they are for."""
 
-
-def _at_coordinator(handler: Handler, refused: Callable[[Request, WireError], Any]) -> Handler:
+def _at_coordinator(handler: Handler, refused: Callable[[Request, WireError], Record]) -> Handler:
     """Return a handler for transactional ids that this shard coordinates.
 
     ``refused`` builds the response for other ids.
     """
 
-    def handle(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    def handle(session: KafkaSession, answer: Answer, request: Any, /) -> Record | None:
         if session.shared.coordinates(request.transactional_id):
             return handler(session, answer, request)
         return refused(answer.request, WireError.NOT_COORDINATOR)
@@ -62,14 +74,15 @@ def _at_coordinator(handler: Handler, refused: Callable[[Request, WireError], An
     return handle
 
 
-def _refused(head: Request, error: WireError) -> Any:
-    return schema.response(head.api)(error=error)
+def _refused(head: Request, error: WireError) -> Record:
+    refused: Record = schema.response(head.api)(error=error)
+    return refused
 
 
-def _refused_each(head: Request, error: WireError) -> Any:
+def _refused_each(head: Request, error: WireError) -> AddPartitionsToTxnResponse | TxnOffsetCommitResponse:
     response = schema.response(head.api)
     made = response.Topics
-    return response(
+    refused: AddPartitionsToTxnResponse | TxnOffsetCommitResponse = response(
         topics=[
             made(
                 name=topic.name,
@@ -78,27 +91,31 @@ def _refused_each(head: Request, error: WireError) -> Any:
             for topic in head.body.topics
         ]
     )
+    return refused
 
 
 # InitProducerId
 
 
-def init_producer_id(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def init_producer_id(
+    session: KafkaSession, answer: Answer, request: InitProducerIdRequest, /
+) -> InitProducerIdResponse | None:
     """InitProducerId without a transactional id, or with one that this shard coordinates."""
     if request.transactional_id is not None and not session.shared.coordinates(request.transactional_id):
-        return _refused(answer.request, WireError.NOT_COORDINATOR)
+        return schema.response(Api.INIT_PRODUCER_ID)(error=WireError.NOT_COORDINATOR)
     return producers.init_producer_id(session, answer, request)
 
 
 # Partitions and offsets of a transaction
 
 
-def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def add_partitions(session: KafkaSession, answer: Answer, request: AddPartitionsToTxnRequest, /) -> Record | None:
     """Add the shards of the topics to the transaction, then add the partitions there."""
     session = routed(session)
     by_shard = divided(session, request.topics)
     if by_shard.keys() <= {session.shards.own}:
-        return transactions.add_partitions(session, answer, request)
+        transactions.add_partitions(session, answer, request)
+        return None
     try:
         transactions.current(session, answer, request)
     except Refused as refused:
@@ -109,7 +126,7 @@ def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> An
     return None
 
 
-def _added(body: Any) -> Any:
+def _added(body: AddPartitionsToTxnResponse) -> AddPartitionsToTxnResponse:
     entries = [entry for topic in body.topics for entry in topic.partitions]
     if any(entry.error for entry in entries):
         for entry in entries:
@@ -117,7 +134,7 @@ def _added(body: Any) -> Any:
     return body
 
 
-def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def txn_offset_commit(session: KafkaSession, answer: Answer, request: TxnOffsetCommitRequest, /) -> Record | None:
     """TxnOffsetCommit: this shard, which coordinates the group, checks the member.
 
     The shards of the topics stage the offsets.
@@ -127,7 +144,8 @@ def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) ->
         return _refused_each(answer.request, WireError.NOT_COORDINATOR)
     by_shard = divided(session, request.topics)
     if by_shard.keys() <= {session.shards.own} and session.shared.coordinates(request.transactional_id):
-        return transactions.txn_offset_commit(session, answer, request)
+        transactions.txn_offset_commit(session, answer, request)
+        return None
     try:
         authorize_group(session, Action.OFFSET_COMMIT, ())
         transactions.check_member(session, request)
@@ -142,49 +160,51 @@ def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) ->
     return None
 
 
-def _same(body: Any) -> Any:
+def _same(body: TxnOffsetCommitResponse) -> TxnOffsetCommitResponse:
     return body
 
 
 def _stage_at(
     session: RoutedKafkaSession,
     answer: Answer,
-    request: Any,
-    parts: Parts,
-    refuse: Callable[[WireError], Any],
-    finish: Callable[[Any], Any],
+    request: AddPartitionsToTxnRequest | TxnOffsetCommitRequest,
+    parts: Mapping[int, AddPartitionsToTxnRequest] | Mapping[int, TxnOffsetCommitRequest],
+    refuse: Callable[[WireError], Record],
+    finish: Callable[[Any], Record],
     *,
     begins: bool,
 ) -> None:
-    """Execute a request in the shards of its parts, and join their responses.
+    """Execute a request in the shards of its parts, and join their responses. ``finish`` gets the joined response.
 
     First, the coordinator adds the shards to the transaction, and each shard opens its participant.
     """
     api = answer.request.api
     response = schema.response(api)
 
-    def permitted(permission: Permission | None) -> Any:
+    def permitted(permission: Permission | None) -> Record | None:
         if permission is None:
             return refuse(WireError.COORDINATOR_NOT_AVAILABLE)
         if permission.error:
             return refuse(_fenced_as(api, answer.request.version, WireError(permission.error)))
         entering = {shard: calling(session, shard, enter, permission) for shard in parts}
-        return ask_each(session, answer, entering, entered)
+        ask_each(session, answer, entering, entered)
+        return None
 
-    def entered(found: Bodies) -> Any:
+    def entered(found: Bodies) -> Record | None:
         for error in found.values():
             if error is None or error:
                 return refuse(WireError.COORDINATOR_NOT_AVAILABLE if error is None else WireError(error))
-        return ask_shards(session, answer, parts, executed, version=_FORWARDED_VERSIONS[api])
+        ask_shards(session, answer, parts, executed, version=_FORWARDED_VERSIONS[api])
+        return None
 
-    def executed(found: Bodies) -> Any:
+    def executed(found: Bodies) -> Record:
         topics: list[Any] = []
         for shard, body in found.items():
             failed = made_of(parts[shard]) if body is None else body
             topics += failed.topics
         return finish(response(topics=topics))
 
-    def made_of(part: Any) -> Any:
+    def made_of(part: Record) -> AddPartitionsToTxnResponse | TxnOffsetCommitResponse:
         return _refused_each(answer.request._replace(body=part), WireError.COORDINATOR_NOT_AVAILABLE)
 
     coordinator = session.shards.shard_by_hash(request.transactional_id)
@@ -216,7 +236,7 @@ class _Joining:
         self._release()
 
 
-def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def produce(session: KafkaSession, answer: Answer, request: ProduceRequest, /) -> None:
     """Before the first records of a transaction that another shard coordinates, request permission from that shard."""
     session = routed(session)
     id_ = request.transactional_id
@@ -242,7 +262,7 @@ def produce(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     session.work = _Joining(call.cancel, release)
 
 
-def _holder(session: RoutedKafkaSession, id_: str, topics: Iterable[Any]) -> Holder | None:
+def _holder(session: RoutedKafkaSession, id_: str, topics: Iterable[ProduceRequest.Topics]) -> Holder | None:
     """Return the producer of the first transactional batch for a topic of this shard; None without such a batch."""
     for topic in topics:
         if _is_here(session, topic):
@@ -252,13 +272,13 @@ def _holder(session: RoutedKafkaSession, id_: str, topics: Iterable[Any]) -> Hol
     return None
 
 
-def _is_here(session: RoutedKafkaSession, topic: Any) -> bool:
+def _is_here(session: RoutedKafkaSession, topic: ProduceRequest.Topics) -> bool:
     broker = session.broker
     found = broker.find_topic(topic.name) if topic.topic_id == NO_ID else broker.topic_of_id(topic.topic_id)
     return found is not None and session.leads(found)
 
 
-def _transactional(records: Any) -> tuple[int, int] | None:
+def _transactional(records: Buffer | None) -> tuple[int, int] | None:
     if records is None or len(records) < _HEAD.size:
         return None
     magic, attributes, producer_id, epoch = _HEAD.unpack_from(records)
@@ -303,7 +323,7 @@ _AGAIN: Final = frozenset(
 # Descriptions for tools
 
 
-def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def describe_transactions(session: KafkaSession, answer: Answer, request: DescribeTransactionsRequest, /) -> None:
     """Describe ids that this shard coordinates, with the topics of all participating shards."""
     session = routed(session)
     response, own = schema.response(Api.DESCRIBE_TRANSACTIONS), session.shards.own
@@ -313,7 +333,7 @@ def describe_transactions(session: KafkaSession, answer: Answer, request: Any, /
         for shard in session.broker.transactions.shards_of(id_):
             by_shard.setdefault(shard, []).append(id_)
 
-    def joined(found: Bodies) -> Any:
+    def joined(found: Bodies) -> DescribeTransactionsResponse:
         ours = found.pop(own)
         by_id = {} if ours is None else {one.transactional_id: one for one in ours.transaction_states}
         participants = (one for body in found.values() if body is not None for one in body.transaction_states)

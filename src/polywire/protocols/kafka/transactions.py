@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from polywire.broker.changes import TransactionState
 from polywire.broker.groups.commits import Commit
@@ -28,11 +28,25 @@ from polywire.protocols.kafka.groups import authorize_group, group_error
 from polywire.protocols.kafka.lookup import led_topic
 from polywire.protocols.kafka.messages import Api, Refused, WireError
 from polywire.protocols.kafka.positions import read_commits
-from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, PendingResponse
+from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, HasError, PendingResponse
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.records.header import stamp_producer
 from polywire.types import Level
+
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import (
+        AddOffsetsToTxnRequest,
+        AddOffsetsToTxnResponse,
+        AddPartitionsToTxnRequest,
+        AddPartitionsToTxnResponse,
+        EndTxnRequest,
+        EndTxnResponse,
+        InitProducerIdRequest,
+        InitProducerIdResponse,
+        TxnOffsetCommitRequest,
+        TxnOffsetCommitResponse,
+    )
 
 TIMEOUT_MS_MAX: Final = 900_000  # maximum transaction timeout, as in Kafka
 # first version of AddPartitionsToTxn, AddOffsetsToTxn and EndTxn with an error code for fenced producers
@@ -124,7 +138,7 @@ def check_begun(transaction: Transaction) -> None:
 # InitProducerId
 
 
-def hold(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def hold(session: KafkaSession, answer: Answer, request: InitProducerIdRequest, /) -> InitProducerIdResponse | None:
     """InitProducerId with a transactional id: abort its open transaction and fence the previous producer."""
     response = schema.response(Api.INIT_PRODUCER_ID)
 
@@ -145,7 +159,9 @@ def hold(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     return None
 
 
-def _hold(session: KafkaSession, request: Any, fenced: WireError, done: Completion[int]) -> Transaction:
+def _hold(
+    session: KafkaSession, request: InitProducerIdRequest, fenced: WireError, done: Completion[int]
+) -> Transaction:
     """Assign the transactional id to the client's producer. Raises Refused or BrokerError if it must not have it."""
     id_, transactions, level = request.transactional_id, session.broker.transactions, session.shared.settings.acks_all
     session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
@@ -181,7 +197,7 @@ def _hold(session: KafkaSession, request: Any, fenced: WireError, done: Completi
 # Partitions and offsets
 
 
-def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def add_partitions(session: KafkaSession, answer: Answer, request: AddPartitionsToTxnRequest, /) -> None:
     """AddPartitionsToTxn: add all partitions or none. Many partitions are looked up in slices."""
     body = schema.response(Api.ADD_PARTITIONS_TO_TXN)(topics=[])
     pending_response = PendingResponse(answer, body)
@@ -189,10 +205,14 @@ def add_partitions(session: KafkaSession, answer: Answer, request: Any, /) -> No
 
 
 def _add_each(
-    session: KafkaSession, answer: Answer, request: Any, body: Any, pending_response: PendingResponse
+    session: KafkaSession,
+    answer: Answer,
+    request: AddPartitionsToTxnRequest,
+    body: AddPartitionsToTxnResponse,
+    pending_response: PendingResponse,
 ) -> Iterator[None]:
     made = schema.response(Api.ADD_PARTITIONS_TO_TXN).Topics
-    entries: list[Any] = []
+    entries: list[AddPartitionsToTxnResponse.Topics.Partitions] = []
     found: list[Partition] = []
     for topic_request in request.topics:
         topic_entry = made(name=topic_request.name, partitions=[])
@@ -239,12 +259,16 @@ def _writable(session: KafkaSession, name: str) -> Topic | BrokerError:
         return error.with_traceback(None)
 
 
-def _refuse(entries: Iterable[Any], code: WireError) -> None:
+def _refuse(entries: Iterable[HasError], code: WireError) -> None:
     for entry in entries:
         entry.error = code
 
 
-def current(session: KafkaSession, answer: Answer, request: Any) -> Transaction:
+def current(
+    session: KafkaSession,
+    answer: Answer,
+    request: AddPartitionsToTxnRequest | AddOffsetsToTxnRequest | EndTxnRequest,
+) -> Transaction:
     """Return the transaction of a request.
 
     Raises Refused if another producer holds the id, or the transaction is being ended.
@@ -260,7 +284,9 @@ def current(session: KafkaSession, answer: Answer, request: Any) -> Transaction:
     return found
 
 
-def add_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def add_offsets(
+    session: KafkaSession, answer: Answer, request: AddOffsetsToTxnRequest, /
+) -> AddOffsetsToTxnResponse | None:
     """AddOffsetsToTxn: open the transaction. The group's offsets follow with TxnOffsetCommit."""
     response = schema.response(Api.ADD_OFFSETS_TO_TXN)
     try:
@@ -281,19 +307,19 @@ def add_offsets(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     return None
 
 
-def _ended(answer: Answer, response: Any) -> Completion[int]:
+def _ended(answer: Answer, response: type[AddOffsetsToTxnResponse] | type[EndTxnResponse]) -> Completion[int]:
     def done(result: int | BrokerError) -> None:
         answer.ok(response(error=transaction_error(result) if isinstance(result, BrokerError) else WireError.NONE))
 
     return done
 
 
-def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def txn_offset_commit(session: KafkaSession, answer: Answer, request: TxnOffsetCommitRequest, /) -> None:
     """TxnOffsetCommit: stage committed offsets until the transaction ends. Many are processed in slices."""
     move(session, answer, request, partial(check_member, session, request))
 
 
-def move(session: KafkaSession, answer: Answer, request: Any, check: Callable[[], None]) -> None:
+def move(session: KafkaSession, answer: Answer, request: TxnOffsetCommitRequest, check: Callable[[], None]) -> None:
     """Process a TxnOffsetCommit. ``check`` raises BrokerError if the group may not commit now."""
     body = schema.response(Api.TXN_OFFSET_COMMIT)(topics=[])
     pending_response = PendingResponse(answer, body)
@@ -303,8 +329,8 @@ def move(session: KafkaSession, answer: Answer, request: Any, check: Callable[[]
 
 def _move_each(
     session: KafkaSession,
-    request: Any,
-    body: Any,
+    request: TxnOffsetCommitRequest,
+    body: TxnOffsetCommitResponse,
     pending_response: PendingResponse,
     check: Callable[[], None],
     *,
@@ -338,9 +364,9 @@ def _move_each(
 
 def _move(
     session: KafkaSession,
-    request: Any,
+    request: TxnOffsetCommitRequest,
     moved: Iterable[tuple[str, dict[int, Commit]]],
-    entries: Sequence[Any],
+    entries: Sequence[HasError],
     pending_response: PendingResponse,
     check: Callable[[], None],
     *,
@@ -375,7 +401,7 @@ def _move(
         pending_response.count_result()
 
 
-def _open(session: KafkaSession, request: Any, *, begins: bool) -> Transaction:
+def _open(session: KafkaSession, request: TxnOffsetCommitRequest, *, begins: bool) -> Transaction:
     """Return the producer's transaction.
 
     Raises Refused if it is not open, unless ``begins`` allows the caller to open it.
@@ -393,7 +419,7 @@ def _open(session: KafkaSession, request: Any, *, begins: bool) -> Transaction:
     return transaction
 
 
-def check_member(session: KafkaSession, request: Any) -> None:
+def check_member(session: KafkaSession, request: TxnOffsetCommitRequest) -> None:
     """Raise BrokerError if the member has left the group.
 
     Old clients do not send the member; then nothing is checked.
@@ -480,7 +506,7 @@ def stage(
 # EndTxn
 
 
-def end(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def end(session: KafkaSession, answer: Answer, request: EndTxnRequest, /) -> EndTxnResponse | None:
     """EndTxn: commit or abort. A repeated request gets the same response."""
     response = schema.response(Api.END_TXN)
     raises = answer.request.version >= RAISING_SINCE
@@ -501,7 +527,7 @@ def end(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
     return None
 
 
-def _has_ended(known: Transaction, request: Any) -> bool:
+def _has_ended(known: Transaction, request: EndTxnRequest) -> bool:
     """Return whether this request repeats one that has already ended the transaction and incremented the epoch."""
     if known.producer is None or known.state is not _ENDED[request.committed]:
         return False
