@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,9 @@ from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import Command, KafkaSession
 from polywire.protocols.runtime.forwarded import ForwardedRequests, Sender
 from polywire.protocols.runtime.session import Output
+
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import OffsetCommitRequest, TxnOffsetCommitRequest
 
 NO_GENERATION: Final = -1
 
@@ -77,7 +80,7 @@ def execute(
     return run.run(partial(ForwardedKafkaSession, shared, table, sender))
 
 
-def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def offset_commit(session: KafkaSession, answer: Answer, request: OffsetCommitRequest, /) -> None:
     """Commit offsets for a group that another shard coordinates.
 
     The coordinator has checked the member and its generation.
@@ -88,7 +91,7 @@ def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Non
     positions.store(session, answer, request, fence)
 
 
-def txn_offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def txn_offset_commit(session: KafkaSession, answer: Answer, request: TxnOffsetCommitRequest, /) -> None:
     """Stage offsets in a transaction, for a group that another shard coordinates.
 
     The coordinator of the transaction has checked the producer.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import group_lists, groups, positions, schema
@@ -23,6 +23,32 @@ from polywire.protocols.kafka.positions import MANY_GROUPS_SINCE
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.routed import Bodies, RoutedKafkaSession, ask_shards, changed, routed
 from polywire.protocols.kafka.session import Handler, KafkaSession
+from polywire.protocols.kafka.structures import Record
+
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import (
+        ConsumerGroupDescribeRequest,
+        ConsumerGroupDescribeResponse,
+        DeleteGroupsRequest,
+        DeleteGroupsResponse,
+        DescribeGroupsRequest,
+        DescribeGroupsResponse,
+        JoinGroupRequest,
+        JoinGroupResponse,
+        ListGroupsRequest,
+        ListGroupsResponse,
+        OffsetCommitRequest,
+        OffsetCommitResponse,
+        OffsetDeleteRequest,
+        OffsetDeleteResponse,
+        OffsetFetchRequest,
+        OffsetFetchResponse,
+    )
+
+    _FailedTopic = TypeVar("_FailedTopic", OffsetCommitResponse.Topics, OffsetDeleteResponse.Topics)
+    _Fetch = TypeVar("_Fetch", OffsetFetchRequest, OffsetFetchRequest.Groups)
+    _Fetched = TypeVar("_Fetched", OffsetFetchResponse, OffsetFetchResponse.Groups)
+    _Topic = TypeVar("_Topic", bound=Record)
 
 DEAD: Final = "Dead"
 EMPTY: Final = "Empty"
@@ -33,10 +59,10 @@ def coordinates(session: RoutedKafkaSession, group: str) -> bool:
     return session.shared.coordinates(group)
 
 
-def at_coordinator(handler: Handler, refused: Callable[[Any, Request], Any]) -> Handler:
+def at_coordinator(handler: Handler, refused: Callable[[Any, Request], Record]) -> Handler:
     """Return a handler that rejects groups of other coordinators. ``refused`` builds the response to these."""
 
-    def handle(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+    def handle(session: KafkaSession, answer: Answer, request: Any, /) -> Record | None:
         if coordinates(routed(session), request.group_id):
             return handler(session, answer, request)
         return refused(request, answer.request)
@@ -44,11 +70,12 @@ def at_coordinator(handler: Handler, refused: Callable[[Any, Request], Any]) -> 
     return handle
 
 
-def _refused(request: Any, head: Request) -> Any:
-    return schema.response(head.api)(error=WireError.NOT_COORDINATOR)
+def _refused(request: Record, head: Request) -> Record:
+    refused: Record = schema.response(head.api)(error=WireError.NOT_COORDINATOR)
+    return refused
 
 
-def _join_refused(request: Any, head: Request) -> Any:
+def _join_refused(request: JoinGroupRequest, head: Request) -> JoinGroupResponse:
     name = "" if head.version < NULL_PROTOCOL_SINCE else None
     made = schema.response(Api.JOIN_GROUP)
     return made(error=WireError.NOT_COORDINATOR, protocol_name=name, member_id=request.member_id)
@@ -72,22 +99,26 @@ class LocalPart:
         self._then(body)
 
 
-def _commit_refused(request: Any, head: Request, error: WireError = WireError.NOT_COORDINATOR) -> Any:
+def _commit_refused(
+    request: OffsetCommitRequest, head: Request, error: WireError = WireError.NOT_COORDINATOR
+) -> OffsetCommitResponse:
     response = schema.response(Api.OFFSET_COMMIT)
     return response(topics=[_failed(response.Topics, topic, error) for topic in request.topics])
 
 
-def _failed(made: Any, topic: Any, error: WireError) -> Any:
+def _failed(
+    made: type[_FailedTopic], topic: OffsetCommitRequest.Topics | OffsetDeleteRequest.Topics, error: WireError
+) -> _FailedTopic:
     names = {field: getattr(topic, field) for field in ("name", "topic_id") if hasattr(topic, field)}
     return made(**names, partitions=[made.Partitions(index=one.index, error=error) for one in topic.partitions])
 
 
-def divided(session: RoutedKafkaSession, topics: Iterable[Any]) -> dict[int, list[Any]]:
+def divided(session: RoutedKafkaSession, topics: Iterable[_Topic]) -> dict[int, list[_Topic]]:
     """Group a request's entries for topics by the shards of the topics.
 
     Entries of unknown topics are assigned to this shard, which reports that the topic does not exist.
     """
-    by_shard: dict[int, list[Any]] = {}
+    by_shard: dict[int, list[_Topic]] = {}
     for topic in topics:
         by_shard.setdefault(_shard_of(session, topic), []).append(topic)
     return by_shard
@@ -102,24 +133,27 @@ def _shard_of(session: RoutedKafkaSession, topic: Any) -> int:
     return session.shards.own if shard is None else shard
 
 
-def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def offset_commit(
+    session: KafkaSession, answer: Answer, request: OffsetCommitRequest, /
+) -> OffsetCommitResponse | None:
     """OffsetCommit: check the member here, then store the offsets in the shards of the topics."""
     session = routed(session)
     by_shard = divided(session, request.topics)
     own = session.shards.own
     if by_shard.keys() <= {own}:
-        return positions.offset_commit(session, answer, request)
+        positions.offset_commit(session, answer, request)
+        return None
     try:
         positions.check_member(session, request)
     except BrokerError as error:
         return _commit_refused(request, answer.request, positions.member_error(session, request, error))
     here = by_shard.pop(own, None)
-    entries: list[Any] = []
+    entries: list[OffsetCommitResponse.Topics] = []
     by_shard = {shard: _may_commit(session, request, topics, entries) for shard, topics in by_shard.items()}
     number = turn_of(session, request.group_id)
     bodies = {shard: changed(request, topics=topics, generation=number) for shard, topics in by_shard.items() if topics}
 
-    def join(found: Bodies) -> Any:
+    def join(found: Bodies) -> OffsetCommitResponse:
         response = schema.response(Api.OFFSET_COMMIT)
         for shard, body in found.items():
             if body is None:
@@ -130,9 +164,10 @@ def offset_commit(session: KafkaSession, answer: Answer, request: Any, /) -> Any
         return response(topics=entries)
 
     if here is None:
-        return ask_shards(session, answer, bodies, join)
+        ask_shards(session, answer, bodies, join)
+        return None
 
-    def stored(body: Any) -> None:
+    def stored(body: OffsetCommitResponse) -> None:
         entries.extend(body.topics)
         ask_shards(session, answer, bodies, join)
 
@@ -152,7 +187,12 @@ def turn_of(session: RoutedKafkaSession, group: str) -> int:
     return session.shared.turns.number(group, (broker.classic.generation(group), broker.consumers.turn(group)))
 
 
-def _may_commit(session: RoutedKafkaSession, request: Any, topics: Iterable[Any], failed: list[Any]) -> list[Any]:
+def _may_commit(
+    session: RoutedKafkaSession,
+    request: OffsetCommitRequest,
+    topics: Iterable[OffsetCommitRequest.Topics],
+    failed: list[OffsetCommitResponse.Topics],
+) -> list[OffsetCommitRequest.Topics]:
     """Return the topics whose offsets the member may commit. For each other topic, add an error to ``failed``.
 
     Used for topics of other shards, which do not know the member.
@@ -168,13 +208,14 @@ def _may_commit(session: RoutedKafkaSession, request: Any, topics: Iterable[Any]
     return free
 
 
-def _name_of(session: RoutedKafkaSession, topic: Any) -> str:
-    known = session.router.topic_of_id(getattr(topic, "topic_id", NO_ID))
-    name: str = topic.name if known is None else known.name.full
-    return name
+def _name_of(session: RoutedKafkaSession, topic: OffsetCommitRequest.Topics) -> str:
+    known = session.router.topic_of_id(topic.topic_id)
+    return topic.name if known is None else known.name.full
 
 
-def _retriable(session: RoutedKafkaSession, request: Any, topics: Iterable[Any]) -> Iterator[Any]:
+def _retriable(
+    session: RoutedKafkaSession, request: OffsetCommitRequest, topics: Iterable[OffsetCommitResponse.Topics]
+) -> Iterator[OffsetCommitResponse.Topics]:
     """Yield the response entries of another shard. If it has rejected a commit as late, let the client retry.
 
     That can happen to a current member if the group's generation has changed while the commit was forwarded.
@@ -190,22 +231,23 @@ def _retriable(session: RoutedKafkaSession, request: Any, topics: Iterable[Any])
         yield topic
 
 
-def offset_fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def offset_fetch(session: KafkaSession, answer: Answer, request: OffsetFetchRequest, /) -> OffsetFetchResponse | None:
     """OffsetFetch: return offsets of one or several groups from the topics of all shards."""
     session = routed(session)
     if answer.request.version < MANY_GROUPS_SINCE:
         if not coordinates(session, request.group_id):
             return _fetch_refused(request, answer.request)
         bodies = _fetches(session, request)
-        return ask_shards(session, answer, bodies, partial(_joined_fetch, schema.response(Api.OFFSET_FETCH), request))
+        ask_shards(session, answer, bodies, partial(_joined_fetch, schema.response(Api.OFFSET_FETCH), request))
+        return None
     response = schema.response(Api.OFFSET_FETCH)
     errors = {group.group_id: _fetch_error(session, group) for group in request.groups}
-    by_shard: dict[int, list[Any]] = {}
+    by_shard: dict[int, list[OffsetFetchRequest.Groups]] = {}
     for group in request.groups:
         for shard, part in () if errors[group.group_id] else _fetches(session, group).items():
             by_shard.setdefault(shard, []).append(part)
 
-    def join(found: Bodies) -> Any:
+    def join(found: Bodies) -> OffsetFetchResponse:
         entries = []
         for group in request.groups:
             shards = [shard for shard, some in by_shard.items() if any(one.group_id == group.group_id for one in some)]
@@ -216,10 +258,11 @@ def offset_fetch(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
                 entries.append(_joined_fetch(response.Groups, group, parts))
         return response(groups=entries)
 
-    return ask_shards(session, answer, {shard: changed(request, groups=some) for shard, some in by_shard.items()}, join)
+    ask_shards(session, answer, {shard: changed(request, groups=some) for shard, some in by_shard.items()}, join)
+    return None
 
 
-def _fetch_error(session: RoutedKafkaSession, group_request: Any) -> WireError:
+def _fetch_error(session: RoutedKafkaSession, group_request: OffsetFetchRequest.Groups) -> WireError:
     if not coordinates(session, group_request.group_id):
         return WireError.NOT_COORDINATOR
     try:
@@ -229,27 +272,29 @@ def _fetch_error(session: RoutedKafkaSession, group_request: Any) -> WireError:
     return WireError.NONE
 
 
-def _group_of(body: Any, group: str) -> Any:
+def _group_of(body: OffsetFetchResponse | None, group: str) -> OffsetFetchResponse.Groups | None:
     return None if body is None else next((one for one in body.groups if one.group_id == group), None)
 
 
-def _fetches(session: RoutedKafkaSession, group_request: Any) -> dict[int, Any]:
+def _fetches(session: RoutedKafkaSession, group_request: _Fetch) -> dict[int, _Fetch]:
     if group_request.topics is None:
         return dict.fromkeys(range(session.shards.count), group_request)
     by_shard = divided(session, group_request.topics) or {session.shards.own: []}
     return {shard: changed(group_request, topics=topics) for shard, topics in by_shard.items()}
 
 
-def _joined_fetch(made: Any, group_request: Any, parts: Bodies) -> Any:
+def _joined_fetch(
+    made: type[_Fetched], group_request: OffsetFetchRequest | OffsetFetchRequest.Groups, parts: Bodies
+) -> _Fetched:
     """Join the offsets of one group from several shards. If a shard has failed, return its error instead."""
     errors = [WireError.COORDINATOR_LOAD_IN_PROGRESS if part is None else part.error for part in parts.values()]
     error = next((one for one in errors if one), WireError.NONE)
     topics = [] if error else [topic for part in parts.values() for topic in part.topics]
-    named = {"group_id": group_request.group_id} if "group_id" in made.DEFAULTS else {}
+    named: dict[str, Any] = {"group_id": group_request.group_id} if "group_id" in made.DEFAULTS else {}
     return made(error=error, topics=topics, **named)
 
 
-def _fetch_refused(request: Any, head: Request) -> Any:
+def _fetch_refused(request: OffsetFetchRequest, head: Request) -> OffsetFetchResponse:
     response = schema.response(Api.OFFSET_FETCH)
     error = WireError.NOT_COORDINATOR
     made = response.Topics
@@ -260,7 +305,7 @@ def _fetch_refused(request: Any, head: Request) -> Any:
     return response(error=error, topics=topics)
 
 
-def offset_delete(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def offset_delete(session: KafkaSession, answer: Answer, request: OffsetDeleteRequest, /) -> None:
     """OffsetDelete: delete offsets in the shards of the topics, except for topics that members of the group read."""
     session = routed(session)
     response = schema.response(Api.OFFSET_DELETE)
@@ -271,7 +316,7 @@ def offset_delete(session: KafkaSession, answer: Answer, request: Any, /) -> Any
     entries = [_failed(response.Topics, topic, error) for topic in request.topics if topic.name in read]
     by_shard = divided(session, free)
 
-    def join(found: Bodies) -> Any:
+    def join(found: Mapping[int, OffsetDeleteResponse | None]) -> OffsetDeleteResponse:
         missing = [body for body in found.values() if body is not None and body.error]
         if len(missing) == len(found) and not entries and missing:
             return missing[0]
@@ -286,26 +331,27 @@ def offset_delete(session: KafkaSession, answer: Answer, request: Any, /) -> Any
         return response(topics=entries)
 
     bodies = {shard: changed(request, topics=topics) for shard, topics in by_shard.items()}
-    return ask_shards(session, answer, bodies, join)
+    ask_shards(session, answer, bodies, join)
 
 
 # Lists for tools
 
 
-def list_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def list_groups(session: KafkaSession, answer: Answer, request: ListGroupsRequest, /) -> None:
     """ListGroups: list the groups that this shard coordinates. Clients send the request to every broker."""
     session = routed(session)
     own = session.shards.own
     states = {state.casefold() for state in request.states_filter or ()}
     types = {type_.casefold() for type_ in request.types_filter or ()}
 
-    def join(found: Bodies) -> Any:
+    def join(found: Bodies) -> ListGroupsResponse:
         response = schema.response(Api.LIST_GROUPS)
         if any(body is None for body in found.values()):
             return response(error=WireError.COORDINATOR_NOT_AVAILABLE, groups=[])
-        if found[own].error:
-            return found[own]
-        by_id: dict[str, Any] = {}
+        of_own: ListGroupsResponse = found[own]
+        if of_own.error:
+            return of_own
+        by_id: dict[str, ListGroupsResponse.Groups] = {}
         for shard in sorted(found, key=lambda shard: shard != own):
             for group in found[shard].groups:
                 known = by_id.get(group.group_id)
@@ -324,7 +370,7 @@ def list_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
     ask_shards(session, answer, everyone, join, version=SERVED[Api.LIST_GROUPS].last)
 
 
-def describe_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def describe_groups(session: KafkaSession, answer: Answer, request: DescribeGroupsRequest, /) -> None:
     """DescribeGroups: return the coordinator's view of each group.
 
     If the group has no members there, but has some in another shard (those of other protocols), return that shard's
@@ -333,11 +379,11 @@ def describe_groups(session: KafkaSession, answer: Answer, request: Any, /) -> N
     session = routed(session)
     response = schema.response(Api.DESCRIBE_GROUPS)
 
-    def failed(group: str, error: WireError) -> Any:
+    def failed(group: str, error: WireError) -> DescribeGroupsResponse.Groups:
         return response.Groups(error=error, group_id=group, group_state="", members=[])
 
-    def join(found: Bodies) -> Any:
-        known: dict[str, Any] = {}
+    def join(found: Bodies) -> DescribeGroupsResponse:
+        known: dict[str, DescribeGroupsResponse.Groups] = {}
         for shard in sorted(found, key=lambda shard: shard != session.shards.own):
             for one in found[shard].groups if found[shard] is not None else ():
                 was = known.get(one.group_id)
@@ -360,7 +406,7 @@ def describe_groups(session: KafkaSession, answer: Answer, request: Any, /) -> N
     ask_shards(session, answer, bodies, join)
 
 
-def consumer_group_describe(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def consumer_group_describe(session: KafkaSession, answer: Answer, request: ConsumerGroupDescribeRequest, /) -> None:
     """ConsumerGroupDescribe: describe the groups that this shard coordinates."""
     session = routed(session)
     response = schema.response(Api.CONSUMER_GROUP_DESCRIBE)
@@ -368,7 +414,7 @@ def consumer_group_describe(session: KafkaSession, answer: Answer, request: Any,
     made = response.Groups
     entries = [made(error=WireError.NOT_COORDINATOR, group_id=group, members=[]) for group in of_others]
 
-    def join(body: Any) -> None:
+    def join(body: ConsumerGroupDescribeResponse) -> None:
         answer.ok(response(groups=[*body.groups, *entries]))
 
     here = [group for group in request.group_ids if coordinates(session, group)]
@@ -377,24 +423,24 @@ def consumer_group_describe(session: KafkaSession, answer: Answer, request: Any,
     answer.cancel = part.cancel
 
 
-def delete_groups(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def delete_groups(session: KafkaSession, answer: Answer, request: DeleteGroupsRequest, /) -> None:
     """DeleteGroups: delete the offsets of a group in all shards, unless the group has members."""
     session = routed(session)
     response, own = schema.response(Api.DELETE_GROUPS), session.shards.own
     errors: dict[str, int] = dict.fromkeys(request.groups_names, WireError.NOT_COORDINATOR)
     names = [group for group in errors if coordinates(session, group)]
 
-    def made() -> Any:
+    def made() -> DeleteGroupsResponse:
         return response(results=[response.Results(group_id=group, error=error) for group, error in errors.items()])
 
-    def coordinator_answered(found: Bodies) -> Any:
+    def coordinator_answered(found: Bodies) -> DeleteGroupsResponse | None:
         _collect_errors(found, names, errors)
         free = [group for group in names if errors[group] in _NO_GROUP]
         if not free:
             return made()
         others = {shard for shard in range(session.shards.count) if shard != own}
 
-        def all_answered(bodies: Bodies) -> Any:
+        def all_answered(bodies: Bodies) -> DeleteGroupsResponse:
             known = {group: errors[group] for group in free}
             for shard, body in bodies.items():
                 of_shard: dict[str, int] = {}
@@ -404,12 +450,12 @@ def delete_groups(session: KafkaSession, answer: Answer, request: Any, /) -> Non
             errors.update(known)
             return made()
 
-        return ask_shards(
-            session, answer, dict.fromkeys(others, changed(request, groups_names=free)), all_answered, again=False
-        )
+        bodies = dict.fromkeys(others, changed(request, groups_names=free))
+        ask_shards(session, answer, bodies, all_answered, again=False)
+        return None
 
-    bodies = {own: changed(request, groups_names=names)} if names else {}
-    ask_shards(session, answer, bodies, coordinator_answered, again=False)
+    own_body = {own: changed(request, groups_names=names)} if names else {}
+    ask_shards(session, answer, own_body, coordinator_answered, again=False)
 
 
 def _collect_errors(found: Bodies, names: Iterable[str], errors: dict[str, int]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from polywire.broker.permissions import Action, split_resource_name
 from polywire.broker.scram import ITERATIONS_RANGE, Mechanism, Verifier, is_salt, verifier_of
@@ -22,7 +22,20 @@ from polywire.protocols.kafka.messages import Api, Refused, WireError
 from polywire.protocols.kafka.replies import PendingResponse, answer_in_slices, refuse
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
+from polywire.protocols.kafka.structures import Record
 from polywire.types import DEFAULT_STREAM, TopicName
+
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import (
+        AlterUserScramCredentialsRequest,
+        AlterUserScramCredentialsResponse,
+        DescribeAclsRequest,
+        DescribeAclsResponse,
+        DescribeUserScramCredentialsRequest,
+        DescribeUserScramCredentialsResponse,
+    )
+
+    _Change = AlterUserScramCredentialsRequest.Deletions | AlterUserScramCredentialsRequest.Upsertions
 
 RULES_MAX: Final = 20_000  # ACLs in one response, about 50 bytes each; to see more, filter by user or resource
 ALTERED_AT_ONCE_MAX: Final = 16  # users that are changed in one step; each is a change in the journal
@@ -49,7 +62,9 @@ class Resource(NamedTuple):
     pattern: int
 
 
-def describe_acls(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def describe_acls(
+    session: KafkaSession, answer: Answer, request: DescribeAclsRequest, /
+) -> DescribeAclsResponse | None:
     response = schema.response(Api.DESCRIBE_ACLS)
     access = session.broker.access
     try:
@@ -60,7 +75,7 @@ def describe_acls(session: KafkaSession, answer: Answer, request: Any, /) -> Any
         return response(error=WireError.SECURITY_DISABLED, message="this broker has no users")
     found = _Rules(response.Resources)
 
-    def made(_: list[Any]) -> Any:
+    def made(_: list[Record]) -> DescribeAclsResponse:
         if found.count > RULES_MAX:
             message = f"too many ACLs in one response (filter by user) limit={RULES_MAX}"
             return response(error=WireError.POLICY_VIOLATION, message=message)
@@ -78,12 +93,12 @@ class _Rules:
 
     __slots__ = ("_by_resource", "_made", "count")
 
-    def __init__(self, made: Any) -> None:
+    def __init__(self, made: type[DescribeAclsResponse.Resources]) -> None:
         self._made: Final = made
-        self._by_resource: dict[Resource, list[Any]] = {}
+        self._by_resource: dict[Resource, list[DescribeAclsResponse.Resources.Acls]] = {}
         self.count = 0
 
-    def fill(self, session: KafkaSession, request: Any) -> Iterator[None]:
+    def fill(self, session: KafkaSession, request: DescribeAclsRequest) -> Iterator[None]:
         """Collect the ACLs that match the filter. Yields after each step."""
         if request.permission_type not in (ANY, ALLOW) or request.host_filter not in (None, EVERY):
             return
@@ -105,14 +120,14 @@ class _Rules:
             for number in operations
         )
 
-    def resources(self) -> list[Any]:
+    def resources(self) -> list[DescribeAclsResponse.Resources]:
         return [
             self._made(resource_type=kind, resource_name=name, pattern_type=pattern, acls=acls)
             for (kind, name, pattern), acls in self._by_resource.items()
         ]
 
 
-def _rules(session: KafkaSession, user: User, request: Any) -> Iterator[tuple[Resource, list[int]]]:
+def _rules(session: KafkaSession, user: User, request: DescribeAclsRequest) -> Iterator[tuple[Resource, list[int]]]:
     """Yield the resources that match the filter, with the user's operations on each."""
     for resource, operations in _allowed(session, user):
         is_meant = request.resource_type_filter in (ANY, resource.kind) and _names(request, resource)
@@ -149,7 +164,7 @@ def _operations(bits: int) -> list[int]:
     return [number for number, action in TOPIC_OPERATIONS if bits & action.bits]
 
 
-def _names(request: Any, resource: Resource) -> bool:
+def _names(request: DescribeAclsRequest, resource: Resource) -> bool:
     name, pattern = request.resource_name_filter, request.pattern_type_filter
     if pattern not in (ANY, MATCH, resource.pattern):
         return False
@@ -160,7 +175,9 @@ def _names(request: Any, resource: Resource) -> bool:
     return resource.name == EVERY if resource.pattern == LITERAL else name.startswith(resource.name)
 
 
-def describe_user_scram_credentials(session: KafkaSession, answer: Answer, request: Any, /) -> Any:
+def describe_user_scram_credentials(
+    session: KafkaSession, answer: Answer, request: DescribeUserScramCredentialsRequest, /
+) -> DescribeUserScramCredentialsResponse | None:
     response = schema.response(Api.DESCRIBE_USER_SCRAM_CREDENTIALS)
     access = session.broker.access
     try:
@@ -168,7 +185,7 @@ def describe_user_scram_credentials(session: KafkaSession, answer: Answer, reque
     except BrokerError as denied:
         return response(error=WireError.CLUSTER_AUTHORIZATION_FAILED, message=denied.message)
 
-    def entries() -> Iterator[Any]:
+    def entries() -> Iterator[DescribeUserScramCredentialsResponse.Results | None]:
         if not request.users:
             for user in access.users():
                 yield _credentials(response.Results, user.name, user) if user.verifiers else None
@@ -184,7 +201,9 @@ def describe_user_scram_credentials(session: KafkaSession, answer: Answer, reque
     return answer_in_slices(session.broker, answer, entries(), lambda results: response(results=results))
 
 
-def _credentials(made: Any, name: str, user: User | None) -> Any:
+def _credentials(
+    made: type[DescribeUserScramCredentialsResponse.Results], name: str, user: User | None
+) -> DescribeUserScramCredentialsResponse.Results:
     if user is None or not user.verifiers:
         return made(
             user=name, error=WireError.RESOURCE_NOT_FOUND, message="no such user, or the user has no SCRAM credentials"
@@ -199,7 +218,9 @@ def _credentials(made: Any, name: str, user: User | None) -> Any:
 # Changes of SCRAM credentials
 
 
-def alter_user_scram_credentials(session: KafkaSession, answer: Answer, request: Any, /) -> None:
+def alter_user_scram_credentials(
+    session: KafkaSession, answer: Answer, request: AlterUserScramCredentialsRequest, /
+) -> None:
     """AlterUserScramCredentials: apply all changes of a user together, independently of other users."""
     response = schema.response(Api.ALTER_USER_SCRAM_CREDENTIALS)
     body = response(results=[])
@@ -210,10 +231,14 @@ def alter_user_scram_credentials(session: KafkaSession, answer: Answer, request:
 
 
 def _alter_each(
-    session: KafkaSession, request: Any, results: list[Any], pending_response: PendingResponse
+    session: KafkaSession,
+    request: AlterUserScramCredentialsRequest,
+    results: list[AlterUserScramCredentialsResponse.Results],
+    pending_response: PendingResponse,
 ) -> Iterator[None]:
-    by_user: dict[str, list[Any]] = {}
-    for change in (*request.deletions, *request.upsertions):
+    by_user: dict[str, list[_Change]] = {}
+    every_change: tuple[_Change, ...] = (*request.deletions, *request.upsertions)
+    for change in every_change:
         by_user.setdefault(change.name, []).append(change)
     for name, changes in by_user.items():
         entry = schema.response(Api.ALTER_USER_SCRAM_CREDENTIALS).Results(user=name)
@@ -222,7 +247,13 @@ def _alter_each(
         yield None
 
 
-def _alter(session: KafkaSession, name: str, changes: list[Any], entry: Any, pending_response: PendingResponse) -> None:
+def _alter(
+    session: KafkaSession,
+    name: str,
+    changes: list[_Change],
+    entry: AlterUserScramCredentialsResponse.Results,
+    pending_response: PendingResponse,
+) -> None:
     def done(result: User | BrokerError) -> None:
         if isinstance(result, BrokerError):
             refuse(entry, result, _user_error(result))
@@ -247,11 +278,12 @@ def _user_error(error: BrokerError) -> WireError:
     return wire_error(error, denied=WireError.CLUSTER_AUTHORIZATION_FAILED)
 
 
-def _verifiers(changes: list[Any]) -> dict[Mechanism, Verifier | None]:
+def _verifiers(changes: list[_Change]) -> dict[Mechanism, Verifier | None]:
     """Return the new verifier of each changed mechanism; None for a deleted one.
 
     Raises Refused for an invalid change.
     """
+    upserted = schema.request(Api.ALTER_USER_SCRAM_CREDENTIALS).Upsertions
     found: dict[Mechanism, Verifier | None] = {}
     for change in changes:
         mechanism = MECHANISMS.get(change.mechanism)
@@ -262,11 +294,11 @@ def _verifiers(changes: list[Any]) -> dict[Mechanism, Verifier | None]:
             )
         if mechanism in found:
             raise Refused(WireError.DUPLICATE_RESOURCE, "the request changes the same mechanism twice")
-        found[mechanism] = _verifier(change, mechanism) if hasattr(change, "salt") else None
+        found[mechanism] = _verifier(change, mechanism) if isinstance(change, upserted) else None
     return found
 
 
-def _verifier(change: Any, mechanism: Mechanism) -> Verifier:
+def _verifier(change: AlterUserScramCredentialsRequest.Upsertions, mechanism: Mechanism) -> Verifier:
     """Return the verifier for a password that the client has salted.
 
     Raises Refused if the salt, the salted password or the number of iterations is not allowed.
