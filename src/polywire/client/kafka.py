@@ -13,7 +13,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from polywire.client.address import Login
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
@@ -29,8 +29,24 @@ from polywire.protocols.kafka.subscription import WRITING
 from polywire.records.columns import Record
 from polywire.types import Assignor, Level
 
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import (
+        ConsumerGroupDescribeResponse,
+        ConsumerGroupHeartbeatResponse,
+        CreateTopicsResponse,
+        DeleteTopicsResponse,
+        DescribeGroupsResponse,
+        FetchResponse,
+        ListGroupsResponse,
+        ListOffsetsResponse,
+        MetadataResponse,
+        OffsetCommitResponse,
+        OffsetFetchResponse,
+        ProduceResponse,
+    )
+
 Ask = Callable[..., Awaitable[Any]]
-Describe = Callable[[str], Awaitable[Any]]
+Describe = Callable[[str], Awaitable["MetadataResponse.Topics"]]
 
 JOINING: Final = 0  # the epoch in the heartbeat of a member that joins
 LEAVING: Final = -1
@@ -187,7 +203,7 @@ class Groups:
 
     async def _beat(self, member: _Member, **fields: Any) -> None:
         """Send a heartbeat. Raises Missing(MEMBER_MISSING), Conflict(GENERATION_STALE)."""
-        response = await self._ask(
+        response: ConsumerGroupHeartbeatResponse = await self._ask(
             Api.CONSUMER_GROUP_HEARTBEAT,
             group_id=member.group,
             member_id=member.name,
@@ -211,7 +227,7 @@ class Groups:
             epoch = member.epoch if generation == joined.generation else generation
         topic_type = schema.request(Api.OFFSET_COMMIT).Topics
         entries = [topic_type.Partitions(index=partition, offset=offset)]
-        answer = await self._ask(
+        answer: OffsetCommitResponse = await self._ask(
             Api.OFFSET_COMMIT,
             group_id=group,
             generation=epoch,
@@ -224,7 +240,7 @@ class Groups:
         """Return the next offset to read, or None if nothing was committed."""
         group_type = schema.request(Api.OFFSET_FETCH).Groups
         request = group_type(group_id=group, topics=[group_type.Topics(name=topic, indexes=[partition])])
-        answer = await self._ask(Api.OFFSET_FETCH, groups=[request])
+        answer: OffsetFetchResponse = await self._ask(Api.OFFSET_FETCH, groups=[request])
         check(answer.groups[0])
         entry = answer.groups[0].topics[0].partitions[0]
         check(entry)
@@ -234,7 +250,9 @@ class Groups:
 
     async def groups(self, group: str | None) -> list[GroupInfo]:
         """Return groups with their members and committed offsets, sorted by topic and name."""
-        listed = (await self._ask(Api.LIST_GROUPS)).groups if group is None else await self._kind_of(group)
+        listed = await self._listed()
+        if group is not None:  # only the list has the type of a group
+            listed = [entry for entry in listed if entry.group_id == group]
         found: list[GroupInfo] = []
         for entry in listed:
             is_consumer = entry.group_type.casefold() == CONSUMER
@@ -243,25 +261,25 @@ class Groups:
                 found += _infos(entry.group_id, description, await self._positions(entry.group_id))
         return sorted(found, key=lambda info: (info.topic, info.name))
 
-    async def _kind_of(self, group: str) -> list[Any]:
-        """Return the entry of a group in the list of all groups, in a list that is empty if the group does not exist.
-
-        Only this entry has the type of the group.
-        """
-        return [entry for entry in (await self._ask(Api.LIST_GROUPS)).groups if entry.group_id == group]
+    async def _listed(self) -> list[ListGroupsResponse.Groups]:
+        answer: ListGroupsResponse = await self._ask(Api.LIST_GROUPS)
+        return answer.groups
 
     async def _positions(self, group: str) -> dict[str, dict[int, int]]:
         group_type = schema.request(Api.OFFSET_FETCH).Groups
-        answer = (await self._ask(Api.OFFSET_FETCH, groups=[group_type(group_id=group, topics=None)])).groups[0]
-        check(answer)
+        answer: OffsetFetchResponse = await self._ask(
+            Api.OFFSET_FETCH, groups=[group_type(group_id=group, topics=None)]
+        )
+        check(answer.groups[0])
         return {
             topic.name: {entry.index: entry.offset for entry in topic.partitions if entry.offset >= 0}
-            for topic in answer.topics
+            for topic in answer.groups[0].topics
         }
 
     async def _consumers(self, group: str) -> _Description | None:
         """Describe a group of type ``consumer``. Return None if the group was deleted in the meantime."""
-        response = (await self._ask(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[group])).groups[0]
+        answer: ConsumerGroupDescribeResponse = await self._ask(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[group])
+        response = answer.groups[0]
         if response.error == WireError.GROUP_ID_NOT_FOUND:
             return None
         check(response)
@@ -276,7 +294,8 @@ class Groups:
         return _Description(response.group_epoch, response.assignor_name or None, members)
 
     async def _classic(self, group: str) -> _Description | None:
-        response = (await self._ask(Api.DESCRIBE_GROUPS, groups=[group])).groups[0]
+        answer: DescribeGroupsResponse = await self._ask(Api.DESCRIBE_GROUPS, groups=[group])
+        response = answer.groups[0]
         check(response)
         members = [
             (member.member_id, member.client_id, dict(WRITING.decode(bytes(member.member_assignment))))
@@ -417,25 +436,33 @@ class KafkaClient(Scope):
         """Create a topic. See ``WireClient``. Raises Invalid(INVALID_TOPIC) for a name that Kafka does not support."""
         topic_type = schema.request(Api.CREATE_TOPICS).Topics
         topics = [topic_type(name=topic, num_partitions=partition_count, replication_factor=-1)]
-        answer = await self._connection.ask(Api.CREATE_TOPICS, topics=topics, timeout_ms=TIMEOUT_MS)
+        answer: CreateTopicsResponse = await self._connection.ask(
+            Api.CREATE_TOPICS, topics=topics, timeout_ms=TIMEOUT_MS
+        )
         check(answer.topics[0])
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic and its records."""
         self._counts.pop(topic, None)
-        answer = await self._connection.ask(Api.DELETE_TOPICS, topic_names=[topic], timeout_ms=TIMEOUT_MS)
+        answer: DeleteTopicsResponse = await self._connection.ask(
+            Api.DELETE_TOPICS, topic_names=[topic], timeout_ms=TIMEOUT_MS
+        )
         check(answer.responses[0], missing=ErrorCode.TOPIC_MISSING)
 
     async def topics(self) -> list[TopicInfo]:
         """Return the topics that this user may see, sorted by name."""
-        answer = await self._connection.ask(Api.METADATA, topics=None, may_create=False)
-        found = [TopicInfo(topic.name, topic.topic_id, len(topic.partitions)) for topic in answer.topics]
+        answer: MetadataResponse = await self._connection.ask(Api.METADATA, topics=None, may_create=False)
+        found = [
+            TopicInfo(topic.name, topic.topic_id, len(topic.partitions))
+            for topic in answer.topics
+            if topic.name is not None  # it is null only in responses to requests by id
+        ]
         return sorted(found, key=lambda topic: topic.name)
 
-    async def _describe(self, topic: str, *, may_create: bool = False) -> Any:
+    async def _describe(self, topic: str, *, may_create: bool = False) -> MetadataResponse.Topics:
         """Return the metadata of one topic. Raises BrokerError."""
         topics = [schema.request(Api.METADATA).Topics(name=topic)]
-        answer = await self._connection.ask(Api.METADATA, topics=topics, may_create=may_create)
+        answer: MetadataResponse = await self._connection.ask(Api.METADATA, topics=topics, may_create=may_create)
         check(answer.topics[0], missing=ErrorCode.TOPIC_MISSING)
         return answer.topics[0]
 
@@ -452,7 +479,9 @@ class KafkaClient(Scope):
         topic_type = schema.request(Api.LIST_OFFSETS).Topics
         entries = [topic_type.Partitions(index=number, timestamp=time_ms) for number in partitions]
         topics = [topic_type(name=topic, partitions=entries)]
-        answer = await self._leaders.ask(topic, _partition_entries, Api.LIST_OFFSETS, replica_id=-1, topics=topics)
+        answer: ListOffsetsResponse = await self._leaders.ask(
+            topic, _partition_entries, Api.LIST_OFFSETS, replica_id=-1, topics=topics
+        )
         for entry in answer.topics[0].partitions:
             check(entry)
         return {entry.index: entry.offset for entry in answer.topics[0].partitions}
@@ -500,15 +529,14 @@ class KafkaClient(Scope):
         topic_type = schema.request(Api.PRODUCE).Topics
         entries = [topic_type.Partitions(index=partition, records=encode_batch(records))]
         topics = [topic_type(name=topic, partitions=entries)]
-        answer = await self._leaders.ask(
+        answer: ProduceResponse = await self._leaders.ask(
             topic, _partition_entries_of, Api.PRODUCE, acks=_ACKS[level], timeout_ms=TIMEOUT_MS, topics=topics
         )
         entry = answer.responses[0].partitions[0]
         if entry.error == WireError.UNKNOWN_TOPIC_OR_PARTITION:
             self._counts.pop(topic, None)
         check(entry)
-        offset: int = entry.base_offset
-        return offset
+        return entry.base_offset
 
     async def stored_at_us(self, topic: str, partition: int, offset: int) -> int | None:
         """Return the timestamp of the first record from an offset on.
@@ -524,7 +552,7 @@ class KafkaClient(Scope):
         """Return records from an offset on. See ``WireClient``."""
         topic_type = schema.request(Api.FETCH).Topics
         entries = [topic_type.Partitions(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)]
-        answer = await self._leaders.ask(
+        answer: FetchResponse = await self._leaders.ask(
             topic,
             _partition_entries_of,
             Api.FETCH,
@@ -585,11 +613,13 @@ class KafkaClient(Scope):
         return await self._groups.groups(group)
 
 
-def _partition_entries(answer: Any) -> Iterator[Any]:
+def _partition_entries(answer: ListOffsetsResponse) -> Iterator[ListOffsetsResponse.Topics.Partitions]:
     return (entry for topic in answer.topics for entry in topic.partitions)
 
 
-def _partition_entries_of(answer: Any) -> Iterator[Any]:
+def _partition_entries_of(
+    answer: ProduceResponse | FetchResponse,
+) -> Iterator[ProduceResponse.Responses.Partitions | FetchResponse.Responses.Partitions]:
     return (entry for topic in answer.responses for entry in topic.partitions)
 
 

@@ -19,7 +19,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from itertools import count
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from polywire.client.address import Login
 from polywire.client.connection import FramedConnection, open_connection
@@ -41,6 +41,9 @@ from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_codec import decode_response, encode_request
 from polywire.protocols.kafka.messages import Api, WireError
 from polywire.types import spell_address
+
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import MetadataResponse, SaslAuthenticateResponse
 
 _ERRORS: Final[dict[int, tuple[type[BrokerError], ErrorCode]]] = {
     WireError.OFFSET_OUT_OF_RANGE: (Missing, ErrorCode.OFFSET_OUT_OF_RANGE),
@@ -149,7 +152,7 @@ async def log_in(ask: Ask, login: Login, mechanism: str) -> None:
 
 
 async def _say(ask: Ask, text: str) -> str:
-    answer = await ask(Api.SASL_AUTHENTICATE, auth_bytes=text.encode())
+    answer: SaslAuthenticateResponse = await ask(Api.SASL_AUTHENTICATE, auth_bytes=text.encode())
     check(answer)
     return bytes(answer.auth_bytes).decode("utf-8", "replace")
 
@@ -304,7 +307,7 @@ class Leaders:
     async def _look(self, topic: str) -> None:
         self._by_topic.pop(topic, None)
         topics = [schema.request(Api.METADATA).Topics(name=topic)]
-        answer = await self._first.ask(Api.METADATA, topics=topics, may_create=False)
+        answer: MetadataResponse = await self._first.ask(Api.METADATA, topics=topics, may_create=False)
         partitions = answer.topics[0].partitions
         leader = partitions[0].leader_id if partitions else None
         for broker in answer.brokers:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from struct import pack
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import Api, WireError
@@ -23,6 +23,9 @@ from tests.sim.wires.kafka_speech import LATER
 from tests.sim.wires.ledger import TOPICS
 from tests.sim.wires.lone_kafka_peer import LoneKafkaPeer, error_of
 from tests.sim.wires.network import Link
+
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import JoinGroupResponse, SyncGroupResponse
 
 DYNAMIC: Final = "c"  # prefix of the names of dynamic members
 VERSIONS: Final = {
@@ -157,7 +160,7 @@ class ClassicMember(LoneKafkaPeer):
             **self._instance,
         )
 
-    def _has_joined(self, body: Any, asked_s: float) -> None:
+    def _has_joined(self, body: JoinGroupResponse, asked_s: float) -> None:
         error = WireError(body.error)
         if error is WireError.MEMBER_ID_REQUIRED:
             self._place = Place(body.member_id, -1)
@@ -200,7 +203,7 @@ class ClassicMember(LoneKafkaPeer):
         said |= {"protocol_type": PROTOCOL_TYPE, "protocol_name": PROTOCOL, "assignments": shares}
         self._ask(Api.SYNC_GROUP, lambda body: self._has_synced(body, place), **said)
 
-    def _has_synced(self, body: Any, place: Place) -> None:
+    def _has_synced(self, body: SyncGroupResponse, place: Place) -> None:
         if body.error:
             self._is_refused(WireError(body.error), place)
             return

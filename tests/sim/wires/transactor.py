@@ -6,7 +6,7 @@ A transaction is visible as a whole or not at all, and only after its commit was
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import encode_batch
@@ -18,6 +18,17 @@ from tests.sim.chance import Chance
 from tests.sim.story import Story
 from tests.sim.wires.ledger import COPIERS, PLACES, Ledger, Owner, Place, Sending, Transaction
 from tests.sim.wires.lone_kafka_peer import LoneKafkaPeer, error_of
+
+if TYPE_CHECKING:
+    from polywire.protocols.kafka.message_types import (
+        AddOffsetsToTxnResponse,
+        AddPartitionsToTxnResponse,
+        EndTxnResponse,
+        InitProducerIdResponse,
+        OffsetFetchResponse,
+        ProduceResponse,
+        TxnOffsetCommitResponse,
+    )
 
 VERSIONS: Final = {
     Api.INIT_PRODUCER_ID: 1,
@@ -92,7 +103,7 @@ class Transactor(LoneKafkaPeer):
         assert self._producer is not None, "it has begun"
         return {"transactional_id": self._id, "producer_id": self._producer[0], "producer_epoch": self._producer[1]}
 
-    def _begun(self, body: Any) -> None:
+    def _begun(self, body: InitProducerIdResponse) -> None:
         self._producer = None if body.error else (body.producer_id, body.producer_epoch)
         self._transaction = None
         self._sequences.clear()
@@ -138,13 +149,13 @@ class Transactor(LoneKafkaPeer):
             topics=[topic],
         )
 
-    def _was_added(self, place: Place, body: Any) -> None:
+    def _was_added(self, place: Place, body: AddPartitionsToTxnResponse) -> None:
         if body.topics[0].partitions[0].error:
             self._producer = None
         else:
             self._added.add(place)
 
-    def _was_staged(self, sending: Sending, body: Any) -> None:
+    def _was_staged(self, sending: Sending, body: ProduceResponse) -> None:
         transaction = sending.transaction
         assert transaction is not None, "it is of one"
         if body.responses[0].partitions[0].error:
@@ -167,7 +178,7 @@ class Transactor(LoneKafkaPeer):
         offset, transaction = self._offset, self._transaction
         assert transaction is not None, "it is open"
 
-        def was_moved(body: Any) -> None:
+        def was_moved(body: TxnOffsetCommitResponse) -> None:
             if body.topics[0].partitions[0].error:
                 self._producer = None
             else:
@@ -177,7 +188,7 @@ class Transactor(LoneKafkaPeer):
         one = topics(name=SOURCE[0], partitions=[topics.Partitions(index=SOURCE[1], offset=offset)])
         self._ask(Api.TXN_OFFSET_COMMIT, was_moved, group_id=self._owner[1], topics=[one], **self._whose())
 
-    def _may_move(self, body: Any) -> None:
+    def _may_move(self, body: AddOffsetsToTxnResponse) -> None:
         if body.error:
             self._producer = None
         else:
@@ -187,7 +198,7 @@ class Transactor(LoneKafkaPeer):
         """Fetch the position: uncommitted ones must not be visible."""
         since = self._ledger.last_answered(self._owner, SOURCE)
 
-        def reported(body: Any) -> None:
+        def reported(body: OffsetFetchResponse) -> None:
             if not error_of(body):
                 found = body.topics[0].partitions[0].offset
                 self._ledger.finds(self._owner, SOURCE, None if found < 0 else found, since)
@@ -201,7 +212,7 @@ class Transactor(LoneKafkaPeer):
         is_moved = transaction.is_asked and transaction.moved is not None
         at = self._ledger.asks(self._owner, SOURCE, transaction.moved or 0) if is_moved else -1
 
-        def ended(body: Any) -> None:
+        def ended(body: EndTxnResponse) -> None:
             self._transaction = None
             self._added.clear()
             self._moving.clear()
