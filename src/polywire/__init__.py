@@ -1,6 +1,6 @@
 """Polywire: a durable log broker that speaks six protocols over one log.
 
-The names of the client are imported on first use, so a broker starts without them. With ``POLYWIRE_PURE=1`` in the
+The client's modules are imported on first use, so a broker starts without them. With ``POLYWIRE_PURE=1`` in the
 environment all modules run from their Python source.
 
 Example:

@@ -1,4 +1,4 @@
-"""Histograms of durations."""
+"""Histograms of durations, for metrics."""
 
 from __future__ import annotations
 

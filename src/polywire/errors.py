@@ -1,4 +1,4 @@
-"""Exceptions, classified by how the caller should react. There is one class for each way to react.
+"""Exceptions, one class for each way in which the caller should react.
 
 Every failure that a client of the broker sees has one of these classes and one ``ErrorCode``. Each protocol maps the
 codes to its own errors in its ``errors.py``.

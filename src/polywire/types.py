@@ -1,4 +1,4 @@
-"""Identifiers and values that all packages share."""
+"""Types and limits that all packages share: durability levels, topic names, key hashes."""
 
 from __future__ import annotations
 

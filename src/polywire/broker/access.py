@@ -1,13 +1,13 @@
 """Users, tokens and permissions, for all protocols with authentication.
 
-* Changes of users are journalled, so they survive restarts.
+* Changes of users are written to the journal, so they survive restarts.
 * Passwords are stored as Argon2id hashes and tokens as digests. SCRAM verifiers are stored only where requested.
 * User ids are never reused.
 * A change of permissions applies to the next request of every logged-in connection.
-* A change that ends a login, such as the deletion of a user, notifies the owners of its connections.
+* When a change ends a login, such as the deletion of a user, the connections that use the login are notified.
 * A user can grant or revoke only permissions that it has itself.
 
-A broker without configured users is open: it requires no login and accepts the default users of other brokers.
+A broker without configured users requires no login. It also accepts the default login of an Iggy server.
 """
 
 from __future__ import annotations

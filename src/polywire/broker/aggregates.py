@@ -1,8 +1,9 @@
-"""Aggregates of event sourcing: versions, offsets of events, snapshots (decision 0110).
+"""Aggregates of event sourcing: their versions, the offsets of their events, and their snapshots (decision 0110).
 
-* The state is computed from journalled changes alone.
+* Recovery computes this state from the changes in the journal.
 * A version is never reused, even if retention removed its event or the whole history.
-* Quotas charge an aggregate to the user who created it, and the offset of an event or a snapshot to its author.
+* An aggregate counts towards the quota of the user who created it. An event's offset and a snapshot count towards the
+  quota of the user who wrote them.
 """
 
 from __future__ import annotations

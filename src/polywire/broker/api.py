@@ -1,7 +1,7 @@
-"""The broker's methods that protocols call, for topics of this process and of other processes of the same broker.
+"""The interface through which protocols call the broker, for topics of this process and of its other processes.
 
-``Broker`` implements them for the topics of its log, ``routing.RoutedBroker`` for the topics of all processes. Results
-are returned by the rules in ``log.base``.
+``Broker`` implements it for the topics of its log, ``routing.RoutedBroker`` for the topics of all processes. A method
+returns its result, or passes it to a callback, by the rules in ``log.base``.
 """
 
 from __future__ import annotations

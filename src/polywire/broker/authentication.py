@@ -1,7 +1,7 @@
 """Authenticate by password, token, certificate or SCRAM proof, and end logins.
 
 * An unknown user name gets the same response as a wrong password, after the same time.
-* A login that has ended is invalid on every connection, and the owners of its connections are notified.
+* A login that has ended is invalid on every connection, and each of these connections is notified.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ class Authentication(Authorization):
     def anonymous(self) -> Principal:
         """Return the principal of an unauthenticated client.
 
-        Raises Denied(LOGIN_REQUIRED) unless the broker is open.
+        Raises Denied(LOGIN_REQUIRED) if users are configured.
         """
         if not self.is_open:
             raise Denied(ErrorCode.LOGIN_REQUIRED, "log in first")
         return ROOT
 
     def certified(self, name: str) -> Principal | None:
-        """Return the configured user whose name is in a TLS certificate. An open broker ignores certificates."""
+        """Return the user whose name is in a TLS certificate, or None if it is not configured."""
         user = None if self.is_open else self._by_name.get(name)
         return None if user is None or not user.configured else self._principal(user)
 
@@ -180,7 +180,7 @@ class Authentication(Authorization):
         raise Denied(ErrorCode.LOGIN_FAILED, "no such token, or it has expired")
 
     def log_in_with_either(self, name: str, secret: str, done: Completion[Principal], *, peer: str = "") -> None:
-        """Log in with a password or an access token. Calls ``done`` as ``log_in`` does."""
+        """Log in with a password or an access token. Calls ``done`` with the principal or an error."""
         try:
             found = self.log_in_with_token(secret, peer=peer, name=name)
         except Denied:
@@ -209,9 +209,9 @@ class Authentication(Authorization):
         *,
         peer: str = "",
     ) -> None:
-        """Log in with a SCRAM proof over these messages. Calls ``done`` as ``log_in`` does.
+        """Log in with a SCRAM proof over these messages. Calls ``done`` with the principal or an error.
 
-        The proof is queued like a password, although checking it takes almost no time.
+        Proofs are queued like passwords, which limits how fast an attacker can guess.
         """
 
         def verified(right: bool | Busy) -> None:

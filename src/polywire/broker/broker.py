@@ -4,8 +4,8 @@ These operations are called verbs (decision 0107). A verb never blocks. It retur
 raises errors. A result that depends on the log arrives in a callback, which runs on the event loop and never inside the
 call.
 
-A verb that changes state builds a change, adds it to the write batch, and applies it with the function that recovery
-uses.
+A verb that changes state writes a description of the change to the journal, and applies it with the function that
+recovery uses.
 """
 
 from __future__ import annotations

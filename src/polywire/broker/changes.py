@@ -1,9 +1,12 @@
-"""Changes of the broker's state as stored in the journal, and the snapshot of the whole state.
+"""Encode changes of the broker's state for the journal, and snapshots of the whole state.
 
-* A change contains its result and its time. Nothing is computed during replay, so replay gives the same state.
-* A tag never changes its meaning. Fields are only added at the end, with a default.
+* A change contains the resulting values and its time. Replaying it computes nothing, so replay always gives the same
+  state.
+* Each kind of change has a number, its tag, which is never reused for another kind. Fields are only added at the end,
+  with a default.
 
-The encoding is MessagePack. A change is an array [tag, field, field …]. A snapshot is [version, …] of the same arrays.
+The encoding is MessagePack. A change is an array [tag, field, field …]. A snapshot is an array: its version, then
+arrays like those of changes.
 """
 
 from __future__ import annotations
@@ -164,8 +167,8 @@ class GroupStored(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
     Attributes:
         kept: the group exists even without members and offsets, as all groups did in older versions.
-        at_us: time on the elapsed clock.
-        has_consumers: the last member to join used Kafka's newer protocol.
+        at_us: time of the last change, in microseconds on the broker's monotonic clock.
+        has_consumers: the member that joined last used Kafka's ``consumer`` protocol (KIP-848).
     """
 
     topic: str

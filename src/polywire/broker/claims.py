@@ -1,4 +1,4 @@
-"""Claim topic names when several brokers share one namespace (decision 0126)."""
+"""Claim a topic name, so that only one process of a broker creates the topic (decision 0126)."""
 
 from __future__ import annotations
 

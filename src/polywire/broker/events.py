@@ -1,7 +1,7 @@
 """Events of aggregates with gapless versions, and snapshots (concepts: records#event-fields, decision 0110).
 
-Checking the expected version, numbering the record and storing its offset are one atomic step, in one journal group.
-Reads find events by their stored offsets, without scanning.
+The broker checks the expected version, assigns the version and stores the event's offset in one atomic journal write.
+Reads find events by these offsets, without scanning the partition.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Expire unused state: groups, offsets, group bindings, writers, transactional ids, transactions (decision 0115).
 
-Each pass checks a bounded number of items, and the next pass continues after them. A full disk only delays expiry.
-Times come from the elapsed clock, so setting the wall clock never expires anything early.
+Each pass checks a bounded number of items, and the next pass continues after them. A full disk only delays expiry. Time
+is measured with a monotonic clock, so setting the system clock never expires anything early.
 """
 
 from __future__ import annotations

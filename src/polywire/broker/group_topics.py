@@ -37,8 +37,8 @@ class GroupTopics(Protocol):
         If the topic does not exist, return the default number.
 
         Args:
-            last: the number in the group's last assignment. It is returned until the topic's shard has reported the
-                current number.
+            last: how many partitions the group's last assignment had. It is returned until the topic's shard has
+                reported the current number.
         """
         topic = self.group_topic(full_name)
         if topic is not None:

@@ -1,4 +1,4 @@
-"""Owners of broker state, and who may use the state (decision 0115).
+"""Owners of groups, producers, transactional ids and staged data, and which users may use them (decision 0115).
 
 An owner is one number:
 

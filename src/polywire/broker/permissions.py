@@ -1,7 +1,7 @@
 """Permissions with their scope, and the actions that need them.
 
-* A permission is granted everywhere, in a stream, or on one topic. Grants are immutable. A permission may include
-  others. These are added when a grant is made.
+* A permission is granted everywhere, in a stream, or on one topic. Grants are immutable. A permission may imply others,
+  which are granted with it.
 * An action names one permission, or several of which one is enough. It also names the kind of resource, and which part
   of a topic's access list (readers or writers) applies. Protocols name actions, never permissions.
 """

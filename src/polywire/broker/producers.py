@@ -1,4 +1,4 @@
-"""Detect duplicates by sequence numbers: of idempotent producers, and of writers of staged data.
+"""Detect duplicates by the sequence numbers of idempotent producers, and of writers that publish staged data.
 
 These rules apply to a batch with a producer id, a producer epoch of 0 or more and consecutive sequences. ``known``,
 ``first`` and ``last`` are the epoch and the range of sequences that the partition has stored of this producer:
@@ -16,7 +16,7 @@ within an epoch. A new epoch starts at 0 again.
 
 * The sequences of producers are computed from batches alone: recovery restores them from a snapshot and replayed batch
   headers.
-* The last published numbers of writers are computed from journalled changes alone.
+* Recovery computes the last published numbers of writers from the changes in the journal.
 """
 
 from __future__ import annotations

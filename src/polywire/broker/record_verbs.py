@@ -1,4 +1,4 @@
-"""Operations that store and read records, and those of idempotent producers.
+"""The broker's operations that store and read records, and that assign producer ids.
 
 * A batch without a producer id whose body is smaller than the record limit goes to the log after one check of its
   header. ``Admission`` checks all other batches before the log assigns offsets.

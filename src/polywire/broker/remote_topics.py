@@ -1,4 +1,4 @@
-"""Topics of other shards, which groups of this shard may read (decision 0130)."""
+"""Find topics of other shards, which groups of this shard may read (decision 0130)."""
 
 from __future__ import annotations
 

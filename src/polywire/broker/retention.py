@@ -1,7 +1,7 @@
 """Retention by age and size, and compaction by key.
 
 Every few seconds a pass checks a bounded number of partitions, and the next pass continues after them. Only whole
-batches are removed, never the one that is being written.
+batches are removed.
 """
 
 from __future__ import annotations

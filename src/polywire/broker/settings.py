@@ -1,4 +1,4 @@
-"""All limits and defaults of the broker, with units and reasons."""
+"""All limits of the broker, with defaults, units and reasons."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Stage batches and publish them exactly once, identified by writer and sequence number.
 
-* Publishing is one atomic journal group that includes the writer's new sequence number.
-* Publishing a sequence number again changes nothing. The caller gets the answer "duplicate" once the original is
-  durable.
+* A publish is one atomic journal write that includes the writer's new sequence number.
+* Publishing a sequence number again changes nothing. The caller gets the answer "duplicate" when the original publish
+  is durable.
 * Staged data is invisible until published, and expires.
 * A writer or a token can be used only by its owner.
 """
@@ -487,8 +487,8 @@ class StagingVerbs(RecordVerbs, Protocol):
         another user's token or writer, Busy(STAGE_FULL, DISK_FULL).
 
         Args:
-            write: writer and number for which it is staged. When the writer publishes this or a later number, what was
-                staged for it and is not part of the publish is dropped.
+            write: the writer, and the number of the publish for which the batch is staged. When the writer publishes
+                this number or a later one, its staged batches that are not in that publish are dropped.
         """
         self.appended += 1
         self._admission.check(partition, batch)
@@ -503,7 +503,7 @@ class StagingVerbs(RecordVerbs, Protocol):
         by: Caller = NO_CALLER,
         done: Completion[PublishAnswer] | None,
     ) -> None:
-        """Make all batches under these tokens readable, as one atomic and synced group.
+        """Make all batches under these tokens readable, with one atomic and synced journal write.
 
         If the writer has published this or a later number before, the tokens are dropped, and the result is a
         duplicate. ``done`` is then called once the original is synced. After an error, nothing is published.

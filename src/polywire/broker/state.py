@@ -1,7 +1,7 @@
-"""The broker's whole state, and the operations that change it through the write batch.
+"""The broker's whole state, and the operations that write changes of it to the journal.
 
-* The state implements ``log.base.Replay``. Live requests and recovery change it with the same functions: a live request
-  builds a change, adds it to the write batch and applies it.
+* The state implements ``log.base.Replay``. Requests and recovery change it with the same functions: a request builds a
+  change, adds it to the next journal write and applies it.
 * The same changes and batches in the same order give the same state, even if a snapshot replaces the first of them.
 * Applying a change never fails, because the change was checked before it was made.
 * The broker stores values for single protocols without interpreting them. A value that a client stores is charged to

@@ -1,6 +1,6 @@
 """Operations that look up, create, grow, shrink, configure, purge, trim and delete topics.
 
-A change of few partitions is one journal group and takes effect before the call returns. A change of more than
+A change of few partitions is one atomic journal write and takes effect before the call returns. A change of more than
 ``AT_ONCE_MAX`` partitions runs in slices, between other requests. The order of its steps leaves a valid state if the
 broker stops at any point:
 

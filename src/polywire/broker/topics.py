@@ -1,4 +1,4 @@
-"""Topics, partitions and their catalogue.
+"""The topics of a broker and their partitions: look-up by name, and changes.
 
 * A full name is unique over all streams and identifies one stream and topic (decision 0116).
 * Incarnation numbers increase and are never reused, even after a restart.
@@ -136,7 +136,7 @@ class Streams:
         return stream in self._topics or stream in self._declared
 
     def declare(self, stream: str) -> None:
-        """Declare a stream, which then exists even without topics until ``end``. The calling protocol persists this."""
+        """Create a stream that exists without topics until ``end`` is called. The caller must store this."""
         self._declared.add(stream)
 
     def end(self, stream: str) -> None:

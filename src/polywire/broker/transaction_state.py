@@ -1,6 +1,6 @@
-"""Transactional ids with epochs, their latest transactions, and decisions for other shards (decision 0129).
+"""Transactional ids: epoch, latest transaction, and the outcome that other shards still have to apply (decision 0129).
 
-The state is computed from journalled changes alone.
+Recovery computes this state from the changes in the journal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Transactions over many requests: staged records and offsets of groups, committed or aborted atomically.
+"""Transactions over many requests: their records and consumer offsets are committed or aborted atomically.
 
-A staged record and the updated description of its transaction are in one journal group, so they agree after any crash.
-A commit makes records and offsets visible in one journal group (decision 0111).
+A record of an open transaction and the transaction's updated state are written to the journal together, so they agree
+after any crash. A commit makes records and offsets visible in one atomic journal write (decision 0111).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Users, tokens and principals as values, with their encoding.
+"""Types for users, access tokens and logged-in principals, and their stored encoding.
 
 Passwords are stored as hashes and tokens as digests. SCRAM verifiers are stored only where requested.
 """

@@ -1,7 +1,7 @@
 """``polywire backup``: create, list, verify and restore backups of a data directory (decision 0123).
 
 * A backup can be made while the broker runs, and does not change the data directory.
-* It is one consistent state of the log, and contains everything acknowledged before it began.
+* A backup is one consistent state of the log, and contains everything that was acknowledged before the backup began.
 * A backup that has its final name is complete and synced.
 * A restore never overwrites data: its target must be empty or missing.
 

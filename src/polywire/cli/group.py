@@ -1,7 +1,7 @@
 """``polywire group``: consumer groups, their lag and their committed offsets.
 
-* ``import`` reads what ``export`` prints, in every format.
-* No offset is committed unless every entry is valid and none of the groups has members.
+* ``import`` reads the output of ``export`` in any of its formats.
+* ``import`` commits offsets only if every entry is valid and none of the groups has members.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``polywire record``: produce records from standard input, print records to standard output, and copy topics.
 
 * ``produce`` accepts the output of ``consume``.
-* A command that is interrupted has written whole lines only.
+* An interrupted command never ends with a partial line.
 * ``copy`` reports every part of a record that the target's protocol cannot store. Passwords are neither printed nor
   stored.
 """

@@ -1,4 +1,5 @@
-"""``polywire transaction`` and ``polywire writer``: list and delete transactional ids and writers of staged publishes.
+"""``polywire transaction`` and ``polywire writer``: list and delete transactional ids, and writers that publish staged
+data.
 
 A transactional id is listed with the state of its latest transaction, a writer with its last sequence number.
 """

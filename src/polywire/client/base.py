@@ -1,7 +1,7 @@
 """The interface that the clients of all protocols share.
 
-If a protocol does not support an operation, the operation is missing from the client's ``abilities``. The client then
-rejects the call without sending anything.
+A client's ``abilities`` list the operations that its protocol supports. It rejects calls of other operations without
+sending anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The base of all asynchronous connections.
 
-Replies arrive in the order of the calls, and each call gets its reply. A lost connection is never reopened. Each
-pending call then fails with its own copy of the error.
+Replies arrive in the order of the calls, and each call gets its reply. A lost connection is never reopened: each
+pending call fails.
 """
 
 from __future__ import annotations

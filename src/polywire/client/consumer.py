@@ -1,8 +1,7 @@
 """``Consumer``: reads topics, alone or as a member of a group.
 
-A consumer runs one session after another. A session begins with a connection and, in a group, with joining it. It
-fetches until the connection is lost or the group changes. The next session continues after the last record that was
-returned to the application.
+A consumer connects, joins its group if it has one, and fetches until the connection is lost or the group changes. Then
+it begins again, and continues after the last record that was returned to the application.
 
 * Records of a partition are returned in order.
 * After a restart of the broker, reading continues without gaps or duplicates.

@@ -1,6 +1,6 @@
-"""Errors with the same messages for the clients of all protocols.
+"""Create errors that the clients of all protocols raise with the same messages.
 
-* A connection could not be opened. The class of the error shows whether a retry can help.
+* A connection could not be opened. The class of the error says whether a retry can help.
 * A protocol does not support a feature. The error is raised before anything is sent.
 * A response does not advance beyond the previous one. Without this error, a loop over pages would never end.
 """

@@ -2,7 +2,8 @@
 
 * Requests are pipelined over one connection.
 * A record that does not fit a line is rejected before anything is sent.
-* A CONSUME reply does not escape commas in values, so its text can be ambiguous. Further reads resolve the ambiguity.
+* Commas in values are not escaped in CONSUME replies. If a reply is ambiguous, the client reads again in a way that is
+  not.
 """
 
 from __future__ import annotations

@@ -401,7 +401,7 @@ class Kafka07Client(Scope):
                 )
 
     async def _offset_of(self, topic: str, partition: int, address: int) -> int:
-        """Return the offset of the record at an address, by counting records.
+        """Convert a byte address to an offset, by counting the records before it.
 
         Returns -1 if there are too many to count. Raises Missing.
         """

@@ -1,6 +1,4 @@
-"""Kafka 0.7 producers that send in batches, and consumers that store their positions.
-
-Both are asynchronous or blocking.
+"""Kafka 0.7 producers that send in batches, and consumers that store their positions, asynchronous or blocking.
 
 * After ``flush``, the broker has stored all messages, in order.
 * A position is the address after the last returned message. After a crash, messages may be returned again. None is

@@ -1,4 +1,4 @@
-"""Send the records of one partition: collect them in batches, pipeline the batches, and retry those without a response.
+"""Send records to one partition: collect them in batches, pipeline the batches, and retry batches without a response.
 
 Over `polywire`, a lane is an idempotent producer: its batches have a producer id and consecutive sequence numbers, so
 that a batch is stored once even if it is retried. Over other protocols, only one batch is in flight at a time, and a

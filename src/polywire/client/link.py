@@ -1,6 +1,6 @@
 """One connection to a broker, which is opened again with back-off after it is lost.
 
-* All callers that need a connection wait for the same attempt.
+* Callers that need the connection at the same time wait for the same attempt to open it.
 * Attempts continue for ``reconnect_s``.
 * Errors that a retry cannot fix are raised immediately: rejected logins, TLS failures, and a port that closes every
   connection at once and has never sent a response.

@@ -86,7 +86,7 @@ async def lags_of(client: Queries, group: GroupInfo, *, clock: Clock | None = No
     """Return the lag in each partition of the group's topic; no lags if the topic does not exist.
 
     Args:
-        client: used to query bounds and times.
+        client: used to query the offsets of partitions and the times of records.
         group: as returned by ``groups`` of the client.
         clock: None uses the system's clock.
 

@@ -3,8 +3,8 @@
 A *location* is where reading can continue: an offset, or a byte address over Kafka 0.7. Each protocol has its own
 requests to find locations.
 
-Reading from the first location on returns every record once and in order. The field ``offset`` of a returned record is
-its location.
+Reading from the first location returns every record once and in order. The field ``offset`` of a returned record is its
+location.
 """
 
 from __future__ import annotations

@@ -563,7 +563,7 @@ class PolywireClient(Scope):
         await self._ask(Verb.DELETE_TRANSACTION, messages.DeleteEntry(transactional_id), Head)
 
     async def writers(self) -> list[WriterInfo]:
-        """Return the user's writers and the last number of each, sorted by name.
+        """Return the user's writers, sorted by name, each with its last sequence number.
 
         Administrators see the writers of all users.
         """

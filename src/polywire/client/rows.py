@@ -1,4 +1,4 @@
-"""Fetched records without a Python call or a coroutine per record. This module is compiled.
+"""Return fetched records to the application without a Python call or coroutine per record. This module is compiled.
 
 * ``rows_of`` converts the rows of a stored batch to tuples of a subclass of ``tuple``, with one call for all rows. Each
   tuple is (value, key, headers, topic, partition, offset, append time, None). The batch must be valid. The garbage

@@ -1,4 +1,4 @@
-"""Writers that send batches to the broker with pipelined requests: staged under tokens, or appended immediately.
+"""Send batches to the broker with pipelined requests: staged under a token to be published later, or appended.
 
 * ``StageWriter`` returns a token only after every batch staged under it was acknowledged. Each batch is staged once,
   even if connections are lost.

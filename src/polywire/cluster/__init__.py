@@ -1,1 +1,1 @@
-"""Leadership: which process may write to a shard of a log that is stored in a bucket."""
+"""Logs in a bucket: leadership of their shards, and their journals, segments and snapshots as objects."""

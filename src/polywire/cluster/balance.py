@@ -1,7 +1,7 @@
 """Decide when the leader of a shard hands it over to another broker (decision 0126).
 
-A shard is handed over to balance the machines, or because the leader's machine is drained. All brokers derive the same
-preferred leader from the set of brokers.
+A shard is handed over to balance the load of the machines, or because its leader's machine is about to be stopped
+(drained). All brokers compute the same preferred leader from the set of live brokers.
 
 A machine must have been a standby for some time, and a shard stays with its leader for some time. So a machine that
 restarts repeatedly does not cause repeated moves.

@@ -5,8 +5,8 @@ The journal relies on this. A store is refused, with a description of the defect
 * Two concurrent writes succeed, or none does.
 * A read returns other content than was written.
 
-The test leaves no objects unless it fails. It may not find a rare defect. The usual defect, a store that checks first
-and writes later, shows in nearly every round.
+The test leaves objects in the bucket only if it fails. It may miss a rare defect. It finds the usual defect, a store
+that checks first and writes later, in nearly every round.
 """
 
 from __future__ import annotations

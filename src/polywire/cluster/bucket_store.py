@@ -3,7 +3,7 @@
 * It implements the interface ``store.base.Store``.
 * A failed request raises Busy. It is never reported as damage or as a missing blob.
 * The cache holds recent blobs and parts that were read. Its size is limited, and it may be deleted at any time.
-* At a start, the ends of segments, which have the footers, are read in parallel before the segments are opened.
+* When the broker starts, the footers of all segments are read in parallel.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The requests with which a broker becomes the leader of a shard, in order (decision 0124).
 
-Each procedure is a generator of requests. Each request is answered before the next one. This module uses no clock,
-thread or bucket, so a simulation can replay any order of events from a seed. Comments such as "I2" name the rules of
-the decision, which prevent two leaders.
+Each procedure is a Python generator that yields one request and receives its response before the next. This module uses
+no clock, thread or bucket, so a simulation can try any order of events. Comments such as "I2" refer to rules of the
+decision, which prevent two leaders.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Garbage collection: find unneeded objects of a shard and delete them, a few at a time (decision 0124).
+"""Find and delete objects of a shard that it no longer needs, a few at a time (decision 0124).
 
 * A thread collects while this broker leads: soon after it takes over, then daily.
-* The procedures are generators of requests, as in ``fencing``.
-* An object is deleted only if it was unneeded before the grace period began, so readers that received its name can
-  finish.
+* The procedures are Python generators that yield requests, as in ``fencing``.
+* An object is deleted only after a grace period, so readers that received its name can finish.
 * A deposed leader may continue to collect, because unneeded objects never become needed again.
 """
 

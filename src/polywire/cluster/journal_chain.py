@@ -1,7 +1,7 @@
-"""The journal in a bucket: a chain of objects that contain journal groups (decision 0124).
+"""Read and verify the journal in a bucket: numbered objects that contain atomic writes, called groups (decision 0124).
 
-Each group continues the previous one. A group with a wrong checksum, or one that does not continue the chain, raises
-Corrupt.
+Each group contains the checksum of the previous one. Raises Corrupt for a group with a wrong checksum, or one that does
+not follow the previous one.
 """
 
 from __future__ import annotations

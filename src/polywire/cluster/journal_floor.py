@@ -1,6 +1,6 @@
 """The floor of a shard's journal: the number of the object at which recovery begins. Objects below it may be deleted.
 
-A floor with a wrong checksum raises Corrupt.
+Raises Corrupt if the checksum is wrong.
 
 ```
  0 u32 magic "PWF1"

@@ -1,6 +1,6 @@
 """Import a stopped broker's data directory into an empty bucket (decision 0124).
 
-* The directory is not changed.
+* The data directory is not changed.
 * No broker leads the bucket before the import is complete and verified against the directory.
 * An interrupted import can be resumed.
 """

@@ -1,4 +1,4 @@
-"""Brokers of a bucket: one small object per broker and shard, rewritten regularly.
+"""Announce the brokers that use a bucket: one small object per broker and shard, rewritten regularly.
 
 These objects only determine which broker tries to lead, and when. They never determine who leads. Invalid objects are
 ignored.

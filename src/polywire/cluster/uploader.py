@@ -1,7 +1,7 @@
-"""Upload journal groups to the bucket, one object after the other (decision 0124).
+"""Upload journal writes (groups) to the bucket, one object after the other (decision 0124).
 
-Adjacent groups of a slot are combined into one object. A group is durable once its object is stored and known to be
-written by this broker. The event loop never waits for the network. The module implements ``log.journal.syncer``.
+Adjacent groups are combined into one object. A group is durable when its object is stored, and this broker is known to
+have written it. The event loop never waits for the network.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The ASGI application for health, metrics, the admin API and the console.
 
-The guard checks every request first.
+The module ``guard`` authenticates every request first.
 """
 
 from __future__ import annotations

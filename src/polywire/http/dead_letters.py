@@ -1,4 +1,4 @@
-"""Dead letters and their redrive.
+"""List the records of dead-letter queues, and send them to their original topics again (redrive).
 
 A dead letter is a record that a pipeline could not process. Its headers contain the reason, and its original topic and
 partition. A redrive produces the record to them again.

@@ -1,6 +1,6 @@
 """Run an ASGI application for one HTTP request. h11 parses the request and encodes the response.
 
-If the client reads slowly, the application waits. At most one part of the response body is in memory.
+If the client reads slowly, the application waits, so at most one part of the response body is in memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The readiness check: the log accepts records and syncs them in time. The check itself stores no record."""
+"""The readiness check: whether the log accepts records and syncs them in time. It stores no record."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The page ``/metrics`` for Prometheus. Values are collected when it is requested.
+"""The page ``/metrics`` for Prometheus.
 
-They are collected in time slices and encoded in a thread. Metrics add no work per record. The number of series is
-limited: topics beyond the limit are summed as ``(others)``.
+Values are collected when the page is requested, in time slices, and encoded in a thread. Metrics add no work per
+record. The number of series is limited: topics beyond the limit are summed as ``(others)``.
 """
 
 from __future__ import annotations

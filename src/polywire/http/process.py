@@ -1,4 +1,5 @@
-"""Statistics of the server process that HTTP shows: connections, traffic, durations, bucket and settings."""
+"""The interface through which HTTP gets statistics of the process: connections, traffic, durations, bucket,
+settings."""
 
 from __future__ import annotations
 

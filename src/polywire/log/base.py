@@ -1,8 +1,8 @@
 """The interfaces between the log, its callers and its environment (decisions 0102, 0107).
 
-The broker calls the log through them, and the log calls the broker, the event loop and the clock. To the log, the
-broker's state consists of partitions, batches and opaque changes. All additions between two commits become one atomic
-journal group.
+The broker calls the log through them, and the log calls the broker, the event loop and the clock. The log stores the
+broker's changes of state as bytes, without decoding them. Everything added between two commits becomes one atomic
+journal write.
 
 The methods of the log, the broker and the protocols return results by the same rules:
 

@@ -1,8 +1,8 @@
-"""Separate failures of the log's own callbacks from failures of a client's callback (decision 0107).
+"""Call callbacks, and handle exceptions in the log's own callbacks differently from those in a caller's (decision
+0107).
 
-* An exception in the log's own code stops the log. It is passed to ``broken`` before anything else runs.
-* An exception in a client's callback is raised again in a separate callback of the event loop, which reports it. Other
-  clients are still notified.
+* An exception in the log's own code stops the log. No other callback runs before that.
+* An exception in a caller's callback is reported by the event loop. Other callbacks are still called.
 """
 
 from __future__ import annotations

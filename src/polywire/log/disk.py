@@ -1,10 +1,10 @@
-"""Track free disk space, and delete blobs in a thread.
+"""Track free disk space, and delete files and bucket objects (blobs) in a thread.
 
 Appends are refused before the disk is full, so that retention and sealing still have space.
 
-A file system frees a large file in a single step of its own journal, and every sync waits for that step. So a file is
-truncated in pieces, each followed by a pause as long as freeing the piece took. Segments in a bucket stay for a grace
-period, because clients may have received their names.
+While a file system deletes a large file, every sync waits. So a file is truncated in pieces, each followed by a pause
+as long as freeing the piece took. Segments in a bucket stay for a grace period, because clients may have received their
+names.
 
 * Blobs are deleted in the given order, urgent ones first.
 * If a stop interrupts deletion, or a blob cannot be deleted, recovery deletes the blobs that no journal group lists.

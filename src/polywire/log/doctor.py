@@ -1,9 +1,9 @@
-"""Check a data directory offline, restore damaged copies of duplicated data, and cut a damaged journal.
+"""Check a data directory offline, restore damaged copies of metadata, and discard the damaged end of a journal.
 
 * A check or diagnosis reads every stored batch and changes nothing.
 * A rebuild copies only verified data.
-* A repair of a journal with a gap or a damaged group retains the longest valid prefix. It moves slots with later groups
-  aside, and reports the loss by group and by offset.
+* A repair of a journal with a gap or a damaged group retains the longest valid prefix. It moves later journal files
+  aside, and reports the lost groups (atomic journal writes) and offsets.
 """
 
 from __future__ import annotations

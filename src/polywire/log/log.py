@@ -1,4 +1,4 @@
-"""The log on files: write batches become journal groups, groups become segments, and a start recovers both.
+"""The log on files: writes go to the journal and later to segments, and a start recovers both.
 
 It implements ``log.base.Log``. Syncs, sealing and reads from disk run in threads. Everything else runs on the event
 loop, in the call or in ``commit``.

@@ -1,4 +1,4 @@
-"""Settings and limits of a log, with their units and the reasons for their values."""
+"""Settings and limits of a log, with units and reasons."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The log's state in memory, and the effect of each kind of journal entry on it.
+"""The log's state in memory, and how each kind of journal entry changes it.
 
-Writing, sealing and recovery share this state machine. The same entries in the same order give the same state.
+Writes and recovery apply entries with the same functions. The same entries in the same order give the same state.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Run work off the event loop: the interface, its implementation by a thread, and completions that can be cancelled.
+"""Run jobs off the event loop: the interface, an implementation with a thread, and completions that can be cancelled.
 
 * Jobs run in order. Each job reports to the event loop exactly once, with its result or its error.
-* A completion is called exactly once, or never if it is cancelled first. If the result of a cancelled read has a pin,
-  the pin is released.
+* A completion is called exactly once, or never if it is cancelled first. If the result of a cancelled read keeps memory
+  in use (a pin), this memory is released.
 """
 
 from __future__ import annotations

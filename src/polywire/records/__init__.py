@@ -1,1 +1,1 @@
-"""The record format: stored batches."""
+"""The stored batch: the format of records on disk and in memory."""

@@ -1,4 +1,4 @@
-"""Allocate large buffers: for one use, to read into repeatedly, or to be reused once no view of them is left.
+"""Allocate large buffers without zeroing them, and reuse buffers to which no view is left.
 
 Mapped memory costs time when it is first written, not when it is allocated. A ``bytearray`` of 64 MiB, in contrast, is
 filled with zeros at once. That takes 35 ms, during which no other Python thread runs.

@@ -1,7 +1,7 @@
-"""All functions on stored batches under one name (decision 0101).
+"""Import this module for all functions on stored batches (decision 0101).
 
-They build batches, stamp offsets, check, iterate, look up and reshape. They accept buffers and return values or bytes,
-with one compiled call per batch or chunk.
+They build and validate batches, assign offsets, find records, and merge or split batches. They accept buffers and
+return values or bytes, with one compiled call per batch.
 """
 
 from __future__ import annotations

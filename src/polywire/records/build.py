@@ -1,4 +1,4 @@
-"""Build a stored batch from spans of a receive buffer, or from existing columns (decision 0101).
+"""Build a stored batch from keys and values in a receive buffer, or from existing columns (decision 0101).
 
 The result is a complete batch with both checksums, but without offsets. Building makes one call and one allocation per
 batch, and none per record. Batches below ``WIDE_BYTES_MIN`` align their columns to 8 bytes, larger ones to 64.

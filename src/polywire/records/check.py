@@ -1,7 +1,7 @@
 """Validate an untrusted batch: all rules of decision 0101 in one pass.
 
-* For any input the result is a length or ``Invalid``.
-* Functions of this package never read outside the bytes of a validated batch.
+* For any input the validation returns the batch's length or raises ``Invalid``.
+* After validation, functions of this package never read outside the batch.
 * Large batches are checked without the GIL.
 """
 

@@ -1,6 +1,6 @@
 """Find one record in a stored batch, or return the payloads of all records (decision 0101).
 
-Functions read the columns and create no Python object per record. Batches must have been validated.
+The functions create no Python object per record. Batches must have been validated.
 """
 
 from __future__ import annotations

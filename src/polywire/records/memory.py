@@ -1,9 +1,10 @@
 """Access the memory of a buffer: bytes, bytearray, memoryview or array, of any item format.
 
-While a ``Lent`` exists its buffer can be neither resized nor freed. Callers check ranges, once per buffer.
+While a ``Lent`` object exists, its buffer can be neither resized nor freed. Ranges are not checked here, so callers
+must check them.
 
-In compiled code ``p`` is a pointer, in uncompiled code a memoryview of bytes. Both are indexed the same way, and loads
-and stores have the same names. Compiled ones are inlined from ``memory.pxd``.
+Its attribute ``p`` is a pointer in compiled code, and a memoryview of bytes in uncompiled code. Code uses ``p`` in the
+same way in both cases. In compiled code, the functions that load and store values are inlined from ``memory.pxd``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Map keys to partitions with the hash functions of each protocol's clients, for one key or many.
 
-Results equal those of the clients (concepts: records#keys-and-partitions). Hashes use seed 0, are unsigned, and are
+Clients compute the same partitions (concepts: records#keys-and-partitions). Hashes use seed 0, are unsigned, and are
 taken modulo the partition count. A null key is hashed like an empty one. Iggy's oldest dialect uses MurmurHash3 x64
 128.
 """

@@ -1,7 +1,7 @@
 """Convert between stored batches and ``Record`` objects (decision 0101).
 
-For clients, slow paths and tests, never for a hot path. ``to_records(from_records(records))`` returns equal records,
-with two exceptions: an id of zeros becomes None, and empty event metadata becomes None.
+The conversion is slow: clients, tests and rare requests use it. ``to_records(from_records(records))`` returns equal
+records, with two exceptions: an id of zeros becomes None, and empty event metadata becomes None.
 """
 
 from __future__ import annotations

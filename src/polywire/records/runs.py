@@ -1,7 +1,7 @@
-"""Concatenate runs of records from stored batches, column by column (decision 0101).
+"""Build one stored batch from ranges of records of other batches, column by column (decision 0101).
 
-A *run* is (source, start, stop): consecutive records of one source. Records retain all their columns. If only some
-sources have an optional column, the rows of the others get its default. Sources must have been validated.
+Each range, called a run, is (source batch, start, stop). Records retain all their columns. If only some batches have an
+optional column, the records of the others get its default. The source batches must have been validated.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def _size_columns(
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill_offsets(runs: Runs, offsets: cython.int, payload: cython.int, nested: cython.bint) -> cython.void:
-    """Concatenate an offsets column and, unless ``payload`` is -1, the bytes column that it points into.
+    """Join an offsets column of all runs and, unless ``payload`` is -1, the column of bytes that the offsets index.
 
     ``nested`` is true for a column with one entry per header instead of per record.
     """

@@ -1,4 +1,4 @@
-"""The broker that protocols use if there are several processes.
+"""``RoutedBroker``: the broker that protocols use if there are several processes.
 
 A call for a topic of this process runs directly. A call for a topic of another process becomes one request over the
 link to it. That process neither decodes the client's request nor checks permissions again.

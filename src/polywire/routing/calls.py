@@ -1,8 +1,8 @@
 """Declare the methods of a broker that can be called in another process.
 
-``routed`` declares a method that runs in the process of its topic. ``aggregated`` declares a method that runs in all
-processes, and combines the results. Arguments and results are encoded as MessagePack, according to the annotations of
-the method.
+``routed`` declares a method that runs in the process that owns its topic. ``aggregated`` declares a method that runs in
+all processes, and combines the results. Arguments and results are encoded as MessagePack, according to the annotations
+of the method.
 """
 
 from __future__ import annotations

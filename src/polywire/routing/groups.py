@@ -1,4 +1,4 @@
-"""Consumer groups of all processes. The process of a topic coordinates its groups."""
+"""Consumer groups of all processes. The process that owns a topic coordinates its groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sending end of a link: one connection to the process of another shard, for the calls of all clients.
+"""Send calls to the process of another shard, over one connection (link) for all clients.
 
 * Calls are sent in order. The other process appends the batches of a partition in the order in which they arrive.
 * Each call ends once: with its result, or with Unavailable(STOPPING) if the link is lost.

@@ -1,4 +1,4 @@
-"""Messages between the processes of one broker.
+"""Messages that the processes of one broker send to each other.
 
 A link begins with ``MAGIC`` and the shared key of the processes. Then both sides send frames like those of the
 `polywire` protocol: a prefix, a head in MessagePack, and a payload. A response has the correlation id of its request.

@@ -1,4 +1,4 @@
-"""The broker of several processes, for requests that look up topics without waiting."""
+"""A ``RoutedBroker`` for handlers that must look up topics without waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The receiving end of a link: executes the calls of another process in this one.
+"""Execute the calls that another process of the broker sends over a link.
 
 * Batches of a partition are appended in the order in which they arrive. If the log is full, a batch waits, and later
   batches of the same partition wait behind it. All other calls continue.

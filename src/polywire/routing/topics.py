@@ -1,4 +1,4 @@
-"""The topics and partitions of other processes, as they were reported last.
+"""The topics and partitions of other processes, as those processes last reported them.
 
 Offsets of a partition are those in the latest response about it. ``RoutedBroker.when_current`` requests them again.
 """

@@ -1,4 +1,4 @@
-"""The audit log: one line for every login, denial and administrative change.
+"""The audit log: one line for every login, every refused request and every administrative change.
 
 Lines go to the process's log, and to a separate file if one is configured.
 

@@ -1,4 +1,4 @@
-"""Statistics about the bucket and the brokers that use it.
+"""Statistics about a bucket and the brokers that use it.
 
 They include the requests and their cost, the shard that this process leads, and the other brokers. One ``BucketWatch``
 exists as long as the process, both as leader and as standby, so losing leadership does not reset the counters.

@@ -2,16 +2,16 @@
 
 * A session receives its bytes in order. Bytes that it does not consume are passed again, together with the bytes that
   arrive after them.
-* A session is not called while it is paused, or while too many of its responses wait to be sent.
+* A session gets no bytes while it is paused, or while too many of its responses wait to be sent.
 * Bytes that were passed to the broker are not overwritten before they are committed to the log.
-* Every buffer has a limit, so a client that floods, stalls or sends garbage can only slow down other clients.
+* Every buffer has a size limit, so no client can exhaust the broker's memory.
 
-**No callback of the broker may run while the event loop asks for a buffer.** libuv asks for memory and then reads into
-it. It does not check again whether the connection is still open and reading (libuv issue 2399). If the connection is
-paused or closed in between, the process crashes. A commit sends responses, which can pause or close a connection.
+**No callback of the broker may run while the event loop asks for a buffer.** The event loop (libuv) asks for memory and
+then reads into it. If the connection is paused or closed in between, the process crashes (libuv issue 2399). A commit
+sends responses, which can pause or close a connection.
 
-So ``get_buffer`` only finds memory: it does not commit, pause, write or close. ``Hub.lending`` is true meanwhile, and
-assertions fail if anything else happens. ``buffer_updated`` does all other work at its end.
+So ``get_buffer`` only finds memory; it does not commit, pause, write or close. ``buffer_updated`` does all other work.
+While ``Hub.lending`` is true, assertions fail if anything else happens.
 """
 
 from __future__ import annotations

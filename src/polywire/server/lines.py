@@ -1,7 +1,7 @@
-"""The format of log lines, and a limit on their rate.
+"""Format the broker's own log lines, and limit their rate.
 
 * Every event is one line on standard error.
-* The rate of lines of each event is limited. When it drops again, a line reports how many were dropped.
+* The rate of lines is limited for each event. A later line reports how many were dropped.
 """
 
 from __future__ import annotations

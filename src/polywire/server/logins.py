@@ -4,8 +4,8 @@ A *stranger* is a connection that has not logged in and is not served as the use
 
 * Some slots are reserved for users, so strangers cannot take all of them. Some of the reserved slots are only for
   administrators.
-* When slots are short, a new connection takes the slot of the oldest stranger. Strangers on protocols that have a login
-  are closed first.
+* When all slots are taken, a new connection replaces the oldest stranger. Strangers on protocols that have a login are
+  closed first.
 * A connection that is served as ``anonymous`` is closed in favour of a new one only if there is no stranger.
 * A connection that has logged in is never closed in favour of another. It is closed when its login ends.
 

@@ -1,4 +1,4 @@
-"""Receive memory: the buffers of incomplete requests, and which connections get them, wait, or are closed to free them.
+"""Memory for incomplete requests: decide which connections get it, which wait, and which are closed to free it.
 
 This module is compiled.
 
@@ -6,8 +6,8 @@ This module is compiled.
   needs no memory of its own. An incomplete request takes memory in proportion to the bytes received.
 * All incomplete requests together stay within a limit. One request at a time may exceed it, so that at least one
   request can be completed. Meanwhile, other requests that make progress wait and are not closed.
-* When memory is short, stalled requests are closed: first those of unauthenticated clients, then those of the address
-  that uses most memory, the slowest first. Unread bytes in the socket count as received.
+* When memory is short, connections with stalled requests are closed: first those of unauthenticated clients, then those
+  of the address that uses most memory, the slowest first. Unread bytes in the socket count as received.
 * Memory is reused only when no uncommitted batch refers to it any more. Buffers that are not reused for a while are
   returned to the allocator.
 * ``Arena.take`` and ``Arena.give`` run no other Python code, so the ``get_buffer`` callback of the event loop may call

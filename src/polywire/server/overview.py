@@ -1,4 +1,4 @@
-"""Statistics of the process for HTTP.
+"""Collect the statistics of the process that the admin API shows.
 
 They cover connections, traffic by protocol, listeners, settings, and job times of the log's threads.
 """

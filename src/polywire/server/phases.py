@@ -1,7 +1,9 @@
 """The state of a connection: its phase, and the current reasons for not reading from it.
 
-SILENT ──► UNKNOWN ──► OPEN ──► ENDING ──► CLOSED └──────────────────────┘        every phase can change to ENDING or
-CLOSED
+::
+
+    SILENT ──► UNKNOWN ──► OPEN ──► ENDING ──► CLOSED
+      └──────────┴───────────────────┘   every phase can change to ENDING or CLOSED
 
 The transport of a closed connection is replaced by an ``EndedTransport``. An asyncio transport and its protocol refer
 to each other. Breaking this cycle lets reference counting free the connection, without a garbage collection that blocks

@@ -1,4 +1,4 @@
-"""The directory of each shard, and the shard that owns a topic (decision 0126).
+"""Find the directory of each shard, and the shard that owns a topic (decision 0126).
 
 The first shard's directory is the data directory itself. The others are in its subdirectory ``shards``. On a data
 directory, a symbolic link for each topic name stores the topic's shard. With a bucket, the hash of the name determines
@@ -66,9 +66,10 @@ class Stage(IntEnum):
 
 
 class Board:
-    """Memory in which all processes of the broker publish their stage and their number of topics.
+    """Shared memory in which each process of the broker writes how far its start has come, and its number of topics.
 
-    The parent process creates it, and its children inherit it. A restarted process continues with its previous stage.
+    The parent process creates it, and its children inherit it. The reported stage of a process never decreases, even
+    when the process restarts.
     """
 
     __slots__ = ("_words", "count")

@@ -3,13 +3,13 @@
 This module is compiled.
 
 All sockets are registered with one epoll descriptor, and the event loop watches only that. The loop still runs timers,
-threads and TLS. A pass reads each ready socket once, so no connection can block the others; what is left is read in the
-next pass.
+threads and TLS. A pass reads each ready socket once, so no connection can block the others; remaining bytes are read in
+the next pass.
 
 * For a connection, it behaves like an asyncio transport with a write limit of 0.
 * An error of one connection closes it and does not affect others.
 * No other code runs between asking a connection for memory and reading into it.
-* Batches that are appended during a pass are committed at its end, as one journal group.
+* Batches that are appended during a pass are committed at its end, with one journal write.
 """
 
 from __future__ import annotations

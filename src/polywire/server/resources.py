@@ -5,7 +5,7 @@
 * A full garbage collection visits every object, which takes 120 ms for half a million objects. Python starts one each
   time the number of objects has grown by a quarter. Most objects belong to the broker's state and are never freed.
   Therefore, objects that survive a full collection are frozen (``gc.freeze``), and later collections visit only newer
-  objects. So while clients are connected, each object is visited by at most one full collection.
+  objects.
 """
 
 from __future__ import annotations

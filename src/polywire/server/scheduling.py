@@ -1,4 +1,4 @@
-"""How the connections share the event loop: which are served in this pass, and when the loop may sleep.
+"""Share the event loop between connections: decide which are served in this pass, and when the loop may sleep.
 
 This module is compiled.
 

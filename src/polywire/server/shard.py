@@ -1,6 +1,6 @@
-"""One shard of a data directory or a bucket, in its process.
+"""Serve one shard of a data directory or a bucket in a process.
 
-It owns a part of the topics, and has connections to the other shards.
+A shard owns a part of the topics, and its process has connections to those of the other shards.
 
 * The name of a deleted topic is released only when the deletion is synced, so that recovery never restores the topic.
 * No client is served before each process knows the owners of all topics.

@@ -1,8 +1,7 @@
 """Signals that stop a process or make it reload its files, across several event loops.
 
-* A broker of a bucket runs one event loop after another, and must not lose a signal that arrives between two of them.
-  The signal handlers of an event loop are not enough: when the loop ends, they are removed, and a signal would kill the
-  process.
+* A broker on a bucket runs one event loop after another. The signal handlers of an event loop are removed when it ends,
+  so a signal between two loops would kill the process. The handlers of this module remain.
 * SIGHUP reloads the users file, the certificate and the audit log's file without interrupting service. If a file cannot
   be loaded, the error is logged and the previous content remains in use.
 * Reloading never turns authentication off.

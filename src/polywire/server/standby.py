@@ -1,4 +1,4 @@
-"""A broker of a log in a bucket: it alternates between standby and leader.
+"""Run a broker whose log is in a bucket: as standby, as leader, and as standby again when it loses leadership.
 
 * A standby forwards clients to the current leader, and waits until it can become the leader.
 * Timeouts and lost connections only determine when a standby tries to take over. Whether it becomes the leader is decided
@@ -6,8 +6,8 @@
   again.
 * If the bucket is unreachable when a process starts, the process exits. A broker that has been a standby waits until
   the bucket responds again.
-* The HTTP listener of a standby serves liveness, readiness and two metrics. Requests to it are limited in size, time
-  and number. A standby does not authenticate clients, so it serves nothing else.
+* The HTTP listener of a standby serves liveness, readiness and two metrics. Requests to this listener are limited in
+  size, time and number. A standby does not authenticate clients, so it serves nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start what one process serves: a data directory, a bucket, or one of several shards of either.
+"""Start the broker of one process: on a data directory, on a bucket, or on one of several shards of either.
 
 The modules for buckets need optional packages, so they are imported only if there is a bucket.
 """

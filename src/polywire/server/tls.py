@@ -1,6 +1,6 @@
-"""TLS between a socket and a connection, as server and as client.
+"""TLS for connections of clients and for links to other machines.
 
-This module also detects TLS on ports that accept both: connections with TLS and without.
+This module also detects TLS on ports that accept connections with and without TLS.
 
 * A connection sees the same back-pressure as without TLS. Written bytes count as unsent until the kernel has accepted
   them, and nothing is read from the socket while the connection is paused.

@@ -1,6 +1,7 @@
-"""Parse record values into columns: JSON, Avro, text, and the conventions of the protocols.
+"""Parse record values into columns: JSON, Avro, text, and the formats that clients of each protocol commonly use.
 
-Every parser accepts the source's columns. It returns the fields of the value, then these columns about the record:
+The input of a parser is a data frame with the columns of the source ``polywire``. The result has the fields of the
+value, then these columns about the record:
 
 * ``_key``, ``_value`` (the original bytes), ``_topic``, ``_partition``, ``_offset``, ``_timestamp``
 * ``_headers``, if the source has them

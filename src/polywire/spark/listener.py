@@ -1,4 +1,4 @@
-"""Progress of all streaming queries of a session, for programs that export metrics or watch several queries.
+"""Report the progress of all streaming queries of a Spark session, for programs that export metrics.
 
 Reports are those of the module ``progress``, with the query's name. The end of a query is reported once.
 """

@@ -1,10 +1,12 @@
-"""The offsets of a streaming query, as the JSON that Spark stores in its checkpoint.
+"""Encode and decode the offsets of a streaming query, which Spark stores in its checkpoint as JSON.
 
 Keys are sorted, because Spark compares offsets as strings. Every position includes its partition's incarnation, so a
 topic that was deleted and created again is never mistaken for the old one.
 
-``` {"initial": false, "topics": {"orders": {"id": "9f…", "partitions": {"0":
-    {"begin": 0, "epoch": 3, "incarnation": 17, "next": 4200}}}}, "version": 1} ```
+```
+{"initial": false, "topics": {"orders": {"id": "9f…", "partitions": {"0":
+    {"begin": 0, "epoch": 3, "incarnation": 17, "next": 4200}}}}, "version": 1}
+```
 
 ``next`` is exclusive. ``begin`` is present only in the offset at the end of a partition's first batch. It is where the
 query started, which Spark does not store. A batch that is repeated after a crash therefore covers the same records.

@@ -1,6 +1,7 @@
 """Plan which records to read next and how to divide them among tasks, without I/O.
 
-The same offsets give the same plan, so a repeated batch covers the same records. Limits never prevent progress.
+The same offsets give the same plan, so a repeated batch covers the same records. Every batch makes progress, however
+low the limits are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Batch and streaming reads.
+"""Batch and streaming reads of the data source ``polywire``.
 
 The range of a batch is fixed when the read is planned. A stream reads micro-batches between offsets that Spark stores
 in its checkpoint; a repeated micro-batch covers the same records. An ``availableNow`` run reads no records that were
-appended after it began. Readers contain no socket, because Spark pickles them.
+appended after it began.
 
 A task yields exactly the records of its ranges, in offset order per partition, in Spark's own schema. After a lost
 connection it continues where it stopped.

@@ -1,4 +1,4 @@
-"""The columns of the source and the sink, which are those of Spark's Kafka source and sink, and the columns of a value.
+"""The columns of the source and the sink, which are those of Spark's Kafka source and sink.
 
 A user's schema may select any column of the source, in any order. Error messages suggest the right column, or a fix.
 """

@@ -1,14 +1,14 @@
 """The sink: batch and streaming writes, exactly once by default (docs/spark/sink.md).
 
-Tasks stage their rows under random tokens and list the tokens in their commit messages. The driver's commit publishes
-the tokens of a write in one atomic step, under a name and a number that the broker stores.
+Tasks store their rows in the broker under random tokens, invisible to readers (staged), and list the tokens in their
+commit messages. The driver then publishes all tokens of a write in one atomic step. The broker stores the name and
+number of the write.
 
 * A batch that Spark repeats after a crash is published once, even if it is staged several times and divided
   differently.
 * Staged rows of a killed attempt never become visible.
-* All rows of a write become visible together, once (``exactlyOnce``), unless the options request a weaker guarantee.
+* All rows of a write become visible together, once, unless the option ``exactlyOnce`` requests a weaker guarantee.
 
-The sink contains no socket.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _numbers(column: pa.Array[Any]) -> memoryview | array[int]:
 
 
 class Write(NamedTuple):
-    """The name of a write. The broker publishes each name only once.
+    """The key by which the broker detects a repeated write: it publishes each pair of writer and number only once.
 
     Attributes:
         writer: name of the writer.

@@ -1,4 +1,4 @@
-"""The partitions of a subscription with their first and next offsets, requested over one connection.
+"""Request the partitions of a subscription with their first and next offsets.
 
 A next offset is never above the synced records, so a power loss cannot remove records that a plan includes.
 """

@@ -1,7 +1,7 @@
 """Shorten the output of Spark's Python workers: none if the driver has exited, and one line for Polywire's errors.
 
-A worker that is idle can lose its driver, because the session stops or the worker was idle for a minute. With Unix
-sockets the worker then fails on exit and prints a useless traceback.
+When a session stops, or a worker was idle for a minute, its connection to the driver is closed. With Unix sockets the
+worker then fails on exit and prints a useless traceback.
 
 A failing worker reports its whole traceback, which Spark puts into the message of its exception. The useful line is
 then hidden among thirty others.

@@ -1,1 +1,1 @@
-"""Storage of immutable named blobs, and of objects in buckets."""
+"""Storage: immutable files (blobs) in a directory or a bucket, and objects in buckets."""

@@ -1,11 +1,12 @@
 """The ``Store`` interface: immutable named blobs.
 
-Its only consistency primitive is *write this name only if it does not exist*.
+A blob is a segment or a snapshot: a file, or an object in a bucket. Stores need only one atomic operation: write a name
+only if it does not exist.
 
 * A visible blob is complete and never changes.
 * Creating a name that exists fails and changes nothing.
 
-``put`` replaces the blob of a name. It is not used for data that must survive a crash.
+``put`` replaces a blob. It is not used for data that must survive a crash.
 """
 
 from __future__ import annotations

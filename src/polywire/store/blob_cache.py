@@ -1,7 +1,7 @@
-"""Cache of recently written blobs, for readers that follow the log closely (decision 0104).
+"""Cache of recently written segments, for consumers that read new records (decision 0104).
 
 * It uses at most the configured number of bytes, or what writing needs if that is more.
-* The oldest blobs are evicted first.
+* The oldest segments are evicted first.
 * Memory is reused only when no reader uses it.
 """
 

@@ -1,6 +1,6 @@
-"""Blobs as files in one directory: temporary file, write, sync, link, directory sync.
+"""Store blobs (immutable segments and snapshots) as files in one directory.
 
-* A new name appears complete and durable, or not at all. ``put_new`` never overwrites a name.
+* A new file appears complete and durable, or not at all. ``put_new`` never overwrites a file.
 * The most recently written blobs stay in memory, up to a limit, and not in the page cache.
 * The number of open files is limited.
 """

@@ -1,4 +1,4 @@
-"""Objects as files below one directory, for brokers on one machine that share a disk, and for tests without a server.
+"""A bucket whose objects are files below one directory, for brokers on one machine and for tests.
 
 An object is created with a hard link, which fails if the name exists. It is replaced while a lock file next to it is
 locked.

@@ -1,8 +1,8 @@
-"""The interface for files and directory entries. The store and the log access disks only through it.
+"""The interface through which the store and the log access files and directories.
 
 Each method is one operation of the operating system and fails with its OSError. Functions that combine methods follow
-the interface. Each method documents its durability. A name survives a power loss once its directory is synced. Bytes
-survive once the file is synced.
+the interface. Each method documents its durability. A directory entry survives a power loss once the directory is
+synced. Bytes survive once the file is synced.
 """
 
 from __future__ import annotations

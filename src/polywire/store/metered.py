@@ -1,4 +1,4 @@
-"""Count requests to a bucket.
+"""Count requests to a bucket, for metrics.
 
 Requests are counted by method, by outcome and by the kinds that stores charge for, with durations and bytes sent and
 received. Each request is counted once, when it ends. Errors are raised unchanged.

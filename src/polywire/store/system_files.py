@@ -1,4 +1,5 @@
-"""Implement ``files`` with the operating system. Each method is one or two system calls, and nothing is cached."""
+"""Access files through the operating system: the implementation of ``files``. Each method makes one or two system
+calls."""
 
 from __future__ import annotations
 

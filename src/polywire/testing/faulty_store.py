@@ -1,7 +1,8 @@
-"""A store that injects faults of real stores.
+"""A store for tests that injects the faults of real stores.
 
-The faults are an error before any effect, a slow response, a torn blob, a stale list, and a lost response. A fault
-applies once, to the next call of its operation, in the order of injection. All other calls go to the store below.
+The faults are an error before any effect, a slow response, a torn blob, a stale list, and a lost response. Each
+injected fault affects one call: the next call of its operation. Several faults affect consecutive calls. All other
+calls go to the underlying store.
 """
 
 from __future__ import annotations

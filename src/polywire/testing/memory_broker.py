@@ -1,4 +1,4 @@
-"""A broker with a log in memory and a simulated clock and loop, which can be killed and started again.
+"""A broker for tests with a log in memory and a simulated clock and event loop. Tests can kill and restart it.
 
 Except for the log, it is the real broker.
 """

@@ -505,7 +505,7 @@ class MemoryLog:
         """Do nothing, because scheduled commits can stay."""
 
     def write(self) -> None:
-        """Write the current batch of appends and changes as one group, without calling callbacks."""
+        """Store all pending appends and changes at once, without calling their callbacks."""
         write_batch, self._write_batch = self._write_batch, []
         if not write_batch or self._failure is not None:
             return
@@ -524,7 +524,7 @@ class MemoryLog:
         self._wake()
 
     def commit(self) -> None:
-        """Write the current batch of appends and changes as one group, and call the callbacks."""
+        """Store all pending appends and changes at once, then call their callbacks."""
         self.write()
         written, self._written = self._written, []
         for done in written:

@@ -1,7 +1,7 @@
-"""A bucket in memory with injected faults and, on request, one of two defects.
+"""A bucket in memory for tests, which can fail single calls or be a store that breaks the rules of buckets.
 
-A fault applies once, to the next call of its operation, in the order of injection. Without faults and defects the
-bucket works correctly. Any thread may use it.
+Each injected fault affects one call: the next call of its operation. Several faults affect consecutive calls. A defect
+affects all calls. Any thread may use the bucket.
 """
 
 from __future__ import annotations

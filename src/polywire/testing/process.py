@@ -1,7 +1,7 @@
 """A broker in its own process, for tests of its external behaviour.
 
 * Its addresses are read from the ready file.
-* The process never outlives its test.
+* The process ends at the latest with its test.
 * If a test fails, the broker's log is shown.
 """
 

@@ -4,7 +4,7 @@ The broker elects a leader among the members, sends it the metadata of all membe
 it returns. The broker does not decode metadata or assignments.
 
 * ``TRANSITIONS`` lists every transition.
-* Every waiting member gets a response, at the latest from the call of ``expire`` at ``deadline``.
+* Every waiting member gets a response, at the latest when the caller calls ``expire`` at ``deadline``.
 * An assignment is valid only in its generation.
 * A stable group is stored in the journal. After a restart its members get the same responses as before.
 """
@@ -154,7 +154,8 @@ class ClassicGroup:
     def can_be_shared(self, join: Join | None = None) -> bool:
         """Return whether the broker can assign partitions to all members, and to the sender of ``join``.
 
-        This requires that it can encode their assignments, and that they have not too many topics.
+        All members must use an assignment format that the broker can encode, and together subscribe to at most
+        ``SEATS_MAX`` topics.
         """
         joins = [member.join for member in self._members.values() if join is None or member.id != join.member_id]
         joins += [] if join is None else [join]

@@ -3,7 +3,8 @@
 * Every waiting request completes once, on the event loop and never from inside another call.
 * If a group of the same name has members of other protocols, the broker assigns partitions to all members. It refuses
   classic members to which it cannot assign.
-* Stable generations survive a restart of the broker. Committed offsets are in the table that all protocols share.
+* A group that is not rebalancing survives a restart of the broker. Committed offsets are in the table that all
+  protocols share.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """State machine of a consumer group of Kafka's newer protocol (KIP-848), whose heartbeats assign partitions.
 
-The coordinator computes the target assignments. This module moves members to them (concepts: groups#handing-over). A
-member first releases partitions and confirms the release. Only then may other members get them. A member gets the
-group's current epoch once it has released all partitions that it must release.
+The coordinator decides which partitions each member should have. This module moves partitions between members
+(concepts: groups#handing-over). A member first releases partitions and confirms the release. Only then may other
+members get them. A member gets the group's current epoch when it has released all partitions that other members should
+have.
 
 * A member never gets a partition that another member holds.
 * A member that does not release its partitions in time is removed.
@@ -72,7 +73,7 @@ class Beat:
 
     @property
     def is_full(self) -> bool:
-        """Whether the heartbeat has all fields. A member that missed a response sends such a heartbeat."""
+        """Whether the heartbeat has all fields, as when a member joins or has missed a response."""
         return None not in (self.rebalance_timeout_s, self.topics, self.owned)
 
     @property
@@ -238,7 +239,8 @@ class ConsumerGroup:
     def _check_epoch(self, member: Member, beat: Beat) -> None:
         """Raise Conflict(GENERATION_STALE) unless the epoch of a heartbeat is the member's current or previous one.
 
-        A member that missed a response sends its previous epoch and the partitions that it reads.
+        The previous epoch is accepted because a member that missed a response repeats it, with the partitions that it
+        owns.
         """
         if beat.epoch == member.epoch:
             return

@@ -1,10 +1,11 @@
 """Operations on consumer groups of Kafka's newer protocol (KIP-848), whose heartbeats assign partitions.
 
-A member joins the coordinator's group of each of its topics. Members of other protocols are in the same groups
-(concepts: groups#handing-over). The coordinator computes target assignments, and heartbeats move the member to them.
+The coordinator has one group per group name and topic, which members of all protocols share (concepts:
+groups#handing-over). A KIP-848 member joins the group of each of its topics. The coordinator computes target
+assignments, and the responses to heartbeats say which partitions to release or read.
 
 * A member gets a partition only when no other member of any protocol holds it.
-* Memberships and generations are journalled. Held partitions are not.
+* Memberships and generations are written to the journal. The partitions that a member still reads are not.
 * After a restart members must rejoin. Their memberships remain until then.
 """
 
@@ -240,7 +241,7 @@ class ConsumerGroups:
     def _shares(self, entry: _Entry, member: Member) -> dict[bytes, Share]:
         """Return a member's target assignment by topic.
 
-        The share is empty in a topic in which the member only has to release partitions.
+        For a topic in which the member only has to release partitions, the target is empty.
         """
         name = entry.group.name
         shares = self._topic_groups.shares(name, member.memberships)

@@ -1,10 +1,10 @@
 """The coordinator of consumer groups of all protocols (concepts: groups#what-a-group-is).
 
-* Every change of a group is journalled in the write batch of its request, so groups survive restarts with their
-  generation, assignor and members.
-* Heartbeats are not journalled. After a restart every member has one full timeout, and members bound to a connection
-  are removed.
-* Expiry is lazy: the next call of a member removes the expired members of its group. Views omit them.
+* Every change of a group is written to the journal, so groups survive restarts with their generation, assignor and
+  members.
+* Heartbeats are not written to the journal. After a restart every member has one full timeout, and members without
+  heartbeats, which end with their connection, are removed.
+* Expired members are removed when another member of the group calls. Until then, lists of members omit them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GroupBroker(Protocol):
         """Return the number of partitions to assign.
 
         Args:
-            last: the number in the group's last assignment.
+            last: how many partitions the group's last assignment had.
         """
 
     def group_topic(self, full_name: str) -> Topic | None:

@@ -1,4 +1,4 @@
-"""One consumer group of a topic: members, generation, assignment, held partitions (concepts: groups#what-a-group-is).
+"""One consumer group of one topic: members, generation and assigned partitions (concepts: groups#what-a-group-is).
 
 * Every change of members, assignor or partition count increments the generation by one and assigns partitions again.
   Adding or removing a member takes the same time for groups of any size.
@@ -293,9 +293,9 @@ class Group:
 
     Attributes:
         kept: whether the group was created explicitly, so that it is not deleted when unused.
-        at_us: time of the last change, on the elapsed clock.
-        has_consumers: whether the last member to join used Kafka's newer protocol. An empty group keeps this, so that
-            tools find the group with the API of its protocol.
+        at_us: time of the last change, in microseconds on the broker's monotonic clock.
+        has_consumers: whether the member that joined last used Kafka's ``consumer`` protocol (KIP-848). An empty group
+            keeps this, so that tools find the group with the API of its protocol.
         order: sorted member ids.
     """
 

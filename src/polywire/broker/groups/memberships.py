@@ -1,13 +1,13 @@
-"""Memberships of Kafka members in the coordinator's groups, which have one topic each.
+"""Map a Kafka member, which may read several topics, to the coordinator's groups, which have one topic each.
 
 * A Kafka member has one membership for each of its topics (concepts: groups#handing-over). Each membership gets
-  partitions like a member of any other protocol, and the coordinator knows which partitions it holds. When partitions
-  are released, members that wait for them learn of it from a new generation.
+  partitions like a member of any other protocol, and the coordinator knows which partitions it still reads. When it
+  releases them, the group's generation rises, so that members that wait for them get them.
 * In a classic group that shares topics with members of other protocols, the broker assigns in place of the group's
   leader (concepts: groups#one-group-for-all). A partition that a member still reads is assigned to no other member.
-* Memberships are added and removed in short steps, however large the group is. A group's assignments wait until all of
-  its members have memberships. Other groups are not delayed. A group that no longer shares a topic with other protocols
-  removes its memberships itself.
+* Memberships are added and removed in short steps, so large groups do not delay others. A group assigns partitions only
+  when all of its members have memberships. A group that no longer shares a topic with other protocols removes its
+  memberships.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Committed offsets of single consumers and groups, in one table for all protocols (concepts: groups#positions).
+"""Committed offsets of groups, and of consumers outside groups, in one table for all protocols (concepts:
+groups#positions).
 
 * An offset belongs to one incarnation of a topic and is deleted with it.
 * An offset committed before its topic exists is stored under the topic's name until the topic is created.
-* Offsets are stored unchecked, even negative ones or those past the end of the partition.
+* Any offset can be stored, even a negative one or one past the end of the partition.
 """
 
 from __future__ import annotations

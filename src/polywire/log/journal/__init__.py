@@ -1,1 +1,2 @@
-"""The journal: write batches that become groups in preallocated files, and the recovery of the groups at a start."""
+"""The journal: write batches of appends to preallocated files, each in one atomic write, and recover them at a
+start."""

@@ -1,7 +1,7 @@
-"""Build and verify the journal's groups: header, directory, entries (decision 0102).
+"""Build and verify journal groups, which are written atomically: header, directory, entries (decision 0102).
 
-To build a group, the caller calls a method of ``GroupHead`` for each entry; ``batch`` and ``published`` also assign
-offsets. To verify a group takes one call. Nothing is read beyond the buffer, whatever lengths the bytes contain.
+``GroupHead`` has a method for each kind of entry; ``batch`` and ``published`` also assign offsets. Verification never
+reads beyond the buffer, whatever lengths the bytes contain.
 
 ```
 group header, 64 bytes                             directory entry, 32 bytes
@@ -16,9 +16,9 @@ group header, 64 bytes                             directory entry, 32 bytes
 64 directory, then entries in its order
 ```
 
-The seed is secret, so a producer cannot forge bytes that are accepted as a group, even if a reused slot still contains
-them. The mark is 32 bits of the XXH64 of the seed and bytes 0..44. Bytes that are not a group have a wrong mark in
-nearly all cases, so the checksum of the directory need not be computed for them.
+The seed is secret, so a producer cannot forge bytes that are accepted as a group when a journal file is reused. The
+mark is 32 bits of the XXH64 of the seed and bytes 0..44. It is nearly always wrong in bytes that are not a group, so
+the checksum of their directory need not be computed.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class GroupHead:
 
     @property
     def payload(self) -> int:
-        """Size of the entries in bytes, padding included."""
+        """Size of the group's entries in bytes, padding included."""
         return self._payload
 
     @property

@@ -1,7 +1,7 @@
-"""Write the write batch to the journal as one group, and call the completions of its additions.
+"""Collect appends and changes, write them to the journal as one atomic group, and call their completions.
 
-* If an addition would not fit into the group, the earlier additions are written first, without calling completions. So
-  a commit always fits.
+* If an addition does not fit into the group, the earlier ones are written first. Their completions are called at the
+  commit.
 * An addition takes effect only after its group was written. If the write fails, the ends of partitions do not change.
 """
 

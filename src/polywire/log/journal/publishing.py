@@ -1,4 +1,4 @@
-"""Prepare a publish in short steps: build its journal group except for the offsets (decision 0106).
+"""Prepare a publish of staged batches in short steps: build its journal write except for the offsets (decision 0106).
 
 * A token belongs to one publish until that publish is written or cancelled.
 * One compiled call assigns all offsets of the group, and another one applies the group. The number of calls does not

@@ -1,4 +1,4 @@
-"""Find the unbroken chain of journal groups after any kind of stop (decision 0102).
+"""Find the valid journal writes (groups) after any kind of stop (decision 0102).
 
 A *start* is one run of the broker. Each group contains the number of its start. A group is *whole* if the checksums of
 its header and of all entries match.

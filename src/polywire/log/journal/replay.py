@@ -229,7 +229,7 @@ class Player:
         self._replay_producer(batch)
 
     def _check_follows(self, partition: FilePartition, header: Buffer) -> tuple[int, int, int, int, int]:
-        """Return (offset, address, time, offset span, address span) of a batch header.
+        """Return (offset, Kafka 0.7 address, time, number of offsets, number of addresses) of a batch header.
 
         Raises Corrupt unless the batch begins where the partition ends.
         """

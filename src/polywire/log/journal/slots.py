@@ -1,7 +1,8 @@
-"""The journal's files: preallocated slots that are overwritten in place and reused, and the seed (decision 0102).
+"""The journal's files: preallocated files (slots) that are overwritten in place and reused, and the seed (decision
+0102).
 
-* A group never spans two slots. The first group after ``align`` begins on a new page.
-* Written bytes are readable through the slot's mapping.
+* A group (an atomic write) never spans two slots. The first group after ``align`` begins on a new page.
+* Written bytes can be read through the slot's memory mapping.
 * A slot gets a new serial number for each use; a process never uses the same number twice.
 * A failed write is raised and never retried.
 

@@ -1,6 +1,7 @@
-"""The blob of a snapshot: state of the log and of the broker (decision 0102).
+"""Encode and decode a snapshot: the state of the log and of the broker (decision 0102).
 
-If both copies in a blob have wrong checksums, reading it raises Corrupt. Versions 1 and 2 can be read.
+A snapshot contains everything twice. Reading it raises Corrupt if both copies have wrong checksums. Versions 1 and 2
+can be read.
 
 ```
  0 u32 magic "PWT1" (0x31545750)      40 u32 segments    44 u32 tokens

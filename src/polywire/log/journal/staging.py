@@ -1,4 +1,4 @@
-"""Batches staged under a token until they are published, abandoned or expire (decision 0102).
+"""Staged batches: stored under a token until they are published, abandoned or expire (decision 0102).
 
 * Staged data is limited in bytes and in batches.
 * A claimed token cannot be claimed again.

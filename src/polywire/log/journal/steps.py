@@ -1,6 +1,6 @@
-"""Additions to a write batch other than appended batches (decision 0107).
+"""The parts of a journal write that are not appended batches: changes, staged batches, publishes (decision 0107).
 
-Each addition is a step. ``prepare`` does what may fail; ``enter`` adds the step to the journal group and cannot fail.
+Each part is a step. Its method ``prepare`` may fail; ``enter`` adds the part to the journal group and cannot fail.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make groups durable: the interface, and the implementation that syncs journal files to a disk.
+"""Make journal writes (groups) durable: the interface, and the implementation that syncs journal files to a disk.
 
 The implementation for buckets is in ``cluster.uploader``.
 

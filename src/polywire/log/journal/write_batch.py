@@ -1,6 +1,6 @@
-"""The write batch: additions between two commits, which become one journal group (decision 0107).
+"""The write batch: all appends and changes between two commits, which become one journal write (decision 0107).
 
-* Entries are in the order of the calls. Small batches of one partition are merged.
+* Appends and changes are stored in the order of the calls. Small batches of one partition are merged.
 * Every callback is called exactly once.
 """
 

@@ -1,15 +1,15 @@
-"""Reads of sealed data: read once for all waiting readers, and ahead of sequential ones.
+"""Read sealed segments: once for all readers that wait for the same data, and ahead of sequential readers.
 
 Filling the page cache costs up to 2.7 CPU seconds per GB if its memory is new (concepts: storage#what-it-costs).
 Direct reads into reused memory cost almost nothing and run at the disk's speed. So data on disk is read in *windows* of
 up to 4 MiB, in the reader's thread.
 
-Recently sealed data, and data in the page cache, is already in memory. It is read in *glances*, on the event loop, at
-50 µs per MiB. The encoder then finds it in the processor's cache.
+Recently sealed data, and data in the page cache, is already in memory. It is copied in smaller pieces, *glances*, on
+the event loop, at 50 µs per MiB.
 
-* At most ``WINDOWS_MAX`` windows and ``GLANCES_MAX`` glances are retained. Their memory is reused when no view of it is
-  left.
-* Their content was verified when it was read.
+* At most ``WINDOWS_MAX`` windows and ``GLANCES_MAX`` glances are retained. Their memory is reused when no reader uses
+  it.
+* The content of windows and glances was verified when it was read.
 * The event loop never waits for a disk.
 """
 

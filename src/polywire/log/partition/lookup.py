@@ -1,4 +1,4 @@
-"""Look up offsets by time or Kafka 0.7 address, addresses by offset, and locations of sealed records.
+"""Look up offsets by time or Kafka 0.7 address, addresses by offset, and the byte ranges of sealed records.
 
 A lookup in memory returns its result at once. Segments, compressed bodies and staged bodies are searched in the
 reader's thread, and the result is passed to the completion on the event loop.
@@ -57,7 +57,7 @@ class Queries(Protocol):
         then: Completion[int],
         again: Callable[[], None],
     ) -> int | None:
-        """Run ``job`` on the batch of a tail entry. See ``Reader.query_tail``."""
+        """Run ``job`` on an unsealed batch of the partition. See ``Reader.query_tail``."""
 
 
 def offset_at(partition: FilePartition, reader: Queries, time_us: int, then: Completion[int]) -> int | Handle:

@@ -1,4 +1,4 @@
-"""One partition of the log: its offsets, the index of unsealed batches, its sealed runs, its epochs.
+"""One partition of the log: its offsets and epochs, and indexes of its batches in the journal and in segments.
 
 It implements ``log.base.PartitionLog``. This module holds only data in memory. The reader fetches records.
 """

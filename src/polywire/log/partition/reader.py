@@ -1,9 +1,9 @@
 """Fetch the records of a partition.
 
-Records are read from memory-mapped slots or from segments. A published batch has its header in a slot and its body
-where it was staged, so the two are joined. If all data is in memory, a read returns at once. Otherwise the data is
-fetched in the reader's thread, and the read's completion is called on the event loop. Returned bytes stay in memory
-until their pin is released.
+Records are read from memory-mapped journal files or from segments. A published batch has its header in the journal and
+its body where it was staged, so the two are joined. If all data is in memory, a read returns at once. Otherwise a
+thread reads the data, and the read's completion is called on the event loop. Returned bytes stay in memory until the
+caller releases them (unpins).
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class Reader:
         return self._cold.body(self.segment(batch.location), batch.position, batch.position + batch.length)
 
     def tail_batch(self, partition: FilePartition, number: int) -> Buffer:
-        """Return the batch of a tail entry. May wait for the disk if the batch was published and its body sealed."""
+        """Return an unsealed batch. May wait for the disk if its body was staged and is in a segment."""
         _, position, length, serial, _, _ = partition.tail.entry(number)
         if serial == PUBLISHED:
             return self.joined(position >> PUBLISHED_SHIFT)
@@ -249,10 +249,11 @@ class Reader:
         then: Completion[int],
         again: Callable[[], None],
     ) -> int | None:
-        """Run ``job`` on the batch of a tail entry.
+        """Run ``job`` on an unsealed batch of the partition.
 
         If the batch is in memory and uncompressed, the result is returned. Otherwise the job runs in the reader's
-        thread, and ``then`` or ``again`` is called as in ``query``.
+        thread. Then ``then`` is called on the loop with the result, or ``again`` if the caller should repeat the
+        lookup.
         """
         _, position, _, serial, _, _ = partition.tail.entry(number)
         published = self.published[position >> PUBLISHED_SHIFT] if serial == PUBLISHED else None

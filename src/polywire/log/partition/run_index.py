@@ -1,11 +1,13 @@
-"""Index of a partition's sealed runs, in about ten bytes each, and the assignment of runs to partitions at a start.
+"""Index of a partition's runs, its contiguous parts of segments, in about ten bytes each.
 
 A segment contains one run for each partition with data in it: 100 GB with ten thousand partitions have fifteen million
-runs. So entries are packed, 64 per block. For each field, a block stores the minimum of all entries. An entry is the
-difference from that minimum, in as many bits as the largest difference needs.
+runs. So the index is packed, in blocks of 64 entries. For each field, a block stores the minimum of all entries. An
+entry is the difference from that minimum, in as many bits as the largest difference needs.
 
-``` block: 5 × i64 minimum of offset, bytes, segment's location, address, append time | 5 × u8 bits of the differences |
-3 zeros | the differences, entry by entry, bit by bit from the lowest, and zeros up to a byte ```
+```
+block: 5 × i64 minimum of offset, bytes, segment's location, address, append time | 5 × u8 bits of the differences |
+       3 zeros | the differences, entry by entry, bit by bit from the lowest, and zeros up to a byte
+```
 
 Searches are binary over blocks, then over the entries of one block.
 """

@@ -1,4 +1,4 @@
-"""Index of a partition's unsealed batches. Reads and the sealer select entries with one call.
+"""Index of a partition's batches that are not in a segment yet. One call finds the batches of a range of offsets.
 
 Nothing is allocated per batch, and every search is binary.
 """

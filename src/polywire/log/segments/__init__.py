@@ -1,1 +1,1 @@
-"""Segments: immutable blobs with data that was moved out of the journal. They are written, replaced and removed here."""
+"""Write, merge, compact, read and delete segments: immutable files of batches that were moved out of the journal."""

@@ -1,7 +1,7 @@
-"""Scan scattered batches: verify them, summarize headers, find batches to merge, copy them into chunks.
+"""Process many batches with one call: verify them, summarize headers, find batches to merge, copy them together.
 
-A *piece* is one batch somewhere in a buffer. Pieces are given as two arrays (``array("q")``), their positions and their
-lengths. A scan makes one call per run or per 4 MiB chunk, and releases the GIL for most of its work.
+The batches may be anywhere in a buffer. Two arrays (``array("q")``) contain their positions and lengths. The functions
+release the GIL for most of their work.
 """
 
 from __future__ import annotations

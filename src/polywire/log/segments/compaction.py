@@ -1,10 +1,10 @@
 """Compaction: retain the newest record of each key of a partition (decision 0105).
 
-The first half of a pass reads the data that was never compacted and fills a table with the newest offset of each key.
-The second half rewrites the partition's sealed runs, a few at a time, oldest first. It drops records for which the
-table has a newer one. The remaining records retain offset, address and time.
+A pass first reads the records that were never compacted, and fills a table with the newest offset of each key. Then it
+rewrites the partition's data in segments, a few parts at a time, oldest first. It drops records for which the table has
+a newer one. The remaining records retain offset, address and time.
 
-* Memory is bounded: one table and one window.
+* Memory is bounded: one table, and one buffer for reads.
 * Each step reads a bounded number of bytes, in the sealer's thread.
 * If a pass stops between steps, the newest record of every key still exists.
 """

@@ -1,7 +1,7 @@
 """Separate intact batches of a segment from damaged ones.
 
-* Bytes count as a batch only if header and body match their checksums.
-* Every damaged range is reported with offsets and position. Data after it stays readable.
+* A batch is intact if header and body match their checksums.
+* Every damaged range is reported with its position in the file and the missing offsets. Data after it stays readable.
 """
 
 from __future__ import annotations

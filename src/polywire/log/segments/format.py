@@ -1,6 +1,7 @@
-"""Format of a sealed segment: batches sorted by partition and offset, and the footer that locates them (decision 0102).
+"""Format of a segment file: batches sorted by partition and offset, and a footer that locates them (decision 0102).
 
-Only a verified footer is used; one intact copy of the two is enough.
+The footer exists twice; one copy with a valid checksum is enough. A *run* is the contiguous part with the batches of
+one partition.
 
 ```
 batches of run 0 | batches of run 1 | … | footer: runs, epochs, index entries | trailer | the same footer | the same trailer
@@ -21,8 +22,8 @@ epoch, 16 bytes: u32 epoch, u32 zero, u64 its first offset in the run
 index entry, 32 bytes: u64 offset, u64 position in the blob, u64 address, i64 append time
 ```
 
-Version 1 held footer and trailer once. Runs are sorted by (partition, token). A run with a token holds staged batches,
-which are unnumbered: offsets, addresses and epochs are zero.
+Version 1 has footer and trailer once. Runs are sorted by (partition, token). A run with a token contains staged
+batches, which have no offsets yet: offsets, addresses and epochs are zero.
 """
 
 from __future__ import annotations

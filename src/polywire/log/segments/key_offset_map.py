@@ -1,7 +1,7 @@
-"""Newest offset of each key, for compaction.
+"""A table with the newest offset of each key, for compaction.
 
-A key is identified by 128 bits: XXH64, CRC-32 and length. The table has a fixed size. Loops run without the GIL.
-Batches must have been validated.
+A key is identified by 128 bits: XXH64, CRC-32 and length. The table has a fixed size. Functions release the GIL while
+they process a batch. Batches must have been validated.
 """
 
 from __future__ import annotations

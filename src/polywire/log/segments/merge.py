@@ -1,6 +1,6 @@
 """Merge segments: drop unneeded data and join small segments (decision 0102).
 
-* A run of the new segment covers the offsets of the runs it replaces.
+* The new segment covers the same offsets of a partition as the segments that it replaces.
 * Staged batches are not moved.
 * Data is written only if its checksums matched.
 """

@@ -1,6 +1,6 @@
-"""Scrub: read every sealed segment once per period, and report damage before a client reads it.
+"""Scrub: read every segment once per period (a week by default), and report damage before a client reads it.
 
-Scrub reads at a steady pace, one piece at a time, in a thread. It bypasses the page cache and changes nothing.
+It reads at a steady pace, one piece at a time, in a thread. It bypasses the page cache and changes nothing.
 """
 
 from __future__ import annotations

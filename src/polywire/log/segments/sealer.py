@@ -1,4 +1,5 @@
-"""The sealer: writes full slots into segments one by one, records the segments in the journal, and frees the slots.
+"""The sealer: writes full journal files (slots) into segments, records the segments in the journal, and frees the
+slots.
 
 * Slots are sealed in the order they were filled.
 * Unneeded segments are deleted only after the journal has recorded their removal.

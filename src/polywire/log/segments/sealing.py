@@ -1,9 +1,8 @@
-"""Sealing: write the content of full slots into segments, and free the slots (decision 0102).
+"""Seal one full journal file (slot): write its content into segments, then free it (decision 0102).
 
-A slot is freed only after a journal group on disk lists the segments made from the slot, and a snapshot. A slot may
-contain batches of tens of thousands of partitions, so little of the work may run on the event loop. The loop collects
-the content. The sealer's thread plans and writes the segments. Then the loop installs them in steps, and other work
-runs between two steps.
+A slot is freed only after the journal on disk lists its segments and a snapshot. A slot may contain batches of tens of
+thousands of partitions, so little of the work may run on the event loop. The loop collects the content, and a thread
+plans and writes the segments. Then the loop adds them to the partitions in short steps.
 """
 
 from __future__ import annotations
@@ -95,9 +94,10 @@ class Written:
 
 
 class _Parts(Sequence[Part]):
-    """Parts of a run.
+    """The batches of one partition that will form a run of a segment.
 
-    Published batches are joined with their bodies on access, because all together may exceed memory.
+    The body of a published batch is read only when its part is accessed, because all bodies together may not fit in
+    memory.
     """
 
     def __init__(self, reader: Reader, parts: Sequence[Part | PublishedBatch], *, strict: bool) -> None:

@@ -1,6 +1,6 @@
-"""Search index entries and batch headers, with one call per request.
+"""Find a batch in a segment by offset, time or address: search its index entries, then batch headers.
 
-Nothing is allocated per batch. The search is binary among index entries, and linear between two of them (64 KiB).
+The search is binary among index entries, and linear between two of them (64 KiB).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Read a sealed segment: an immutable blob of batches sorted by partition and offset (decision 0102).
+"""Read a segment: an immutable file of batches, sorted by partition and offset (decision 0102).
 
-Opening reads only the footer (layout in ``format``). A *stride* is the part of a run between two index entries, about
-64 KiB. A read accesses at most one stride more than it returns. It returns verified batches.
+Opening reads only the footer (layout in ``format``). A *run* is the contiguous part with the batches of one partition.
+A *stride* is the part of a run between two index entries, about 64 KiB. A read returns verified batches, and accesses
+at most one stride more than it returns.
 """
 
 from __future__ import annotations
@@ -242,9 +243,9 @@ class Segment:
         return chunks[0], next_offset
 
     def pieces(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
-        """Read whole strides [start, stop) of a partition's run into ``block`` and verify them.
+        """Read bytes [start, stop) of the segment into ``block`` and verify the batches.
 
-        The call may wait for the disk. Uses the page cache like ``read_into``.
+        Both positions must be ends of strides of the partition's run. The call may wait for the disk and uses the page cache.
         """
         return self._read_and_verify(self.read_into, block, partition, start, stop)
 
@@ -264,7 +265,7 @@ class Segment:
         return self._sound(data, partition, start, stop)
 
     def verify_uncached(self, block: memoryview, partition: int, start: int, stop: int) -> list[Damage]:
-        """Return the damage in whole strides [start, stop). Reads bypass the page cache."""
+        """Return the damage in bytes [start, stop), which must be ends of strides. Reads bypass the page cache."""
         pieces = self._read_and_verify(self.read_uncached, block, partition, start, stop)
         return [piece.damage for piece in pieces if piece.damage is not None]
 

@@ -1,4 +1,4 @@
-"""All segments of a log: names, which of their runs are needed, and when a blob may be deleted.
+"""All segments of a log: their names, which of their data is still needed, and when a segment may be deleted.
 
 A segment stays in the set until the journal has recorded its removal. Its number is never reused.
 """

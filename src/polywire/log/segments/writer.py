@@ -1,9 +1,9 @@
-"""Write a segment: scattered batches become one immutable blob with a footer (decision 0102).
+"""Write a segment: collect batches into one immutable file with a footer (decision 0102).
 
 The layout is in ``format``.
 
-* Memory is bounded by a few chunks. Large copies release the GIL.
-* Unverified bytes never get a new checksum.
+* Memory is bounded by a few buffers, however large the segment is. Large copies release the GIL.
+* A new checksum is only computed for bytes that matched their old one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Authenticate and authorize Cursus requests: AUTH, credentials in a command, access lists (spec: cursus#credentials).
 
-A request is authorized with its own credentials, if it has any, otherwise with those of the connection. Access lists
-also apply on a broker without users.
+If a request has credentials, they are used for it instead of the connection's login. Access lists also apply on a
+broker without users.
 """
 
 from __future__ import annotations

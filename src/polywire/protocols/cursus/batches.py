@@ -1,4 +1,4 @@
-"""Batch frames: layouts, content and acknowledgement (spec: cursus#batches, cursus#writing).
+"""Parse batch frames in all their layouts, and format acknowledgements (spec: cursus#batches, cursus#writing).
 
 The layouts are tried in the order of the specification (spec: cursus#older-batch-layouts).
 """

@@ -1,4 +1,4 @@
-"""Settings and state that all Cursus connections share, and interfaces of their parts."""
+"""Settings and state that all Cursus connections share, and the broker's methods that they call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entry point of the Cursus protocol: recognise connections and open sessions."""
+"""The entry point of the Cursus protocol: detect Cursus connections and create their sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CONSUME: return one batch of records, after waiting for some if the client wants that (spec: cursus#consume)."""
+"""CONSUME: return one batch of records; if there are none, wait if the request asks for it (spec: cursus#consume)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Requests that other processes of this broker execute, in sessions of their own (decision 0130).
+"""Forward Cursus requests to the process that owns the topic or transaction, which executes them (decision 0130).
 
-Most commands are executed in the process of their topic. Those that begin or end transactions are executed in the
-process that coordinates the transactional id (decision 0129).
+Most commands are executed by the process that owns their topic. Those that begin or end transactions are executed by
+the process that coordinates the transactional id (decision 0129).
 
-A process has authenticated the client before it forwards a request. The executing process authorizes it.
+The process that forwards a request has authenticated the client. The process that executes it checks permissions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Commands of consumer groups (spec: cursus#groups, cursus#group-requests, cursus#subscribe).
 
-The broker's coordinator implements the rules of membership for all protocols. Cursus adds one: a client that rejoins
-continues its membership, although it sends a new id.
+The broker's coordinator implements groups for all protocols. In Cursus, a client that rejoins remains the same member,
+although it sends a new id.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""HELP, PROTOCOL_INFO, NEGOTIATE, EXIT and SETGROUP, and the rejection of cluster commands.
+"""HELP, PROTOCOL_INFO, NEGOTIATE, EXIT, SETGROUP, and cluster commands, which are rejected.
 
 (spec: cursus#conversation, cursus#setgroup-and-exit, cursus#cluster-commands)
 """

@@ -1,8 +1,8 @@
-"""CONSUME of the legacy dialect: each value in its own frame (spec: cursus#consume-of-the-legacy-dialect).
+"""CONSUME of the legacy dialect, which returns each value in a frame (spec: cursus#consume-of-the-legacy-dialect).
 
 A request names a byte offset: the total size of the frames of all earlier values of the partition. A frame has four
-bytes and the value. To find the record, the log's Kafka 0.7 addresses are used, in which a record counts as ten bytes
-and its value. A byte offset at which no record begins is rejected.
+bytes and the value. To find the record, the broker converts it to a Kafka 0.7 address, in which a record counts as ten
+bytes and its value. A byte offset at which no record begins is rejected.
 """
 
 from __future__ import annotations

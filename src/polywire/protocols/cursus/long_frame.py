@@ -1,7 +1,7 @@
-"""Long frames: decompressed in a thread, then stored in slices.
+"""Handle large Cursus requests: decompress them in a thread, then store them in slices.
 
-The result is the same as for a short frame. A long frame that must wait delays no other client, and has only its
-received bytes in memory.
+The result is the same as for a small request. A large request that waits delays no other client, and only its received
+bytes are in memory.
 """
 
 from __future__ import annotations

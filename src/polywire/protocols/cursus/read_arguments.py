@@ -1,4 +1,4 @@
-"""Arguments of CONSUME and STREAM: topic, partition and offset (spec: cursus#reading).
+"""Parse the arguments of CONSUME and STREAM: topic, partition and offset (spec: cursus#reading).
 
 Reading begins at the offset in the request, else at the group's committed offset, else at the default.
 """

@@ -1,4 +1,4 @@
-"""Encode records into a response in a reusable buffer, each stored chunk with one call."""
+"""Encode records as a response in a reusable buffer, with one call per read."""
 
 from __future__ import annotations
 

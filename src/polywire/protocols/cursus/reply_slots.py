@@ -1,4 +1,4 @@
-"""Reply slots: they keep the responses of one Cursus connection in order."""
+"""Send the responses of a Cursus connection in the order of its requests, whenever each is ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays for parsing frames, which all Cursus connections share.
+"""Arrays that all Cursus connections share to parse a frame.
 
 Their content is used only while one frame is handled.
 """

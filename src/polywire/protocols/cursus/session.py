@@ -1,7 +1,7 @@
-"""One Cursus connection: frames, and responses in order (spec: cursus#frames, cursus#connections).
+"""One Cursus connection: read requests and send responses in order (spec: cursus#frames, cursus#connections).
 
-Batches and PUBLISH are pipelined. Any other command starts when all earlier requests of the connection are answered.
-Requests need no tasks or futures.
+Batches and PUBLISH are pipelined. Any other command starts when all earlier requests of the connection are answered. No
+asyncio task or future is created per request.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """STREAM: push records when they become readable (spec: cursus#stream).
 
-If the client stops reading, the broker stops reading the log for it. When a stream ends, the broker reports why, and
-the offset at which to continue. No offsets are committed.
+If the client stops reading, the broker stops reading the log for it. When a stream ends, the response contains the
+reason and the offset at which to continue. No offsets are committed.
 """
 
 from __future__ import annotations

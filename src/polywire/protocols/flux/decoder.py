@@ -1,15 +1,16 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # mypy: disable-error-code="untyped-decorator,import-untyped"
-"""Decode runs of PRODUCE lines from a receive buffer.
+"""Decode consecutive PRODUCE lines from a receive buffer with one call.
 
-A run consists of consecutive lines that the full parser in ``messages`` would read in the same way. Other lines end the
-run and are left to that parser. One call handles a receive buffer and creates no Python object per record.
+A *run* is a sequence of consecutive PRODUCE lines that the full parser in ``messages`` would read in the same way. The
+next line that needs that parser ends the run. No Python object is created per record.
 
 Layout of the ``work`` array, i64 words (R = RUN_RECORDS_MAX, T = RUN_TOPICS_MAX)::
 
-    0   4R      spans: key position, key length, value position, value length, as in decision 0101 4R  6R
-    correlation ids: position, length 6R  7R      number of the record's topic within the run 7R  7R+2T   topics of the
-    run: position, length
+    0   4R      spans: key position, key length, value position, value length, as in decision 0101
+    4R  6R      correlation ids: position, length
+    6R  7R      number of the record's topic within the run
+    7R  7R+2T   topics of the run: position, length
 """
 
 from __future__ import annotations

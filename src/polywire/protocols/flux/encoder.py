@@ -1,9 +1,9 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # mypy: disable-error-code="untyped-decorator,import-untyped"
-"""Encode FLUX replies in bulk: replies to runs of PRODUCE lines, and records of CONSUME replies.
+"""Encode FLUX replies in bulk: to consecutive PRODUCE lines, and the records of CONSUME replies.
 
-One call handles a run, or a chunk of stored batches, and creates no Python object per record. Values that cannot be
-part of a line are escaped.
+One call encodes all of them, or the batches of one read, without a Python object per record. Values that cannot be part
+of a line are escaped.
 """
 
 from __future__ import annotations

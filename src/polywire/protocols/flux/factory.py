@@ -1,4 +1,4 @@
-"""The entry point of the FLUX protocol: recognise connections and open sessions."""
+"""The entry point of the FLUX protocol: detect FLUX connections and create their sessions."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 * CONSUME returns every record up to the high watermark (hw) that it reports.
 * A response without a limit is written as fast as the client reads, and is never completely in memory.
-* While a client does not read, only one piece and the connection's backlog are in memory. No data of the log is pinned.
+* While a client does not read, only one piece and the connection's unsent bytes are in memory.
 * Other connections are served between two pieces.
 * A response always ends with a complete line.
 
@@ -201,7 +201,7 @@ class RecordsReply:
             self._finish()
 
     def _encode(self, read: Read) -> bool:
-        """Encode the records of a read, and write the buffer if it is full. Return whether to read more.
+        """Encode the records of a read as text, and send the buffer if it is full. Return whether to read more.
 
         Raises BrokerError for damaged batches.
         """

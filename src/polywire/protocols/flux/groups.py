@@ -1,4 +1,4 @@
-"""Commands for consumer groups (spec: flux#groups). The broker's coordinator implements the rules of membership."""
+"""Commands for consumer groups (spec: flux#groups). The broker's coordinator implements groups for all protocols."""
 
 from __future__ import annotations
 

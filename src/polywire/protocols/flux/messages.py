@@ -1,6 +1,6 @@
 """Parse and format single FLUX requests and responses (spec: flux#requests, flux#replies).
 
-``parse`` reads every line as the original broker does, and raises only ``Refused``. Texts are bytes.
+``parse`` reads every line as the original broker does, and raises only ``Refused``. Text is represented as bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PRODUCE of single lines that are not part of a run (spec: flux#produce, flux#acknowledgements)."""
+"""PRODUCE lines that are handled one at a time (spec: flux#produce, flux#acknowledgements)."""
 
 from __future__ import annotations
 

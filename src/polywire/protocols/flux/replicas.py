@@ -1,4 +1,4 @@
-"""Reports of followers: REPLICA_FETCH, and BROKER_REPLICA_ACK between brokers.
+"""Reports of follower replicas about the records that they have: REPLICA_FETCH and BROKER_REPLICA_ACK.
 
 A report affects FLUX readers and ``acks=all`` only, never the log (spec: flux#replica_fetch, flux#broker_replica_ack).
 """

@@ -1,6 +1,6 @@
-"""Reply slots: they keep the responses of one FLUX connection in order.
+"""Send the responses of a FLUX connection in the order of its requests, whenever each is ready.
 
-A run of PRODUCE lines has one slot, whose responses are encoded in one call.
+Each request has a reply slot. Consecutive PRODUCE lines share one, and their responses are encoded with one call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FLUX in a broker with several processes: lines are executed in the process of their topic (decision 0130).
+"""FLUX in a broker with several processes: forward lines to the process that owns their topic (decision 0130).
 
 * A client's lines for one topic are executed in order.
 * A line that may create a topic in another process delays the next lines until it is answered.
@@ -266,9 +266,9 @@ def _fill(answer: Answer, responses: bytes) -> None:
 
 
 class ForwardedFluxSession(FluxSession):
-    """Executes a run of PRODUCE lines, or another line, that another process has forwarded.
+    """Executes what another process has forwarded: consecutive PRODUCE lines, or one line with any other command.
 
-    If the log is full, the batches of all such sessions wait in one queue. They are stored even if the client closes
+    If the log has no space, the batches of all such sessions wait in one queue. They are stored even if the client closes
     its connection.
     """
 

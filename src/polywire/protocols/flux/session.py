@@ -1,7 +1,7 @@
-"""One FLUX connection: requests and responses in order. Runs of PRODUCE lines are handled together.
+"""One FLUX connection: read requests and send responses in order. Consecutive PRODUCE lines are handled together.
 
-A request that reads the log sees every record that the connection has produced before. Requests need no tasks or
-futures.
+A request that reads the log sees every record that the connection has produced before. No asyncio task or future is
+created per request.
 """
 
 from __future__ import annotations
@@ -316,7 +316,7 @@ class FluxSession(BarePipelined):
         self.append_queue.produce(partition, from_spans(data, work[:4]), Level.WRITTEN, answer.done)
 
     def _produce_run(self, data: memoryview, start: int, end: int, count: int, topics: int) -> None:
-        """Append the ``count`` records of a run, whose lines are ``data[start:end]``."""
+        """Append ``count`` records, which are the consecutive PRODUCE lines in ``data[start:end]``."""
         scratch = self.scratch
         scratch.ids = _sized(scratch.ids, end - start)
         answer = ProducedLines(

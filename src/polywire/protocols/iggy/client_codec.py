@@ -1,4 +1,5 @@
-"""Client side of the documented dialect: encode requests and decode replies (spec: iggy#d0-requests, iggy#d0-replies).
+"""For clients of the documented Iggy dialect: encode requests, decode replies (spec: iggy#d0-requests,
+iggy#d0-replies).
 
 ``messages.Reader`` decodes what this module encodes. A value that the protocol cannot represent raises Refused with the
 error number that the server would return.

@@ -1,4 +1,4 @@
-"""State shared by the sessions of one Iggy listener: the directory, connected clients, reply buffers and settings.
+"""State shared by the sessions of one Iggy listener: streams and topics, connected clients, buffers and settings.
 
 Client numbers are unique among open connections. Group memberships end with their connection.
 """
@@ -178,7 +178,7 @@ class Shared:
 
     @property
     def _client_numbers(self) -> tuple[int, int]:
-        """Return the first client number of this shard, and a mask of the bits in which its client numbers differ."""
+        """Return the lowest client number that this shard may assign, and a mask of the bits that may vary."""
         if self.parts is None:
             return 0, 0xFFFFFFFF
         return self.parts.shards.own << CLIENT_BITS, (1 << CLIENT_BITS) - 1

@@ -1,4 +1,4 @@
-"""Decode the messages of one request, in every layout of Iggy's history, into one stored batch.
+"""Decode the messages of one Iggy request, in any version of the protocol, into one stored batch.
 
 * A request costs two passes over the received bytes and one allocation; no Python code runs per message.
 * Every length, index, checksum and reserved field is checked before a byte is copied.
@@ -7,10 +7,13 @@ The dialects D0 to D3 are defined in ``dialect``. The size of a message's head i
 payload and user headers follow the head. In D0 and D1, the head size ``24`` means the size of a message without its
 headers and its payload::
 
-    head bytes   24 (D0, D1)                  56 (D2a, D2b), 64 (D2c)   48 (D3) checksum
-    0, not checked            0 id           0                            8                         8 origin time
-    u64 at 40                 delta u32 at 28 headers      u32 at 16, then the headers  u32 at 48                 u32 at
-    32 payload      u32 after the headers,       u32 at 52                 u32 at 36 then the payload
+    head bytes   24 (D0, D1)                    56 (D2a, D2b), 64 (D2c)   48 (D3)
+    checksum                                    0, not checked            0
+    id           0                              8                         8
+    origin time                                 u64 at 40                 delta u32 at 28
+    headers      u32 at 16, then the headers    u32 at 48                 u32 at 32
+    payload      u32 after the headers,         u32 at 52                 u32 at 36
+                 then the payload
 
 The documentation of 2023 also describes a message without headers. Its head has 20 bytes: the id and the u32 size of
 the payload (``LISTED``).

@@ -1,4 +1,4 @@
-"""The dialects of Iggy's binary protocol, described as data (spec: iggy#dialects, iggy#timeline).
+"""A table of the differences between the dialects of Iggy's binary protocol (spec: iggy#dialects, iggy#timeline).
 
 Every difference between dialects is a field of ``Dialect``. Other modules check these fields instead of comparing
 dialects.

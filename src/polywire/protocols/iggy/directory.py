@@ -1,10 +1,10 @@
-"""Streams, topics and groups with Iggy's numbers and names. A stream may be empty.
+"""The streams, topics and groups that Iggy clients see, with their numbers and names.
 
 * A number remains assigned as long as its stream, topic or group exists, also across restarts. Numbers begin with 0
   here.
 * A stream or topic that another protocol created gets a number when it is first seen.
-* A rename over this protocol changes only the name for Iggy clients. The broker's name of a topic never changes. The
-  broker's name of an Iggy stream is called its namespace.
+* A rename changes only the name that Iggy clients see; the broker's name of a topic never changes. In this module, the
+  broker's name of a stream is called its namespace.
 
 A stream is stored in the protocol's state under ``stream.<number>``. The number, name and settings of a topic, and the
 numbers of its groups, are stored in the topic's ``wire_options``.

@@ -1,4 +1,4 @@
-"""Requests of the documented dialect D0: payload layouts, and the bytes that may follow a payload.
+"""Parse requests of the documented dialect D0, including bytes that clients send after a payload.
 
 Every byte of a payload is decoded, except one or two zeros at its end. A payload that can be read in two ways is
 refused.

@@ -1,6 +1,6 @@
-"""Encode stored batches as the messages of a reply to a poll, in every layout of Iggy's history.
+"""Encode stored batches as the messages of a poll reply, in any version of the Iggy protocol.
 
-* One call encodes a chunk of a read, whichever protocol stored its records; no Python code runs per message.
+* One call encodes all messages of a read, whichever protocol stored them; no Python code runs per message.
 * A message is written completely or not at all.
 
 The dialects D0 to D3 are defined in ``dialect``. The ``state`` array of a call has these i64 words:

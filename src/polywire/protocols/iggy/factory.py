@@ -1,4 +1,4 @@
-"""The entry point of the Iggy protocol: recognise connections and open sessions."""
+"""The entry point of the Iggy protocol: detect Iggy connections and create their sessions."""
 
 from __future__ import annotations
 

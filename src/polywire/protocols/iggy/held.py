@@ -1,4 +1,4 @@
-"""Held requests of protocol 0.12: they wait for messages and do not delay later requests of their connection.
+"""Requests of Iggy 0.12 that wait for messages (held requests), without delaying later ones of their connection.
 
 * A held request gets one reply, at the latest when its waiting time has passed.
 * The number of held requests per connection is limited, and so is the waiting time.

@@ -1,4 +1,4 @@
-"""Commands that wait for messages: a poll, a wait for several partitions, and a fetch from several partitions.
+"""The commands of Iggy 0.12 that wait for messages: poll, and wait for or fetch from several partitions.
 
 Each attempt checks permissions, names and memberships again. No reply exceeds the size that its client accepts (spec:
 iggy#d4-held-polls).

@@ -1,8 +1,7 @@
-"""Partition histories, for clients since protocol 0.12 (spec: iggy#d4-contexts, iggy#d4-routes).
+"""History numbers of partitions, which clients of Iggy 0.12 send (spec: iggy#d4-contexts, iggy#d4-routes).
 
-The number of a partition's history is the broker's incarnation number. A partition that is deleted and created again
-gets a new history number. Requests that name the old one are refused. Replies contain the history number in a
-partition's context, and in the route by which clients find the partition's node.
+A partition that is deleted and created again gets a new history number: the broker's incarnation number. A request with
+the old number is refused. Clients get the number from replies.
 """
 
 from __future__ import annotations

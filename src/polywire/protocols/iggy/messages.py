@@ -1,4 +1,4 @@
-"""Building blocks of Iggy's requests and replies in all dialects.
+"""Read and write the values of which Iggy's requests and replies consist, in all dialects.
 
 A ``Reader`` never reads beyond its payload. For malformed bytes it raises ``Refused`` with the protocol's error number.
 

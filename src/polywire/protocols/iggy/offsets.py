@@ -1,4 +1,4 @@
-"""Stored offsets of single consumers and groups (spec: iggy#stored-offsets).
+"""Commands for the stored offsets of consumers and groups (spec: iggy#stored-offsets).
 
 Iggy's stored offset is that of the last message consumed. The broker's committed offset is the next one to read.
 """

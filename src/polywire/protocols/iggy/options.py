@@ -1,7 +1,7 @@
-"""Options of streams and topics in the headered dialects: a block of typed keys and values (spec: iggy#topic-options).
+"""Options of streams and topics in current dialects: typed keys and values (spec: iggy#topic-options).
 
-A block is accepted completely, or refused with an error number of the specification. Replies list the options that were
-set, and the broker's defaults for all others. Values have the types that DESCRIBE_OPTIONS reports.
+A request's options are accepted completely, or refused with an error number of the specification. Replies list the
+options that were set, and the broker's defaults for all others. Values have the types that DESCRIBE_OPTIONS reports.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""UPDATE_RESOURCE of protocol 0.12: a patch of a stream, topic or user (spec: iggy#d4-patches).
+"""UPDATE_RESOURCE of Iggy 0.12: change some fields of a stream, topic or user (spec: iggy#d4-patches).
 
-It is translated to an older command, or refused with an error number of the specification.
+The request is translated to an older command, or refused with an error number of the specification.
 """
 
 from __future__ import annotations

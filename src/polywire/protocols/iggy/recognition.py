@@ -1,4 +1,4 @@
-"""Recognise a connection's dialect: the framing from its first bytes, the rest from its login and requests.
+"""Detect the dialect of a connection: the framing from its first bytes, the rest from its login and requests.
 
 A dialect that was excluded is never considered again. While several are possible, replies use the most likely one
 (spec: iggy#recognition).

@@ -1,4 +1,4 @@
-"""Reply slots: they keep the replies of one Iggy connection in order, and add the headers of frames.
+"""Send the replies of an Iggy connection in the order of its requests, with the headers of frames.
 
 (spec: iggy#classic-framing, iggy#d3-frames)
 """

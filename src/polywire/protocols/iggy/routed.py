@@ -1,10 +1,10 @@
 """The streams, topics and groups of all processes of a broker (decision 0130).
 
 * The first shard stores the streams. Each process knows them, and the topics of all processes.
-* A topic, and the numbers of the topic and its groups, are only changed by the process of the topic. Other processes
-  call the functions in ``FUNCTIONS``; their argument ``local`` is the directory of the called process.
-* A topic number determines a shard. If a client chooses the number of a new topic, the topic is created in that shard,
-  so that two topics never get the same number.
+* Only the process that owns a topic changes the topic, its number and those of its groups. Other processes call the
+  functions in ``FUNCTIONS`` there; the argument ``local`` is the called process's directory.
+* A topic's number determines its shard. If a client chooses the number of a new topic, the topic is created in that
+  shard, so that two topics never get the same number.
 """
 
 from __future__ import annotations

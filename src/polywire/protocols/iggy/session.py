@@ -1,9 +1,9 @@
-"""One Iggy connection: read requests of either framing, and reply in their order.
+"""One Iggy connection: read requests and send replies in their order.
 
 * A request sees the effects of all earlier requests of its connection.
 * Every request that can be decoded gets a reply. Invalid bytes end the connection, with the error of the specification.
 * The connection leaves its groups when it ends.
-* Requests need no tasks or futures.
+* No asyncio task or future is created per request.
 
 (spec: iggy#classic-framing, iggy#d3-frames)
 """

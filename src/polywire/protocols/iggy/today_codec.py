@@ -1,4 +1,4 @@
-"""Client side of the headered dialects: encode requests and decode replies (spec: iggy#d3-bodies, iggy#d4-records).
+"""For clients of current Iggy dialects: encode requests, decode replies (spec: iggy#d3-bodies, iggy#d4-records).
 
 A value that the protocol cannot represent raises Refused with the error number that the server would return. A
 malformed reply raises Refused too.

@@ -1,4 +1,4 @@
-"""The headered framing: a header of 256 bytes before every body (spec: iggy#d3-frames, iggy#d3-operations).
+"""Frames of current Iggy dialects: a header of 256 bytes and a body (spec: iggy#d3-frames, iggy#d3-operations).
 
 A header is validated before its fields are used. Replies repeat the same fields of the request as those of Iggy's
 server.

@@ -1,4 +1,4 @@
-"""The client's side of record batches, for tests and tools: encode records into a batch, and decode fetched batches."""
+"""For Kafka clients in tests and tools: encode records as a record batch, and decode fetched batches."""
 
 from __future__ import annotations
 

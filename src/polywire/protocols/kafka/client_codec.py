@@ -1,4 +1,4 @@
-"""The client's side of the Kafka protocol: encode requests and decode responses.
+"""For Kafka clients: encode requests and decode responses.
 
 It uses the server's table of messages.
 """

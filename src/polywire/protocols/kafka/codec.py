@@ -1,4 +1,4 @@
-"""Decode the frames of requests and encode the frames of responses.
+"""For the broker: decode Kafka requests and encode responses.
 
 A malformed request raises PeerError, which closes the connection. Bytes after a complete body are ignored, because some
 common clients send them.

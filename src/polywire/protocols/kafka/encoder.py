@@ -1,6 +1,6 @@
 """Encode stored batches as Kafka record batches, version 2.
 
-* One call encodes a chunk of a read, without a Python object per record. The records may come from any protocol.
+* One call encodes all batches of a read, without a Python object per record. Any protocol may have stored them.
 * A record is written completely or not at all.
 * Stored batches must be valid.
 

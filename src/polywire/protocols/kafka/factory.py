@@ -1,6 +1,6 @@
-"""The entry point of the Kafka protocol: detect Kafka connections and open sessions.
+"""The entry point of the Kafka protocol: detect Kafka connections and create their sessions.
 
-ApiVersions lists only requests that have a handler. A connection of another protocol is never recognised as Kafka.
+ApiVersions lists only requests that have a handler. A connection of another protocol is never taken for Kafka.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reject late offset commits to the topics of a group that another shard coordinates (decision 0128).
+"""Reject outdated offset commits of groups that another shard coordinates (decision 0128).
 
 The coordinator forwards commits to the shards of the topics. After a commit of one generation was stored there, commits
 of earlier generations are rejected.

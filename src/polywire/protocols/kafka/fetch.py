@@ -1,4 +1,4 @@
-"""Fetch (spec: kafka#fetch, kafka#fetch-sessions).
+"""The Fetch request, with and without a fetch session (spec: kafka#fetch, kafka#fetch-sessions).
 
 In a fetch session, the cost of a request depends on the number of partitions with changes or data, not on the number of
 all partitions. Permissions are checked for every read.

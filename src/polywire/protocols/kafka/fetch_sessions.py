@@ -1,4 +1,4 @@
-"""Fetch sessions: they store the partitions that a consumer reads, between its requests (spec: kafka#fetch-sessions).
+"""Fetch sessions: remember which partitions a consumer reads, between its requests (spec: kafka#fetch-sessions).
 
 * The cost of a fetch depends on the number of partitions with new data, not on all partitions of the session.
 * A session belongs to the connection that opened it, and ends with it.

@@ -2,7 +2,7 @@
 
 * Available records are returned immediately. If there are none, the request waits until a record is appended.
 * Only the first batch may exceed the size limits.
-* A request reads one partition at a time, and pins no memory while it waits.
+* A request reads one partition at a time, and keeps no data in memory while it waits.
 * A request for thousands of partitions is processed in slices.
 """
 

@@ -1,6 +1,6 @@
-"""Requests that another process of the broker forwards for its client (decision 0128).
+"""Execute Kafka requests that another process of the broker forwards for its client (decision 0128).
 
-* The requests need the permissions of the client. They are checked here.
+* The client's permissions are checked here.
 * Offsets are stored in the order of a group's generations, even if a request arrives late.
 """
 

@@ -1,4 +1,4 @@
-"""Groups of a broker with several processes (decision 0128).
+"""Route requests about Kafka groups between the processes of a broker (decision 0128).
 
 The hash of a group's name selects its coordinator shard, which stores members and generations. Committed offsets are
 stored by the shards of the topics, because other protocols look for them there. The coordinator checks the member that

@@ -1,4 +1,4 @@
-"""Calls between a broker's processes for transactions across shards (decision 0129).
+"""Calls between the processes of a broker for Kafka transactions over several shards (decision 0129).
 
 One shard coordinates a transactional id, and the others participate. A producer may stage records in another shard only
 if the coordinator would accept its records, too. The coordinator checks this, and stores which shards participate.

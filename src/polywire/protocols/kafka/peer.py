@@ -1,4 +1,4 @@
-"""The interface of sessions that handlers of group requests use."""
+"""The interface through which handlers of group requests use a Kafka session."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """OffsetCommit, OffsetFetch, OffsetDelete (spec: kafka#offsetcommit, kafka#offsetfetch, kafka#deleting-groups).
 
-A partition with an error does not affect the others. If the member may not send the request, all partitions get an
+An error in one partition does not affect others. If the client may not commit for the group, all partitions get an
 error. Requests for thousands of partitions are processed in slices.
 """
 

@@ -1,4 +1,4 @@
-"""Produce (spec: kafka#produce, kafka#refused-batches, kafka#idempotent-producers).
+"""The Produce request (spec: kafka#produce, kafka#refused-batches, kafka#idempotent-producers).
 
 * The batch of a partition is stored completely or not at all. An error in one partition does not affect others.
 * The response is sent when all batches have reached the durability level.

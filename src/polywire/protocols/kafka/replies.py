@@ -1,4 +1,4 @@
-"""Build the response to a request for many topics or partitions in steps. It is sent when all entries are known."""
+"""Build a response about many topics or partitions in steps. It is sent when all of its entries are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reply slots: they keep the responses of one connection in order (spec: kafka#framing, kafka#headers)."""
+"""Send the responses of a Kafka connection in the order of its requests (spec: kafka#framing, kafka#headers)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A client's session in a broker of several processes: it forwards requests to the other processes (decision 0128).
+"""A Kafka session in a broker with several processes: forward requests to the other processes (decision 0128).
 
-* If the target process restarts before it responds, the request is sent again if running it twice is harmless.
-  Otherwise the failure is reported to the client.
+* If the other process restarts before it responds, an idempotent request is sent again. For other requests the client
+  gets an error.
 * A request for records of a topic of another process gets the error that makes clients look up the topic's leader.
 """
 

@@ -1,4 +1,4 @@
-"""Compile the table of messages into record types and programs.
+"""Compile the table of Kafka messages into Python types and encoding programs.
 
 A program describes how one version of a structure is encoded (see ``structures``). It is compiled on first use. A
 record type has the fields of all versions of its message, so handlers need not check the version.

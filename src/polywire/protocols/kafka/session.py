@@ -2,7 +2,7 @@
 
 * PRODUCE requests are pipelined. Any other request starts when all earlier requests are answered.
 * A malformed request closes the connection.
-* Requests need no tasks or futures.
+* No asyncio task or future is created per request.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-any-return"
-"""Decode structures with the programs that ``schema`` compiles from the table of messages.
+"""Decode Kafka messages with the programs that ``schema`` compiles from the table of messages.
 
 * A message is decoded with one call, or in steps if it has many elements. Nothing is read beyond the given end.
 * An array must not have more elements than bytes follow it. The elements and tags of all arrays together are limited,
   too.
-* Record bytes are not copied.
+* Record batches are not copied.
 
 Numbers are big-endian. In flexible versions, lengths and counts are unsigned varints plus one, where 0 is null. In
 other versions, lengths of strings are i16 and other lengths and counts are i32, where -1 is null. A flexible structure

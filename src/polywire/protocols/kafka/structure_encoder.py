@@ -1,4 +1,4 @@
-"""Encode structures with the programs that ``schema`` compiles (layout: see ``structure_decoder``).
+"""Encode Kafka messages with the programs that ``schema`` compiles (layout: see ``structure_decoder``).
 
 * A message is encoded with one call. Record buffers of at least ``PART_BYTES_MIN`` bytes are not copied.
 * A value that does not fit its field raises an error. It is never truncated.

@@ -1,4 +1,4 @@
-"""The data model of messages: kinds of values, records of fields, and programs.
+"""Types for the table of Kafka messages: kinds of values, structures, and encoding programs.
 
 A program describes how one version of a structure is encoded. It is made once and never changes.
 """

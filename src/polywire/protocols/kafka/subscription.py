@@ -1,12 +1,12 @@
-"""The bytes of subscriptions and assignments in JoinGroup and SyncGroup (spec: kafka#subscription-bytes).
+"""Encode and decode subscriptions and assignments of classic group members (spec: kafka#subscription-bytes).
 
-A member with a malformed subscription can still join: only the leader of the group has to understand it. The broker
-assumes that it has no topics.
+JoinGroup and SyncGroup contain them as opaque bytes. A member with a malformed subscription can still join, because
+only the group's leader has to decode it. The broker then assumes that the member subscribes to no topics.
 
-    subscription: i16 version | i32 count | count × (i16 length | topic) | i32 length, user data | since version 1:
-        topics with partitions
-    assignment: i16 version | topics with partitions | i32 length, user data topics with partitions: i32 count | count ×
-        (i16 length | topic | i32 count | count × i32 partition)
+    subscription: i16 version | i32 count | count × (i16 length | topic) | i32 length, user data
+                  since version 1 also: topics with partitions
+    assignment:   i16 version | topics with partitions | i32 length, user data
+    topics with partitions: i32 count | count × (i16 length | topic | i32 count | count × i32 partition)
 """
 
 from __future__ import annotations

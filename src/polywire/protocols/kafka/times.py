@@ -6,7 +6,7 @@ topic's `message.timestamp.after.max.ms`, by default an hour. The search therefo
 time and scans from there.
 
 * Among the matching records, the one with the lowest offset is found, even if timestamps are out of order.
-* The search runs in slices. It reads one chunk at a time, and pins no memory between the slices.
+* The search runs in slices, and keeps no data in memory between them.
 """
 
 from __future__ import annotations

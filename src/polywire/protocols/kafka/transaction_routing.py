@@ -1,11 +1,11 @@
-"""Transactions of a broker with several processes (decision 0129).
+"""Route requests about Kafka transactions between the processes of a broker (decision 0129).
 
 The hash of a transactional id selects its coordinator shard, which assigns producer ids and decides the outcome of each
-transaction. A shard that owns a topic of the transaction participates: it stages the records and offsets, once the
-coordinator has added it. If all topics are in the coordinator's shard, no other shard takes part.
+transaction. A shard that owns a topic of the transaction participates: it stores the uncommitted records and offsets,
+once the coordinator has added it. If all topics are in the coordinator's shard, no other shard participates.
 
 * If this shard is not the coordinator, the request gets the error that makes clients look up the coordinator.
-* No shard stages anything for a transaction before the coordinator has recorded that the shard participates.
+* No shard stores anything for a transaction before the coordinator has recorded that the shard participates.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Decode Kafka 0.7 produce requests: many at once from a receive buffer, or message sets one by one.
+"""Decode Kafka 0.7 produce requests, many with one call, and single message sets.
 
-One call handles a whole receive buffer, creates no Python object per record, and verifies every CRC. It stores the
-records of a run: consecutive produce frames whose message sets are valid and uncompressed. Other frames are parsed by
-``messages``.
+A *run* is a sequence of consecutive produce requests with valid, uncompressed message sets. One call decodes a run,
+verifies every CRC, and creates no Python object per record. Other requests are parsed by ``messages``.
 
 A message set (spec: kafka-0.7#messages) is a sequence of entries; numbers are big-endian::
 
@@ -97,7 +96,7 @@ def _i32(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
 class RecordSpans:
     """The records of a run. The object is reused for all connections of a listener.
 
-    A group has the records of a run for one topic and partition number.
+    Records of a run for the same topic and partition number form a group.
 
     Attributes:
         spans: i64, four per record, as for ``from_spans``.

@@ -1,4 +1,4 @@
-"""The entry point of the Kafka 0.7 protocol: recognise connections and open sessions."""
+"""The entry point of the Kafka 0.7 protocol: detect Kafka 0.7 connections and create their sessions."""
 
 from __future__ import annotations
 

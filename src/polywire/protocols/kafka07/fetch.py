@@ -1,7 +1,7 @@
 """A FETCH or MULTIFETCH request in progress: read from addresses and build the response.
 
-Reads never block the event loop. One call per read copies the records into the buffer of the response. The size of a
-response is limited, whatever was requested. Each entry (the request for one partition) gets a share of it.
+Reads never block the event loop. One call per read copies the records into the buffer of the response. The response has
+a size limit, whatever was requested, which the partitions of the request share.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Bytes for holes: addresses whose records were removed by compaction (decision 0119).
+"""Fill the addresses whose records were removed by compaction (holes) in responses to FETCH (decision 0119).
 
 A client computes the next address by adding the sizes of messages (spec: kafka-0.7#iterating). It can pass a hole only
 if the response has as many bytes as the hole. There are three ways to fill a hole:
 
-    kind      bytes                                                             the client gets   bytes filler    a gzip
-    wrapper around nothing, before a real message              no message        30 and more wrapper   a gzip wrapper
-    around the messages after the hole, at least one   messages          their compressed size and more blank     a
-    plain message of zero bytes                                     a message         10 and more
+    kind      bytes                                                             the client gets   size
+    filler    a gzip wrapper around nothing, before a real message              no message        30 bytes and more
+    wrapper   a gzip wrapper around the messages after the hole, at least one   messages          compressed size and more
+    blank     a plain message of zero bytes                                     a message         10 bytes and more
 
 Wrappers are padded in the gzip header, which every gzip reader skips: ``1f 8b 08 flags 00000000 00 ff | extra field |
 deflate blocks | u32 CRC-32 | u32 size`` (RFC 1952). An extra field has at most 65,535 bytes; longer padding uses empty

@@ -81,9 +81,9 @@ class Producer:
         )
 
     def take_run(self, data: memoryview, start: int, append: Append, peer: Peer) -> tuple[int, int, int]:
-        """Append the run of valid, uncompressed produce frames at ``start``. Return the result of ``decoder.scan``.
+        """Append the valid, uncompressed produce frames that begin at ``start``. Return where and why they end.
 
-        Raises PeerError if a topic or partition is rejected, after the message sets before it were appended.
+        If a topic or partition is rejected, earlier message sets are appended, and PeerError is raised.
         """
         run = self._run
         reason, at, end = decoder.scan(data, start, len(data), run, self._run_bytes_max)

@@ -1,8 +1,8 @@
-"""One Kafka 0.7 connection.
+"""One Kafka 0.7 connection: execute its requests in order.
 
-Requests are executed in order; consecutive produce requests are decoded together. Producers get no responses. A
-response to FETCH or OFFSETS is their only acknowledgement: it implies that all earlier message sets of the connection
-are stored. Requests need no tasks or futures.
+Consecutive produce requests are decoded together. Producers get no responses. A response to FETCH or OFFSETS is their
+only acknowledgement: it implies that all earlier message sets of the connection are stored. No asyncio task or future
+is created per request.
 """
 
 from __future__ import annotations

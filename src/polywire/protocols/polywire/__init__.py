@@ -1,1 +1,1 @@
-"""The `polywire` protocol: stored batches, unchanged, in both directions (docs/specs/polywire.md)."""
+"""The `polywire` protocol, in which clients send and receive batches as they are stored (docs/specs/polywire.md)."""

@@ -1,4 +1,4 @@
-"""Decode arguments of requests: levels, kinds of positions, partitions (spec: polywire#verbs).
+"""Decode arguments of requests: durability levels, consumer or group, partitions (spec: polywire#verbs).
 
 An argument that cannot be decoded raises Invalid or Missing.
 """

@@ -1,7 +1,6 @@
-"""Logins and permissions of `polywire` connections (spec: polywire#login).
+"""Log in `polywire` connections, and check the permissions of their requests (spec: polywire#login).
 
-Every request is authorized before it is executed. If a command has several actions, the request determines the one that
-is checked.
+Every request is authorized before it is executed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Requests to several shards with one combined response (decision 0126).
+"""Send a request to several shards and combine their responses (decision 0126).
 
-They name no topic, or several. Lists are the same, page by page, as those of a single broker with all topics.
+These requests name no topic, or several. Combined lists are the same, page by page, as those of a single broker with
+all topics.
 """
 
 from __future__ import annotations

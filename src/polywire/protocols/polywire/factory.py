@@ -1,4 +1,4 @@
-"""The entry point of the `polywire` protocol: its command table, recognition of connections, and sessions."""
+"""The entry point of the `polywire` protocol: its commands; detect its connections and create their sessions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A FETCH request in progress (spec: polywire#bounds-and-fetch).
 
-Stored bytes are pinned and written without a copy, then unpinned. At most one read is in flight. When the fetch ends,
-it has no pin, registration or timer.
+Stored bytes are sent without a copy. At most one read is in flight. When the fetch ends, it has released all memory and
+cancelled all timers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Offsets and groups in the `polywire` protocol (spec: polywire#groups).
+"""Requests about consumer groups and offsets in the `polywire` protocol (spec: polywire#groups).
 
-The response to a change is sent when the change is written.
+The response to a change is sent when the change is in the journal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The heads of `polywire` frames, as Python values (spec: polywire#verbs).
+"""Requests and responses of the `polywire` protocol as Python values (spec: polywire#verbs).
 
-Each struct is one MessagePack array, with elements in the order of the specification. Elements that are missing at the
-end get their defaults.
+Each struct is encoded as one MessagePack array, with elements in the order of the specification. Elements that are
+missing at the end get their defaults.
 """
 
 from __future__ import annotations

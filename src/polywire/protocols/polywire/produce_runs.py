@@ -1,7 +1,7 @@
-"""Runs of PRODUCE requests: consecutive frames with the same head and one small batch each.
+"""Handle consecutive PRODUCE requests that differ only in their batches, together.
 
-Their records are joined in one batch, with one call for all frames. Each frame gets a response with the bytes that
-``codec.encode_head`` would return.
+Their records are joined in one batch, with one call for all requests. Each request gets the same response as if it were
+handled alone.
 """
 
 from __future__ import annotations

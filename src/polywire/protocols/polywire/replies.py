@@ -31,7 +31,7 @@ class ReplyOwner(Protocol):
 
     @property
     def round_robin(self) -> Iterator[int]:
-        """Numbers that choose partitions for records without a key."""
+        """An endless counter: a record without a key goes to partition ``next(counter) % partitions``."""
 
     def owe(self) -> None:
         """Announce a response that is sent later with ``respond`` or ``respond_error``."""

@@ -1,7 +1,7 @@
 """Sessions of a broker with several processes (spec: polywire#several-processes, decision 0130).
 
-Records are produced and fetched through the router. Other requests are forwarded unchanged to the process that has
-their topic. Lists are combined from all processes.
+Records are produced and fetched through ``routing.RoutedBroker``. Other requests are forwarded unchanged to the process
+that owns their topic. Lists are combined from all processes.
 """
 
 from __future__ import annotations

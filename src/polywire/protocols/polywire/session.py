@@ -2,7 +2,7 @@
 
 * Requests take effect in order. Complete requests are executed even if the client has closed its side.
 * A response that must wait does not delay others, so they may be sent in another order.
-* The broker gets views of the receive buffer, without a copy.
+* Batches are passed to the broker without a copy.
 * Nothing is written after ``close``.
 """
 

@@ -1,4 +1,4 @@
-"""Topics and bounds in the `polywire` protocol (spec: polywire#verbs, polywire#bounds-and-fetch).
+"""Requests about topics and their offset ranges (spec: polywire#verbs, polywire#bounds-and-fetch).
 
 The bounds of a partition are its first and next readable offset. They are returned when all records between them are
 synced.

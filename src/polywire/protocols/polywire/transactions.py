@@ -1,6 +1,6 @@
-"""List and delete transactional ids and writers (spec: polywire#transactions-and-writers).
+"""Requests that list and delete transactional ids and writers (spec: polywire#transactions-and-writers).
 
-Users can list and delete those that they own, administrators all. Lists are returned page by page.
+Users can list and delete only those that they own; administrators can list and delete all.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Parts that the sessions of all protocols share (README.md)."""
+"""Code that the sessions of all protocols share (README.md)."""

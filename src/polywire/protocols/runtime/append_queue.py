@@ -1,7 +1,6 @@
 """Append a connection's batches to the log, in order. Batches wait while the log is full.
 
-If the log has no space for a batch before the time limit, the batch is rejected (decision 0107). Appending needs no
-task. It needs a timer only while a batch waits.
+If the log has no space for a batch before the time limit, the batch is rejected (decision 0107).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests that another process of this broker forwards.
+"""Execute requests that another process of this broker forwards.
 
 A session executes them as if the client had sent them here.
 """

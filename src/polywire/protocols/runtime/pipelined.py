@@ -1,7 +1,7 @@
 """Sessions that send responses in the order of the requests, however long each request takes.
 
-Every request gets a reply slot. When the slots at the front are filled, their responses are written together. Requests
-need no tasks or futures.
+Every request gets a reply slot. When the responses to the oldest requests are in their slots, they are written
+together. No asyncio task or future is created per request.
 """
 
 from __future__ import annotations

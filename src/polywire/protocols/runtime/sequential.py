@@ -1,6 +1,6 @@
 """Sessions that execute one request at a time: waiting, resuming, and the end of the connection.
 
-The state of a session is a phase, which only advances, and the set of reasons why the next request waits::
+A session has a set of reasons why the next request waits, and a phase, which only advances::
 
     OPEN ──► FINISHING ──► ENDING ──► CLOSED
       └────────────────────────┘          every phase may be followed by CLOSED

@@ -1,4 +1,4 @@
-"""The Session port: the interface between the connection driver and a protocol's session (decision 0107).
+"""The interface between a connection and the session of a protocol (decision 0107).
 
 Sessions do no I/O: they consume and produce bytes.
 """

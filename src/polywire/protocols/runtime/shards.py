@@ -1,4 +1,4 @@
-"""The other shards, as sessions that forward requests see them (decision 0126)."""
+"""The interface through which sessions forward requests to other shards (decision 0126)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Ready-made Spark jobs, each a small readable function. ``registry`` lists them."""
+"""Ready-made Spark jobs. ``registry`` lists them."""

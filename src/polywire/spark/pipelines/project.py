@@ -2,7 +2,7 @@
 
 These properties of Spark 4.3 determine the project's content:
 
-* Spark finds this package's data source without registration. A definition file must not register it.
+* Spark finds the data source ``polywire`` without registration. A definition file must not register it.
 * In the spec file of the project, ``storage`` must be a URI and configuration values must be text.
 * The command starts its own Connect server, so ``spark.master`` is not set.
 * A second run needs a catalog that persists after the first.

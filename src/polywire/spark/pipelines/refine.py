@@ -1,4 +1,4 @@
-"""Refine a topic: records that can be parsed go to one topic, all others to a dead-letter topic.
+"""Refine a topic: write records that can be parsed to one topic, and all others to a dead-letter topic.
 
 One query writes both topics in one publish, so each record is written exactly once, to one of them.
 
