@@ -135,7 +135,7 @@ def save_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def version_of(session: CursusSession, request: Request, /) -> Reply:
-    """STREAM_VERSION: return the number of events of a key; 0 if it has none."""
+    """STREAM_VERSION: return the version of a key's latest event; 0 if it has none."""
     topic = _topic(session, request, Action.FETCH)
     key = encoded(request.need("key"))
     return encoded(f"OK version={session.state.local.events.version(_partition_of(session, topic, key), key)}")
