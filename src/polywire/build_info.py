@@ -1,6 +1,6 @@
 """Version of this installation, and which of its modules run compiled.
 
-It imports only the standard library, because ``setup.py`` runs this file by itself.
+This module imports only the standard library, because ``setup.py`` runs its file alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The interface through which protocols call the broker, for topics of this process and of its other processes.
 
 ``Broker`` implements it for the topics of its log, ``routing.RoutedBroker`` for the topics of all processes. A method
-returns its result, or passes it to a callback, by the rules in ``log.base``.
+returns its result, or passes it to a callback if it has to wait (rules in ``log.base``).
 """
 
 from __future__ import annotations

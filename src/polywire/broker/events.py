@@ -1,7 +1,8 @@
-"""Events of aggregates with gapless versions, and snapshots (concepts: records#event-fields, decision 0110).
+"""Append and read the events of aggregates (event sourcing), and their snapshots (decision 0110).
 
-The broker checks the expected version, assigns the version and stores the event's offset in one atomic journal write.
-Reads find events by these offsets, without scanning the partition.
+The events of an aggregate have the versions 1, 2, 3 without gaps (concepts: records#event-fields). The broker checks
+the expected version, assigns the version and stores the event's offset in one atomic journal write. Reads find events
+by these offsets, without scanning the partition.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Transactions over several shards: take part in those of other coordinators, and end one's own (decision 0129).
+"""Transactions over several shards: decide their outcome, and apply it in each shard (decision 0129).
 
 Each transaction has one coordinator shard, which alone decides its outcome. Every shard that stores records or offsets
 of the transaction has a *participant*: an open local transaction with the same token. Only the coordinator's decision
-(commit or abort) ends a participant. Before a shard takes part, the coordinator stores that it does. The coordinator
-retains its decision until all participants have applied it.
+(commit or abort) ends a participant. The coordinator stores which shards have a participant before the participants
+begin. The coordinator retains its decision until all participants have applied it.
 
 * A decision is durable before it is sent, and comes only from the leader of the coordinator shard.
 * A participant is neither ended nor dropped before the coordinator has decided.

@@ -6,7 +6,7 @@
 * At most ``waiting_max`` attempts are queued. A full queue drops an attempt of the address with most attempts: the one
   with most failures, or else the newest.
 * Verified passwords are cached as keyed digests, so a client that sends its password with every command is hashed once.
-* Every table has a size limit.
+* The cache and all other tables have a size limit.
 """
 
 from __future__ import annotations

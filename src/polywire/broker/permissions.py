@@ -1,4 +1,4 @@
-"""Permissions with their scope, and the actions that need them.
+"""All permissions, and the actions for which protocols require them.
 
 * A permission is granted everywhere, in a stream, or on one topic. Grants are immutable. A permission may imply others,
   which are granted with it.

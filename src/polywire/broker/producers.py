@@ -1,7 +1,7 @@
 """Detect duplicates by the sequence numbers of idempotent producers, and of writers that publish staged data.
 
-These rules apply to a batch with a producer id, a producer epoch of 0 or more and consecutive sequences. ``known``,
-``first`` and ``last`` are the epoch and the range of sequences that the partition has stored of this producer:
+These rules apply to a batch with a producer id, a producer epoch of 0 or more and consecutive sequences. ``known`` is
+the producer's epoch in the partition, and ``first`` to ``last`` are its sequences that were stored there:
 
     epoch < known          Conflict(PRODUCER_FENCED)
     another user's id      Denied(DENIED)
@@ -11,8 +11,8 @@ These rules apply to a batch with a producer id, a producer epoch of 0 or more a
     in [first, last]       a duplicate: answered with the original offset, or -1 if that is no longer known
     anything else          Invalid(SEQUENCE_GAP); nothing is known about sequences before ``first``
 
-Kafka's sequences wrap after 2^31 - 1. Its protocol calls ``unwrapped`` first, so that stored sequences only increase
-within an epoch. A new epoch starts at 0 again.
+Kafka's sequences wrap after 2^31 - 1. The Kafka protocol converts them with ``unwrapped``, so that stored sequences
+only increase within an epoch. A new epoch starts at 0 again.
 
 * The sequences of producers are computed from batches alone: recovery restores them from a snapshot and replayed batch
   headers.

@@ -2,8 +2,8 @@
 
 * A batch without a producer id whose body is smaller than the record limit goes to the log after one check of its
   header. ``Admission`` checks all other batches before the log assigns offsets.
-* The bounds of a partition are returned only once all records within them are synced, so a crash cannot lose them
-  (concepts: durability#what-a-crash-may-take).
+* The first and next offset of a partition are returned only when all records between them are synced, so a crash cannot
+  lose these records (concepts: durability#what-a-crash-may-take).
 * Producer ids are never reused.
 """
 

@@ -1,7 +1,7 @@
 """SCRAM: check a client's proof that it knows a password, without receiving the password (RFC 5802, RFC 7677).
 
-A stolen verifier does not allow a login. It allows guesses of the password, much faster than an Argon2id hash does.
-Comparisons take constant time.
+A stolen verifier does not allow a login. But it lets an attacker guess the password much faster than an Argon2id hash
+does. Comparisons take constant time.
 
     salted = PBKDF2(password, salt, iterations)
     stored key = H(HMAC(salted, "Client Key"))

@@ -3,7 +3,7 @@
 * A full name is unique over all streams and identifies one stream and topic (decision 0116).
 * Incarnation numbers increase and are never reused, even after a restart.
 * A change is first checked (``check_*``). Applying it (``apply_*``) then cannot fail.
-* Earlier releases stored an access list among the options of the Cursus protocol. Such a list applies to all protocols.
+* Earlier releases stored access lists as options of the Cursus protocol. These lists also apply to all protocols.
 """
 
 from __future__ import annotations

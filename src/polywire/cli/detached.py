@@ -1,6 +1,6 @@
 """``polywire serve --detach`` and ``polywire stop``: a broker in the background.
 
-A detached broker has three files next to its data directory, named like the directory plus a suffix:
+A detached broker has three files next to its data directory. Their names are that of the directory and a suffix:
 
 * ``.log``: its log lines.
 * ``.ready``: its addresses, while it accepts connections.

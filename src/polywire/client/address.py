@@ -1,4 +1,4 @@
-"""Brokers, logins and TLS in a URL.
+"""Parse the URL of a broker: addresses, login and TLS.
 
 All addresses are checked before any broker is contacted. Error messages and the ``repr`` of a ``Login`` never contain a
 password. ``+tls`` selects TLS: the broker's certificate and host name are verified. Trusted authorities are those of

@@ -1,4 +1,4 @@
-"""The partitions assigned to a consumer, and its progress in each.
+"""The partitions that are assigned to a consumer, and how far it has read each of them.
 
 * A consumer's position is the offset after the last record that it returned to the application. It commits an offset
   only when the application has finished all earlier records.

@@ -1,4 +1,4 @@
-"""The base of all asynchronous connections.
+"""The base class of the connections of all asynchronous clients.
 
 Replies arrive in the order of the calls, and each call gets its reply. A lost connection is never reopened: each
 pending call fails.

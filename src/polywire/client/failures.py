@@ -1,8 +1,10 @@
 """Create errors that the clients of all protocols raise with the same messages.
 
-* A connection could not be opened. The class of the error says whether a retry can help.
+There are errors for these cases:
+
+* A connection could not be opened. The class of the error says whether to retry.
 * A protocol does not support a feature. The error is raised before anything is sent.
-* A response does not advance beyond the previous one. Without this error, a loop over pages would never end.
+* A page of a list does not advance beyond the previous page. Without this error, reading the list would never end.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Copy the rows of small stored batches into one set of Arrow buffers: the inner loops of ``client.arrow``.
+"""Copy the records of several stored batches into one set of Arrow buffers, with one compiled call per buffer.
 
-A *plan* selects rows of stored batches. It is an i64 array with ``PLAN_WIDTH`` numbers for each batch:
+A *plan* selects records (rows) of stored batches. It is an i64 array with ``PLAN_WIDTH`` numbers for each batch:
 
 * position of the batch, first row, end row, base offset, append time
 * position and size of each column as returned by ``records.batch.layout``
 
-Each function fills one buffer of one column. The functions do not check bounds: batches must be valid, and targets must
-have the size that the plan requires.
+The functions do not check bounds: batches must be valid, and targets must have the size that the plan requires.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Send records to one partition: collect them in batches, pipeline the batches, and retry batches without a response.
 
-Over `polywire`, a lane is an idempotent producer: its batches have a producer id and consecutive sequence numbers, so
-that a batch is stored once even if it is retried. Over other protocols, only one batch is in flight at a time, and a
-retried batch may be stored twice.
+Each partition has a ``Lane``. Over `polywire`, a lane is an idempotent producer: its batches have a producer id and
+consecutive sequence numbers, so that a batch is stored once even if it is retried. Over other protocols, only one batch
+is in flight at a time, and a retried batch may be stored twice.
 
 Batches are stored in the order of their creation. Each of them is either stored or fails.
 """

@@ -1,7 +1,7 @@
 """Read partitions from beginning to end over any protocol.
 
-A *location* is where reading can continue: an offset, or a byte address over Kafka 0.7. Each protocol has its own
-requests to find locations.
+A *location* is where reading can continue: an offset, or a byte address over Kafka 0.7. Protocols differ in the
+requests that find locations.
 
 Reading from the first location returns every record once and in order. The field ``offset`` of a returned record is its
 location.

@@ -1,9 +1,9 @@
 """Return fetched records to the application without a Python call or coroutine per record. This module is compiled.
 
-* ``rows_of`` converts the rows of a stored batch to tuples of a subclass of ``tuple``, with one call for all rows. Each
-  tuple is (value, key, headers, topic, partition, offset, append time, None). The batch must be valid. The garbage
-  collector does not track the tuples, because they cannot be part of reference cycles. Otherwise it would check a
-  million rows several times.
+* ``rows_of`` converts the records of a stored batch to instances of a subclass of ``tuple``, with one call. Each tuple
+  is (value, key, headers, topic, partition, offset, append time, None). The batch must be valid. The garbage collector
+  does not track the tuples, which cannot be part of reference cycles. Otherwise it would visit a million tuples several
+  times.
 * ``Cursor`` makes ``async for`` over records fast. While records are available, ``__anext__`` returns the cursor itself,
   and awaiting it returns the next record at once. Only when no record is left does a coroutine wait for more.
 """

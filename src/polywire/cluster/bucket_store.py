@@ -1,8 +1,9 @@
-"""Segments and snapshots as objects of a bucket, with a local file cache.
+"""Store segments and snapshots as objects of a bucket, with a cache of local files.
 
 * It implements the interface ``store.base.Store``.
-* A failed request raises Busy. It is never reported as damage or as a missing blob.
-* The cache holds recent blobs and parts that were read. Its size is limited, and it may be deleted at any time.
+* A failed request raises Busy. It is never reported as damage or as a missing object.
+* The cache holds recently written objects, and parts of objects that were read. Its size is limited, and it may be
+  deleted at any time.
 * When the broker starts, the footers of all segments are read in parallel.
 """
 

@@ -1,4 +1,4 @@
-"""The requests with which a broker becomes the leader of a shard, in order (decision 0124).
+"""The sequences of bucket requests with which a broker becomes, and remains, the leader of a shard (decision 0124).
 
 Each procedure is a Python generator that yields one request and receives its response before the next. This module uses
 no clock, thread or bucket, so a simulation can try any order of events. Comments such as "I2" refer to rules of the

@@ -1,6 +1,6 @@
 """Execute the requests of ``fencing`` on a bucket, which stores a shard's journal and floor as objects.
 
-Writes are sent once, and their outcome is reported unchanged. Reads are retried until they succeed or are cancelled.
+Writes are sent once, and their response is returned unchanged. Reads are retried until they succeed or are cancelled.
 Call these functions from threads.
 """
 

@@ -1,7 +1,7 @@
 """Announce the brokers that use a bucket: one small object per broker and shard, rewritten regularly.
 
-These objects only determine which broker tries to lead, and when. They never determine who leads. Invalid objects are
-ignored.
+These objects only determine which broker tries to lead, and when. The journal determines which broker leads. Invalid
+objects are ignored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Open the log of a shard in a bucket: claim the shard, replay its journal, continue after it (decision 0124).
+"""Open the log of a shard in a bucket: become its leader, replay its journal, and continue it (decision 0124).
 
 When opening returns, this broker leads the shard and all recovered data is being sealed. The local directory contains
 nothing that recovery needs.

@@ -3,8 +3,8 @@
 A dead letter is a record that a pipeline could not process. Its headers contain the reason, and its original topic and
 partition. A redrive produces the record to them again.
 
-* A redrive sends the letters and commits the offset in one transaction, so no letter is lost or sent twice, even after
-  a crash.
+* A redrive sends the letters and commits the offset of its consumer group in one transaction, so no letter is lost or
+  sent twice, even after a crash.
 * The original topics may belong to several processes. The process that has the dead letters coordinates the transaction
   (decision 0129). It adds each other process as a participant, which stages the letters for its topics and applies the
   commit or abort. Letters reach other processes as HTTP requests.

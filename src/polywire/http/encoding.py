@@ -3,7 +3,7 @@
 * Values are truncated first. Then UTF-8 becomes text, and other bytes become base64.
 * Text that would be longer in JSON than in base64 becomes base64, unless it is short.
 * Long values are encoded in pieces, so that no step holds the GIL for more than a few milliseconds.
-* A list has a limit in rows and in bytes.
+* A list has a limit of rows and of bytes.
 
 Long work runs on the event loop in slices of a few milliseconds, so that other connections are served in between.
 """

@@ -1,4 +1,4 @@
-"""The table of the admin API's endpoints, with their permissions, and its OpenAPI document.
+"""The table of the admin API's endpoints and their permissions, and the API's OpenAPI document.
 
 Permissions are checked here, before an endpoint's handler runs, so no handler can forget the check.
 """

@@ -1,4 +1,4 @@
-"""Errors as HTTP responses. The body contains the code, the message, and whether the client should retry."""
+"""Convert errors to HTTP responses. The body contains the code, the message, and whether to retry."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ While a file system deletes a large file, every sync waits. So a file is truncat
 as long as freeing the piece took. Segments in a bucket stay for a grace period, because clients may have received their
 names.
 
-* Blobs are deleted in the given order, urgent ones first.
+* Blobs are deleted in the order of the calls, urgent ones first.
 * If a stop interrupts deletion, or a blob cannot be deleted, recovery deletes the blobs that no journal group lists.
 """
 

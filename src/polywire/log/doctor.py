@@ -2,8 +2,8 @@
 
 * A check or diagnosis reads every stored batch and changes nothing.
 * A rebuild copies only verified data.
-* A repair of a journal with a gap or a damaged group retains the longest valid prefix. It moves later journal files
-  aside, and reports the lost groups (atomic journal writes) and offsets.
+* A repair of a journal with a gap or damage retains the longest valid prefix. It moves later journal files aside, and
+  reports the lost groups (atomic journal writes) and offsets.
 """
 
 from __future__ import annotations

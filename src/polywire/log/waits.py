@@ -1,4 +1,4 @@
-"""Readers that wait for records of a partition. Each is notified once, or never if it was cancelled."""
+"""Notify readers that wait for new records of a partition: each once, or never if it was cancelled."""
 
 from __future__ import annotations
 

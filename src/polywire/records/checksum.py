@@ -1,4 +1,4 @@
-"""XXH64, the checksum of headers and bodies of stored batches, and CRC-32, the checksum of single values.
+"""Compute XXH64, the checksum of headers and bodies of stored batches, and CRC-32, the checksum of single values.
 
 XXH64 uses seed 0. CRC-32 uses the IEEE polynomial, as in zlib. Compiled and uncompiled code return the same results.
 Large inputs are read without the GIL. Compiled code requires a little-endian machine.

@@ -1,9 +1,7 @@
-"""Header fields, columns, kinds and limits of the stored batch (docs/internals/decisions/0101-stored-batch.md).
+"""Constants of the stored batch: header fields, columns, types of header values, and limits (decision 0101).
 
-All constants of the format are defined here.
-
-Header keys and values are decoded into the types given by their kinds (spec: iggy). Decoding never fails: any bytes of
-any kind give a value. A value never takes more memory than its bytes.
+Header keys and values have Iggy's types (kinds), and are decoded accordingly (spec: iggy). Decoding never fails: any
+bytes of any kind give a value. A value never takes more memory than its bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read single fields of a stored batch's header (decision 0101), as fast as hand-written offset arithmetic.
+"""Read single fields of a stored batch's header (decision 0101).
 
 Other packages use ``header_fields``, so they need not know field positions. Compiled modules of this package cimport
 the load functions from ``fields.pxd``, where they are inlined. Uncompiled modules import them from here.

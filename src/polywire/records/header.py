@@ -1,4 +1,4 @@
-"""Fixed header of a stored batch, positions of its columns, and sequences of batches (decision 0101).
+"""Read and write the header of a stored batch, find its columns, and iterate over several batches (decision 0101).
 
 Assigning an offset to a batch changes only its header. No function reads beyond the buffer, whatever lengths its bytes
 contain. Check untrusted bytes once with ``check.validate`` before you use their columns.

@@ -1,7 +1,7 @@
 """Make new batches from records of existing ones: merge, slice, take, compact (decision 0101).
 
 Records retain all their columns. The docstring of a function says whether they retain offsets, addresses and sequences.
-Sources must have been validated.
+The source batches must have been validated.
 """
 
 from __future__ import annotations

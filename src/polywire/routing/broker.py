@@ -1,7 +1,7 @@
 """``RoutedBroker``: the broker that protocols use if there are several processes.
 
-A call for a topic of this process runs directly. A call for a topic of another process becomes one request over the
-link to it. That process neither decodes the client's request nor checks permissions again.
+A call for a topic of this process runs directly. A call for a topic of another process is sent to that process as one
+request. The other process neither decodes the client's request nor checks permissions again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The settings of ``polywire serve``, and the checks that need only the settings."""
+"""The settings of ``polywire serve``, and checks that need no data directory or network."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ then reads into it. If the connection is paused or closed in between, the proces
 sends responses, which can pause or close a connection.
 
 So ``get_buffer`` only finds memory; it does not commit, pause, write or close. ``buffer_updated`` does all other work.
-While ``Hub.lending`` is true, assertions fail if anything else happens.
+``Hub.lending`` is true while it runs, and assertions fail if anything else happens.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """State that all connections of a server share: limits, memory, connection slots, logins and latency statistics.
 
-This module is compiled. Some limits apply to all connections together. When one is reached, the connection that has
-stalled longest is closed first.
+This module is compiled. Some limits apply to all connections together. When one of these limits is reached, the
+connection that has stalled longest is closed first.
 
-A latency is the time from receiving a request to writing its response. A busy server measures about a hundred requests
-a second. An idle server measures all requests. For other requests it makes one comparison.
+A latency is the time from receiving a request to writing its response. A busy server measures only about a hundred
+requests a second, because measuring takes time.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ This module is compiled.
 * All incomplete requests together stay within a limit. One request at a time may exceed it, so that at least one
   request can be completed. Meanwhile, other requests that make progress wait and are not closed.
 * When memory is short, connections with stalled requests are closed: first those of unauthenticated clients, then those
-  of the address that uses most memory, the slowest first. Unread bytes in the socket count as received.
+  of the address that uses most memory, the slowest first. Bytes that have arrived at the socket but were not read yet
+  count as received.
 * Memory is reused only when no uncommitted batch refers to it any more. Buffers that are not reused for a while are
   returned to the allocator.
 * ``Arena.take`` and ``Arena.give`` run no other Python code, so the ``get_buffer`` callback of the event loop may call

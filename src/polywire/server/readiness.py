@@ -6,7 +6,7 @@ All sockets are registered with one epoll descriptor, and the event loop watches
 threads and TLS. A pass reads each ready socket once, so no connection can block the others; remaining bytes are read in
 the next pass.
 
-* For a connection, it behaves like an asyncio transport with a write limit of 0.
+* To a connection, the driver looks like an asyncio transport with a write limit of 0.
 * An error of one connection closes it and does not affect others.
 * No other code runs between asking a connection for memory and reading into it.
 * Batches that are appended during a pass are committed at its end, with one journal write.

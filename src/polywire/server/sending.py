@@ -2,7 +2,7 @@
 
 This module is compiled.
 
-* Parts are sent in order.
+* The parts of responses are sent in order.
 * The memory of a part is released when the kernel has accepted its bytes, or the connection is closed.
 * The number of unsent bytes is always known. It has a limit for all connections together.
 """

@@ -1,4 +1,4 @@
-"""Signals that stop a process or make it reload its files, across several event loops.
+"""Handle the signals that stop a process or make it reload its files.
 
 * A broker on a bucket runs one event loop after another. The signal handlers of an event loop are removed when it ends,
   so a signal between two loops would kill the process. The handlers of this module remain.

@@ -1,6 +1,6 @@
 """Decode Avro values in Spark without a schema registry and without Spark's own Avro package, which is not on PyPI.
 
-If a value cannot be decoded, or bytes remain after its record, the result is the reason instead of a row.
+If a value cannot be decoded, or bytes remain after its record, the result contains the reason.
 """
 
 from __future__ import annotations

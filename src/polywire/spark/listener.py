@@ -1,6 +1,6 @@
 """Report the progress of all streaming queries of a Spark session, for programs that export metrics.
 
-Reports are those of the module ``progress``, with the query's name. The end of a query is reported once.
+Each report also has the name of the query. The end of a query is reported once.
 """
 
 from __future__ import annotations

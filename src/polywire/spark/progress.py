@@ -1,4 +1,4 @@
-"""Progress of a streaming query: records, rate and lag, for programs and people.
+"""Report the progress of a streaming query: records, rate and lag.
 
 Every micro-batch is reported once, in order.
 """

@@ -6,8 +6,8 @@ from the broker, or the read fails if the options require sealed segments.
 
 A *run* is the contiguous part of a segment file that has the records of one partition.
 
-Runs in a bucket are located during planning, so that tasks need no broker. Only the broker's own bucket is read, with
-the credentials of this process, and with several concurrent requests per run.
+For a bucket, the positions of runs are queried during planning, so that tasks do not need the broker. Only the broker's
+own bucket is read, with the credentials of this process, and with several concurrent requests per run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sink: batch and streaming writes, exactly once by default (docs/spark/sink.md).
+"""The Spark sink ``polywire``: batch and streaming writes, exactly once by default (docs/spark/sink.md).
 
 Tasks store their rows in the broker under random tokens, invisible to readers (staged), and list the tokens in their
 commit messages. The driver then publishes all tokens of a write in one atomic step. The broker stores the name and

@@ -1,7 +1,6 @@
-"""The ``Store`` interface: immutable named blobs.
+"""The ``Store`` interface: named, immutable files or objects (blobs).
 
-A blob is a segment or a snapshot: a file, or an object in a bucket. Stores need only one atomic operation: write a name
-only if it does not exist.
+A blob is a segment or a snapshot. Stores need only one atomic operation: write a name only if it does not exist.
 
 * A visible blob is complete and never changes.
 * Creating a name that exists fails and changes nothing.

@@ -2,8 +2,8 @@
 
 The path alone proves nothing: it may be on another machine, in a container, or a restored copy. The broker writes a new
 token into the file ``LOCK`` at every start, before it writes any blob. If a client opens a blob and then finds the
-broker's token in ``LOCK``, the blob belongs to the broker. In all other cases the client reads through the broker. That
-is never an error.
+broker's token in ``LOCK``, the blob belongs to the broker. In all other cases the client reads through the broker,
+without an error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The interface through which the store and the log access files and directories.
 
-Each method is one operation of the operating system and fails with its OSError. Functions that combine methods follow
-the interface. Each method documents its durability. A directory entry survives a power loss once the directory is
-synced. Bytes survive once the file is synced.
+Each method is one operation of the operating system and fails with its OSError. The module also has functions that
+combine these methods. Each method documents what is durable after it. A directory entry survives a power loss once the
+directory is synced. Bytes survive once the file is synced.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A simulated clock, and an event loop that runs callbacks only when a test requests it.
 
-Callbacks run in the order of an asyncio loop. Timers run by time and then by creation. An exception of a callback is
-raised in the test.
+Callbacks run in the order of an asyncio loop. Timers run by time and then by creation. If a callback raises an
+exception, the test gets it.
 """
 
 from __future__ import annotations

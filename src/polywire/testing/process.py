@@ -1,8 +1,7 @@
 """A broker in its own process, for tests of its external behaviour.
 
-* Its addresses are read from the ready file.
-* The process ends at the latest with its test.
-* If a test fails, the broker's log is shown.
+The helper reads the broker's addresses from its ready file, and ends the process with the test at the latest. If a test
+fails, it shows the broker's log.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A broker in memory in its own thread.
 
-When ``start`` returns, it listens on free ports. It writes nothing to disk, and stopping it frees everything.
+When ``start`` returns, the broker listens on free ports. It writes nothing to disk, and stopping it frees all of its
+memory.
 """
 
 from __future__ import annotations

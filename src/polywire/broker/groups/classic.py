@@ -3,7 +3,7 @@
 The broker elects a leader among the members, sends it the metadata of all members, and distributes the assignments that
 it returns. The broker does not decode metadata or assignments.
 
-* ``TRANSITIONS`` lists every transition.
+* ``TRANSITIONS`` lists every permitted change of state.
 * Every waiting member gets a response, at the latest when the caller calls ``expire`` at ``deadline``.
 * An assignment is valid only in its generation.
 * A stable group is stored in the journal. After a restart its members get the same responses as before.

@@ -2,7 +2,7 @@
 
 * A Kafka member has one membership for each of its topics (concepts: groups#handing-over). Each membership gets
   partitions like a member of any other protocol, and the coordinator knows which partitions it still reads. When it
-  releases them, the group's generation rises, so that members that wait for them get them.
+  releases them, the group's generation rises, and they are assigned to the members that wait for them.
 * In a classic group that shares topics with members of other protocols, the broker assigns in place of the group's
   leader (concepts: groups#one-group-for-all). A partition that a member still reads is assigned to no other member.
 * Memberships are added and removed in short steps, so large groups do not delay others. A group assigns partitions only

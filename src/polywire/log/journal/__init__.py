@@ -1,2 +1,1 @@
-"""The journal: write batches of appends to preallocated files, each in one atomic write, and recover them at a
-start."""
+"""The journal: write appends and changes to preallocated files, each batch atomically, and recover them at a start."""

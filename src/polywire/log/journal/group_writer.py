@@ -1,8 +1,9 @@
 """Collect appends and changes, write them to the journal as one atomic group, and call their completions.
 
-* If an addition does not fit into the group, the earlier ones are written first. Their completions are called at the
-  commit.
-* An addition takes effect only after its group was written. If the write fails, the ends of partitions do not change.
+* If an append or change does not fit into the group, the earlier ones are written first. Their completions are called
+  at the commit.
+* An append or change takes effect only after its group was written. If the write fails, the ends of partitions do not
+  change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Prepare a publish of staged batches in short steps: build its journal write except for the offsets (decision 0106).
 
 * A token belongs to one publish until that publish is written or cancelled.
-* One compiled call assigns all offsets of the group, and another one applies the group. The number of calls does not
-  depend on the number of batches.
+* One compiled call assigns the offsets of all batches, and another one makes the batches readable. The number of calls
+  does not depend on the number of batches.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A *start* is one run of the broker. Each group contains the number of its start.
 its header and of all entries match.
 
 Recovery only reads. If there is evidence that a synced group is damaged, it raises Corrupt. Any other invalid data at
-the end is a torn tail, which the caller reports and cuts.
+the end is a torn tail, which the caller reports and discards.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 * A failed write is raised and never retried.
 
 The seed is the secret that every group's checksum covers. It is stored twice, because no group can be verified without
-it. A damaged copy is not used while the other is intact, and an intact copy is never replaced by another seed.
+it. A damaged copy is replaced by the intact one, never the other way round.
 
 ```
 seed, seed.copy: 24 bytes each      before: seed, 8 plain bytes

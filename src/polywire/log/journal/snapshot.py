@@ -11,8 +11,8 @@ can be read.
 24 u64 compacted partitions               u64 segment that holds a run of it), (u64 compacted partition, u64 offset
 32 u64 zero                               up to which it is), broker's state, u64 XXH64 of everything before
 ```
-The blob contains all this twice, so that one damaged spot affects one copy. Each copy is padded with zeros to the same
-multiple of a page. Versions 1 and 2 contained it once, without padding; version 1 had 0 at 24.
+The file contains all this twice, so that damage at one position affects one copy only. Each copy is padded with zeros
+to the same multiple of a page. Versions 1 and 2 contained it once, without padding; version 1 had 0 at 24.
 """
 
 from __future__ import annotations

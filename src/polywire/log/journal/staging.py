@@ -1,7 +1,7 @@
 """Staged batches: stored under a token until they are published, abandoned or expire (decision 0102).
 
 * Staged data is limited in bytes and in batches.
-* A claimed token cannot be claimed again.
+* Only one publish at a time can use a token.
 * Changes of the wall clock do not affect expiry.
 """
 

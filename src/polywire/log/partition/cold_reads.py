@@ -1,8 +1,8 @@
 """Read sealed segments: once for all readers that wait for the same data, and ahead of sequential readers.
 
-Filling the page cache costs up to 2.7 CPU seconds per GB if its memory is new (concepts: storage#what-it-costs).
-Direct reads into reused memory cost almost nothing and run at the disk's speed. So data on disk is read in *windows* of
-up to 4 MiB, in the reader's thread.
+Filling the page cache costs up to 2.7 CPU seconds per GB if its memory is new (concepts: storage#what-it-costs). Direct
+reads into reused memory cost almost nothing and run at the disk's speed. So a thread reads data from disk with direct
+I/O, in pieces of up to 4 MiB, *windows*.
 
 Recently sealed data, and data in the page cache, is already in memory. It is copied in smaller pieces, *glances*, on
 the event loop, at 50 µs per MiB.

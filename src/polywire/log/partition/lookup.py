@@ -1,7 +1,7 @@
 """Look up offsets by time or Kafka 0.7 address, addresses by offset, and the byte ranges of sealed records.
 
-A lookup in memory returns its result at once. Segments, compressed bodies and staged bodies are searched in the
-reader's thread, and the result is passed to the completion on the event loop.
+A lookup in memory returns its result at once. A thread searches segments and compressed batches, and the result is
+passed to the completion on the event loop.
 """
 
 from __future__ import annotations

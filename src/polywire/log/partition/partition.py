@@ -1,6 +1,6 @@
 """One partition of the log: its offsets and epochs, and indexes of its batches in the journal and in segments.
 
-It implements ``log.base.PartitionLog``. This module holds only data in memory. The reader fetches records.
+It implements ``log.base.PartitionLog``. It contains only data in memory; the module ``reader`` fetches records.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ rewrites the partition's data in segments, a few parts at a time, oldest first. 
 a newer one. The remaining records retain offset, address and time.
 
 * Memory is bounded: one table, and one buffer for reads.
-* Each step reads a bounded number of bytes, in the sealer's thread.
+* Each step reads a bounded number of bytes, in the thread that also seals.
 * If a pass stops between steps, the newest record of every key still exists.
 """
 

@@ -1,6 +1,6 @@
 """Parse batch frames in all their layouts, and format acknowledgements (spec: cursus#batches, cursus#writing).
 
-The layouts are tried in the order of the specification (spec: cursus#older-batch-layouts).
+A frame does not say which layout it has, so the layouts are tried in order (spec: cursus#older-batch-layouts).
 """
 
 from __future__ import annotations

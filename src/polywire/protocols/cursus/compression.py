@@ -1,6 +1,6 @@
 """Detect and decompress compressed frames (spec: cursus#compression).
 
-A decompressed frame never exceeds its limit, whatever size it claims. Users may register more algorithms.
+A decompressed frame never exceeds its limit, whatever size it claims. Further algorithms can be registered.
 """
 
 from __future__ import annotations

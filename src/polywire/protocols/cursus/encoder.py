@@ -1,7 +1,7 @@
 """Encode stored records as messages of a batch, or as single frames (spec: cursus#batch-layout, cursus#consume).
 
-One call handles a stored chunk and creates no Python object per record. A key or an event text that is too long for the
-protocol is omitted.
+One call encodes all records of a read, without a Python object per record. A key or an event text that is too long for
+the protocol is omitted.
 """
 
 from __future__ import annotations

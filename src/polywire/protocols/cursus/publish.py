@@ -1,4 +1,4 @@
-"""Append one record: PUBLISH, and the envelope without a command (spec: cursus#publish, cursus#envelope).
+"""Append one record: PUBLISH, and messages (envelopes) without a command (spec: cursus#publish, cursus#envelope).
 
 Offsets follow the order of requests, whatever their acks. With acks 0, the response is OK even if the append fails.
 """

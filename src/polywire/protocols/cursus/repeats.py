@@ -1,6 +1,6 @@
 """Detect payloads that were already published to the topic within the last 30 minutes (spec: cursus#repeated-payloads).
 
-The number of remembered payloads is limited; the oldest is forgotten first.
+The number of payloads that the broker remembers is limited; the oldest is forgotten first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Arrays that all Cursus connections share to parse a frame.
 
-Their content is used only while one frame is handled.
+The arrays are used only while one frame is handled.
 """
 
 from __future__ import annotations

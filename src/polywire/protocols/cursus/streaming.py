@@ -1,4 +1,4 @@
-"""STREAM: push records when they become readable (spec: cursus#stream).
+"""STREAM: send records to the client when they become readable (spec: cursus#stream).
 
 If the client stops reading, the broker stops reading the log for it. When a stream ends, the response contains the
 reason and the offset at which to continue. No offsets are committed.

@@ -2,7 +2,7 @@
 # mypy: disable-error-code="untyped-decorator,import-untyped"
 """Encode FLUX replies in bulk: to consecutive PRODUCE lines, and the records of CONSUME replies.
 
-One call encodes all of them, or the batches of one read, without a Python object per record. Values that cannot be part
+One call encodes all replies, or all records of a read, without a Python object per record. Values that cannot be part
 of a line are escaped.
 """
 

@@ -1,4 +1,4 @@
-"""PRODUCE lines that are handled one at a time (spec: flux#produce, flux#acknowledgements)."""
+"""Handle a single PRODUCE line (spec: flux#produce, flux#acknowledgements)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands for logins, users, permissions and personal access tokens.
+"""Iggy's commands for logins, users, permissions and personal access tokens.
 
 Passwords are verified in a thread, off the event loop. Changes are synced to disk before the reply. Every user may read
 its own entry and change its own password.

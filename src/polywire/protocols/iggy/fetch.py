@@ -1,7 +1,7 @@
-"""POLL_MESSAGES (spec: iggy#polling, iggy#d0-poll-reply, iggy#d2-poll-reply, iggy#d3-poll-reply).
+"""POLL_MESSAGES: return messages (spec: iggy#polling, iggy#d0-poll-reply, iggy#d2-poll-reply, iggy#d3-poll-reply).
 
-A poll never waits for messages, and never returns more than requested. Auto-commit commits the offset of the last
-message in the reply.
+A poll never waits for messages, and never returns more than requested. With auto-commit, the broker commits the offset
+of the last message in the reply.
 """
 
 from __future__ import annotations

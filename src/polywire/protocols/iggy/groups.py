@@ -1,6 +1,6 @@
-"""Consumer groups, whose members are connections (spec: iggy#consumer-groups, iggy#d3-groups).
+"""Iggy's commands for consumer groups, whose members are connections (spec: iggy#consumer-groups, iggy#d3-groups).
 
-Members may use other protocols, because the broker's coordinator assigns the partitions.
+A group can also have members on other protocols, because the broker assigns the partitions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names of streams and topics: which names are allowed, and how dialects normalise them (spec: iggy#names-and-ids)."""
+"""Check and normalise the names of Iggy streams and topics (spec: iggy#names-and-ids)."""
 
 from __future__ import annotations
 

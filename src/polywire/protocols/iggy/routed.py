@@ -1,4 +1,4 @@
-"""The streams, topics and groups of all processes of a broker (decision 0130).
+"""The Iggy streams, topics and groups of all processes of a broker (decision 0130).
 
 * The first shard stores the streams. Each process knows them, and the topics of all processes.
 * Only the process that owns a topic changes the topic, its number and those of its groups. Other processes call the

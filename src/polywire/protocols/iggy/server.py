@@ -1,4 +1,4 @@
-"""PING, clients, cluster metadata and statistics.
+"""Iggy's commands about the server: PING, clients, cluster metadata and statistics.
 
 A statistic that the operating system does not report is 0.
 

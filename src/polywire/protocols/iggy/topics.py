@@ -1,4 +1,4 @@
-"""Commands for streams, topics and partitions.
+"""Iggy's commands for streams, topics and partitions.
 
 Lists are sorted by number. A change is synced to disk before the reply.
 

@@ -1,7 +1,6 @@
 """Frames of current Iggy dialects: a header of 256 bytes and a body (spec: iggy#d3-frames, iggy#d3-operations).
 
-A header is validated before its fields are used. Replies repeat the same fields of the request as those of Iggy's
-server.
+A header is validated before its fields are used. As in Iggy's server, replies repeat some fields of the request.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compress and decompress record batches.
 
-Decompression never produces more than its limit, even if the input claims a larger size. It releases the GIL.
+Decompression never produces more bytes than its limit, whatever size the input claims. It releases the GIL.
 
 An lz4 frame, with sizes in bytes::
 

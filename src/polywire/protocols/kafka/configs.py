@@ -1,6 +1,6 @@
 """Topic and broker settings under Kafka's names (spec: kafka#describeconfigs, kafka#alterconfigs).
 
-* The broker implements some settings. They apply to the topic, whichever protocol the clients use.
+* Some settings have an effect. It applies to clients of all protocols.
 * Kafka's other settings are stored and returned, but have no effect.
 * All requests reject unknown names and invalid values.
 """

@@ -14,7 +14,7 @@ The ``state`` array of a call has these i64 words:
 
 * next offset to write, bytes of ``out`` that may be used
 * position in ``out``, position in the chunk of a compressed batch
-* bytes needed by the next record if it did not fit
+* bytes that the next record needs, if it did not fit
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Convert the broker's errors to Kafka's error codes.
 
-The table covers every ``ErrorCode``. A code is retriable for clients if and only if a retry can help.
+The table covers every ``ErrorCode``. Clients retry after a code if and only if a retry can help.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""ListGroups, DescribeGroups, ConsumerGroupDescribe, DeleteGroups.
+"""Kafka requests that list, describe and delete groups.
 
 A user sees a group only with permission for all topics of the group, whichever protocol its members use. Long lists are
-built in slices (spec: kafka#describing-groups, kafka#consumer-groups, kafka#deleting-groups).
+built in slices of time (spec: kafka#describing-groups, kafka#consumer-groups, kafka#deleting-groups).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Classic groups: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
+"""Kafka requests of classic group members: JoinGroup, SyncGroup, Heartbeat, LeaveGroup.
 
 Every request gets a response. A member needs permission to read all topics of its group (spec: kafka#joingroup,
 kafka#syncgroup, kafka#heartbeat, kafka#leavegroup).

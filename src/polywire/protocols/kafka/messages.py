@@ -1,6 +1,6 @@
 """Names, numbers and limits of the Kafka protocol, and the headers of its messages.
 
-Only versions in ``SERVED`` may be advertised.
+ApiVersions may list only versions in ``SERVED``.
 
 A request is ``i32 length | i16 api | i16 version | i32 correlation | i16 length, client id | [tags] | body``. A
 response is ``i32 length | i32 correlation | [tags] | body``. Flexible versions have the tags, except in the response

@@ -1,7 +1,7 @@
 """Calls between the processes of a broker for Kafka transactions over several shards (decision 0129).
 
-One shard coordinates a transactional id, and the others participate. A producer may stage records in another shard only
-if the coordinator would accept its records, too. The coordinator checks this, and stores which shards participate.
+One shard coordinates a transactional id, and the others participate. Before a producer may write to another shard, the
+coordinator checks the producer, and stores that the shard participates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Match names with the part of RE2's syntax that clients use (spec: kafka#patterns, decision 0117).
 
-A pattern becomes a nondeterministic automaton. For each character of a name, all states that it can be in are computed,
-so matching takes linear time. Sets of states and their successors are cached, so that most characters need one look-up.
+A pattern becomes a nondeterministic automaton. The matcher tracks all states that the automaton can be in, so matching
+takes linear time. Sets of states and their successors are cached, so that most characters of a name need one look-up.
 
 A pattern must match the whole name. The size of a pattern and the work for one name are limited.
 """

@@ -1,4 +1,4 @@
-"""InitProducerId, sequence numbers, DescribeProducers (spec: kafka#idempotent-producers).
+"""Kafka's idempotent producers: InitProducerId, sequence numbers, DescribeProducers (spec: kafka#idempotent-producers).
 
 * A producer id is never assigned twice.
 * Kafka's sequence numbers wrap around at 2**31. The stored numbers continue to grow.

@@ -1,4 +1,4 @@
-"""SASL: the states of a login, PLAIN tokens and SCRAM messages (spec: kafka#sasl).
+"""SASL logins of Kafka clients: their states, and PLAIN and SCRAM messages (spec: kafka#sasl).
 
 Malformed messages, and steps that ``TRANSITIONS`` does not allow, raise Refused.
 

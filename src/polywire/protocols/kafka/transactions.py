@@ -2,7 +2,7 @@
 
 * Requests of a fenced producer change nothing.
 * Records and committed offsets of a transaction become visible atomically.
-* EndTxn can be repeated with the same result.
+* A repeated EndTxn has the same result.
 """
 
 from __future__ import annotations

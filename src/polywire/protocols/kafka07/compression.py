@@ -1,4 +1,4 @@
-"""Decompress message sets under a limit (spec: kafka-0.7#wrappers).
+"""Decompress Kafka 0.7 message sets, up to a size limit (spec: kafka-0.7#wrappers).
 
 A wrapper is a compressed message whose value is a message set. The limit applies to all wrappers of one request
 together, whatever sizes they claim. The order of messages is preserved.

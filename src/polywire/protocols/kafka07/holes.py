@@ -12,7 +12,7 @@ Wrappers are padded in the gzip header, which every gzip reader skips: ``1f 8b 0
 deflate blocks | u32 CRC-32 | u32 size`` (RFC 1952). An extra field has at most 65,535 bytes; longer padding uses empty
 stored blocks.
 
-Every response contains a message, because the iterator of the official client requires one.
+Every response contains a message, because the iterator of Kafka's own 0.7 client requires one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Convert produced message sets to batches (spec: kafka-0.7#reactions).
+"""Append the message sets of Kafka 0.7 producers (spec: kafka-0.7#reactions).
 
 * The message sets of a connection are appended in order.
 * A message set is stored completely or not at all.

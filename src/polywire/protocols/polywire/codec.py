@@ -1,6 +1,7 @@
-"""Frames of the `polywire` protocol: prefix, head, payload (spec: polywire#opening, polywire#frames, polywire#limits).
+"""Encode and decode frames of the `polywire` protocol (spec: polywire#opening, polywire#frames, polywire#limits).
 
-An invalid frame raises PeerError(fatal=True). An invalid head raises PeerError(fatal=False). Payloads are never copied.
+A frame has a prefix, a head and a payload. An invalid frame raises PeerError(fatal=True), an invalid head
+PeerError(fatal=False). Payloads are never copied.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Error numbers of the `polywire` protocol: code and kind (spec: polywire#errors).
+"""The error numbers of the `polywire` protocol, each for a code and a kind of error (spec: polywire#errors).
 
 Every ``ErrorCode`` has a number, and every number has a code. If a client does not know a code, it raises the most
 general error of that kind.

@@ -1,4 +1,4 @@
-"""The entry point of the `polywire` protocol: its commands; detect its connections and create their sessions."""
+"""The entry point of the `polywire` protocol: detect its connections and create their sessions."""
 
 from __future__ import annotations
 

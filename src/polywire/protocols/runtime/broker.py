@@ -1,4 +1,4 @@
-"""The broker's operations that every protocol uses.
+"""The interface with the broker's operations that every protocol uses.
 
 Each protocol adds more in its module ``context`` (decision 0107).
 """

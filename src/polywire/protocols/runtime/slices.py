@@ -1,6 +1,6 @@
 """Build long responses in slices of time on the event loop.
 
-Other connections are served between two slices. In each pass of the loop, all long responses share one slice.
+Other connections are served between two slices. In each pass of the loop, all long responses together get one slice.
 """
 
 from __future__ import annotations

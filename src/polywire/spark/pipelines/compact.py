@@ -1,7 +1,7 @@
 """Copy the last record of each key into a new topic.
 
-Keys whose last record has no value were deleted. They are skipped unless requested. A second run with the same name
-writes nothing.
+Keys whose last record has no value were deleted. These keys are skipped unless requested. A second run with the same
+name writes nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pipelines by name, with settings parsed from text.
+"""Find a pipeline by its name, and parse its settings from text.
 
 A pipeline is a function whose parameters are its settings. Their types define how text is parsed, and their annotations
 are their descriptions. Listing pipelines does not require Spark. An unknown or invalid setting is rejected before Spark

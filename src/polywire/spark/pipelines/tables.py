@@ -4,7 +4,7 @@ Spark's file sink lists valid Parquet files in ``_spark_metadata``. A killed run
 read such a table with Spark or use that list.
 
 Delta tables are written by Spark if Delta's package is on the class path, and otherwise by the library ``deltalake`` on
-the driver. Iceberg requires its package for Spark. A repeated micro-batch adds no rows again, in any format.
+the driver. Iceberg requires its package for Spark. In all formats, a repeated micro-batch does not add its rows again.
 """
 
 from __future__ import annotations
