@@ -1,7 +1,7 @@
 """State that only FLUX has: registered brokers, roles and leaders, in-sync replicas and the high watermark (hw).
 
 * Registered brokers, roles and leaders survive restarts.
-* Reports of followers do not survive restarts: a follower is in sync only after it has reported again.
+* Reports of followers do not survive: a follower is in sync only after it has reported again.
 * The reported high watermark of a partition never decreases while this broker leads the partition (spec:
   flux#our-choices).
 * The high watermark limits FLUX readers only.
