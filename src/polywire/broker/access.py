@@ -133,7 +133,7 @@ class Access(Authentication):
     # Permissions
 
     def authorize(self, principal: Principal | None, action: Action, where: Where = None) -> None:
-        """Raise Denied unless the user may perform an action, as in ``Authorization``.
+        """Raise Denied unless the user may perform an action.
 
         Audits administrative actions.
         """
@@ -143,7 +143,7 @@ class Access(Authentication):
             self.administers(principal, action, where)
 
     def administers(self, principal: Principal | None, action: Action, where: Where = None) -> None:
-        """Audit an administrative action that was permitted. On an open broker the event names no user."""
+        """Audit an administrative action that was permitted. On a broker without users the event names no user."""
         if principal is not None and not self.is_open:
             self._administered(action.word, principal, resource_text(where))
 
@@ -173,7 +173,7 @@ class Access(Authentication):
     # Users
 
     def users(self) -> list[User]:
-        """Return all users by id. On an open broker the default user comes first."""
+        """Return all users by id. On a broker without configured users the default user comes first."""
         users = [self._users[user_id] for user_id in sorted(self._users)]
         return [self._default(), *users] if self.is_open else users
 
@@ -213,7 +213,7 @@ class Access(Authentication):
         grants include permissions that ``by`` does not have.
 
         Args:
-            by: the caller. None for the operator or on an open broker.
+            by: the caller. None for the operator or on a broker without users.
         """
         self._check_covers(by, grants)
         self._check_new(name)

@@ -314,7 +314,7 @@ def settle(batch: Remembered, offset: int | BrokerError) -> list[tuple[int, Leve
 class PublishDedup:
     """The last published number of each writer. The writer idle for longest is first.
 
-    A writer is dropped only after it was idle for ``writer_expiry_us`` on the elapsed clock.
+    A writer is dropped only after it was idle for ``writer_expiry_us`` on the broker's monotonic clock.
     """
 
     __slots__ = ("_by_name", "_settings", "_usage")

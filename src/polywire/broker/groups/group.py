@@ -118,13 +118,13 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerView:
-    """A member of a group of Kafka's newer protocol, as shown in lists.
+    """A member of a group of Kafka's ``consumer`` protocol (KIP-848), as shown in lists.
 
     Attributes:
         reading: partitions that it reads now, by full name of the topic.
         target: partitions of its target assignment, by full name of the topic.
         topics, pattern: its subscription.
-        is_consumer: whether it uses Kafka's newer protocol itself.
+        is_consumer: whether the member itself uses this protocol.
     """
 
     id: str
@@ -142,10 +142,10 @@ class ConsumerView:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupView:
-    """A group of Kafka's newer protocol with its members of all protocols.
+    """A group of Kafka's ``consumer`` protocol (KIP-848), with its members of all protocols.
 
     Attributes:
-        has_consumers: whether a member uses Kafka's newer protocol.
+        has_consumers: whether a member uses the ``consumer`` protocol.
     """
 
     name: str

@@ -55,7 +55,7 @@ class Memberships:
 
     Attributes:
         topics: topic ids by full name.
-        is_consumer: whether the member uses Kafka's newer protocol.
+        is_consumer: whether the member uses Kafka's ``consumer`` protocol (KIP-848).
     """
 
     id: str

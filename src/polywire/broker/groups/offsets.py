@@ -43,7 +43,7 @@ class Held:
 
     Attributes:
         metadata_bytes: total size of the metadata.
-        at_us: time of the last commit on the elapsed clock, 0 if unknown.
+        at_us: time of the last commit on the broker's monotonic clock, 0 if unknown.
         asked_at_us: time of the last read since the start.
     """
 

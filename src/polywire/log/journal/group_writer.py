@@ -176,7 +176,7 @@ class GroupWriter:
     # Capacity
 
     def admit(self, size: int, need: Need) -> None:
-        """Ensure capacity for ``size`` more bytes. Raises as ``allocate`` does."""
+        """Ensure capacity for ``size`` more bytes. Raises the errors of ``allocate``."""
         if self.write_batch.size + size > self.capacities[need]:
             self.allocate(size, need)
 

@@ -83,7 +83,8 @@ class PartitionReader(Protocol):
 class FilePartition:
     """Implements ``PartitionLog``.
 
-    The runs, followed by the tail entries, cover the retained offsets up to ``next_offset`` without gaps.
+    The runs in segments, followed by the unsealed batches (the tail), cover the retained offsets up to ``next_offset``
+    without gaps.
 
     Attributes:
         tail: index of the unsealed batches.

@@ -332,7 +332,7 @@ class Reader:
         return self._read_sealed(partition, offset, bytes_max, end, then)
 
     def _warm_stop(self, partition: FilePartition, start: int, stop: int) -> int:
-        """Return the first of tail entries [start, stop) whose body must be read from disk, or ``stop``."""
+        """Return the first of the unsealed batches [start, stop) whose body must be read from disk, or ``stop``."""
         for number in range(start, stop) if partition.published else ():
             _, position, _, serial, _, _ = partition.tail.entry(number)
             if serial == PUBLISHED and not self._is_at_hand(position >> PUBLISHED_SHIFT):
@@ -389,7 +389,7 @@ class Reader:
     def _tail_chunks(
         self, partition: FilePartition, start: int, stop: int, size: int
     ) -> tuple[list[memoryview], list[Slot]]:
-        """Return tail entries [start, stop), which have ``size`` bytes, and the slots that the chunks refer to."""
+        """Return the unsealed batches [start, stop), which have ``size`` bytes, and the slots that contain them."""
         extents = partition.tail.extents(start, stop)
         has_published = bool(partition.published) and any(extent[0] == PUBLISHED for extent in extents)
         if not has_published and len(extents) > EXTENTS_MAX and size < len(extents) * EXTENT_BYTES_MIN:
@@ -581,7 +581,7 @@ def _released(pin: SlotsPin, then: Completion[int]) -> Completion[int]:
 
 
 def _entry_offset(partition: FilePartition, number: int) -> int:
-    """Return the first offset of tail entry ``number``, or the end of the tail if there is no such entry."""
+    """Return the first offset of the unsealed batch ``number``, or the partition's next offset if there is none."""
     return partition.tail.entry(number)[0] if number < len(partition.tail) else partition.next_offset
 
 

@@ -200,7 +200,7 @@ class _Stretch:
     """Batches [start, stop) of the given positions and lengths in one buffer.
 
     Attributes:
-        sound: whether their checksums were already checked.
+        sound: whether the batches' checksums were already checked.
     """
 
     base: Buffer

@@ -131,7 +131,7 @@ class FetchReply:
         self._waits_for: Handle | None = None  # look-up, read or time slice for which the response waits
 
     def run(self) -> None:
-        """Write entries, until one must wait for something. After the last one, call ``done``."""
+        """Write entries until one must wait for a read or another process. After the last one, call ``done``."""
         self._waits_for = None  # the handle is obsolete; it refers to this response and its blocks
         if not self._blocks:
             self._open_block(BLOCK_BYTES)
@@ -154,7 +154,7 @@ class FetchReply:
     # One entry
 
     def _write_entry(self, entry: FetchEntry) -> bool:
-        """Write an entry. Return False if it must wait for something; ``run`` is then called later."""
+        """Write an entry. Return False if it must wait for a read or another process; ``run`` is then called later."""
         try:
             partition = self._partition(entry)
             if partition is not None and self._refreshed_entry != self._number:
