@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import pytest
 
+from polywire.routing.broker import METHODS
+
 _CAN_CHANGE: Final = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
@@ -56,12 +58,17 @@ class Compiled(Exception):
 
 
 def replaced(owner: object, name: str, instead: object) -> Callable[[pytest.MonkeyPatch], None]:
-    """Return a switch that replaces a function. Raises Compiled."""
+    """Return a switch that replaces a function, also for calls from other processes. Raises Compiled."""
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
         if isinstance(owner, type) and not owner.__flags__ & _CAN_CHANGE:
             raise Compiled(f"{owner.__name__}.{name}")
+        old = getattr(owner, name)
         patch.setattr(owner, name, instead)
+        for method in METHODS.values():
+            if method._function is old:
+                assert method._hints, "the types of the old function are kept"
+                patch.setattr(method, "_function", instead)
 
     return take_out
 
