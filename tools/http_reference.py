@@ -126,7 +126,7 @@ PAGES: Final[Mapping[str, str]] = {
 def _endpoints() -> Sequence[Endpoint]:
     site = Site()
     try:
-        return Api(site.broker, site.process, Redrive(site.broker, None)).table()
+        return Api(site.broker, site.process, Redrive(site.broker, None), site.broker.users).table()
     finally:
         site.close()
 

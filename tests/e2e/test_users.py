@@ -6,18 +6,21 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from polywire.client import bulk, sync
 from polywire.errors import Denied, ErrorCode
+from polywire.protocols.iggy.messages import PermissionFlags, permission_bytes
 from polywire.records.columns import Record
 from polywire.server.users import add_user
 from tests.broker_process import BrokerProcess, child_environment
 from tests.unit.protocols.iggy.dialogue import classic
 
-LOGIN, STREAMS, CREATE_STREAM, CREATE_USER = 38, 201, 202, 33
+LOGIN, STREAMS, CREATE_STREAM, CREATE_USER, DELETE_USER = 38, 201, 202, 33, 34
 
 
 def user_command(*words: str, password: str = "") -> subprocess.CompletedProcess[str]:
@@ -140,3 +143,41 @@ def test_the_polywire_protocol_and_its_clients_log_in(tmp_path: Path) -> None:
         broker.start()
         assert [bounds.next_offset for bounds in connection.bounds(["orders"])] == [1], "it logs in again by itself"
         assert not [word for word in ("wonder", "looking-glass") if word in broker.log_text()]
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="several processes share addresses on Linux only")
+def test_users_are_changed_while_several_processes_run(tmp_path: Path) -> None:
+    """A user that was created over Iggy logs in to every process until it is deleted."""
+    users = tmp_path / "users"
+    add_user(users, "alice", "wonderland", "all")
+    topics = [f"topic-{number}" for number in range(4)]  # of both processes
+    with BrokerProcess(tmp_path / "data", "--processes", "2", "--users", str(users)) as broker:
+        with sync.connect(broker.url("polywire").replace("://", "://alice:wonderland@")) as alice:
+            for topic in topics:
+                alice.create_topic(topic, 1)
+        with ExitStack() as stack:
+            peers = [stack.enter_context(Peer(broker)) for _ in range(6)]  # of both processes, in most runs
+            assert peers[0].log_in("alice", "wonderland") == 0
+            every = permission_bytes(PermissionFlags((True,) * 10))
+            assert peers[0].ask(CREATE_USER, b"\x03bob\x07builder\x01" + every)[0] == 0
+            for peer in peers[1:]:
+                assert peer.log_in("bob", "builder") == 0
+            for wire, topic in product(("iggy", "kafka", "polywire"), topics):
+                _use(broker.url(wire), topic)
+            assert peers[0].ask(DELETE_USER, b"\x02\x03bob")[0] == 0
+            for peer in peers[1:]:
+                assert peer.socket.recv(1) == b"", "the connection is closed"
+            for wire in ("iggy", "kafka", "polywire"):
+                _use_in_vain(broker.url(wire), topics[0])
+
+
+def _use(url: str, topic: str) -> None:
+    """Write and read as a user."""
+    with sync.connect(url.replace("://", "://bob:builder@")) as bob:
+        bob.produce(topic, [Record(url.encode())], partition=0)
+        assert [record.value for record in bob.fetch(topic, 0, 0)][-1] == url.encode()
+
+
+def _use_in_vain(url: str, topic: str) -> None:
+    with pytest.raises(Denied):
+        _use(url, topic)

@@ -46,7 +46,7 @@ SECRET: Final = b"orders"
 """Only the tenant and administrators may ever read this."""
 
 
-ENDPOINTS: Final = Api(None, None, None).table()  # type: ignore[arg-type]  # only its table is looked at
+ENDPOINTS: Final = Api(None, None, None, None).table()  # type: ignore[arg-type]  # only its table is looked at
 HTTP_PAGES: Final = {
     "/livez": Action.CONNECT,
     "/readyz": Action.CONNECT,

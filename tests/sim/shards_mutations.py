@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from polywire.broker import transactions as broker_transactions
+from polywire.broker.access import Access
 from polywire.broker.changes import TransactionDecided
-from polywire.broker.owners import Caller
 from polywire.broker.participants import AGAIN_S, Joined, Participants
 from polywire.broker.settings import TopicSettings
 from polywire.broker.topics import Topic
@@ -29,8 +29,9 @@ from polywire.protocols.kafka import transactions as kafka_transactions
 from polywire.protocols.kafka.fences import Fences
 from polywire.routing.broker import RoutedBroker
 from polywire.routing.link import ShardLink
-from polywire.routing.messages import Appended, By, Empty, Verb
+from polywire.routing.messages import Appended, Empty, Verb
 from polywire.routing.session import COMMANDS, LinkSession
+from polywire.routing.values import Subscribers
 from polywire.types import Level
 from tests.sim.mutation import Mutation, nothing, prepared, replaced, wrapped
 from tests.unit.broker import test_participants as broker_participants
@@ -40,7 +41,7 @@ from tests.unit.protocols.iggy import test_processes as iggy_processes
 from tests.unit.protocols.iggy.sharded import MemoryShards, make_shards
 from tests.unit.protocols.kafka import test_participants, test_processes, test_transactions_of_processes
 from tests.unit.protocols.kafka.test_processes import TOPICS, Processes
-from tests.unit.routing import test_parts, test_router
+from tests.unit.routing import test_parts, test_router, test_users
 from tests.unit.routing.test_router import Together
 
 ShardsMutation: Final = partial(Mutation, world="shards")
@@ -150,9 +151,12 @@ def _credited_at_once(session: RoutedFluxSession) -> None:
         session._uncredited = 0
 
 
-def _numbers_of_others(session: LinkSession, by: By) -> Caller:
-    """Use the number that another process gives a user."""
-    return Caller(session.broker.access.vouched(by.user) if by.user else None, by.owner)
+def _at_once(_: Subscribers, then: Callable[[], None]) -> None:
+    then()
+
+
+def _without_delay(*_: object) -> Callable[[], None]:
+    return nothing
 
 
 def _unreported(_: object, session: LinkSession, correlation: int, *__: object) -> None:
@@ -308,10 +312,19 @@ SHARDS_MUTATIONS: Final = (
         test=prepared(test_router.test_batches_of_a_partition_stay_in_order_when_the_log_is_full, together=Together),
     ),
     ShardsMutation(
-        "link-users",
-        "a forwarded request uses this process's number of the user",
-        replaced(LinkSession, "caller", _numbers_of_others),
-        test=prepared(test_router.test_the_number_of_a_user_is_that_of_the_process, together=Together),
+        "users-applied",
+        "a change of a user completes when all processes have applied it",
+        replaced(Subscribers, "when_applied", _at_once),
+        test=prepared(test_users.test_many_changes_in_a_row_wait_each_for_its_own, processes=test_users.Processes),
+    ),
+    ShardsMutation(
+        "users-notified",
+        "the connections of a user are closed after the response to its change",
+        replaced(Access, "begin_change", _without_delay),
+        test=prepared(
+            test_users.test_logins_end_everywhere_and_connections_are_notified_after_the_response,
+            processes=test_users.Processes,
+        ),
     ),
     ShardsMutation(
         "link-topics",

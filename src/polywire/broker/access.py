@@ -13,12 +13,14 @@ A broker without configured users requires no login. It also accepts the default
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
-from polywire.broker.authentication import ANONYMOUS_NAME, UNKNOWN_USER_HASH, AuthBroker, Authentication
+from polywire.broker.authentication import ANONYMOUS_NAME, SALTS, UNKNOWN_USER_HASH, AuthBroker, Authentication
 from polywire.broker.authorization import AuditSink, Outcome, Where, discard, resource_text
 from polywire.broker.passwords import Origin, Passwords
 from polywire.broker.permissions import ADMINISTRATION, EVERYTHING, Action, Grants
@@ -60,17 +62,28 @@ __all__ = [
 
 KEPT_AS: Final = "access"  # users are stored like the state of a protocol of this name, one value per user
 NEXT_ID_KEY: Final = "next_id"  # stored with the users, so that a restart does not reuse ids
+REPLICATED: Final = (KEPT_AS, SALTS)  # what the first process stores for all processes of a broker
 TOKEN_BYTES: Final = 32
 
 
+def new_token() -> str:
+    """Return a random access token."""
+    return secrets.token_hex(TOKEN_BYTES)
+
+
 class Access(Authentication):
-    """All users of this broker."""
+    """All users of this broker.
+
+    Of several processes, the first one makes all changes (``routing.users``), and the others apply them (``replicate``).
+    """
 
     __slots__ = (
         "_broker",
         "_by_digest",
         "_by_name",
+        "_changing",
         "_clock",
+        "_has_file",
         "_logins",
         "_loop",
         "_next_id",
@@ -101,6 +114,9 @@ class Access(Authentication):
         # decoded grants by user id, expanded with all included permissions
         self._rights: dict[int, Grants] = {}
         self._salting = b""
+        # users whose connections are notified later, because one of them may have made the change (``begin_change``)
+        self._changing: Counter[int] = Counter()
+        self._has_file = False
         self.audit: AuditSink = discard
         self.is_open = True
         # above every id ever used
@@ -382,7 +398,22 @@ class Access(Authentication):
         by: Principal | None = None,
         done: Completion[User] | None = None,
     ) -> str:
-        """Create an access token and return it. Only its digest is stored.
+        """Create an access token and return it. Only its digest is stored. Raises as ``add_token``."""
+        token = new_token()
+        self.add_token(user, name, digest_of(token), expires_at_us, by=by, done=done)
+        return token
+
+    def add_token(
+        self,
+        user: User,
+        name: str,
+        digest: bytes,
+        expires_at_us: int | None,
+        *,
+        by: Principal | None = None,
+        done: Completion[User] | None = None,
+    ) -> None:
+        """Store an access token.
 
         Raises Invalid(INVALID_NAME), Conflict(TOKEN_EXISTS), Busy(BUSY), Denied(DENIED).
         """
@@ -395,11 +426,9 @@ class Access(Authentication):
             raise Conflict(ErrorCode.TOKEN_EXISTS, f"token exists name={name!r}")
         if len(tokens) >= self._settings.tokens_max:
             raise Busy(ErrorCode.BUSY, f"too many tokens limit={self._settings.tokens_max}")
-        raw = secrets.token_hex(TOKEN_BYTES)
-        kept = Token(name, digest_of(raw), expires_at_us)
+        kept = Token(name, digest, expires_at_us)
         self._store_user(msgspec.structs.replace(user, tokens=(*tokens, kept)), done)
         self._administered("token.create", by, f"{user.name}/{name}")
-        return raw
 
     def delete_token(
         self, user: User, name: str, *, by: Principal | None = None, done: Completion[User] | None = None
@@ -442,6 +471,59 @@ class Access(Authentication):
             if now != was:
                 self._store_user(now, None, ends=was.id in self._users and not is_same)
                 self._administered("user.configure", None, name)
+
+    # Several processes
+
+    def require_login(self) -> None:
+        """Require a login even if the first process has not reported its users yet, because there is a users file."""
+        self._has_file, self.is_open = True, False
+
+    def replicate(self, wire: str, key: str, value: bytes | None) -> None:
+        """Apply a value that the first process has stored or removed.
+
+        It is stored here, too, for a start of this process while the first one is unavailable.
+        """
+        if wire not in REPLICATED:
+            return
+        if self._broker.wire_state(wire).get(key) != value:
+            with suppress(BrokerError):  # after a start, the first process reports it again
+                self._broker.set_wire_state(wire, key, value, level=Level.WRITTEN)
+        if wire != KEPT_AS or key == NEXT_ID_KEY:
+            return
+        user_id, user = int(key), None if value is None else decode_user(value)
+        was = self._users.get(user_id)
+        if user == was:
+            return
+        self._drop(user_id)
+        if user is not None:
+            self._put(user)
+        if was is not None:
+            if user is None or not user.active or _identity(user) != _identity(was):
+                self._end_logins(user_id)
+            self._notify_end(user_id)
+
+    def begin_change(self, who: User | str) -> Callable[[], None]:
+        """Delay notifications of a user's connections until the returned function is called.
+
+        The first process reports a change before the response to the connection that has requested it.
+        """
+        user = self.find_user(who) if isinstance(who, str) else who
+        if user is None:
+            return _nothing
+        user_id = user.id
+        self._changing[user_id] += 1
+
+        def end() -> None:
+            self._changing[user_id] -= 1
+            if not self._changing[user_id]:
+                del self._changing[user_id]
+                self._notify_end(user_id)
+
+        return end
+
+    def _notify_end(self, user_id: int) -> None:
+        if user_id not in self._changing:
+            super()._notify_end(user_id)
 
     # Storage
 
@@ -508,14 +590,24 @@ class Access(Authentication):
         user = self._users.pop(user_id, None)
         if user is None:
             return
-        del self._by_name[user.name]
+        if self._by_name.get(user.name) is user:
+            del self._by_name[user.name]
         self._rights.pop(user_id, None)
         for token in user.tokens:
             self._by_digest.pop(token.digest, None)
-        self.is_open = not any(other.configured for other in self._users.values())
+        self.is_open = not self._has_file and not any(other.configured for other in self._users.values())
 
 
 def _completion(user: User, done: Completion[User] | None) -> Completion[int] | None:
     if done is None:
         return None
     return lambda stored: done(stored if isinstance(stored, BrokerError) else user)
+
+
+def _identity(user: User) -> tuple[object, ...]:
+    """Return what ends a user's logins if it changes."""
+    return user.name, user.password_hash, user.verifiers
+
+
+def _nothing() -> None:
+    """Do nothing."""

@@ -28,8 +28,9 @@ ANONYMOUS_NAME: Final = (
     ANONYMOUS  # the user of clients whose protocol has no authentication, if the operator has configured this user
 )
 NAME_LOGGED_MAX: Final = 255  # length at which a name sent by a client is cut off in the audit log
-# The name under which a secret is stored, so that the salts of unknown names do not change at a restart.
-KEPT_AS: Final = "scram"
+# The name under which a secret is stored, so that the salts of unknown names do not change at a restart, and do not
+# differ between processes.
+SALTS: Final = "scram"
 KEY: Final = "key"
 KEY_BYTES: Final = 32
 # A hash of random bytes that are not stored. It is verified for unknown users, so that response times reveal nothing.
@@ -93,17 +94,22 @@ class Authentication(Authorization):
         user = None if self.is_open else self._by_name.get(name)
         return None if user is None or not user.configured else self._principal(user)
 
-    def vouched(self, name: str) -> Principal:
+    def vouched(self, name: str, peer: str = "") -> Principal:
         """Return the principal of a user that another process of this broker has authenticated.
 
-        Raises Denied(LOGIN_REQUIRED) if the user does not exist or is inactive.
+        Raises Denied(LOGIN_REQUIRED) if the user was deleted or deactivated in the meantime.
         """
         user = self._by_name.get(name)
         if user is None and self.is_open and name == DEFAULT_NAME:
             return ROOT
         if user is None or not user.active:
-            raise Denied(ErrorCode.LOGIN_REQUIRED, f"another process does not know the user user={name!r}")
-        return self._principal(user)
+            raise Denied(ErrorCode.LOGIN_REQUIRED, f"the user does not exist any more, or is inactive user={name!r}")
+        return self._principal(user, peer)
+
+    def acting(self, sent: Principal) -> Principal:
+        """Return the principal that another process of this broker has sent. Raises as ``vouched``."""
+        known = self.vouched(sent.name, sent.peer)
+        return known if known is ROOT else replace(known, token=sent.token, expires_at_us=sent.expires_at_us)
 
     def nameless(self, certified: Principal | None) -> Principal:
         """Return the principal of a client whose protocol has no authentication.
@@ -197,7 +203,7 @@ class Authentication(Authorization):
         user = self._by_name.get(name)
         kept = () if user is None else user.verifiers
         found = next((verifier for verifier in kept if verifier.mechanism is mechanism), None)
-        return no_verifier(self._secret(), name, mechanism) if found is None else found
+        return no_verifier(self.salting_secret(), name, mechanism) if found is None else found
 
     def log_in_with_proof(
         self,
@@ -219,16 +225,16 @@ class Authentication(Authorization):
 
         self._passwords.prove(lambda: verifier.admits(messages, proof), verified, origin=origin_of(peer, name))
 
-    def _secret(self) -> bytes:
+    def salting_secret(self) -> bytes:
         """Return the secret from which salts for unknown names are computed, and store it if it is new.
 
         If these salts changed at a restart, a client could distinguish unknown names from users.
         """
-        kept = self._broker.wire_state(KEPT_AS).get(KEY, self._salting)
+        kept = self._broker.wire_state(SALTS).get(KEY, self._salting)
         if not kept:
             self._salting = kept = secrets.token_bytes(KEY_BYTES)
             with suppress(BrokerError):  # the disk is full: use this secret until the broker stops
-                self._broker.set_wire_state(KEPT_AS, KEY, kept, level=Level.WRITTEN)
+                self._broker.set_wire_state(SALTS, KEY, kept, level=Level.WRITTEN)
         return kept
 
     def _verified_principal(

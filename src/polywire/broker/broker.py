@@ -83,12 +83,15 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         "staging",
         "streams",
         "transactions",
+        "when_applied",
     )
+
+    when_applied: Callable[[Callable[[], None]], None] | None
 
     def __init__(self, log: Log, state: State, settings: BrokerSettings, loop: Loop, clock: Clock) -> None:
         self.settings = settings
         self.loop: Final = loop
-        self.clock, self.claims, self.remote_topics = clock, ALONE, NO_REMOTE_TOPICS
+        self.clock, self.claims, self.remote_topics, self.when_applied = clock, ALONE, NO_REMOTE_TOPICS, None
         self.sliced = SlicedWork(loop, clock)
         self._topic_work = OrderedWork(self.sliced, loop, clock)
         self.publish_work: Final = OrderedWork(self.sliced, loop, clock)
@@ -207,6 +210,11 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         """
         replayed = State(settings) if state is None else state
         return cls(open_log(replayed), replayed, settings, loop, clock)
+
+    @property
+    def users(self) -> Access:
+        """The methods of ``access`` that change users."""
+        return self.access
 
     @property
     def epoch(self) -> int:

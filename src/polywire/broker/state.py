@@ -483,6 +483,8 @@ class WireStateVerbs(WriteBatchVerbs, Protocol):
     __slots__ = ()
 
     settings: BrokerSettings
+    when_applied: Callable[[Callable[[], None]], None] | None
+    """Calls back once the other processes of this broker have applied all values."""
 
     def wire_state(self, wire: str) -> Mapping[str, bytes]:
         """Return the values that a protocol has stored, by key. The mapping shows later changes, too."""
@@ -506,6 +508,9 @@ class WireStateVerbs(WriteBatchVerbs, Protocol):
             by: owner of the value, by default the protocol itself.
         """
         change = wire_change(self._state, self.settings, by, wire=wire, key=key, value=value)
+        if done is not None and self.when_applied is not None:
+            applied, stored = self.when_applied, done
+            done = lambda result: applied(partial(stored, result))  # noqa: E731
         self.change_all([change], level=level, done=done)
 
     def watch_wire_state(self, changed: Callable[[WireStateSet], None]) -> Callable[[], None]:

@@ -16,6 +16,7 @@ from itertools import islice
 from math import isfinite
 from typing import Any, Final
 
+from polywire.broker.access import Access
 from polywire.broker.broker import Broker
 from polywire.broker.permissions import Action
 from polywire.broker.settings import TOPIC_SETTINGS
@@ -91,8 +92,10 @@ def _requests(requests: BucketRequests) -> Mapping[str, Any]:
 class Api:
     """The endpoints of one broker."""
 
-    def __init__(self, broker: Broker, process: Process, redrive: Redrive) -> None:
+    def __init__(self, broker: Broker, process: Process, redrive: Redrive, changes: Access) -> None:
+        """``changes`` changes the users of all processes."""
         self._broker: Final = broker
+        self._users: Final = Users(broker, changes)
         self._reader: Final = RecordReader(broker)
         # limits the memory for resent records; a request may hold as much as the largest batch
         self._copies: Final = asyncio.Semaphore(READERS_MAX)
@@ -150,7 +153,7 @@ class Api:
                 "POST", f"{path}/groups/{{group}}/reset", Action.OFFSET_COMMIT, "Reset offsets", self._reset, reset
             ),
             *DeadLetters(self._broker, self._reader, self._redrive).table(),
-            *Users(self._broker).table(),
+            *self._users.table(),
         ]
 
     # The process

@@ -102,7 +102,8 @@ class HttpApplication:
         redrive = Redrive(broker, router)
         if is_linked:
             routes.append(Route(STAGING_PATH, redrive.stage, methods=["POST"]))
-        self._endpoints: Final = Endpoints(broker, Api(broker, process, redrive).table())
+        changes = broker.users if router is None or is_linked else router.users
+        self._endpoints: Final = Endpoints(broker, Api(broker, process, redrive, changes).table())
         routes += [
             Route(f"{PREFIX}/openapi.json", self._document, methods=["GET"]),
             Route(f"{PREFIX}/{{rest:path}}", self._api, methods=["GET", "POST", "DELETE"]),

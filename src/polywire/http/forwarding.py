@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polywire.broker.broker import Broker
-from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.errors import BrokerError
 from polywire.http import errors
 from polywire.http.endpoints import NO_STORE, PREFIX, segments_of
 from polywire.http.health import READY_S
@@ -65,11 +65,6 @@ class ForwardingApp:
                 return None if shard == self._shards.own else await self._send(shard, request)
             case [("topics" | "groups" | "connections" | "overview") as endpoint]:
                 return await self._merged(request, MERGES[endpoint])
-            case ["users" | "self", _, *_] if request.method not in ("GET", "HEAD"):
-                raise Invalid(
-                    ErrorCode.INVALID_REQUEST,
-                    "users are defined in the --users file and have no tokens when several processes share a data directory",
-                )
         return None
 
     def _shard_of(self, name: str, *, creates: bool) -> int:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from polywire.broker.access import Access
 from polywire.broker.broker import Broker
 from polywire.broker.permissions import EVERYTHING, NOTHING, Action, Grants, grant_words, parse_grants
 from polywire.broker.users import ROOT_ID, User
@@ -26,8 +27,10 @@ EXPIRY_S_MAX: Final = 10 * 365 * 86_400  # lifetime of a token, in seconds
 class Users:
     """The endpoints for users and tokens."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, changes: Access) -> None:
+        """``changes`` changes the users of all processes."""
         self._broker: Final = broker
+        self._changes: Final = changes
 
     def table(self) -> Sequence[Endpoint]:
         permissions = {"permissions": "list of words, as for polywire user add; an empty list grants nothing"}
@@ -91,7 +94,7 @@ class Users:
     async def _create(self, call: ApiCall) -> Any:
         grants, active = _grants(call), _active(call) if "active" in call.body else True
         done: asyncio.Future[User] = asyncio.get_running_loop().create_future()
-        self._broker.access.create_user(
+        self._changes.create_user(
             call.path["user"],
             call.text("password"),
             grants,
@@ -104,29 +107,29 @@ class Users:
     async def _delete(self, call: ApiCall) -> Any:
         user = self._user_of(call)
         done: asyncio.Future[User] = asyncio.get_running_loop().create_future()
-        self._broker.access.delete_user(user, by=call.principal, done=completing(done))
+        self._changes.delete_user(user, by=call.principal, done=completing(done))
         await done
         return {"name": user.name}
 
     async def _grant(self, call: ApiCall) -> Any:
         user, grants = self._user_of(call), _grants(call)
         done: asyncio.Future[User] = asyncio.get_running_loop().create_future()
-        self._broker.access.grant(user, grants, by=call.principal, done=completing(done))
+        self._changes.grant(user, grants, by=call.principal, done=completing(done))
         return _user_json(await done)
 
     async def _activate(self, call: ApiCall) -> Any:
         user, active = self._user_of(call), _active(call)
         done: asyncio.Future[User] = asyncio.get_running_loop().create_future()
-        self._broker.access.update_user(user, active=active, by=call.principal, done=completing(done))
+        self._changes.update_user(user, active=active, by=call.principal, done=completing(done))
         return _user_json(await done)
 
     async def _change_password(self, call: ApiCall) -> Any:
-        access, user, new = self._broker.access, self._user_of(call), call.text("password")
+        user, new = self._user_of(call), call.text("password")
         done: asyncio.Future[User] = asyncio.get_running_loop().create_future()
         if user.id == call.principal.user_id or "old" in call.body:
-            access.change_password(user, call.text("old"), new, by=call.principal, done=completing(done))
+            self._changes.change_password(user, call.text("old"), new, by=call.principal, done=completing(done))
         else:
-            access.reset_password(user, new, by=call.principal, done=completing(done))
+            self._changes.reset_password(user, new, by=call.principal, done=completing(done))
         return _user_json(await done)
 
     async def _new_token(self, call: ApiCall) -> Any:
@@ -139,7 +142,7 @@ class Users:
         expires_at_us = None if seconds is None else self._broker.clock.now_us() + seconds * 1_000_000
         user = access.user(call.principal.user_id)
         done: asyncio.Future[User] = asyncio.get_running_loop().create_future()
-        raw = access.create_token(user, name, expires_at_us, by=call.principal, done=completing(done))
+        raw = self._changes.create_token(user, name, expires_at_us, by=call.principal, done=completing(done))
         await done
         return {"name": name, "token": raw, "expires_at_us": expires_at_us}
 
@@ -147,7 +150,7 @@ class Users:
         access, name = self._broker.access, call.path["token"]
         done: asyncio.Future[User] = asyncio.get_running_loop().create_future()
         user = access.user(call.principal.user_id)
-        access.delete_token(user, name, by=call.principal, done=completing(done))
+        self._changes.delete_token(user, name, by=call.principal, done=completing(done))
         await done
         return {"name": name}
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from polywire.broker.access import Access
 from polywire.broker.api import Pending
 from polywire.broker.broker import Broker
-from polywire.broker.changes import WireStateSet
 from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.owners import NO_CALLER, Caller
 from polywire.broker.participants import Latest
@@ -37,13 +36,14 @@ from polywire.routing.participants import JOIN_EPOCH, ParticipantCalls
 from polywire.routing.participants import METHODS as PARTICIPANT_METHODS
 from polywire.routing.requests import execute
 from polywire.routing.topics import Refresh, RemoteLog, RemoteTopics
+from polywire.routing.users import RoutedUsers
+from polywire.routing.values import VALUES_SHARD, Values, Watcher
 from polywire.types import Buffer, KeyHash, Level, TopicName
 
 FOUND_S: Final = 0.05  # how long the result of FIND is cached, so that all requests that waited for it can use it
 PLACED_S: Final = 0.1  # time after which the shard with the fewest topics is determined again
 CALL_S: Final = 30.0  # time limit for a call to another process whose result a request needs
 ANSWER_S: Final = 1.0  # time limit for looking up a topic that this process does not know
-VALUES_SHARD: Final = 0  # the shard that stores the state of protocols
 # keys in ``_CallResults`` of results that are not those of a call
 REPORTED: Final = (-1, "topics", b"")  # the error if other processes have not reported their topics in time
 CURRENT: Final = (-1, "bounds", b"")  # the set of partitions whose bounds were refreshed, or the error
@@ -80,8 +80,6 @@ class RoutedBroker:
         "_links",
         "_listed",
         "_placed",
-        "_value_watchers",
-        "_values",
         "access",
         "call_results",
         "classic",
@@ -104,6 +102,8 @@ class RoutedBroker:
         "sliced",
         "streams",
         "transactions",
+        "users",
+        "values",
     )
 
     def __init__(self, local: Broker, shards: Shards) -> None:
@@ -125,8 +125,8 @@ class RoutedBroker:
         self.participants: Final = local.participants
         self.classic: Final = local.classic
         self.streams: Final[Streams] = local.streams
-        self._values: Final[dict[str, dict[str, bytes]]] = {}
-        self._value_watchers: Final[list[Callable[[messages.Value], None]]] = []
+        self.users: Final = cast(Access, RoutedUsers(self, local.access))
+        self.values: Final = Values(local, is_first=shards.own == VALUES_SHARD)
         self.commit: Final = local.commit
         self.consumers: Final = local.consumers
         self.elapsed: Final = local.elapsed
@@ -136,6 +136,8 @@ class RoutedBroker:
         self.fetch: Final = local.fetch  # it calls the log of the partition, wherever that is
         self.probe: Final = local.probe
         self.settle: Final = local.settle
+        if shards.own == VALUES_SHARD:
+            local.access.salting_secret()  # other processes cannot make it
         self._links: Final = {
             shard: ShardLink(shards, shard, self, local.loop) for shard in range(shards.count) if shard != shards.own
         }
@@ -144,8 +146,10 @@ class RoutedBroker:
         )
 
     def apply_topics(self, link: ShardLink, topics: messages.Topics) -> None:
-        if link.shard == VALUES_SHARD:
-            self._apply_values(topics)
+        if topics.values or (topics.begins and link.shard == VALUES_SHARD):
+            self.values.apply(topics)
+        if topics.values:
+            link.confirm()
         self.remote_topics.apply(link, topics)
 
     def apply_process(self, link: ShardLink, process: messages.Process) -> None:
@@ -168,31 +172,13 @@ class RoutedBroker:
 
         return Calls(self._links[shard].request_process(partial(received, shard)) for shard in shards)
 
-    def _apply_values(self, topics: messages.Topics) -> None:
-        changed = list(topics.values)
-        if topics.begins:
-            known = {(value.wire, value.key) for value in changed}
-            held = [(wire, key) for wire, values in self._values.items() for key in values]
-            changed += [messages.Value(wire, key, None) for wire, key in held if (wire, key) not in known]
-        for value in changed:
-            values = self._values.setdefault(value.wire, {})
-            if value.value is None:
-                values.pop(value.key, None)
-            else:
-                values[value.key] = value.value
-            for watcher in self._value_watchers:
-                watcher(value)
-
     def wire_state(self, wire: str) -> Mapping[str, bytes]:
         """Return the values of a protocol's state. The first shard stores them; other processes know the last report."""
-        return self.local.wire_state(wire) if self.shards.own == VALUES_SHARD else self._values.get(wire, {})
+        return self.values.of(wire)
 
-    def watch_values(self, changed: Callable[[messages.Value | WireStateSet], None]) -> None:
+    def watch_values(self, changed: Watcher) -> None:
         """Call ``changed`` whenever a value of ``wire_state`` is stored or removed."""
-        if self.shards.own == VALUES_SHARD:
-            self.local.watch_wire_state(changed)
-        else:
-            self._value_watchers.append(changed)
+        self.values.watch(changed)
 
     def require_reported(self) -> None:
         """Make sure that all processes have reported their topics, and the first one the state of protocols.
@@ -691,9 +677,9 @@ class Calls(list[Handle]):
 
 
 def _called(method: Method, then: Completion[Any] | None, _: bytes, payload: memoryview) -> None:
-    """Pass the result of a call to ``then``; 0 if the method returns nothing, like for a change that was stored."""
+    """Pass the result of a call to ``then``."""
     if then is not None:
-        then(method.decode_result(payload) if method.completion == "then" or method.returns else 0)
+        then(method.decode_result(payload))
 
 
 def _ignore(_: object) -> None:
@@ -760,7 +746,7 @@ HAS: Final = Method("has", _has)
 CREATE: Final = Method("create", _create)
 GROW: Final = Method("grow", _grow)
 PURGE: Final = Method("purge_topics", RemovalVerbs.purge_topics)
-METHODS: Final = methods_of(RoutedBroker, RoutedGroups) | {
+METHODS: Final = methods_of(RoutedBroker, RoutedGroups, RoutedUsers) | {
     method.name: method for method in (CREATE, GROW, HAS, PURGE, *PARTICIPANT_METHODS)
 }
 """All methods that other processes may call, by name."""

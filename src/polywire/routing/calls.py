@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, reduce, wraps
 from inspect import Parameter, signature
 from operator import or_
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast, get_args, get_type_hints
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from polywire.broker.owners import ITSELF, NO_CALLER, Caller
 from polywire.broker.topics import Partition, Topic
+from polywire.broker.users import Principal, User
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Completion
 from polywire.protocols.runtime.shards import Shards
@@ -28,6 +29,7 @@ _COMPLETIONS: Final = ("done", "then")
 _SENT: Final[Mapping[Any, Any]] = {
     Caller: By,
     Topic: bytes,
+    User: int,
     Sequence[Topic]: tuple[bytes, ...],
     Partition: PartitionId,
 }
@@ -36,10 +38,7 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 
 def by_of(caller: Caller) -> By:
-    """Return the form of a caller that is sent to another process.
-
-    User ids differ between processes, so it has the name.
-    """
+    """Return the form of a caller that is sent to another process."""
     if caller is NO_CALLER:
         return NO_USER
     if caller is ITSELF:
@@ -51,7 +50,13 @@ class Receiver(Protocol):
     """Converts received arguments to objects of the process that executes the call. Raises Missing or Denied."""
 
     def caller(self, by: By, /) -> Caller:
-        """Return the caller, with the user id of this process."""
+        """Return the caller. Raises Denied if its user was deleted or deactivated."""
+
+    def principal(self, sent: Principal, /) -> Principal:
+        """Return the principal with this process's state of its logins. Raises Denied, as ``caller``."""
+
+    def user(self, user_id: int, /) -> User:
+        """Return the user with this id."""
 
     def topic(self, topic_id: bytes, /) -> Topic:
         """Return the topic with this id."""
@@ -90,16 +95,18 @@ class Method:
 
     @cached_property
     def result(self) -> Any:
-        """The annotated type of the result."""
-        if self.completion != "then":
+        """The type of the return value, or else of what the completion gets. None for ``done`` with an int, always 0."""
+        if self.returns or not self.completion:
             return self._hints["return"]
-        kinds = [kind for kind in get_args(get_args(self._hints["then"])[0][0]) if kind is not BrokerError]
-        return reduce(or_, kinds)
+        hint = self._hints[self.completion]
+        callback = next((kind for kind in get_args(hint) if get_origin(kind) is Callable), hint)  # without None
+        kind = reduce(or_, [kind for kind in get_args(get_args(callback)[0][0]) if kind is not BrokerError])
+        return type(None) if (self.completion, kind) == ("done", int) else kind
 
     @property
     def returns(self) -> bool:
         """Whether the caller needs a return value, and must therefore wait for the response."""
-        return self.completion != "then" and self.result is not type(None)
+        return self.completion != "then" and self._hints["return"] is not type(None)
 
     @cached_property
     def _arguments(self) -> type[msgspec.Struct]:
@@ -126,7 +133,7 @@ class Method:
         for name, value in arguments.items():
             if isinstance(value, Caller):
                 arguments[name] = by_of(value)
-            elif isinstance(value, Topic):
+            elif isinstance(value, Topic | User):
                 arguments[name] = value.id
             elif self._hints[name] == Sequence[Topic]:
                 arguments[name] = tuple([topic.id for topic in value])
@@ -144,7 +151,9 @@ class Method:
         return _encoder.encode(None if self.result is type(None) else result)
 
     def decode_result(self, encoded: memoryview) -> Any:
-        return msgspec.msgpack.decode(encoded, type=self.result)
+        """Decode a result. It is 0 for a change that was stored."""
+        result = msgspec.msgpack.decode(encoded, type=self.result)
+        return 0 if self.completion == "done" and self.result is type(None) else result
 
     def execute(self, target: object, encoded: memoryview, receiver: Receiver, then: Completion[Any]) -> dict[str, Any]:
         """Execute a received call. ``then`` gets the result, possibly before this returns.
@@ -157,6 +166,10 @@ class Method:
             value, kind = getattr(sent, name), self._hints[name]
             if kind is Caller:
                 value = receiver.caller(value)
+            elif isinstance(value, Principal):
+                value = receiver.principal(value)
+            elif kind is User:
+                value = receiver.user(value)
             elif kind is Topic:
                 value = receiver.topic(value)
             elif kind == Sequence[Topic]:

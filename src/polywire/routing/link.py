@@ -20,6 +20,7 @@ from polywire.protocols.polywire.messages import Failure
 from polywire.protocols.runtime.shards import Link, Shards
 from polywire.routing import messages
 from polywire.routing.messages import Topics, Verb, decode, encode
+from polywire.routing.values import VALUES_SHARD
 from polywire.types import Buffer
 
 # Both limits are for the payloads of calls to one shard that have no response yet.
@@ -175,6 +176,10 @@ class ShardLink:
         if self._calls.get(call.correlation) is call:
             self._write(encode(Verb.CREDIT, 0, messages.Credit(call.correlation, count)))
 
+    def confirm(self) -> None:
+        """Confirm that this process has applied the values of a report."""
+        self._write(encode(Verb.APPLIED, 0, messages.Empty()))
+
     def _write(self, frame: bytes) -> None:
         """Send bytes, unless the link is lost. The event loop joins the writes of one pass."""
         if self._link is not None:
@@ -189,7 +194,8 @@ class ShardLink:
         self._pieces, self._received, self._wanted = [], 0, 0
         self._link = self._shards.connect(self.shard, self)
         self._link.write(messages.MAGIC + self._shards.key)
-        self.send(Verb.SUBSCRIBE, messages.Empty(), self._apply_topics, _ignore)
+        reports_values = self.shard == VALUES_SHARD
+        self.send(Verb.SUBSCRIBE, messages.Subscribe(reports_values), self._apply_topics, _ignore)
         self.request_process(_ignore)
 
     def request_process(self, then: Callable[[object], None]) -> Call:

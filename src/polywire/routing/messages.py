@@ -60,10 +60,22 @@ class Verb(IntEnum):
     """Report the ``Bounds`` of several partitions."""
     CREDIT = 15
     """Allow more bytes of responses to an EXECUTE, because the client has taken as many. This has no response."""
+    APPLIED = 16
+    """Confirm that this process has applied the values of the oldest unconfirmed report. This has no response."""
 
 
 class Empty(msgspec.Struct, frozen=True, array_like=True):
     pass
+
+
+class Subscribe(msgspec.Struct, frozen=True, array_like=True):
+    """The arguments of SUBSCRIBE.
+
+    Attributes:
+        values: whether the reports are to have values, too (``Value``).
+    """
+
+    values: bool
 
 
 class Value(msgspec.Struct, frozen=True, array_like=True):
@@ -97,8 +109,7 @@ class By(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         user: name of the user; empty if there is none.
-        owner: who is charged for created objects: the number of a client's address, if there is no user. The user ids
-            of two processes differ, so the receiving process replaces a user id by its own.
+        owner: who is charged for created objects: the id of the user, or the number of the client's address.
         is_broker: whether the broker itself makes the call.
     """
 
@@ -268,7 +279,7 @@ class LookUp(PartitionId, frozen=True):
 
 
 REQUESTS: Final[dict[int, type[msgspec.Struct]]] = {
-    Verb.SUBSCRIBE: Empty,
+    Verb.SUBSCRIBE: Subscribe,
     Verb.FIND: Named,
     Verb.CREATE: Named,
     Verb.PRODUCE: Produce,
@@ -283,6 +294,7 @@ REQUESTS: Final[dict[int, type[msgspec.Struct]]] = {
     Verb.EXECUTE: Execute,
     Verb.ALL_BOUNDS: PartitionIds,
     Verb.CREDIT: Credit,
+    Verb.APPLIED: Empty,
 }
 
 

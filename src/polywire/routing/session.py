@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from polywire.broker.access import REPLICATED, Principal, User
 from polywire.broker.changes import TopicState, WireStateSet
-from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller
+from polywire.broker.owners import ITSELF, NO_CALLER, Caller
 from polywire.broker.topics import is_internal
 from polywire.errors import BrokerError, Busy, ErrorCode, Missing, PeerError, Unavailable
 from polywire.log.base import Completion, Handle, Read
@@ -37,6 +39,7 @@ from polywire.routing.calls import Method, method_of
 from polywire.routing.link import LARGE_BYTES
 from polywire.routing.messages import MAGIC, Key, Verb, encode
 from polywire.routing.requests import execute
+from polywire.routing.values import Subscribers
 from polywire.types import Buffer, Level
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ BUSY_WAIT_S: Final = 30.0  # how long batches wait for space in the log; the sam
 TOPICS_AT_ONCE: Final = 100  # topics in one report, which takes less than a millisecond
 # Larger requests are copied. Pinned, they would occupy the link's receive buffer, and the link would pause.
 COPIED_BYTES_MIN: Final = 1024 * 1024
-REPORTED_WIRES: Final = ("iggy",)  # protocols whose state is reported to all processes
+REPORTED_WIRES: Final = ("iggy", *REPLICATED)  # state that is reported to all processes: of protocols, and the users
 VERB_AT: Final = 4  # position of the verb in a frame of the `polywire` protocol
 _PRODUCE: Final = int(polywire_messages.Verb.PRODUCE)
 JOIN: Final = "groups.join"
@@ -60,6 +63,7 @@ class LinkSession(FramedSession["Broker"]):
     """One link. Each call gets one response, unless its ``Verb`` says otherwise."""
 
     __slots__ = (
+        "_applied",
         "_calls",
         "_changed",
         "_end_watches",
@@ -71,9 +75,12 @@ class LinkSession(FramedSession["Broker"]):
         "_prefix",
         "_process",
         "_responses",
+        "_subscribers",
         "_subscription",
+        "_value_reports",
         "_values",
         "_waiting",
+        "_when_applied",
     )
 
     def __init__(
@@ -83,6 +90,7 @@ class LinkSession(FramedSession["Broker"]):
         process: Callable[[], messages.Process],
         executors: Mapping[str, Executor],
         parts: Mapping[str, Part],
+        subscribers: Subscribers,
         output: Output,
         resume: Callable[[], None],
     ) -> None:
@@ -100,6 +108,11 @@ class LinkSession(FramedSession["Broker"]):
         self._prefix = NO_PREFIX
         self._subscription = 0  # correlation id of SUBSCRIBE
         self._values: dict[tuple[str, str], messages.Value] = {}  # values to report
+        self._subscribers: Final = subscribers
+        # the number of sent reports with values, and how many of them the other process has applied
+        self._value_reports = self._applied = 0
+        # callbacks, each with the number of reports that must be applied first
+        self._when_applied: deque[tuple[int, Callable[[], None]]] = deque()
         self._waiting: dict[Partition, AppendQueue] = {}  # batches that wait for space in the log
         self._end_watches: tuple[Callable[[], None], ...] = ()
 
@@ -176,16 +189,19 @@ class LinkSession(FramedSession["Broker"]):
 
     # Topics
 
-    def _subscribe(self, correlation: int, _: messages.Empty, __: memoryview) -> None:
+    def _subscribe(self, correlation: int, head: messages.Subscribe, _: memoryview) -> None:
         self._owed -= 1  # reports are sent as long as the link is open
         self._subscription = correlation
         broker = self.broker
-        self._end_watches = broker.watch_topics(self._topic_changed), broker.watch_wire_state(self._value_changed)
-        self._values = {
-            (wire, key): messages.Value(wire, key, value)
-            for wire in REPORTED_WIRES
-            for key, value in broker.wire_state(wire).items()
-        }
+        self._end_watches = (broker.watch_topics(self._topic_changed),)
+        if head.values:
+            self._end_watches += (broker.watch_wire_state(self._value_changed),)
+            self._values = {
+                (wire, key): messages.Value(wire, key, value)
+                for wire in REPORTED_WIRES
+                for key, value in broker.wire_state(wire).items()
+            }
+            self._subscribers.all.add(self)
         self._report((), (), begins=True)
         topics = [topic.id for topic in self.broker.topics()][::-1]
         self.broker.sliced.put(partial(self._report_some, topics))
@@ -224,8 +240,24 @@ class LinkSession(FramedSession["Broker"]):
         self, states: Sequence[TopicState], deleted: Sequence[bytes], *, begins: bool = False, ends: bool = False
     ) -> None:
         values, self._values = tuple(self._values.values()), {}
+        self._value_reports += bool(values)
         head = messages.Topics(tuple(states), tuple(deleted), begins, ends, values)
         self._send(encode(0, self._subscription, head, flags=MORE))
+
+    @property
+    def is_behind(self) -> bool:
+        """See ``values.Subscriber``."""
+        return bool(self._values) or self._applied < self._value_reports
+
+    def when_applied(self, then: Callable[[], None]) -> None:
+        """See ``values.Subscriber``."""
+        self._when_applied.append((self._value_reports + bool(self._values), then))
+
+    def _confirmed(self, _: int, __: messages.Empty, ___: memoryview) -> None:
+        self._owed -= 1
+        self._applied += 1
+        while self._when_applied and self._when_applied[0][0] <= self._applied:
+            self._when_applied.popleft()[1]()
 
     def _find(self, correlation: int, named: messages.Named, _: memoryview) -> None:
         topic = self.broker.find_topic(named.name)
@@ -249,8 +281,15 @@ class LinkSession(FramedSession["Broker"]):
             return NO_CALLER
         if not by.user:
             return Caller(None, by.owner)
-        principal = self.broker.access.vouched(by.user)
-        return Caller(principal, principal.user_id if by.owner > UNOWNED else by.owner)
+        return Caller(self.broker.access.vouched(by.user), by.owner)
+
+    def principal(self, sent: Principal) -> Principal:
+        """See ``Receiver``."""
+        return self.broker.access.acting(sent)
+
+    def user(self, user_id: int) -> User:
+        """See ``Receiver``."""
+        return self.broker.access.user(user_id)
 
     def _forward(self, correlation: int, head: messages.Forward, frame: memoryview) -> None:
         if self._waiting and frame[VERB_AT] == _PRODUCE:
@@ -453,6 +492,9 @@ class LinkSession(FramedSession["Broker"]):
             call.cancel()
         self._calls.clear()
         self._responses.clear()
+        self._subscribers.all.discard(self)
+        while self._when_applied:
+            self._when_applied.popleft()[1]()
         for (group, topic, member), wire in self._members.items():
             with suppress(BrokerError):  # another process or the expiry has removed the member
                 self.broker.groups.leave(group, topic, member, None, wire=wire, by=ITSELF)
@@ -483,6 +525,7 @@ COMMANDS: Final[dict[int, Callable[[LinkSession, int, Any, memoryview], None]]] 
     Verb.EXECUTE: LinkSession._execute,
     Verb.ALL_BOUNDS: LinkSession._report_all_bounds,
     Verb.CREDIT: LinkSession._credit,
+    Verb.APPLIED: LinkSession._confirmed,
 }
 
 
@@ -497,7 +540,7 @@ class Part:
 class RouterFactory:
     """Creates the sessions of links that other processes open. Implements ``SessionFactory``."""
 
-    __slots__ = ("_broker", "_executors", "_key", "_parts", "_process")
+    __slots__ = ("_broker", "_executors", "_key", "_parts", "_process", "_subscribers")
 
     wire: Final = WIRE
 
@@ -523,9 +566,12 @@ class RouterFactory:
         self._key: Final = key
         self._process: Final = process or partial(messages.Process, broker.epoch)
         self._parts: Final = parts
+        self._subscribers: Final = Subscribers(broker.loop)
+        broker.when_applied = self._subscribers.when_applied
 
     def recognise(self, prefix: bytes) -> bool | None:
         return begins_with(prefix, MAGIC)
 
     def open(self, output: Output, resume: Callable[[], None]) -> LinkSession:
-        return LinkSession(self._broker, self._key, self._process, self._executors, self._parts, output, resume)
+        shared = self._process, self._executors, self._parts, self._subscribers
+        return LinkSession(self._broker, self._key, *shared, output, resume)

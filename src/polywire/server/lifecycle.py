@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
-from polywire.broker.access import DEFAULT_NAME, Access
+from polywire.broker.access import DEFAULT_NAME, Access, ConfiguredUser
 from polywire.broker.broker import Broker
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
@@ -29,6 +29,7 @@ from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, NotOw
 from polywire.http.factory import HttpFactory
 from polywire.log.worker import ThreadWorker
 from polywire.protocols.flux import exports
+from polywire.routing.values import VALUES_SHARD
 from polywire.server.audit import AuditLog
 from polywire.server.bucket import open_in_bucket
 from polywire.server.config import AUTO, EPOLL, HTTP, OFF, TLS_SUFFIX, Address, ServeConfig
@@ -52,7 +53,7 @@ from polywire.server.placement import DATA_MARKS
 from polywire.server.readiness import ReadinessDriver, is_available
 from polywire.server.resources import Collector, raise_limit, share
 from polywire.server.scheduling import IdlePoll
-from polywire.server.shard import Shard
+from polywire.server.shard import BEGIN_POLL_S, Shard
 from polywire.server.signals import Reload, Signals, users_loader
 from polywire.server.tls import ServerTls, server_tls
 from polywire.server.users import load_users
@@ -62,11 +63,16 @@ from polywire.store.file import FileStore
 from polywire.types import Level
 
 if TYPE_CHECKING:
+    from polywire.protocols.runtime.session import SessionFactory
     from polywire.routing.broker import RoutedBroker
     from polywire.routing.session import RouterFactory
     from polywire.server.bucket_watch import BucketWatch
 
 log = structlog.get_logger("polywire.server")
+
+
+Factories = tuple[Sequence["SessionFactory"], "RouterFactory | None", "RoutedBroker | None"]
+"""The factories for clients, the one for other processes, and the broker of all processes."""
 
 
 class OtherBrokers(Protocol):
@@ -100,6 +106,8 @@ EXIT_DEPOSED: Final = 75  # internal: the process becomes a standby again instea
 EXIT_SECOND_SIGNAL: Final = 130
 HANDOVER_S: Final = 3.0  # time for a stopping process to release the data directory, after its drain
 HANDOVER_POLL_S: Final = 0.05
+USERS_S: Final = 1.0  # time for the first process to report the users to a process that knows those of its last start
+FIRST_USERS_S: Final = 60.0  # the same, for a process that was never connected to the first one
 SWEEP_S: Final = 1.0
 DRAIN_POLL_S: Final = 0.02
 FLUSH_TIMEOUT_S: Final = 1.0  # time to send the last responses
@@ -153,13 +161,16 @@ async def serve(
     try:
         server.drive(hub)
         access = broker.access
-        if users is not None:
-            access.configure(users)
-            assert not access.is_open, "authentication is on with users"
+        factories = _factories(broker, config, shard)
+        router = factories[2]
+        await _know_users(access, users, router)
+        assert users is None or not access.is_open, "authentication is on with users"
         addresses = config.served(has_users=not access.is_open, has_anonymous=access.has_anonymous)
         tls, links = server_tls(config), None if shard is None else shard.link_tls(config)
         overview = Overview(hub, config, server.work.by_name, server.watch)
-        listeners, router = await _open_wires(broker, overview, config, server.driver, addresses, tls, shard, links)
+        listeners = await _open_wires(
+            broker, overview, config, server.driver, addresses, tls, shard, links, factories=factories
+        )
         listeners += await _open_http(broker, overview, config, addresses, listeners, tls, shard, router)
         server.registration = _registration(config, listeners, 0 if shard is None else shard.own)
         server.exports = _exports(broker, config)
@@ -168,7 +179,7 @@ async def serve(
         raise
     files = {
         "audit log": audit.reopen,
-        "users": users_loader(broker.access, config.users),
+        "users": None if _has_copy(router) else users_loader(access, config.users),
         "certificate": None if tls is None else tls.reload,
         "certificate of links": None if links is None else links.reload,
     }
@@ -186,6 +197,36 @@ async def serve(
     return await server.wait(broker, hub, listeners)
 
 
+def _factories(broker: Broker, config: ServeConfig, shard: Shard | None) -> Factories:
+    if shard is not None:
+        return shard_factories(broker, config, shard)
+    return factories_of(broker, config), None, None
+
+
+def _has_copy(router: RoutedBroker | None) -> bool:
+    """Return whether another process of the broker has the users, and this one a copy."""
+    return router is not None and router.shards.own != VALUES_SHARD
+
+
+async def _know_users(access: Access, users: Sequence[ConfiguredUser] | None, router: RoutedBroker | None) -> None:
+    """Apply the users file, or receive the users from the first process.
+
+    If that does not respond, the users of the last start remain until it does.
+    """
+    if router is None or not _has_copy(router):
+        if users is not None:
+            access.configure(users)
+        return
+    if users is not None:
+        access.require_login()
+    loop = asyncio.get_running_loop()
+    end = loop.time() + (USERS_S if router.values.are_stored else FIRST_USERS_S)
+    while not router.values.are_known and loop.time() < end:  # noqa: ASYNC110 - the link's peer cannot signal
+        await asyncio.sleep(BEGIN_POLL_S)
+    if not router.values.are_known:
+        log.warning("the first process does not respond: serving with the last known users")
+
+
 async def _open_wires(
     broker: Broker,
     overview: Overview,
@@ -195,22 +236,17 @@ async def _open_wires(
     tls: ServerTls | None,
     shard: Shard | None,
     links: LinkTls | None,
-) -> tuple[list[Listener], RoutedBroker | None]:
+    factories: Factories,
+) -> list[Listener]:
     """Open the listeners of all protocols. Raises Busy(BUSY) if an address is in use.
 
-    A shard also gets listeners for other processes and machines, whose TLS is ``links``. The second result is the
-    broker of all processes; None without a shard.
+    A shard also gets listeners for other processes and machines, whose TLS is ``links``.
     """
-    inside: RouterFactory | None = None
-    router: RoutedBroker | None = None
-    if shard is None:
-        factories = factories_of(broker, config)
-    else:
-        factories, inside, router = shard_factories(broker, config, shard)
+    outside, inside, router = factories
     opening = partial(
         open_listeners,
         overview.hub,
-        factories=factories,
+        factories=outside,
         any_wires=config.any_wires(has_users=not broker.access.is_open),
         any_plain=config.any_plain,
         tls=tls,
@@ -219,7 +255,7 @@ async def _open_wires(
     wires = {name: address for name, address in addresses.items() if name.removesuffix(TLS_SUFFIX) != HTTP}
     listeners = await opening(addresses=wires, shared=shard is not None)
     if shard is None or router is None or inside is None:
-        return listeners, None
+        return listeners
     alone = HttpFactory(broker, overview, names=_http_names(config), router=router, is_linked=True)
     router.executors[HTTP] = alone.execute
     listeners.append(await listen_inside(overview.hub, shard.inside(), [inside], driver))
@@ -228,7 +264,7 @@ async def _open_wires(
     shard.opened(listeners, own, host=config.advertise, is_advertised=is_reserved and config.shard_port > 0)
     if not is_reserved:
         own.append(await open_inside(overview.hub, shard.reached[INSIDE], [inside], driver, links))
-    return listeners + [replace(listener, name=OWN + listener.name) for listener in own], router
+    return listeners + [replace(listener, name=OWN + listener.name) for listener in own]
 
 
 async def _open_http(

@@ -20,7 +20,7 @@ from polywire.types import Level, PositionKind, TopicName
 from tests.unit.http.site import Answer, Site, bucket_view
 from tests.unit.http.test_guard import CHANGE, basic
 
-ENDPOINTS = Api(None, None, None).table()  # type: ignore[arg-type]  # only its table is looked at
+ENDPOINTS = Api(None, None, None, None).table()  # type: ignore[arg-type]  # only its table is looked at
 
 
 def get(site: Site, path: str, **headers: str) -> Answer:

@@ -408,17 +408,14 @@ def test_a_request_is_executed_in_its_shard(together: Together, shard: int) -> N
     ]
 
 
-def test_the_number_of_a_user_is_that_of_the_process(together: Together) -> None:
-    """Processes give users different numbers, so a user is known by name."""
+def test_a_user_owns_what_it_makes_in_another_process(together: Together) -> None:
     together.partition(THERE)
-    alice, bob = (ConfiguredUser(name, "$argon2id$x", EVERYTHING) for name in ("alice", "bob"))
-    together.shards.brokers[0].access.configure([alice, bob])
-    together.there.access.configure([bob, alice])
-    numbers = [broker.access.user("alice").id for broker in together.shards.brokers]
-    assert numbers[0] != numbers[1]
-    by = Caller(together.broker.access.vouched("alice"), numbers[0])
-    assert isinstance(joined(together, 1, by), Answer)
-    assert together.there.groups.owner(THERE, "g") == numbers[1]
+    users = [ConfiguredUser(name, "$argon2id$x", EVERYTHING) for name in ("alice", "bob")]
+    for broker in together.shards.brokers:
+        broker.access.configure(users)
+    bob = together.broker.access.vouched("bob")
+    assert isinstance(joined(together, 1, Caller(bob, bob.user_id)), Answer)
+    assert together.there.groups.owner(THERE, "g") == bob.user_id
 
 
 def test_a_user_whom_the_other_process_does_not_know(together: Together) -> None:

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from polywire.broker.access import Principal
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.log.base import Completion, Handle
@@ -112,10 +111,8 @@ def execute(
     requests: memoryview,
     then: Completion[bytes],
 ) -> ForwardedRequests:
-    """Execute forwarded requests. See ``Executor``. They have no response if this process does not know the user."""
-    user = None if sender.user is None else state.broker.access.certified(sender.user)
-    if user is not None:
-        user = Principal(user.user_id, user.name, user.login, peer=sender.peer)
+    """Execute forwarded requests. See ``Executor``. Raises Denied if the client's user has been deleted."""
+    user = None if sender.user is None else state.broker.access.vouched(sender.user, sender.peer)
     run = ForwardedRequests(state.broker.loop, requests, sender.peer, user, then)
     return run.run(partial(ForwardedSession, state, commands, take_batch, sender))
 

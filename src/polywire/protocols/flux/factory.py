@@ -102,9 +102,9 @@ class FluxFactory:
     def execute(self, sender: Sender, requests: memoryview, then: Completion[bytes]) -> ForwardedRequests:
         """Execute lines of a client of another process (see ``Executor``).
 
-        Raises Denied if this process does not know its user.
+        Raises Denied if its user was deleted.
         """
-        certified = None if sender.user is None else self._broker.access.vouched(sender.user)
+        certified = None if sender.user is None else self._broker.access.vouched(sender.user, sender.peer)
         run = ForwardedRequests(self._broker.loop, requests, sender.peer, certified, then)
         return run.run(
             partial(ForwardedFluxSession, self._waiting, self._broker, self.state, self._scratch, self.commands)

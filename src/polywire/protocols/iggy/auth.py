@@ -138,8 +138,6 @@ def _register(session: IggySession, answer: Answer, reader: Reader) -> None:
         answer.evict(vsr.EVICT_LOGIN)
         return
     try:
-        if session.shared.parts is not None:
-            raise Refused(errors.BAD_TOKEN)
         principal = session.broker.access.log_in_with_token(token[0], peer=session.peer)
     except BrokerError:
         answer.evict(vsr.EVICT_TOKEN)
@@ -285,12 +283,6 @@ def _renewing(session: IggySession, answer: Answer, user: User) -> Completion[Us
 # Users
 
 
-def refuse(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """Refuse a command on users or tokens: with several processes, it would only change the users of this one."""
-    del session, answer, reader
-    raise Refused(errors.UNAVAILABLE)
-
-
 def get_user(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
     del answer
     user = session.broker.access.find_user(_user_identifier(reader))
@@ -329,7 +321,7 @@ def create_user(session: IggySession, answer: Answer, reader: Reader, /) -> None
             answer.payload = _user_details(session, user, Reader(memoryview(b""), dialect))
         _completed(answer, user)
 
-    session.broker.access.create_user(name, password, grants, active=active, by=session.principal, done=made)
+    session.broker.users.create_user(name, password, grants, active=active, by=session.principal, done=made)
 
 
 def _status(reader: Reader) -> bool:
@@ -344,7 +336,7 @@ def delete_user(session: IggySession, answer: Answer, reader: Reader, /) -> None
     user = session.broker.access.user(_user_identifier(reader))
     if user.configured:
         raise Refused(errors.CANNOT_DELETE_USER)
-    session.broker.access.delete_user(user, by=session.principal, done=partial(_completed, answer))
+    session.broker.users.delete_user(user, by=session.principal, done=partial(_completed, answer))
 
 
 def update_user(session: IggySession, answer: Answer, reader: Reader, /) -> None:
@@ -353,7 +345,7 @@ def update_user(session: IggySession, answer: Answer, reader: Reader, /) -> None
     name = _checked(reader.name(), USERNAME_BYTES, errors.BAD_USERNAME) if reader.flag() else None
     active = _status(reader) if reader.flag() else None
     done = _renewing(session, answer, user)
-    session.broker.access.update_user(user, name=name, active=active, by=session.principal, done=done)
+    session.broker.users.update_user(user, name=name, active=active, by=session.principal, done=done)
 
 
 def update_permissions(session: IggySession, answer: Answer, reader: Reader, /) -> None:
@@ -361,7 +353,7 @@ def update_permissions(session: IggySession, answer: Answer, reader: Reader, /) 
     user = session.broker.access.user(_user_identifier(reader))
     flags = reader.permissions()
     grants = grants_of(flags, session.shared.directory, reader.dialect.base)
-    session.broker.access.grant(user, grants, by=session.principal, done=partial(_completed, answer))
+    session.broker.users.grant(user, grants, by=session.principal, done=partial(_completed, answer))
 
 
 def change_password(session: IggySession, answer: Answer, reader: Reader, /) -> None:
@@ -374,7 +366,7 @@ def change_password(session: IggySession, answer: Answer, reader: Reader, /) -> 
     user = session.broker.access.user(named)
     old, new = reader.name(), _checked(reader.name(), PASSWORD_BYTES, errors.BAD_PASSWORD)
     done = _renewing(session, answer, user)
-    session.broker.access.change_password(user, old, new, by=session.principal, done=done)
+    session.broker.users.change_password(user, old, new, by=session.principal, done=done)
 
 
 # Tokens
@@ -399,13 +391,13 @@ def create_token(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     user = _current_user(session)
     if user.configured and user.id == 0:
         raise Denied(ErrorCode.DENIED, "tokens need an authenticated user")
-    raw = session.broker.access.create_token(
+    raw = session.broker.users.create_token(
         user, name, expires_at_us, by=session.principal, done=partial(_completed, answer)
     )
     answer.payload = name_bytes(raw)
 
 
 def delete_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    session.broker.access.delete_token(
+    session.broker.users.delete_token(
         _current_user(session), reader.name(), by=session.principal, done=partial(_completed, answer)
     )

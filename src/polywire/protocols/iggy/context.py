@@ -18,7 +18,7 @@ import msgspec
 from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.record_verbs import ProducerVerbs, RecordVerbs
 from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
-from polywire.errors import BrokerError, Denied, ErrorCode
+from polywire.errors import BrokerError
 from polywire.log.base import Completion
 from polywire.protocols.iggy.dialect import DIALECTS, Dialect
 from polywire.protocols.iggy.directory import Directory, DirectoryBroker
@@ -31,7 +31,7 @@ from polywire.protocols.runtime.slices import Slices
 from polywire.types import Assignor
 
 if TYPE_CHECKING:
-    from polywire.broker.access import Principal, Where
+    from polywire.broker.access import Where
     from polywire.broker.groups.group import Membership
     from polywire.broker.owners import Caller
     from polywire.broker.permissions import Action
@@ -76,7 +76,6 @@ class ClientState(msgspec.Struct, frozen=True, array_like=True):
 
     number: int
     user_id: int | None
-    user: str
     peer: str
     groups: list[GroupNumbers]
 
@@ -215,15 +214,6 @@ class Shared:
     def owns(self, topic: Topic) -> bool:
         """Return whether a topic belongs to this process."""
         return self.parts is None or self.parts.shard_of_topic(topic) == self.parts.shards.own
-
-    def check_user(self, principal: Principal) -> None:
-        """Raise Denied for a user that other processes do not know."""
-        user = None if self.parts is None else self.broker.access.find_user(principal.user_id)
-        if self.parts is not None and (user is None or not user.configured):
-            raise Denied(
-                ErrorCode.LOGIN_FAILED,
-                f"with several processes, users must be in the users file user={principal.name!r}",
-            )
 
     def list_clients(self, then: Completion[list[ClientState]]) -> None:
         """Describe the clients of this process, sorted by number. Runs in slices."""

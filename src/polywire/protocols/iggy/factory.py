@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Final
 
 from polywire.broker.permissions import Action
@@ -74,15 +73,6 @@ COMMANDS: Final[Mapping[int, Command]] = table(
 )
 CLASSIC: Final = frozenset(code for code, command in COMMANDS.items() if not command.today)
 """Commands of the classic framing, by number."""
-USER_COMMANDS: Final = (
-    *(Code.CREATE_USER, Code.DELETE_USER, Code.UPDATE_USER, Code.UPDATE_PERMISSIONS, Code.CHANGE_PASSWORD),
-    *(Code.GET_TOKENS, Code.CREATE_TOKEN, Code.DELETE_TOKEN, Code.LOGIN_TOKEN),
-)
-ROUTED_COMMANDS: Final[Mapping[int, Command]] = {
-    **COMMANDS,
-    **{code: replace(COMMANDS[code], handler=auth.refuse, empty=False) for code in USER_COMMANDS},
-}
-"""Commands of a broker with several processes. Users are defined in the users file, so commands cannot change them."""
 
 
 class IggyFactory:
@@ -93,7 +83,7 @@ class IggyFactory:
     def __init__(self, broker: IggyBroker, settings: IggySettings | None = None, *, parts: Parts | None = None) -> None:
         """``parts`` are all processes, if there are several. Then ``broker`` has the topics of all of them."""
         self.shared: Final = Shared(broker, settings or IggySettings(), parts)
-        self._commands: Final = COMMANDS if parts is None else ROUTED_COMMANDS
+        self._commands: Final = COMMANDS
 
     @property
     def wire(self) -> str:

@@ -19,7 +19,6 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
-from polywire.broker.access import Access
 from polywire.broker.permissions import Action
 from polywire.build_info import VERSION
 from polywire.errors import BrokerError
@@ -55,21 +54,19 @@ def ping(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
 # Clients
 
 
-def client_bytes(access: Access, client: ClientState, dialect: Dialect) -> bytes:
+def client_bytes(client: ClientState, dialect: Dialect) -> bytes:
     """Encode a client as an element of a list."""
     user = b""
     if dialect.has_login:
         none = 0 if dialect.one_based else NO_USER
-        known = access.find_user(client.user) if client.user else None
-        user_id = client.user_id if known is None else known.id
-        user = U32.pack(none if user_id is None else user_id + dialect.base)
+        user = U32.pack(none if client.user_id is None else client.user_id + dialect.base)
     head = U32.pack(client.number) + user + bytes((TCP,)) + str32_bytes(client.peer)
     return head + U32.pack(len(client.groups))
 
 
 def _details(session: IggySession, client: ClientState, dialect: Dialect) -> bytes:
     numbers = b"".join(U32.pack(number + dialect.base) for group in client.groups for number in group)
-    return client_bytes(session.broker.access, client, dialect) + numbers
+    return client_bytes(client, dialect) + numbers
 
 
 def get_me(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
@@ -108,7 +105,7 @@ def get_clients(session: IggySession, answer: Answer, reader: Reader, /) -> None
             answer.refuse(lists)
         else:
             clients = chain.from_iterable(lists)
-            answer.make(client_bytes(session.broker.access, client, dialect) for client in clients)
+            answer.make(client_bytes(client, dialect) for client in clients)
 
     session.shared.call_all(Shared.list_clients, listed)
 

@@ -298,11 +298,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return True
 
     def logged_in(self, principal: Principal) -> None:
-        """Set the client's user.
-
-        Raises Busy if there are too many connections, and Denied for a user that other processes do not know.
-        """
-        self.shared.check_user(principal)
+        """Set the client's user. Raises Busy if there are too many connections."""
         self.output.identified(principal)
         if self.principal is not None and self.principal != principal:
             self.leave_groups()
@@ -383,9 +379,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             if number is not None:
                 groups.append(GroupNumbers(directory.stream_of(topic).number, directory.stored(topic).number, number))
         user = self.principal
-        return ClientState(
-            self.client_id, None if user is None else user.user_id, "" if user is None else user.name, self.peer, groups
-        )
+        return ClientState(self.client_id, None if user is None else user.user_id, self.peer, groups)
 
     def leave_groups(self) -> None:
         for topic_id, group in list(self.members):

@@ -102,9 +102,6 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
 )
 
 
-TODAY_ONLY: Final = frozenset({Api.ALTER_USER_SCRAM_CREDENTIALS})
-"""Requests that a broker with several processes does not support."""
-
 ROUTED_COMMANDS: Final[Mapping[Api, Command]] = table(
     *(
         Command(
@@ -114,7 +111,6 @@ ROUTED_COMMANDS: Final[Mapping[Api, Command]] = table(
             pipelined=command.pipelined,
         )
         for api, command in COMMANDS.items()
-        if api not in TODAY_ONLY
     )
 )
 """Handlers for clients of a broker with several processes."""

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from polywire.broker.access import Principal
-from polywire.errors import PeerError
 from polywire.log.base import Completion
 from polywire.protocols.kafka import positions, transactions
 from polywire.protocols.kafka.context import Shared
@@ -52,21 +50,11 @@ class ForwardedKafkaSession(KafkaSession):
         output: Output,
         resume: Callable[[], None],
     ) -> None:
-        """Open the session. Raises PeerError if this process does not know the client's user."""
+        """Open the session. Raises Denied if the client's user was deleted."""
         super().__init__(shared, table, output, resume)
         self.origin: Final = msgspec.msgpack.decode(sender.context, type=Origin)
         if sender.user is not None:
-            self._principal = _principal(shared, sender.user, sender.peer)
-
-
-def _principal(shared: Shared, user: str, peer: str) -> Principal:
-    found = shared.broker.access.certified(user)
-    if found is None:
-        raise PeerError(
-            f"this process does not know the user (with --processes, define users in the users file) user={user!r}",
-            fatal=True,
-        )
-    return Principal(found.user_id, found.name, found.login, peer=peer)
+            self._principal = shared.broker.access.vouched(sender.user, sender.peer)
 
 
 def execute(

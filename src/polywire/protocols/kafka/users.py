@@ -262,7 +262,7 @@ def _alter(
     pending_response.expect()
     try:
         session.authorize(Action.USER_ALTER)
-        session.broker.access.set_verifiers(name, _verifiers(changes), by=session.principal, done=done)
+        session.broker.users.set_verifiers(name, _verifiers(changes), by=session.principal, done=done)
     except Refused as refused:
         entry.error, entry.message = refused.error, refused.message
         pending_response.count_result()

@@ -23,6 +23,10 @@ class WireBroker(Settling, Protocol):
         """Users and permissions."""
 
     @property
+    def users(self) -> Access:
+        """The methods of ``access`` that change users. With several processes, the first one executes them."""
+
+    @property
     def settings(self) -> BrokerSettings:
         """Limits and defaults."""
 

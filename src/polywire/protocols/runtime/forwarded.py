@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from polywire.broker.access import Principal
+from polywire.broker.access import Access, Principal
 from polywire.errors import BrokerError, ErrorCode, PeerError, Unavailable
 from polywire.log.base import Completion, Handle, Loop
 from polywire.protocols.runtime.session import Output, Session
@@ -196,6 +196,10 @@ class Forwarding(Protocol):
     @property
     def shards(self) -> Shards:
         """The broker's shards."""
+
+    @property
+    def users(self) -> Access:
+        """See ``WireBroker``."""
 
     def execute(
         self,

@@ -272,22 +272,73 @@ def test_clients_and_statistics_cover_all_processes(shards: MemoryShards) -> Non
         assert unpack_from("<IIIIQII", stats, 12 + 8 * 8 + 4 - 4)[:3] == (1, 4, 4)
 
 
-def test_users_come_from_the_users_file(shards: MemoryShards) -> None:
-    for peer in shown(shards):
-        for code in (Code.CREATE_USER, Code.DELETE_USER, Code.CREATE_TOKEN, Code.GET_TOKENS, Code.LOGIN_TOKEN):
-            assert peer.ask(code, b"\5alice") == (errors.UNAVAILABLE, b"")
+def logged_in(shards: MemoryShards, own: int, user: str, password: str) -> Conversation:
+    peer = Conversation(shards, own)
+    assert peer.ask(Code.LOGIN, name(user) + name(password))[0] == 0
+    return peer
+
+
+def test_users_and_tokens_are_those_of_all_processes(shards: MemoryShards) -> None:
+    peers = shown(shards)
+    payload = name("alice") + name("wonderland") + b"\1\0"
+    assert peers[2].ask(Code.CREATE_USER, payload)[0] == 0
+    assert peers[1].ask(Code.CREATE_USER, payload)[0] == errors.USER_EXISTS
+    lists = [peer.ask(Code.GET_USERS)[1] for peer in peers]
+    assert lists == lists[:1] * 3
+    assert names_of(lists[0], 13) == ["iggy", "alice"]
+    alices = [logged_in(shards, own, "alice", "wonderland") for own in range(3)]
+    status, token = alices[0].ask(Code.CREATE_TOKEN, name("tok") + bytes(8))
+    assert status == 0
+    for own in range(3):
+        assert names_of(alices[own].ask(Code.GET_TOKENS)[1] + bytes(1), 0)[0] == "tok"
+        assert Conversation(shards, own).ask(Code.LOGIN_TOKEN, token)[0] == 0
+    assert alices[1].ask(Code.DELETE_TOKEN, name("tok"))[0] == 0
+    for own in range(3):
+        assert Conversation(shards, own).ask(Code.LOGIN_TOKEN, token)[0] == errors.BAD_TOKEN
+    assert peers[0].ask(Code.UPDATE_USER, ident("alice") + b"\1" + name("alicia") + b"\0")[0] == 0
+    assert peers[2].ask(Code.DELETE_USER, ident("alicia"))[0] == 0
+    for peer in peers:
         assert names_of(peer.ask(Code.GET_USERS)[1], 13) == ["iggy"]
+    for peer in alices:
+        assert peer.ask(Code.GET_TOKENS)[0] != 0
 
 
-def test_a_user_of_one_process_only_cannot_log_in(shards: MemoryShards) -> None:
+@pytest.mark.parametrize("own", range(3))
+def test_a_user_that_changes_its_password_stays_logged_in_on_this_connection(shards: MemoryShards, own: int) -> None:
+    root = connect(shards, 0)
+    assert root.ask(Code.CREATE_USER, name("alice") + name("wonderland") + b"\1\0")[0] == 0
+    alice, other = logged_in(shards, own, "alice", "wonderland"), logged_in(shards, 1, "alice", "wonderland")
+    assert alice.ask(Code.CHANGE_PASSWORD, ident("alice") + name("wrong") + name("second"))[0] != 0
+    assert alice.ask(Code.CHANGE_PASSWORD, ident("alice") + name("wonderland") + name("second"))[0] == 0
+    assert alice.ask(Code.GET_TOKENS) == (0, b"")
+    assert not shards.brokers[1].access.is_current(other.session.principal)  # type: ignore[attr-defined]
+    logged_in(shards, 2, "alice", "second")
+    assert Conversation(shards, 0).ask(Code.LOGIN, name("alice") + name("wonderland"))[0] == errors.BAD_CREDENTIALS
+
+
+def test_requests_of_a_deleted_user_that_wait_are_refused(shards: MemoryShards) -> None:
+    peers = shown(shards, *TOPICS)
+    topic = next(topic for topic in TOPICS if shard_with(shards, f"s.{topic}") == 2)
+    shards.brokers[0].access.configure([ConfiguredUser("root", hash_password("wonderland"), EVERYTHING)])
+    for peer in peers:
+        peer.pass_by()
+    root = logged_in(shards, 0, "root", "wonderland")
     made: list[object] = []
     shards.brokers[0].access.create_user("alice", "wonderland", EVERYTHING, done=made.append)
-    peer = Conversation(shards)
     end = time.monotonic() + WAIT_S
     while not made:
         assert time.monotonic() < end
-        peer.pass_by()
-    assert peer.ask(Code.LOGIN, name("alice") + name("wonderland"))[0] == errors.BAD_CREDENTIALS
+        root.pass_by()
+    alice = logged_in(shards, 1, "alice", "wonderland")
+    assert alice.ask(Code.GET_GROUPS, ident("s") + ident(topic))[0] == 0
+    [link] = links_of(shards, alice, 2)
+    link.pause()
+    alice.feed(classic(Code.GET_GROUPS, ident("s") + ident(topic)))
+    assert alice.session.paused()
+    assert root.ask(Code.DELETE_USER, ident("alice"))[0] == 0
+    link.resume()
+    alice.pass_by()
+    assert unpack_from("<I", alice.take())[0] in (errors.NOT_LOGGED_IN, errors.NOT_ALLOWED)
 
 
 def test_client_chosen_ids_are_unique() -> None:
@@ -727,23 +778,17 @@ def test_a_link_that_is_lost_between_a_call_and_its_repeat(shards: MemoryShards)
     assert peers[0].ask(Code.GET_GROUPS, ident("s") + ident(topic)) == (0, b"")
 
 
-def test_users_have_the_numbers_of_the_process_that_lists_its_clients(shards: MemoryShards) -> None:
+def test_users_have_the_same_numbers_in_all_processes(shards: MemoryShards) -> None:
     hashed = hash_password("wonderland")
     shards.brokers[0].access.configure([ConfiguredUser("first", hashed, EVERYTHING)])
-    for broker in shards.brokers:
-        broker.access.configure([ConfiguredUser(user, hashed, EVERYTHING) for user in ("first", "alice")][-2:])
-    ids = []
-    peers = []
-    for own in range(3):
-        peer = Conversation(shards, own)
-        status, body = peer.ask(Code.LOGIN, name("alice") + name("wonderland"))
-        assert status == 0
-        ids.append(body)
-        peers.append(peer)
-    for peer, number in zip(peers, ids, strict=True):
+    shards.brokers[0].access.configure([ConfiguredUser(user, hashed, EVERYTHING) for user in ("first", "alice")])
+    shards.loop.run_due()
+    peers = [logged_in(shards, own, "alice", "wonderland") for own in range(3)]
+    alice = pack("<I", shards.brokers[0].access.user("alice").id)
+    for peer in peers:
         listed = peer.ask(Code.GET_CLIENTS)[1]
         users, at = [], 0
         while at < len(listed):
             users.append(listed[at + 4 : at + 8])
             at += 17 + unpack_from("<I", listed, at + 9)[0]
-        assert users == [number] * 3
+        assert users == [alice] * 3

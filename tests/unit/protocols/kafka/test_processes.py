@@ -12,11 +12,12 @@ from polywire.broker.access import ConfiguredUser
 from polywire.broker.broker import Broker
 from polywire.broker.passwords import hash_password
 from polywire.broker.permissions import EVERYTHING, Grants, resource_name
+from polywire.broker.scram import Mechanism
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import encode_batch
 from polywire.protocols.kafka.client_codec import decode_response, encode_request
 from polywire.protocols.kafka.context import KafkaSettings, node_of
-from polywire.protocols.kafka.factory import KafkaFactory
+from polywire.protocols.kafka.factory import COMMANDS, KafkaFactory
 from polywire.protocols.kafka.messages import Api, WireError
 from polywire.protocols.kafka.routed import AGAIN_S
 from polywire.protocols.kafka.sasl import PLAIN
@@ -274,11 +275,9 @@ def test_producer_ids_differ_between_processes(processes: Processes) -> None:
     assert min(found) > 0
 
 
-def test_apis_unavailable_with_several_processes_are_not_advertised(processes: Processes) -> None:
+def test_the_apis_are_those_of_a_single_process(processes: Processes) -> None:
     reported = Client(processes).ask(Api.API_VERSIONS, client_software_name="test", client_software_version="1")
-    served = {one.api_key for one in reported.api_keys}
-    assert Api.ALTER_USER_SCRAM_CREDENTIALS not in served
-    assert Api.END_TXN in served
+    assert {one.api_key for one in reported.api_keys} == COMMANDS.keys()
 
 
 # Administration
@@ -545,3 +544,21 @@ def test_unauthenticated_requests_are_not_forwarded(processes: Processes) -> Non
     with pytest.raises(Exception, match=r"log in first: .* \(set security.protocol to SASL_PLAINTEXT"):
         client.tell(Api.METADATA, topics=None)
     assert len(processes.shards.links) == before
+
+
+@pytest.mark.parametrize("own", range(COUNT))
+def test_scram_passwords_change_over_any_process(processes: Processes, own: int) -> None:
+    client = Client(processes, own)
+    salt = {"iterations": 4096, "salt": b"salt", "salted_password": b"p" * 32}
+    upsertion = schema.request(Api.ALTER_USER_SCRAM_CREDENTIALS).Upsertions(name="ann", mechanism=1, **salt)
+    reported = client.ask(Api.ALTER_USER_SCRAM_CREDENTIALS, upsertions=[upsertion], deletions=[])
+    assert [(entry.user, entry.error) for entry in reported.results] == [("ann", 0)]
+    for number in range(COUNT):
+        found = Client(processes, number).ask(Api.DESCRIBE_USER_SCRAM_CREDENTIALS, users=None)
+        assert [(entry.user, entry.error) for entry in found.results] == [("ann", 0)]
+        assert processes.shards.brokers[number].access.verifier("ann", Mechanism.SHA_256).salt == b"salt"
+    deletion = schema.request(Api.ALTER_USER_SCRAM_CREDENTIALS).Deletions(name="ann", mechanism=1)
+    for error in (0, WireError.RESOURCE_NOT_FOUND):
+        reported = client.ask(Api.ALTER_USER_SCRAM_CREDENTIALS, upsertions=[], deletions=[deletion])
+        assert [(entry.user, entry.error) for entry in reported.results] == [("ann", error)]
+    assert not any(broker.access.find_user("ann") for broker in processes.shards.brokers)
