@@ -27,6 +27,7 @@ from polywire.protocols.iggy.directory import StoredTopic
 from polywire.protocols.iggy.routed import FUNCTIONS, RoutedDirectory
 from polywire.protocols.kafka import transactions as kafka_transactions
 from polywire.protocols.kafka.fences import Fences
+from polywire.routing.bindings import Bindings
 from polywire.routing.broker import RoutedBroker
 from polywire.routing.link import ShardLink
 from polywire.routing.messages import Appended, Empty, Verb
@@ -310,6 +311,12 @@ SHARDS_MUTATIONS: Final = (
         "batches of a partition are appended in the order of a link",
         commanded(Verb.PRODUCE, _overtaking),
         test=prepared(test_router.test_batches_of_a_partition_stay_in_order_when_the_log_is_full, together=Together),
+    ),
+    ShardsMutation(
+        "bindings-known",
+        "a group name has one topic in all processes",
+        replaced(Bindings, "apply", nothing),
+        test=cursus_processes.test_a_group_name_has_one_topic_in_all_processes,
     ),
     ShardsMutation(
         "users-applied",

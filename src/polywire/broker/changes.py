@@ -191,13 +191,18 @@ class GroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 
 class GroupBound(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """A group name was bound to a topic, for a protocol whose group names do not include a topic."""
+    """A group name was bound to a topic, for a protocol whose group names do not include a topic.
+
+    Attributes:
+        version: how often the name had been bound to another topic, as far as this process knew.
+    """
 
     wire: str
     name: str
     topic: str
     owner: int = UNOWNED
     at_us: int = 0
+    version: int = 0
 
 
 class Published(msgspec.Struct, frozen=True, array_like=True, tag=11):

@@ -69,11 +69,12 @@ def _discard(table: dict[str, set[str]], key: str, one: str) -> None:
 
 
 class Binding(NamedTuple):
-    """The topic to which a protocol's group name is bound, and the owner of the name."""
+    """The topic to which a protocol's group name is bound, and the owner of the name. See ``changes.GroupBound``."""
 
     topic: str
     owner: int
     at_us: int
+    version: int = 0
 
 
 class State:
@@ -93,6 +94,7 @@ class State:
         "_wire_owners",
         "_wire_state",
         "aggregates",
+        "binding_watchers",
         "binding_wires",
         "bindings",
         "catalog",
@@ -128,6 +130,7 @@ class State:
         self._wire_state: dict[str, dict[str, bytes]] = {}
         self._wire_owners: dict[tuple[str, str], int] = {}
         self.wire_watchers: Final[list[Callable[[WireStateSet], None]]] = []
+        self.binding_watchers: Final[list[Callable[[str, str], None]]] = []
         self.touched: set[str] | None = None
 
     def touch(self, group: str) -> None:
@@ -268,16 +271,22 @@ class State:
 
     def _bind(self, change: changes.GroupBound) -> None:
         self._unbind((change.wire, change.name))
-        self.bindings[change.wire, change.name] = Binding(change.topic, change.owner, change.at_us)
+        self.bindings[change.wire, change.name] = Binding(change.topic, change.owner, change.at_us, change.version)
         self.binding_wires.add(change.wire)
         self.touch(change.name)
         self.usage.charge(Kind.BINDINGS, change.owner, 1, binding_size(change.name, change.topic))
+        self._report_binding(change.wire, change.name)
 
     def _unbind(self, binding: tuple[str, str]) -> None:
         bound = self.bindings.pop(binding, None)
         if bound is not None:
             self.touch(binding[1])
             self.usage.charge(Kind.BINDINGS, bound.owner, -1, -binding_size(binding[1], bound.topic))
+            self._report_binding(*binding)
+
+    def _report_binding(self, wire: str, name: str) -> None:
+        for watcher in self.binding_watchers:
+            watcher(wire, name)
 
     def _put_group(self, group: Group) -> None:
         self.groups[group.topic, group.name] = group
@@ -353,7 +362,10 @@ class State:
             encoded(len(groups), ((stored(group, group.at_us),) for group in groups), lambda group: len(group.members)),
             encoded(
                 len(bindings),
-                ((changes.GroupBound(*key, was.topic, was.owner, was.at_us),) for key, was in bindings.items()),
+                (
+                    (changes.GroupBound(*key, was.topic, was.owner, was.at_us, was.version),)
+                    for key, was in bindings.items()
+                ),
             ),
             self.writers.encoded(),
             encoded(
@@ -486,6 +498,13 @@ class WireStateVerbs(WriteBatchVerbs, Protocol):
     when_applied: Callable[[Callable[[], None]], None] | None
     """Calls back once the other processes of this broker have applied all values."""
 
+    def reported(self, done: Completion[int] | None) -> Completion[int] | None:
+        """Return a completion that calls ``done`` once other processes have applied all values."""
+        if done is None or self.when_applied is None:
+            return done
+        applied, stored = self.when_applied, done
+        return lambda result: applied(partial(stored, result))
+
     def wire_state(self, wire: str) -> Mapping[str, bytes]:
         """Return the values that a protocol has stored, by key. The mapping shows later changes, too."""
         return self._state.wire_state(wire)
@@ -508,15 +527,17 @@ class WireStateVerbs(WriteBatchVerbs, Protocol):
             by: owner of the value, by default the protocol itself.
         """
         change = wire_change(self._state, self.settings, by, wire=wire, key=key, value=value)
-        if done is not None and self.when_applied is not None:
-            applied, stored = self.when_applied, done
-            done = lambda result: applied(partial(stored, result))  # noqa: E731
-        self.change_all([change], level=level, done=done)
+        self.change_all([change], level=level, done=self.reported(done))
 
     def watch_wire_state(self, changed: Callable[[WireStateSet], None]) -> Callable[[], None]:
         """Call ``changed`` with each value that a protocol stores or removes. Returns a function that ends this."""
         self._state.wire_watchers.append(changed)
         return partial(self._state.wire_watchers.remove, changed)
+
+    def watch_bindings(self, changed: Callable[[str, str], None]) -> Callable[[], None]:
+        """Call ``changed`` with the protocol and name of each binding that changes. Returns a function that ends this."""
+        self._state.binding_watchers.append(changed)
+        return partial(self._state.binding_watchers.remove, changed)
 
     def wire_owner(self, wire: str, key: str) -> int:
         """Return the owner of a protocol's value."""

@@ -28,6 +28,7 @@ from polywire.log.base import Completion, Handle, Loop
 from polywire.protocols.runtime.forwarded import Execution, Executor, Sender
 from polywire.protocols.runtime.shards import Shards
 from polywire.routing import messages
+from polywire.routing.bindings import Bindings
 from polywire.routing.calls import Method, by_of, method_of, methods_of, routed
 from polywire.routing.groups import RoutedGroups
 from polywire.routing.link import CLOGGED_BYTES, ShardLink
@@ -81,6 +82,7 @@ class RoutedBroker:
         "_listed",
         "_placed",
         "access",
+        "bindings",
         "call_results",
         "classic",
         "clock",
@@ -118,6 +120,7 @@ class RoutedBroker:
         self.call_results: _CallResults | None = None
         self.groups: Final = RoutedGroups(self, local.groups)
         self.access: Final[Access] = local.access
+        self.bindings: Final = Bindings(local, shards.own)
         self.clock: Final[Clock] = local.clock
         self.loop: Final[Loop] = local.loop
         self.settings: Final[BrokerSettings] = local.settings
@@ -146,7 +149,8 @@ class RoutedBroker:
         )
 
     def apply_topics(self, link: ShardLink, topics: messages.Topics) -> None:
-        if topics.values or (topics.begins and link.shard == VALUES_SHARD):
+        self.bindings.apply(link.shard, topics)
+        if link.shard == VALUES_SHARD:
             self.values.apply(topics)
         if topics.values:
             link.confirm()

@@ -11,10 +11,6 @@ from polywire.broker.groups.group import GroupView
 from polywire.routing.calls import Router, aggregated, routed
 
 
-def _first(found: Sequence[str | None]) -> str | None:
-    return next((topic for topic in found if topic is not None), None)
-
-
 def _all_pairs(found: Sequence[list[tuple[str, str]]]) -> list[tuple[str, str]]:
     return list(chain.from_iterable(found))
 
@@ -49,10 +45,13 @@ class RoutedGroups:
     names = routed("groups.names", Coordinator.names, "topic")
     pairs = aggregated("groups.pairs", Coordinator.pairs, _all_pairs)
     sync = routed("groups.sync", Coordinator.sync, "topic")
-    topic_of = aggregated("groups.topic_of", Coordinator.topic_of, _first)
     view = routed("groups.view", Coordinator.view, "topic")
     _all_views = aggregated("groups.views", Coordinator.views, _joined_views)
     _views_of_topic = routed("groups.views", Coordinator.views, "topic")
+
+    def bound_to(self, wire: str, group: str) -> str | None:
+        """See ``Coordinator.bound_to``. Bindings of other processes are known once these have reported their topics."""
+        return self.local.bound_to(wire, group)
 
     def views(self, topic: str | None = None) -> list[GroupView]:
         """See ``Coordinator.views``."""

@@ -34,6 +34,7 @@ from polywire.protocols.runtime.sequential import CLOSED
 from polywire.protocols.runtime.session import Output, begins_with
 from polywire.protocols.runtime.shards import KEY_BYTES
 from polywire.routing import messages
+from polywire.routing.bindings import value_of
 from polywire.routing.broker import METHODS
 from polywire.routing.calls import Method, method_of
 from polywire.routing.link import LARGE_BYTES
@@ -193,15 +194,17 @@ class LinkSession(FramedSession["Broker"]):
         self._owed -= 1  # reports are sent as long as the link is open
         self._subscription = correlation
         broker = self.broker
-        self._end_watches = (broker.watch_topics(self._topic_changed),)
+        self._end_watches = broker.watch_topics(self._topic_changed), broker.watch_bindings(self._binding_changed)
+        values = [value_of(*name, broker.groups.binding(*name)) for name in broker.groups.bindings()]
         if head.values:
             self._end_watches += (broker.watch_wire_state(self._value_changed),)
-            self._values = {
-                (wire, key): messages.Value(wire, key, value)
+            values += [
+                messages.Value(wire, key, value)
                 for wire in REPORTED_WIRES
                 for key, value in broker.wire_state(wire).items()
-            }
-            self._subscribers.all.add(self)
+            ]
+        self._values = {(value.wire, value.key): value for value in values}
+        self._subscribers.all.add(self)
         self._report((), (), begins=True)
         topics = [topic.id for topic in self.broker.topics()][::-1]
         self.broker.sliced.put(partial(self._report_some, topics))
@@ -226,8 +229,15 @@ class LinkSession(FramedSession["Broker"]):
 
     def _value_changed(self, change: WireStateSet) -> None:
         if change.wire in REPORTED_WIRES:
-            self._values[change.wire, change.key] = messages.Value(change.wire, change.key, change.value)
-            self.broker.loop.call_soon(self._report_changes)
+            self._report_value(messages.Value(change.wire, change.key, change.value))
+
+    def _binding_changed(self, wire: str, name: str) -> None:
+        self._report_value(value_of(wire, name, self.broker.groups.binding(wire, name)))
+
+    def _report_value(self, value: messages.Value) -> None:
+        """Report a value at the end of this pass."""
+        self._values[value.wire, value.key] = value
+        self.broker.loop.call_soon(self._report_changes)
 
     def _report_changes(self) -> None:
         changed, self._changed = list(self._changed), set()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.broker.access import REPLICATED
 from polywire.log.base import Loop
+from polywire.routing.bindings import WIRE as BINDINGS
 from polywire.routing.messages import Topics, Value
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Values:
 
     def apply(self, report: Topics) -> None:
         """Apply the values in a report of the first shard."""
-        changed = list(report.values)
+        changed = [value for value in report.values if value.wire != BINDINGS]
         if report.begins:
             reported = {(value.wire, value.key) for value in changed}
             known = [(wire, key) for wire, values in self._reported.items() for key in values]

@@ -135,8 +135,7 @@ def test_lists_of_groups_have_those_of_all_processes(together: Together, topic: 
     groups.bind("flux", "there", THERE)
     together.run()
     assert together.call(lambda: groups.bound("flux")) == {"here": HERE, "there": THERE}
-    assert together.call(lambda: groups.topic_of("flux", "there")) == THERE
-    assert together.call(lambda: groups.topic_of("flux", "nowhere")) is None
+    assert [groups.bound_to("flux", name) for name in ("here", "there", "nowhere")] == [HERE, THERE, None]
 
 
 def test_topics_of_another_process_are_changed_there(together: Together, topic: Topic) -> None:

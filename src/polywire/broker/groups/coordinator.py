@@ -28,7 +28,7 @@ from polywire.broker.groups.group import (
 from polywire.broker.owners import NO_CALLER, UNOWNED, Caller, heir
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import SECOND_US, BrokerSettings, check_name
-from polywire.broker.state import State, binding_size, group_size
+from polywire.broker.state import Binding, State, binding_size, group_size
 from polywire.broker.topics import Topic
 from polywire.clock import Clock, ElapsedClock
 from polywire.errors import Busy, Conflict, ErrorCode, Missing
@@ -53,6 +53,9 @@ class GroupBroker(Protocol):
 
     def topic_name(self, key: changes.TopicKey) -> str:
         """Return the full name of the topic with this key."""
+
+    def reported(self, done: Completion[int] | None) -> Completion[int] | None:
+        """Return a completion that calls ``done`` once other processes know all bindings."""
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
         """Journal changes as one group and apply them. Without changes, ``done`` is called after earlier changes."""
@@ -85,6 +88,7 @@ class Coordinator:
     Attributes:
         holdings: partitions that members must release before other members get them. All other partitions belong to
             their owner as soon as they are assigned.
+        remote_bindings: bindings of other processes, by protocol and group name.
     """
 
     __slots__ = (
@@ -98,6 +102,7 @@ class Coordinator:
         "_started_at",
         "_state",
         "holdings",
+        "remote_bindings",
     )
 
     def __init__(
@@ -116,6 +121,7 @@ class Coordinator:
         self._started_at = clock.monotonic()
         self._meet: Callable[[str, str], None] = lambda group, topic: None
         self.holdings: Final = AllHoldings()
+        self.remote_bindings: Final[dict[tuple[str, str], Binding]] = {}
         # time of each member's last heartbeat; a member without a time joined before a restart and counts as seen at
         # the broker's start
         self._seen: dict[tuple[str, str], dict[str, float]] = {}
@@ -184,7 +190,7 @@ class Coordinator:
             wanted = wanted.with_member(joined[0], is_consumer=is_consumer)
         if wanted is not current:
             made.append(self._stored(wanted) if current is None else self._difference(wanted, current, gone, joined))
-        self._broker.change_all(made, level=level, done=done)
+        self._broker.change_all(made, level=level, done=self._broker.reported(done))
         if wanted is not current:
             self._forget(wanted)
         self._mark(wanted, member, math.inf if connected or watched else now)
@@ -417,11 +423,22 @@ class Coordinator:
         """
         check_name(group, self._settings.name_bytes_max)
         self._check_owner(by, topic, group)
-        owner = self._check_binding(by, wire, group)
-        self._admit_binding(by, wire, group, topic)
-        self._broker.change_all(
-            [changes.GroupBound(wire, group, topic, heir(owner, by), self._elapsed.now_us())], level=level, done=done
-        )
+        self._broker.change_all([self._bind(by, wire, group, topic)], level=level, done=self._broker.reported(done))
+
+    def binding(self, wire: str, group: str) -> Binding | None:
+        """Return the binding of a group name in this process."""
+        return self._state.bindings.get((wire, group))
+
+    def bindings(self) -> list[tuple[str, str]]:
+        """Return the protocol and name of each group name that is bound in this process."""
+        return list(self._state.bindings)
+
+    def release(self, wire: str, group: str) -> None:
+        """Remove a binding and the protocol's members, because another process has bound the name to another topic."""
+        bound = self._state.bindings[wire, group]
+        made: list[changes.Change] = [changes.GroupUnbound(wire, group)]
+        self._leave(bound.topic, group, wire, made)
+        self._broker.change_all(made, level=Level.WRITTEN, done=None)
 
     def bound(self, wire: str) -> dict[str, str]:
         """Return the topic of each group name that a protocol has bound."""
@@ -432,8 +449,13 @@ class Coordinator:
         return self._state.group_owner(topic, group)
 
     def topic_of(self, wire: str, group: str) -> str | None:
-        """Return the topic to which a protocol has bound a group name, or None."""
+        """Return the topic to which a protocol has bound a group name in this process, or None."""
         bound = self._state.bindings.get((wire, group))
+        return None if bound is None else bound.topic
+
+    def bound_to(self, wire: str, group: str) -> str | None:
+        """Return the topic to which a protocol has bound a group name in any process, or None."""
+        bound = self._bound(wire, group)
         return None if bound is None else bound.topic
 
     def views(self, topic: str | None = None) -> list[GroupView]:
@@ -519,10 +541,18 @@ class Coordinator:
     def _count(self, group: Group) -> int:
         return self._broker.group_partition_count(group.topic, group.partition_count)
 
-    def _admit_binding(self, by: Caller, wire: str, group: str, topic: str) -> None:
-        """Raise Busy(BUSY) if there are too many bound group names."""
+    def _bind(self, by: Caller, wire: str, group: str, topic: str) -> changes.GroupBound:
+        """Return the change that binds a group name. Raises Busy(BUSY) if there are too many, and Denied(DENIED)."""
+        owner, bound = self._check_binding(by, wire, group), self._bound(wire, group)
         if (wire, group) not in self._state.bindings:
             self._state.quotas.admit(Kind.BINDINGS, by, binding_size(group, topic))
+        version = 0 if bound is None else bound.version + 1
+        return changes.GroupBound(wire, group, topic, heir(owner, by), self._elapsed.now_us(), version)
+
+    def _bound(self, wire: str, group: str) -> Binding | None:
+        """Return the newest binding of a group name in any process."""
+        own, other = self._state.bindings.get((wire, group)), self.remote_bindings.get((wire, group))
+        return own if other is None or (own is not None and own.version >= other.version) else other
 
     def _check_owner(self, by: Caller, topic: str, group: str) -> int:
         """Raise Denied(DENIED) for another user's group. Return the group's owner."""
@@ -532,7 +562,7 @@ class Coordinator:
 
     def _check_binding(self, by: Caller, wire: str, group: str) -> int:
         """Raise Denied(DENIED) for a group name, or group, of another user. Return the owner."""
-        bound = self._state.bindings.get((wire, group))
+        bound = self._bound(wire, group)
         if bound is None:
             return UNOWNED
         self._broker.check_owner(by, bound.owner, "group", group)
@@ -545,13 +575,16 @@ class Coordinator:
         Returns the group of the previous topic, or None. The generations of the new group must be above those of the
         old one.
         """
-        owner = self._check_binding(by, wire, group)
-        bound = self._state.bindings.get((wire, group))
+        self._check_binding(by, wire, group)
+        bound = self._bound(wire, group)
         if bound is not None and bound.topic == topic:
             return None
-        self._admit_binding(by, wire, group, topic)
-        made.append(changes.GroupBound(wire, group, topic, heir(owner, by), self._elapsed.now_us()))
-        old = None if bound is None else self._state.groups.get((bound.topic, group))
+        made.append(self._bind(by, wire, group, topic))
+        return None if bound is None else self._leave(bound.topic, group, wire, made)
+
+    def _leave(self, topic: str, group: str, wire: str, made: list[changes.Change]) -> Group | None:
+        """Let all members of a protocol leave a group. Return the group before that; None if there is none."""
+        old = self._state.groups.get((topic, group))
         if old is None:
             return None
         gone = [member.id for member in old.members if member.wire == wire]
@@ -583,7 +616,7 @@ class Coordinator:
     ) -> Group:
         """Return the member's group after all checks, in the order that ``heartbeat`` documents."""
         found = self._state.groups.get((topic, group))
-        bound = self._state.bindings.get((wire, group))
+        bound = self._bound(wire, group)
         moved = bound is not None and bound.topic != topic
         if found is None or (moved and not any(one.id == member and one.wire == wire for one in found.members)):
             raise _group_missing(group, topic)

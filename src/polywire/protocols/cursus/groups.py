@@ -128,7 +128,7 @@ def check_topic(session: CursusSession, request: Request, topic: str, group: str
     """
     if request.dialect is not Dialect.MODERN:
         return
-    expected = session.state.local.groups.topic_of(WIRE, group)
+    expected = session.state.local.groups.bound_to(WIRE, group)
     if expected is not None and expected != topic:
         expected_word = topic_word(expected) if _may_see(session, expected) else ""
         raise Refused("topic_not_assigned_to_group", f"expected={expected_word} actual={topic_word(topic)}")
@@ -192,7 +192,7 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
             wire=WIRE,
             assignor=Assignor.RANGE if new else None,
             first_generation=0,
-            named_alone=group != DEFAULT_GROUP and broker.groups.topic_of(WIRE, group) in (None, topic),
+            named_alone=group != DEFAULT_GROUP and broker.groups.bound_to(WIRE, group) in (None, topic),
             by=session.caller,
             done=answer.done,
         )
@@ -335,7 +335,7 @@ def register(session: CursusSession, request: Request, /) -> Reply | None:
 def _register(session: CursusSession, request: Request, topic: str, group: str, reply: bytes) -> Reply | None:
     admit(session, topic, Action.GROUP_CREATE)
     groups = session.state.local.groups
-    expected = groups.topic_of(WIRE, group)
+    expected = groups.bound_to(WIRE, group)
     if expected is not None and expected != topic:
         if request.dialect is not Dialect.MODERN:  # the group then reads one more topic
             return reply
@@ -420,7 +420,8 @@ def _list(broker: CursusBroker, acting: Principal | None, pairs: Iterable[tuple[
 def status(session: CursusSession, request: Request, /) -> Reply:
     name = request.need("group")
     broker, groups = session.state.broker, session.state.broker.groups
-    topic = groups.topic_of(WIRE, name) or min((of for of, other in groups.pairs() if other == name), default=None)
+    session.state.require_reported()
+    topic = groups.bound_to(WIRE, name) or min((of for of, other in groups.pairs() if other == name), default=None)
     if topic is None or not _may_see(session, topic):  # a group that must not be disclosed is reported as missing
         reason = f"group '{name}' not found"
         raise Refused("group_status_failed", f"reason={quote(reason)}")

@@ -175,7 +175,7 @@ def fetch_offset(session: CursusSession, request: Request, /) -> Reply:
     offset = broker.position(topic, partition, PositionKind.GROUP, group)
     if offset is None and broker.groups.view(group, topic) is None:
         check_topic(session, request, topic, group)
-        if group != DEFAULT_GROUP and broker.groups.topic_of(WIRE, group) is None:
+        if group != DEFAULT_GROUP and broker.groups.bound_to(WIRE, group) is None:
             raise Refused("group_not_found", f"group={group}")
     return encoded(f"OK offset={offset or 0}")
 

@@ -726,3 +726,27 @@ def full_logs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def offset_in(answer: bytes) -> int:
     return int(answer.split(b'"last_offset":')[1].split(b",")[0])
+
+
+def test_a_group_name_has_one_topic_in_all_processes() -> None:
+    heard = []
+    for count in (1, 3):
+        shards = MemoryShards(count)
+        peers = [Conversation(shards, own % count) for own in range(3)]
+        steps = (
+            *((0, f"CREATE topic={topic} partitions=2") for topic in TOPICS),
+            (0, "REGISTER_GROUP topic=a group=g"),
+            (1, "REGISTER_GROUP topic=bb group=g"),
+            (2, "JOIN_GROUP topic=ccc group=g member=m"),
+            (0, "FETCH_OFFSET topic=bb partition=0 group=g"),
+            (1, "HEARTBEAT topic=bb group=g member=m generation=1"),
+            (2, "SUBSCRIBE topic=bb group=g"),
+            (1, "GROUP_STATUS group=g"),
+            (0, "DELETE topic=a"),
+            (2, "REGISTER_GROUP topic=bb group=g"),
+            (1, "REGISTER_GROUP topic=ccc group=g"),
+            (0, "LIST_GROUPS"),
+        )
+        heard.append([peers[own].ask(line) for own, line in steps])
+    assert heard[0] == heard[1]
+    assert sum("topic_not_assigned_to_group" in answer for answer in heard[1]) == 3, heard[1]
