@@ -176,3 +176,33 @@ def _asked(broker: BrokerProcess, method: str, path: str, body: object = None) -
         connection.request(method, path, sent, {"X-Polywire": "1", "Content-Type": "application/json"})
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
+
+
+def flux(broker: BrokerProcess, *lines: str) -> list[str]:
+    """Return the responses to FLUX lines over a new connection, without their ids."""
+    with socket.create_connection(broker.addresses["flux"], timeout=30) as peer, peer.makefile("rb") as answers:
+        peer.sendall("".join(f"V1|1|{line}\n" for line in lines).encode())
+        return [answers.readline().decode().rstrip("\n").removeprefix("V1|1|") for _ in lines]
+
+
+def test_flux_has_one_registry_of_brokers(broker: BrokerProcess) -> None:
+    for number in range(1, CONNECTIONS):
+        assert flux(broker, f"ADMIN_REGISTER_BROKER|{number} host 1")[0].startswith("OK|")
+        assert f"brokers=[{' '.join(map(str, range(number + 1)))}]" in flux(broker, "ADMIN_GET_METADATA|")[0]
+    assert flux(broker, "ADMIN_FENCE_BROKER|1")[0].startswith("OK|")
+    for _ in range(CONNECTIONS):
+        assert flux(broker, "ADMIN_GET_METADATA|")[0].endswith("fenced=[1]")
+
+
+def test_flux_groups_of_all_processes_are_exported(broker: BrokerProcess) -> None:
+    names = [f"exported-{number}" for number in range(TOPICS)]
+    for name in names:
+        assert flux(broker, f"PRODUCE|{name} k:v", f"JOIN|g-{name} {name} m")[1].startswith("OK|")
+    file, end = broker.data_dir.with_name("data") / "groups.json", time.monotonic() + WAIT_S
+    found: dict[str, Any] = {}
+    while not {f"g-{name}" for name in names} <= found.keys():
+        assert time.monotonic() < end, found
+        time.sleep(0.1)
+        with suppress(FileNotFoundError):
+            found = json.loads(file.read_text())
+    assert [found[f"g-{name}"]["topic"] for name in names] == names

@@ -52,7 +52,8 @@ BUSY_WAIT_S: Final = 30.0  # how long batches wait for space in the log; the sam
 TOPICS_AT_ONCE: Final = 100  # topics in one report, which takes less than a millisecond
 # Larger requests are copied. Pinned, they would occupy the link's receive buffer, and the link would pause.
 COPIED_BYTES_MIN: Final = 1024 * 1024
-REPORTED_WIRES: Final = ("iggy", *REPLICATED)  # state that is reported to all processes: of protocols, and the users
+REPORTED_STATE: Final = {"iggy": "", "flux": "broker/", **dict.fromkeys(REPLICATED, "")}
+"""State that is reported to all processes: of protocols, and the users. The prefix of reported keys by protocol."""
 VERB_AT: Final = 4  # position of the verb in a frame of the `polywire` protocol
 _PRODUCE: Final = int(polywire_messages.Verb.PRODUCE)
 JOIN: Final = "groups.join"
@@ -200,8 +201,9 @@ class LinkSession(FramedSession["Broker"]):
             self._end_watches += (broker.watch_wire_state(self._value_changed),)
             values += [
                 messages.Value(wire, key, value)
-                for wire in REPORTED_WIRES
+                for wire, begin in REPORTED_STATE.items()
                 for key, value in broker.wire_state(wire).items()
+                if key.startswith(begin)
             ]
         self._values = {(value.wire, value.key): value for value in values}
         self._subscribers.all.add(self)
@@ -228,7 +230,7 @@ class LinkSession(FramedSession["Broker"]):
             self.broker.loop.call_soon(self._report_changes)
 
     def _value_changed(self, change: WireStateSet) -> None:
-        if change.wire in REPORTED_WIRES:
+        if change.wire in REPORTED_STATE and change.key.startswith(REPORTED_STATE[change.wire]):
             self._report_value(messages.Value(change.wire, change.key, change.value))
 
     def _binding_changed(self, wire: str, name: str) -> None:
@@ -543,6 +545,7 @@ class Part:
     """An object of a protocol, and the functions that other processes may call on it."""
 
     def __init__(self, name: str, target: object, functions: Iterable[Callable[..., Any]]) -> None:
+        self.name: Final = name
         self.target: Final = target
         self.methods: Final = {method.name: method for method in map(partial(method_of, name), functions)}
 
@@ -560,7 +563,7 @@ class RouterFactory:
         key: bytes,
         process: Callable[[], messages.Process] | None = None,
         executors: Mapping[str, Executor] = MappingProxyType({}),
-        parts: Mapping[str, Part] = MappingProxyType({}),
+        parts: dict[str, Part] | None = None,
     ) -> None:
         """Create the factory.
 
@@ -575,9 +578,13 @@ class RouterFactory:
         self._broker: Final = broker
         self._key: Final = key
         self._process: Final = process or partial(messages.Process, broker.epoch)
-        self._parts: Final = parts
+        self._parts: Final = {} if parts is None else parts
         self._subscribers: Final = Subscribers(broker.loop)
         broker.when_applied = self._subscribers.when_applied
+
+    def add(self, part: Part) -> None:
+        """Let other processes call the functions of an object."""
+        self._parts[part.name] = part
 
     def recognise(self, prefix: bytes) -> bool | None:
         return begins_with(prefix, MAGIC)

@@ -29,6 +29,7 @@ from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, NotOw
 from polywire.http.factory import HttpFactory
 from polywire.log.worker import ThreadWorker
 from polywire.protocols.flux import exports
+from polywire.routing.session import Part
 from polywire.routing.values import VALUES_SHARD
 from polywire.server.audit import AuditLog
 from polywire.server.bucket import open_in_bucket
@@ -168,12 +169,14 @@ async def serve(
         addresses = config.served(has_users=not access.is_open, has_anonymous=access.has_anonymous)
         tls, links = server_tls(config), None if shard is None else shard.link_tls(config)
         overview = Overview(hub, config, server.work.by_name, server.watch)
+        server.exports = _exports(broker, config, factories)
         listeners = await _open_wires(
             broker, overview, config, server.driver, addresses, tls, shard, links, factories=factories
         )
         listeners += await _open_http(broker, overview, config, addresses, listeners, tls, shard, router)
         server.registration = _registration(config, listeners, 0 if shard is None else shard.own)
-        server.exports = _exports(broker, config)
+        if server.exports is not None:
+            server.exports.start()
     except BrokerError:
         broker.close()
         raise
@@ -504,18 +507,22 @@ def _registration(config: ServeConfig, listeners: Sequence[Listener], broker_id:
     return registration
 
 
-def _exports(broker: Broker, config: ServeConfig) -> exports.Exports | None:
-    """Start exporting FLUX groups to files.
+def _exports(broker: Broker, config: ServeConfig, factories: Factories) -> exports.Exports | None:
+    """Return the export of FLUX groups to files. With several processes, the first one writes the files.
 
     If that is not configured, delete the files that an earlier start exported.
     """
+    _, inside, router = factories
     store = FileStore(config.data_dir)
-    if not config.flux_exports or not config.speaks("flux", has_users=not broker.access.is_open):
-        exports.remove(store)
+    is_on = config.flux_exports and config.speaks("flux", has_users=not broker.access.is_open)
+    if is_on and not _has_copy(router):
+        return exports.Exports(broker, store, ThreadWorker("flux-exports", broker.loop), parts=router)
+    exports.remove(store)
+    if inside is None:
         return None
-    found = exports.Exports(broker, store, ThreadWorker("flux-exports", broker.loop))
-    found.start()
-    return found
+    found = exports.Exports(broker, None, None)
+    inside.add(Part(exports.PART, found, [exports.Exports.report]))
+    return found if is_on else None
 
 
 def _registered(broker: Broker) -> list[Topic]:

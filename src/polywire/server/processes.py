@@ -442,5 +442,4 @@ def _config_of(config: ServeConfig, shard: int, addresses: Mapping[str, Address]
         tls={name.removesuffix(TLS_SUFFIX): str(at) for name, at in addresses.items() if name.endswith(TLS_SUFFIX)},
         http=str(addresses.get(HTTP, OFF)),
         ready_file=None,
-        flux_exports=False,
     )

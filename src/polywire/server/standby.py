@@ -28,6 +28,7 @@ from polywire.clock import SystemClock
 from polywire.cluster.nodes import NODE_INTERVAL_S, NODE_TIMEOUT_S, Node, Nodes, TakeoverRequest, Watch, node_of, states
 from polywire.errors import BrokerError, ErrorCode, Invalid, NotOwner, Unavailable
 from polywire.http.session import HEAD_BYTES_MAX
+from polywire.protocols.flux import exports
 from polywire.server import lifecycle
 from polywire.server.bucket import is_left_opening
 from polywire.server.bucket_watch import BucketWatch
@@ -39,6 +40,7 @@ from polywire.server.shard import Shard
 from polywire.server.signals import Reload, Signals
 from polywire.server.tls import server_tls
 from polywire.store.bucket import REQUEST_TIMEOUT_S
+from polywire.store.file import FileStore
 from polywire.store.objects import FIRST
 from polywire.types import shard_name
 
@@ -332,6 +334,7 @@ class Standby:
         HTTP is served and signals are handled until ``stop`` is called. Raises BrokerError if the bucket cannot be
         read.
         """
+        store = FileStore(self._config.data_dir)
         links = None if self._shard is None else self._shard.link_tls(self._config)
         connects = {} if links is None else {INSIDE: links.connect}
         relay = Relay(self._find, own_answer, answered={HTTP}, connects=connects)
@@ -341,6 +344,7 @@ class Standby:
         try:
             while not self._stopping.is_set() and await self._is_led():
                 self.has_waited = True
+                exports.remove(store)  # files that this broker wrote as the leader are out of date now
                 await self._answer_health()
                 if self._can_forward():
                     await self._forward(relay, presence)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.groups.coordinator import Coordinator
@@ -33,6 +33,12 @@ class FluxRouter(Forwarding, Protocol):
 
     def on_relief(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once, when the shard has answered most requests."""
+
+    def wire_state(self, wire: str) -> Mapping[str, bytes]:
+        """Return the values that a protocol has stored in the first shard, as far as they are known here."""
+
+    def watch_values(self, changed: Callable[[Any], None]) -> None:
+        """Call ``changed`` with each such value that is stored or removed. See ``shards.Parts``."""
 
     def topics(self) -> list[Topic]:
         """Return the topics of all processes that have reported theirs."""

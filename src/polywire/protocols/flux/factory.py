@@ -69,7 +69,7 @@ class FluxFactory:
         self._broker = broker
         self._router = router
         self._waiting = ForwardedBatches(broker)
-        self.state = FluxState(broker, settings or FluxSettings())
+        self.state = FluxState(broker, settings or FluxSettings(), router)
         self._scratch = ScratchArrays()
         self.commands = {**DATA_COMMANDS, **(ADMIN_COMMANDS if self.state.settings.admin else {})}
 

@@ -1,6 +1,7 @@
 """State that only FLUX has: registered brokers, roles and leaders, in-sync replicas and the high watermark (hw).
 
-* Registered brokers, roles and leaders survive restarts.
+* Registered brokers, roles and leaders survive restarts. With several processes, the first one stores the registered
+  brokers.
 * Reports of followers do not survive: a follower is in sync only after it has reported again.
 * The reported high watermark of a partition never decreases while this broker leads the partition (spec:
   flux#our-choices).
@@ -22,7 +23,7 @@ import structlog
 from polywire.broker.owners import ITSELF, Caller
 from polywire.broker.topics import Partition, Topic
 from polywire.log.base import Completion, Handle
-from polywire.protocols.flux.context import WIRE, FluxBroker, FluxSettings
+from polywire.protocols.flux.context import WIRE, FluxBroker, FluxRouter, FluxSettings
 from polywire.protocols.flux.messages import Role, bad
 from polywire.protocols.runtime.reply_buffers import ReplyBuffers
 from polywire.types import Level
@@ -31,7 +32,8 @@ TERM: Final = 1  # never changes, because there is no consensus (spec: flux#meta
 BROKERS_MAX: Final = 1_000  # registered brokers; there is one, and clients' tests register a few more
 SWEEP_MIN: Final = 64  # entries of deleted partitions and topics that remain before a cleanup
 _INDEX_KEY: Final = "index"
-_BROKER_KEY: Final = "broker/"
+BROKER_KEY: Final = "broker/"
+REGISTRY_SHARD: Final = 0
 _PARTITION_KEY: Final = "partition/"
 _TOPIC_KEY: Final = "topic/"
 
@@ -112,7 +114,8 @@ class FluxState:
         "settings",
     )
 
-    def __init__(self, broker: FluxBroker, settings: FluxSettings) -> None:
+    def __init__(self, broker: FluxBroker, settings: FluxSettings, router: FluxRouter | None = None) -> None:
+        """``router`` is the broker of all processes, if there are several."""
         self._broker = broker
         self.settings = settings
         self.reply_buffers: Final = ReplyBuffers()
@@ -122,6 +125,9 @@ class FluxState:
         self._index = 0
         self._sweep_above = SWEEP_MIN
         self._load()
+        if router is not None and router.shards.own != REGISTRY_SHARD:
+            self._copy_registry(router)
+            return
         known = self._brokers.get(settings.broker_id)
         if known is None or (known.host, known.port, known.fenced) != (settings.host, settings.port, False):
             self.register(settings.broker_id, settings.host, settings.port, 0, done=None)
@@ -134,8 +140,8 @@ class FluxState:
         for key, value in list(self._broker.wire_state(WIRE).items()):
             if key == _INDEX_KEY:
                 self._index = msgspec.msgpack.decode(value, type=int)
-            elif key.startswith(_BROKER_KEY):
-                self._brokers[int(key.removeprefix(_BROKER_KEY))] = msgspec.msgpack.decode(value, type=_BrokerStored)
+            elif key.startswith(BROKER_KEY):
+                self._brokers[int(key.removeprefix(BROKER_KEY))] = msgspec.msgpack.decode(value, type=_BrokerStored)
             elif key.startswith(_PARTITION_KEY) and int(key.removeprefix(_PARTITION_KEY)) in alive:
                 stored = msgspec.msgpack.decode(value, type=_PartitionStored)
                 role = Role.FOLLOWER if stored.follower else Role.LEADER
@@ -146,6 +152,21 @@ class FluxState:
                 self._factors[bytes.fromhex(key.removeprefix(_TOPIC_KEY))] = msgspec.msgpack.decode(value, type=int)
             else:
                 self._broker.set_wire_state(WIRE, key, None, level=Level.WRITTEN, done=None)
+
+    def _copy_registry(self, router: FluxRouter) -> None:
+        """Use the registry of another process. Until that has reported it, this broker is the only one."""
+        own = self.settings
+        self._brokers = {own.broker_id: _BrokerStored(own.host, own.port, 0, self._broker.clock.now_us(), False)}
+
+        def apply(key: str, value: bytes | None) -> None:
+            number = int(key.removeprefix(BROKER_KEY))
+            self._brokers.pop(number, None)
+            if value is not None:
+                self._brokers[number] = msgspec.msgpack.decode(value, type=_BrokerStored)
+
+        for key, value in router.wire_state(WIRE).items():
+            apply(key, value)
+        router.watch_values(lambda change: apply(change.key, change.value) if change.wire == WIRE else None)
 
     @property
     def index(self) -> int:
@@ -178,7 +199,7 @@ class FluxState:
 
     def _admit_broker(self, by: Caller) -> None:
         """Raise Refused if the maximum number of brokers is registered, or one client has registered half of it."""
-        owners = [self._broker.wire_owner(WIRE, f"{_BROKER_KEY}{number}") for number in self._brokers]
+        owners = [self._broker.wire_owner(WIRE, f"{BROKER_KEY}{number}") for number in self._brokers]
         if len(owners) >= BROKERS_MAX or owners.count(by.owner) >= BROKERS_MAX // 2:
             raise bad(f"too many brokers are registered limit={BROKERS_MAX}")
 
@@ -217,7 +238,7 @@ class FluxState:
         self, number: int, entry: _BrokerStored, done: Completion[int] | None, by: Caller = ITSELF
     ) -> None:
         value = msgspec.msgpack.encode(entry)
-        self._broker.set_wire_state(WIRE, f"{_BROKER_KEY}{number}", value, by=by, level=Level.SYNCED, done=None)
+        self._broker.set_wire_state(WIRE, f"{BROKER_KEY}{number}", value, by=by, level=Level.SYNCED, done=None)
         self._brokers[number] = entry
         self._store_index(1, done)
 

@@ -17,11 +17,10 @@ from polywire.broker.topics import Topic
 from polywire.errors import BrokerError, Denied, PeerError
 from polywire.protocols.flux import decoder
 from polywire.protocols.flux.context import WIRE, FluxBroker, FluxRouter
-from polywire.protocols.flux.messages import Refused, Request, bad, named
-from polywire.protocols.flux.metadata import FluxState
+from polywire.protocols.flux.messages import Refused, Request, named
+from polywire.protocols.flux.metadata import REGISTRY_SHARD, FluxState
 from polywire.protocols.flux.reply_slots import Answer, ScratchArrays
 from polywire.protocols.flux.session import BUSY_WAIT_S, Command, FluxSession
-from polywire.protocols.flux.topics import metadata
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.forwarded import Execution, Sender
 from polywire.protocols.runtime.sequential import Wait
@@ -48,9 +47,7 @@ ABOUT_BROKERS: Final = frozenset(
         "ADMIN_RECONCILE_BROKER_HEALTH",
     }
 )
-NO_BROKERS: Final = "brokers cannot be registered if several processes share the topics"
 ACKS_ALL: Final = b"acks=all"
-FIRST_SHARD: Final = 0  # the shard whose brokers are listed
 _TOPIC_NUMBERS_AT: Final = 6 * decoder.RUN_RECORDS_MAX
 
 
@@ -98,6 +95,8 @@ class RoutedFluxSession(FluxSession):
         """Return the shard that executes a command, and whether it creates the topic there."""
         shards = self.router.shards
         local = shards.own, False
+        if command.name in ABOUT_BROKERS:
+            return REGISTRY_SHARD, False
         topic_at = 0 if command.name in TOPIC_FIRST else command.topic_at
         if topic_at is None or topic_at >= len(request.args):
             return local
@@ -148,18 +147,12 @@ class RoutedFluxSession(FluxSession):
             return False
 
     def _execute(self, command: Command, request: Request, line: bytes) -> bytes | None:
-        local = self.router.shards.own
-        if command.name in ABOUT_BROKERS:
-            raise bad(NO_BROKERS)
         if command.name == METADATA:
             self.router.require_reported()
-            if local != FIRST_SHARD:
-                self._list_brokers(request, line)
-                return None
         shard, creates = self._shard_of_command(command, request)
-        if shard == local:
+        if shard == self.router.shards.own:
             return super()._execute(command, request, line)
-        blocking = creates or command.name == CREATE or ACKS_ALL in request.args
+        blocking = creates or command.name == CREATE or command.name in ABOUT_BROKERS or ACKS_ALL in request.args
         self._forward(shard, line + b"\n", blocking=blocking or not command.pipelined, in_pieces=not command.pipelined)
         return None
 
@@ -245,20 +238,6 @@ class RoutedFluxSession(FluxSession):
 
         for shard, lines_of_shard in by_shard.items():
             self._send(shard, b"".join(lines_of_shard), partial(collect, shard))
-
-    def _list_brokers(self, request: Request, line: bytes) -> None:
-        """Respond with the topics of all processes, and the brokers that the first shard returns."""
-        answer = self.later(request, blocking=True)
-        succeeded, before = b"V1|%b|OK|" % request.id, b"] brokers="
-
-        def respond(response: bytes) -> None:
-            _, found, brokers = response.removesuffix(b"\n").rpartition(before)
-            if response.startswith(succeeded) and found:
-                answer.make(metadata(self, before[2:] + brokers))
-            else:
-                answer.fill([response])
-
-        self._send(FIRST_SHARD, line + b"\n", respond)
 
 
 def _fill(answer: Answer, responses: bytes) -> None:

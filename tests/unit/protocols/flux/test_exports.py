@@ -42,7 +42,7 @@ class Inline:
 class Place:
     """A broker in memory with exported files."""
 
-    def __init__(self, world: World | None = None, **limits: int) -> None:
+    def __init__(self, world: World | None = None, **limits: Any) -> None:
         self.world = world or World()
         self.store = FaultyStore(MemoryStore())
         self.worker = Inline(self.world)

@@ -58,12 +58,20 @@ class Processes(MemoryShards):
         executors: list[dict[str, Executor]] = [{} for _ in range(count)]
         unused = iter(executors)
         super().__init__(lambda broker: RouterFactory(broker, KEY, executors=next(unused)), count, own)
-        router = RoutedBroker(self.brokers[own], self)
-        self.flux = [FluxFactory(broker, router=router) for broker in self.brokers]
-        for number in range(count):
-            executors[number]["flux"] = self.flux[number].execute
-        router.executors.update(executors[own])
-        self.loop.run_due()
+        self.routers = [RoutedBroker(broker, self.seen_by(number)) for number, broker in enumerate(self.brokers)]
+        self.flux: list[FluxFactory] = []
+        for broker, router, known in zip(self.brokers, self.routers, executors, strict=True):
+            self.flux.append(FluxFactory(broker, router=router if count > 1 else None))
+            known["flux"] = self.flux[-1].execute
+            router.executors.update(known)
+        for _ in range(20):
+            self.loop.run_due()
+
+    def seen_by(self, own: int) -> Processes:
+        """Return these processes as one of them sees them."""
+        seen = type(self).__new__(type(self))
+        seen.__dict__.update(self.__dict__, own=own)
+        return seen
 
 
 class Client(CapturedOutput):
@@ -93,7 +101,7 @@ class Conversation(ShardedConversation):
 
     def __init__(self, count: int, own: int = 0, shards: Processes | None = None) -> None:
         shards = shards or Processes(count, own)
-        super().__init__(shards, FluxFactory(shards.brokers[0]) if count == 1 else shards.flux[own], Client())
+        super().__init__(shards, shards.flux[own], Client())
 
     def say(self, data: bytes) -> None:
         self.feed(data)
@@ -108,8 +116,9 @@ class Conversation(ShardedConversation):
         return answer.removeprefix("V1|1|")
 
     def link(self, shard: int) -> MemoryLink:
-        """Return the link to a shard."""
-        return next(one for one in self.shards.links if one.shard == shard)
+        """Return the link of the client's process to a shard."""
+        peer = self.shards.routers[self.shards.own]._links[shard]
+        return next(one for one in self.shards.links if one._peer is peer)
 
 
 @settings(max_examples=60, deadline=None)
@@ -147,6 +156,7 @@ def test_topics_of_several_processes_are_listed_together() -> None:
 def test_the_brokers_of_the_first_process_are_listed() -> None:
     conversation = Conversation(3, own=1)
     conversation.shards.flux[0].state.register(7, "host", 1, 0, done=None)
+    conversation.pass_by()
     assert conversation.ask("ADMIN_GET_METADATA|") == "OK|topics=[] brokers=[0 7] fenced=[]"
     conversation.say(b"V1|] brokers=|ADMIN_GET_METADATA|\nV1|] brokers=|ADMIN_GET_METADATA|x\n")
     assert conversation.heard() == [
@@ -184,9 +194,48 @@ def test_topics_are_not_listed_if_a_process_does_not_report_them() -> None:
     assert started.take().startswith(b"V1|2|ERR|NOT_LEADER|another process has not reported its topics")
 
 
-def test_brokers_cannot_be_registered() -> None:
-    for line in ("ADMIN_REGISTER_BROKER|1 host 1", "ADMIN_FENCE_BROKER|0", "ADMIN_RECONCILE_BROKER_HEALTH|1"):
-        assert Conversation(3).ask(line).startswith("ERR|BAD_REQUEST|brokers cannot")
+REGISTRY_LINES = (
+    *(f"ADMIN_CREATE_TOPIC|{topic} 2 1" for topic in TOPICS),
+    "ADMIN_REGISTER_BROKER|1 host 1 5",
+    "ADMIN_REGISTER_BROKER|0 other 2",
+    "ADMIN_REGISTER_BROKER|-1 host 1",
+    "ADMIN_BROKER_HEARTBEAT|1",
+    "ADMIN_BROKER_HEARTBEAT|9",
+    "ADMIN_FENCE_BROKER|1",
+    "ADMIN_UNFENCE_BROKER|1",
+    "ADMIN_FENCE_BROKER|0",
+    "ADMIN_RECONCILE_BROKER_HEALTH|100000",
+    *(f"ADMIN_ELECT_TOPIC_LEADERS|{topic}" for topic in TOPICS),
+    *(f"ADMIN_SET_PARTITION_LEADER|{topic} 0 1 0,1" for topic in TOPICS),
+    "ADMIN_GET_METADATA|",
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(chosen=st.lists(st.tuples(st.sampled_from(REGISTRY_LINES), st.integers(0, 2)), min_size=1, max_size=30))
+def test_the_registry_is_that_of_a_single_process(chosen: list[tuple[str, int]]) -> None:
+    """Clients of all processes share one registry. The topics' processes elect leaders by it."""
+    heard = []
+    for count in (1, 3):
+        shards = Processes(count)
+        clients = [Conversation(count, own % count, shards) for own in range(3)]
+        heard.append([without_index(clients[own].ask(line)) for line, own in chosen])
+    assert heard[0] == heard[1]
+
+
+def test_pipelined_changes_of_the_registry_are_executed_in_order() -> None:
+    conversation = Conversation(3, own=1)
+    conversation.say(b"V1|1|ADMIN_REGISTER_BROKER|7 host 1\nV1|2|ADMIN_GET_METADATA|\nV1|3|ADMIN_FENCE_BROKER|7\n")
+    assert "brokers=[0 7]" in conversation.heard()[1]
+    conversation.say(b"V1|4|ADMIN_GET_METADATA|\n")
+    assert conversation.heard() == ["V1|4|OK|topics=[] brokers=[0 7] fenced=[7]"]
+
+
+def test_the_registry_of_the_first_process_is_known_without_it() -> None:
+    conversation = Conversation(3, own=1)
+    conversation.ask("ADMIN_REGISTER_BROKER|7 host 1")
+    conversation.link(0).break_off()
+    assert conversation.ask("ADMIN_GET_METADATA|") == "OK|topics=[] brokers=[0 7] fenced=[]"
 
 
 def test_commands_that_are_turned_off_are_unknown() -> None:
@@ -213,13 +262,13 @@ def test_lines_of_a_run_that_names_topics_of_several_processes() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["PRODUCE|a k:v", "PRODUCE|a k:v\nV1|1|PRODUCE|ccc k:v", "CONSUME|a 0 0", "ADMIN_GET_METADATA|"]
+    "line", ["PRODUCE|a k:v", "PRODUCE|a k:v\nV1|1|PRODUCE|ccc k:v", "CONSUME|a 0 0", "ADMIN_REGISTER_BROKER|1 h 1"]
 )
 def test_a_lost_process_closes_connections_with_pending_requests(line: str) -> None:
-    conversation = Conversation(3, own=1 if "METADATA" in line else 0)
+    conversation = Conversation(3, own=1 if "REGISTER" in line else 0)
     conversation.ask("PRODUCE|a k:v")
     conversation.session.receive(memoryview(bytearray(f"V1|1|{line}\n".encode() * 3)))
-    conversation.link(0 if "METADATA" in line else 1).break_off()
+    conversation.link(0 if "REGISTER" in line else 1).break_off()
     conversation.shards.loop.run_due()
     assert len(conversation.output.failures) == 1
     assert conversation.heard() == []
