@@ -549,8 +549,9 @@ def test_unauthenticated_requests_are_not_forwarded(processes: Processes) -> Non
 @pytest.mark.parametrize("own", range(COUNT))
 def test_scram_passwords_change_over_any_process(processes: Processes, own: int) -> None:
     client = Client(processes, own)
-    salt = {"iterations": 4096, "salt": b"salt", "salted_password": b"p" * 32}
-    upsertion = schema.request(Api.ALTER_USER_SCRAM_CREDENTIALS).Upsertions(name="ann", mechanism=1, **salt)
+    upsertion = schema.request(Api.ALTER_USER_SCRAM_CREDENTIALS).Upsertions(
+        name="ann", mechanism=1, iterations=4096, salt=b"salt", salted_password=b"p" * 32
+    )
     reported = client.ask(Api.ALTER_USER_SCRAM_CREDENTIALS, upsertions=[upsertion], deletions=[])
     assert [(entry.user, entry.error) for entry in reported.results] == [("ann", 0)]
     for number in range(COUNT):
