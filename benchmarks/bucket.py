@@ -20,7 +20,7 @@ from typing import Final
 from benchmarks.measure import console
 from polywire.clock import SystemClock
 from polywire.cluster import uploader
-from polywire.cluster.opening import Place, open_shard
+from polywire.cluster.opening import ShardConfig, open_shard
 from polywire.errors import BrokerError
 from polywire.log.log import FileLog
 from polywire.log.segments import sealer
@@ -84,7 +84,7 @@ class Shard:
     def open(self, settings: LogSettings) -> tuple[FileLog, RigLoop]:
         """Open the log as leader."""
         loop = RigLoop()
-        place = Place(self._objects, self._objects, next(self._directories), "bench", cache_bytes=1 << 30)
+        place = ShardConfig(self._objects, self._objects, next(self._directories), "bench", cache_bytes=1 << 30)
         return open_shard(place, settings=settings, loop=loop, clock=SystemClock(), replay=Memory()), loop
 
 

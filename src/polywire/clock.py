@@ -48,5 +48,5 @@ class ElapsedClock:
         self._origin_us: Final = latest_us - int(clock.monotonic() * 1e6)
 
     def now_us(self) -> int:
-        """Return microseconds. They can be compared with values that earlier runs of the same broker have saved."""
+        """Return microseconds. They can be compared with values that the same broker saved before a restart."""
         return self._origin_us + int(self._clock.monotonic() * 1e6)

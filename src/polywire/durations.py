@@ -12,7 +12,7 @@ WORK_BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2,
 
 
 class Durations:
-    """Histogram of durations. Invariant: ``_counts`` has one bucket more than ``_bounds_s``, for longer durations."""
+    """Histogram of durations. A last bucket counts those above the highest bound."""
 
     def __init__(self, bounds_s: Sequence[float] = WORK_BOUNDS_S) -> None:
         self._bounds_s: Final = bounds_s

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from polywire.cli.backup import Taken, find_backup, list_backups, restore_backup, take_backup
+from polywire.cli.backup import NewBackup, find_backup, list_backups, restore_backup, take_backup
 from polywire.clock import SystemClock
 from polywire.errors import Busy
 from polywire.log.doctor import Severity
@@ -83,7 +83,7 @@ def back_up(directory: Path, shelf: Path, writer: WriterProcess | None = None) -
     return taken.path
 
 
-def attempt(directory: Path, shelf: Path, tries: int) -> Taken:
+def attempt(directory: Path, shelf: Path, tries: int) -> NewBackup:
     """Raises Busy if the journal had moved on in every attempt."""
     for _ in range(tries - 1):
         with suppress(Busy):

@@ -23,12 +23,12 @@ from polywire.broker.view import Views, encoded, one_by_one
 
 @dataclass(slots=True, eq=False)
 class Aggregate:
-    """The events of one key.
+    """The stored state of one event-sourced key: its version and the offsets of its events.
 
     Attributes:
         version: version of the latest event.
         offsets: offsets of the newest events, ascending. The last one belongs to ``version``.
-        owner: who created the aggregate.
+        owner: the user or address that appended the first event.
         owners: author of each event in ``offsets``, None if all have the same author.
     """
 
@@ -51,7 +51,7 @@ class Aggregate:
         self.version = version
 
     def whose(self, count: int) -> Mapping[int, int]:
-        """Return how many of the ``count`` oldest offsets are charged to each owner."""
+        """Return how many of the ``count`` oldest offsets count against the quota of each user."""
         return {self.owner: count} if self.owners is None else Counter(self.owners[:count])
 
     def forget(self, count: int) -> None:
@@ -97,7 +97,7 @@ class Aggregates:
         self._charge_snapshot(change, 1)
 
     def forget(self, first_offset_of: Callable[[int], int]) -> None:
-        """Drop the offsets of events that retention has removed. Their versions are never reused.
+        """Drop the offsets of events that retention has deleted. Versions are never reused.
 
         Args:
             first_offset_of: returns the first offset of a partition, given its incarnation.
@@ -135,7 +135,7 @@ class Aggregates:
             self._usage.charge(Kind.SNAPSHOT_BYTES, snapshot.owner, size, size)
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield all aggregates as they are at the time of the call, encoded in pieces."""
+        """Yield all aggregates, encoded in pieces. Later changes are not included."""
         count = sum(map(len, self._by_partition.values()))
         keys = self._keys.open(list(self._by_partition))
         found = self._views.open(chain.from_iterable(keys))
@@ -153,7 +153,7 @@ class Aggregates:
         return (AggregateState(incarnation, key, found.version, found.offsets.tobytes(), found.owner, owners),)
 
     def encoded_snapshots(self) -> Iterator[bytes]:
-        """Yield all snapshots as they are at the time of the call, encoded in pieces."""
+        """Yield all snapshots, encoded in pieces. Later changes are not included."""
         return one_by_one(list(self._snapshots.values()), lambda saved: len(saved.payload) // 1024)
 
     def restore(self, states: Collection[AggregateState]) -> None:
@@ -165,12 +165,12 @@ class Aggregates:
 
 
 def aggregate_size(key: bytes) -> int:
-    """Return the bytes that quotas charge for an aggregate without its events."""
+    """Return the bytes that an aggregate counts against its owner's quota, without its events."""
     return AGGREGATE_BYTES + len(key)
 
 
 def snapshot_size(snapshot: SnapshotSaved) -> int:
-    """Return the bytes that quotas charge for a snapshot."""
+    """Return the bytes that a snapshot counts against its owner's quota."""
     return len(snapshot.key) + len(snapshot.payload)
 
 

@@ -16,24 +16,22 @@ from polywire.types import Buffer, Level, TopicName
 
 
 class Pending(Exception):
-    """Another process must answer before a method can return. The request that called the method has had no effect yet.
+    """A method needs a response from another broker process.
 
-    Only the broker of several processes raises it. Call ``then``, and after its callback repeat the request with
-    ``with pending:``. The repeated calls of the request then return the answers that have arrived, or raise their
-    errors. A request that needs several answers raises Pending several times.
+    The client request that called it has had no effect yet. Only a broker with several processes raises it. Call
+    ``then(callback)``. In the callback, execute the client request again inside ``with pending:``. This time the method
+    returns the response or raises its error. A request that needs several responses raises Pending several times.
     """
 
     def __init__(self, subject: str, then: Callable[[Callable[[], None]], Handle]) -> None:
-        """Create the exception. ``subject`` is the name of a topic or method."""
+        """Create the exception. ``subject`` is the name of a topic or method, for the error message."""
         super().__init__(subject)
         self.then = then
         """Calls a callback once the answer is there, unless the returned handle is cancelled."""
 
-    def __enter__(self) -> None:
-        """Let the calls of the repeated request find the answers."""
+    def __enter__(self) -> None: ...
 
-    def __exit__(self, *_: object) -> None:
-        """End the repetition."""
+    def __exit__(self, *_: object) -> None: ...
 
 
 class Topics(Protocol):
@@ -46,10 +44,10 @@ class Topics(Protocol):
         """Return the topic with this full name. Raises Missing(TOPIC_MISSING)."""
 
     def resource(self, full_name: str) -> Topic | TopicName:
-        """Return what permissions on a full name are checked against: the topic, or its name if it does not exist."""
+        """Return the resource for permission checks on a full name: the topic, or its name if it does not exist."""
 
     def partition_count(self, full_name: str) -> int:
-        """Return a topic's number of partitions, or the default number if it does not exist."""
+        """Return a topic's number of partitions, or the default number for new topics if it does not exist."""
 
     def ensure_topic(self, full_name: str, *, by: Caller = NO_CALLER) -> Topic:
         """Return the topic with this name. Create it with the default settings if it is missing.
@@ -60,12 +58,16 @@ class Topics(Protocol):
 
 
 class Records(Protocol):
-    """Records of partitions."""
+    """Methods that append, read and wait for records."""
 
     def produce(
         self, partition: Partition, batch: Buffer, *, by: Caller = NO_CALLER, level: Level, done: Completion[int] | None
     ) -> None:
-        """Append one validated batch. See ``RecordVerbs.produce``."""
+        """Append one validated batch.
+
+        ``done`` is called with the offset of the first record, once the batch has reached the durability ``level``. See
+        ``RecordVerbs.produce`` for duplicates and errors.
+        """
 
     def fetch(
         self,
@@ -76,49 +78,55 @@ class Records(Protocol):
         then: Completion[Read],
         offset_end: int | None = None,
     ) -> Read | Handle:
-        """Read stored batches, beginning with the one that contains ``offset``. See ``PartitionLog.read``.
+        """Read stored batches, beginning with the one that contains ``offset``.
 
+        Return them if they are in memory. Otherwise return a handle that cancels the read, and call ``then`` later.
         Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE), or passes it to ``then``.
         """
 
     def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
-        """Call ``wake`` once, when the record at ``offset`` may be readable, or the partition was deleted.
+        """Call ``wake`` once, when the partition may have a record at ``offset`` or has been deleted.
 
-        Cancelling the returned handle prevents the call. Raises Missing(PARTITION_MISSING).
+        The returned handle cancels this. Raises Missing(PARTITION_MISSING).
         """
 
     def epoch_end(self, partition: Partition, epoch: int, then: Completion[int]) -> int | Handle:
-        """Return the offset at which an epoch ends. See ``PartitionLog.epoch_end``.
+        """Return the end offset of a leader epoch, or a handle if the offset is passed to ``then`` later.
 
-        The offset is returned, or passed to ``then`` later. For an unknown epoch Missing(OFFSET_OUT_OF_RANGE) is
-        raised, or passed to ``then``.
+        For an unknown epoch Missing(OFFSET_OUT_OF_RANGE) is raised or passed to ``then``.
         """
 
     def owns(self, partition: Partition) -> bool:
-        """Return whether a partition is in this process."""
+        """Return whether this process stores the partition."""
 
     def when_current(self, partition: Partition, then: Completion[None]) -> Handle | None:
-        """Return None if the offsets of ``partition.log`` are current, as they always are in the partition's process.
+        """Return None if the first and end offset of the partition are current, as in the process that stores it.
 
-        Otherwise request them, and call ``then`` when they are known.
+        Otherwise request them from that process, and call ``then`` when they have arrived.
         """
 
     def require_current(self, partitions: Iterable[Partition]) -> None:
-        """Make sure that the offsets and sizes of ``partition.log`` are current. Raises Pending if they are not."""
+        """Make sure that the offsets and sizes of these partitions are current.
+
+        Raises Pending if another process must send them.
+        """
 
 
 class Settling(Protocol):
-    """When earlier requests are stored."""
+    """Methods that wait until earlier requests are durable."""
 
     @property
     def congested(self) -> bool:
         """Whether to pause reading from producers."""
 
     def settle(self, level: Level, done: Completion[int]) -> None:
-        """Call ``done`` once everything added to the log of this process so far has reached ``level``."""
+        """Call ``done`` once everything added to the log of this process so far has reached the durability ``level``."""
 
     def commit(self) -> None:
-        """Write the write batch of this process now."""
+        """Write this process's pending appends and state changes to the journal now."""
 
     def probe(self, done: Completion[int]) -> None:
-        """Check whether the log of this process would accept a record. See ``WriteBatchVerbs.probe``."""
+        """Check whether the log of this process would accept a record, without storing one. Raises Busy(DISK_FULL).
+
+        ``done`` is called once all earlier appends and changes are synced.
+        """

@@ -81,15 +81,15 @@ class Authorization(ABC):
     def authorize_somewhere(self, principal: Principal | None, action: Action) -> None:
         """Raise Denied(LOGIN_REQUIRED, DENIED) unless the user may perform an action on at least one resource.
 
-        The caller checks the actual resource later.
+        The caller must check the resource itself when it knows it.
         """
         if not self.permits_somewhere(principal, action):
             raise self.refusal(principal, action, "any")
 
     def permits(self, principal: Principal | None, action: Action, where: Where = None) -> bool:
-        """Return whether the user may perform an action on a resource. Deleted and inactive users never may.
+        """Return whether the user may perform an action on a resource. A deleted or inactive user may not.
 
-        A topic's access list applies to every user.
+        A topic's access list applies to every user, administrators included.
         """
         listed = where.settings.access if type(where) is Topic else None
         if listed is not None and action.listed is not None:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs, PositionVerbs, WireStateVerbs):
-    """One broker over one log. Its base classes group the methods. Create it with ``open`` or ``over``."""
+    """One broker over one log. Its base classes implement most methods. Create it with ``open`` or ``over``."""
 
     __slots__ = (
         "_admission",
@@ -145,7 +145,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         self._retention = Retention(log, state.catalog, settings, loop, clock)
         for partition in state.catalog.partitions():
             partition.attach(log.partition(partition.incarnation))
-        self._drop_what_a_stop_left()
+        self._drop_orphaned_partitions()
         self._retention.start()
         self._expiry.start()
 
@@ -161,11 +161,11 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         on_failure: Callable[[BrokerError], None] | None = None,
         make_worker: MakeWorker | None = None,
     ) -> Broker:
-        """Open the broker of a data directory: recover its state and sync a new epoch. Creates a missing directory.
+        """Open the broker of a data directory: recover its state and begin a new epoch. Creates a missing directory.
 
         Args:
-            log_settings: sizes of the journal. Durability and the limit of staged bytes come from ``settings``. If
-                journal groups are small, batches and records are limited to what one group can hold.
+            log_settings: sizes of the journal. ``settings`` overrides its durability and its limit of staged bytes.
+                Batches and records are limited to what one disk write of the journal can hold.
             on_failure: called on the loop when storage fails. Afterwards the broker acknowledges nothing.
             make_worker: creates the log's threads. Tests replace it.
 
@@ -205,7 +205,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         """Return a broker over a log.
 
         Args:
-            open_log: recovers the log and replays its changes into the given state.
+            open_log: recovers the log and applies its state changes to the given state.
             state: empty state to use instead of a new one.
         """
         replayed = State(settings) if state is None else state
@@ -218,11 +218,11 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
 
     @property
     def epoch(self) -> int:
-        """Epoch of the log's current start."""
+        """The log's epoch, which increases by one at each start."""
         return self._log.epoch
 
     def close(self) -> None:
-        """Commit, sync and stop. Pending completions are called first."""
+        """Write and sync all pending appends, call their callbacks, and stop."""
         self._retention.stop()
         self._expiry.stop()
         self.participants.stop()

@@ -32,12 +32,12 @@ TopicKey = bytes | str
 
 
 def split_key(key: TopicKey | None) -> tuple[bytes, str]:
-    """Return (id, full name) as stored in changes. One of the two is empty."""
+    """Return (id, full name) of a topic, as stored in the journal. One of the two is empty."""
     return (key, "") if isinstance(key, bytes) else (b"", key or "")
 
 
 class TopicCreated(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A topic was created. Its partitions have consecutive incarnations."""
+    """A topic was created. Its partitions have consecutive incarnation numbers."""
 
     id: bytes
     stream: str
@@ -50,7 +50,7 @@ class TopicCreated(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class PartitionsAdded(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A topic got more partitions, with consecutive incarnations."""
+    """A topic got more partitions, with consecutive incarnation numbers."""
 
     id: bytes
     first_incarnation: int
@@ -64,26 +64,26 @@ class TopicDeleted(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class TopicConfigured(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The settings of a topic were replaced by these."""
+    """The settings of a topic were replaced."""
 
     id: bytes
     settings: TopicSettings
 
 
 class TopicPurged(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """A topic was emptied. The same journal group has log entries that trim its partitions."""
+    """All records of a topic were deleted. The same journal write has the entries that trim its partitions."""
 
     id: bytes
     at_us: int
 
 
 class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The next offset of a consumer or group in a topic was stored.
+    """A consumer or group committed an offset in a topic.
 
     Attributes:
         id, full_name: the topic's id, or its name if the topic does not exist yet.
         at_us: time of the commit, 0 if unknown.
-        epoch: the epoch of the last record read, -1 if unknown.
+        epoch: leader epoch of the last record read, -1 if unknown.
         metadata: the text that the client stored with the offset.
     """
 
@@ -101,18 +101,18 @@ class PositionStored(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
     @property
     def topic(self) -> TopicKey:
-        """Key of the topic in the table of positions."""
+        """Key by which committed offsets of the topic are stored."""
         return self.id or self.full_name
 
 
 class PositionsStored(msgspec.Struct, frozen=True, array_like=True, tag=30):
-    """Next offsets in a topic were stored, by partition number.
+    """A consumer or group committed offsets in a topic, by partition number.
 
     Fields with the same names as in PositionStored have the same meaning. Snapshots and older brokers use
     PositionStored.
 
     Attributes:
-        notes: epoch and metadata by partition number, only where one of them is set.
+        notes: leader epoch and metadata by partition number, only where one of them is set.
     """
 
     id: bytes
@@ -127,12 +127,12 @@ class PositionsStored(msgspec.Struct, frozen=True, array_like=True, tag=30):
 
     @property
     def topic(self) -> TopicKey:
-        """Key of the topic in the table of positions."""
+        """Key by which committed offsets of the topic are stored."""
         return self.id or self.full_name
 
 
 class PositionsDeleted(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Offsets of a consumer or group were deleted: in one topic or all, and in one partition or all (None).
+    """Committed offsets were deleted: in one topic or all, and in one partition or all (None).
 
     Attributes:
         id, full_name: as in PositionStored. If both are empty, offsets in all topics were deleted.
@@ -146,7 +146,7 @@ class PositionsDeleted(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
     @property
     def topic(self) -> TopicKey | None:
-        """Key of the topic in the table of positions. None means all topics."""
+        """Key by which committed offsets of the topic are stored. None means all topics."""
         return self.id or self.full_name or None
 
 
@@ -154,7 +154,7 @@ class MemberStored(msgspec.Struct, frozen=True, array_like=True):
     """A member of a group and the protocol over which it joined.
 
     Attributes:
-        connected: the membership ends with the member's connection. Older records lack this field.
+        connected: the membership ends with the member's connection. Journals of older versions lack this field.
     """
 
     id: str
@@ -167,8 +167,8 @@ class GroupStored(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
     Attributes:
         kept: the group exists even without members and offsets, as all groups did in older versions.
-        at_us: time of the last change, in microseconds on the broker's monotonic clock.
-        has_consumers: the member that joined last used Kafka's ``consumer`` protocol (KIP-848).
+        at_us: time of the change, in microseconds that count only while the broker runs.
+        has_consumers: the last member to join used Kafka's consumer group protocol (KIP-848).
     """
 
     topic: str
@@ -191,11 +191,7 @@ class GroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 
 class GroupBound(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """A group name was bound to a topic, for a protocol whose group names do not include a topic.
-
-    Attributes:
-        version: how often the name had been bound to another topic, as far as this process knew.
-    """
+    """A group name was bound to one topic. Only for protocols that name a group without a topic."""
 
     wire: str
     name: str
@@ -206,7 +202,7 @@ class GroupBound(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 
 class Published(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """A writer published staged batches under this number. Lower numbers of this writer count as published, too."""
+    """A writer committed batches with this sequence number. Lower numbers of this writer count as committed, too."""
 
     writer: str
     number: int
@@ -216,7 +212,7 @@ class Published(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class WireStateSet(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """A protocol stored a value under this key. A value of None removes the key."""
+    """A protocol stored a value under a key. A value of None removes the key."""
 
     wire: str
     key: str
@@ -225,14 +221,14 @@ class WireStateSet(msgspec.Struct, frozen=True, array_like=True, tag=12):
 
 
 class PartitionsRemoved(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """A topic was reduced to this many partitions. The last partitions were removed with their offsets."""
+    """The number of a topic's partitions was reduced. The last partitions were removed with their committed offsets."""
 
     id: bytes
     partition_count: int
 
 
 class EventAppended(msgspec.Struct, frozen=True, array_like=True, tag=20):
-    """An event was appended: the aggregate's new version, and the event's offset in the partition."""
+    """An event was appended to an aggregate, which has a new version."""
 
     incarnation: int
     key: bytes
@@ -242,7 +238,7 @@ class EventAppended(msgspec.Struct, frozen=True, array_like=True, tag=20):
 
 
 class SnapshotSaved(msgspec.Struct, frozen=True, array_like=True, tag=21):
-    """Snapshot of an aggregate as of a version."""
+    """A client saved its snapshot of an aggregate as of a version."""
 
     incarnation: int
     key: bytes
@@ -254,8 +250,7 @@ class SnapshotSaved(msgspec.Struct, frozen=True, array_like=True, tag=21):
 class TransactionState(Enum):
     """State of the latest transaction of a transactional id.
 
-    Before the first transaction of an epoch, the state is EMPTY with a ``TransactionalProducer`` and ABORTED without
-    one.
+    Before the first transaction of an epoch, the state is EMPTY for a producer with a producer id, otherwise ABORTED.
     """
 
     EMPTY = "empty"
@@ -267,14 +262,15 @@ class TransactionState(Enum):
 
 
 class TransactionalProducer(msgspec.Struct, frozen=True, array_like=True):
-    """Holder of a transactional id, for protocols with producer ids.
+    """The Kafka producer that uses a transactional id.
 
     Attributes:
         id: producer id.
         first_epoch: epoch of the transactional id that corresponds to epoch 0 of this producer id.
-        asked_epoch: if the holder of an earlier epoch requested the current epoch, that earlier epoch, otherwise -1.
+        asked_epoch: if the producer requested the current epoch as the holder of an earlier one, the earlier one.
+            Otherwise -1.
         timeout_us: longest duration of a transaction.
-        synced: whether staged data is synced before it is acknowledged.
+        synced: whether the records of an open transaction are synced before they are acknowledged.
     """
 
     id: int
@@ -285,14 +281,14 @@ class TransactionalProducer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransactionalIdStored(msgspec.Struct, frozen=True, array_like=True, tag=22):
-    """The epoch of a transactional id, and the state of its transaction, which has no data.
+    """The epoch of a transactional id and the state of its transaction changed.
 
-    Sequences continue while epoch and producer stay the same. Without a producer they restart. If the change ends a
-    transaction with participants in other shards, it is the decision to abort (see ``TransactionDecided``).
+    The transaction has no records or offsets. If the change ends a transaction with participants in other shards, it is
+    the decision to abort it.
 
     Attributes:
-        token: identifies the staged data.
-        home: coordinator shard if this is a participant, otherwise NO_SHARD.
+        token: identifies the transaction's uncommitted records.
+        home: shard of the coordinator if this shard only participates in the transaction, otherwise NO_SHARD.
     """
 
     id: str
@@ -306,10 +302,10 @@ class TransactionalIdStored(msgspec.Struct, frozen=True, array_like=True, tag=22
 
 
 class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
-    """One more batch was staged in a transaction.
+    """A batch was added to an open transaction.
 
     Attributes:
-        sequence: sequence of its last record.
+        sequence: sequence number of its last record.
         messages: number of its records.
     """
 
@@ -321,7 +317,7 @@ class TransactionStaged(msgspec.Struct, frozen=True, array_like=True, tag=23):
 
 
 class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
-    """A group's offsets, by partition number, were added to a transaction, which stores them when it commits.
+    """A group's offsets, by partition number, were added to a transaction. They are committed with it.
 
     They replace offsets that the transaction has for the same group, topic and partitions.
 
@@ -339,10 +335,10 @@ class TransactionOffsets(msgspec.Struct, frozen=True, array_like=True, tag=24):
 
 
 class TransactionCommitted(msgspec.Struct, frozen=True, array_like=True, tag=25):
-    """A transaction was committed, with the offsets in ``stored`` and ``others``.
+    """A transaction was committed, and the offsets that it contains with it.
 
     Older brokers stored these offsets separately, in ``positions``. If the transaction has participants in other
-    shards, this change is the decision to commit (see ``TransactionDecided``).
+    shards, this change is the decision to commit it.
 
     Attributes:
         raised: new state of the transactional id if the commit began an epoch.
@@ -357,27 +353,27 @@ class TransactionCommitted(msgspec.Struct, frozen=True, array_like=True, tag=25)
 
 
 class TransactionPartitions(msgspec.Struct, frozen=True, array_like=True, tag=31):
-    """An open transaction may now stage records for these partitions, too."""
+    """A producer added partitions to its open transaction."""
 
     id: str
     incarnations: tuple[int, ...]
 
 
 class TransactionJoined(msgspec.Struct, frozen=True, array_like=True, tag=34):
-    """More shards may now participate in an open transaction. The decision must be sent to them."""
+    """More shards participate in an open transaction, so the coordinator must send them its decision."""
 
     id: str
     shards: tuple[int, ...]
 
 
 class TransactionSettled(msgspec.Struct, frozen=True, array_like=True, tag=35):
-    """All shards have applied the decision with this token, if there is one."""
+    """All participating shards have committed or aborted the transaction that this token identifies."""
 
     token: bytes
 
 
 class GroupChanged(msgspec.Struct, frozen=True, array_like=True, tag=26):
-    """An existing group has a new generation.
+    """A group has a new generation, with changed members.
 
     Attributes:
         gone: ids of members that left.
@@ -397,10 +393,10 @@ class GroupChanged(msgspec.Struct, frozen=True, array_like=True, tag=26):
 
 
 class ClassicMemberStored(msgspec.Struct, frozen=True, array_like=True):
-    """A member of a classic group: its last request to join, and its assignment.
+    """A member of a classic group: its last JoinGroup request, and its assignment.
 
     Attributes:
-        is_known: whether the broker can encode assignments for this member's protocol.
+        is_known: whether the broker can encode assignments for this member's protocol type.
     """
 
     id: str
@@ -417,7 +413,7 @@ class ClassicMemberStored(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClassicGroupStored(msgspec.Struct, frozen=True, array_like=True, tag=32):
-    """A stable classic group. Its members are in the order in which they joined."""
+    """A classic group reached the state Stable. Its members are in the order in which they joined."""
 
     name: str
     generation: int
@@ -429,7 +425,7 @@ class ClassicGroupStored(msgspec.Struct, frozen=True, array_like=True, tag=32):
 
 
 class ClassicGroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=33):
-    """The stored generation of a classic group is void, because the group has no members or they must rejoin."""
+    """The stored generation of a classic group is invalid, because the group has no members or they must rejoin."""
 
     name: str
 
@@ -487,7 +483,7 @@ Change = (
 
 
 class TopicState(msgspec.Struct, frozen=True, array_like=True):
-    """A topic in a snapshot. Incarnations are in the order of partition numbers."""
+    """A topic in a snapshot, with the incarnation numbers of its partitions in order."""
 
     id: bytes
     stream: str
@@ -499,7 +495,7 @@ class TopicState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RememberedState(msgspec.Struct, frozen=True, array_like=True):
-    """A batch of a producer, in a snapshot. ``offset`` is -1 if the log had not assigned one yet."""
+    """A recent batch of a producer, in a snapshot. ``offset`` is -1 if the log had not assigned one yet."""
 
     base: int
     last: int
@@ -540,11 +536,12 @@ class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
     """A transactional id and its latest transaction in a snapshot.
 
     Attributes:
-        scope: topic, group, member and generation of ``offsets``. Only for a transaction without a producer.
+        scope: topic, group, member and generation of ``offsets``. Only for a transaction without a producer id.
         held: all other offsets to commit.
         batches: number of batches. Older brokers wrote 0, which counts as the number of records.
         began_at_us: older brokers wrote -1.
-        shards, home: ``shards`` and ``coordinator`` of ``Transaction``.
+        shards: shards that participate in the transaction.
+        home: shard of the coordinator if this shard only participates, otherwise NO_SHARD.
     """
 
     id: str
@@ -567,11 +564,11 @@ class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransactionDecided(msgspec.Struct, frozen=True, array_like=True):
-    """The outcome of a transaction that some participants may not have applied yet.
+    """The outcome of a transaction that some participating shards may not have applied yet.
 
     Attributes:
-        token: identifies the transaction's staged data.
-        shards: shards of the participants.
+        token: identifies the transaction's uncommitted records.
+        shards: the participating shards.
     """
 
     token: bytes
@@ -581,7 +578,7 @@ class TransactionDecided(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """The whole state. Fields must be loaded in their order."""
+    """The whole state of the broker. Fields must be loaded in their order, because later ones refer to earlier ones."""
 
     version: int
     next_incarnation: int
@@ -605,14 +602,13 @@ _SNAPSHOTS: Final[msgspec.msgpack.Decoder[Snapshot]] = msgspec.msgpack.Decoder(S
 
 
 def encode(value: Change | Snapshot) -> bytes:
-    """Encode a change or a snapshot."""
     return _ENCODER.encode(value)
 
 
 def encoded_head(next_incarnation: int, version: int = SNAPSHOT_VERSION) -> Iterator[bytes]:
-    """Yield the beginning of an encoded ``Snapshot``.
+    """Yield the beginning of an encoded ``Snapshot``, up to its tables.
 
-    The caller appends the tables, each an array, in the order of the fields.
+    The caller appends each table as an array, in the order of the fields.
     """
     tables = len(Snapshot.__struct_fields__) - 2
     bare = _ENCODER.encode((version, next_incarnation, *[0] * tables))
@@ -620,7 +616,10 @@ def encoded_head(next_incarnation: int, version: int = SNAPSHOT_VERSION) -> Iter
 
 
 def decode_change(data: bytes) -> Change:
-    """Decode a change. The checksum of ``data`` was verified. Raises Corrupt(NEWER_FORMAT) for an unknown tag."""
+    """Decode a change from the journal. Raises Corrupt(NEWER_FORMAT) for an unknown tag.
+
+    The caller has verified the checksum.
+    """
     try:
         return _CHANGES.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -628,7 +627,10 @@ def decode_change(data: bytes) -> Change:
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """Decode a snapshot. The checksum of ``data`` was verified. Raises Corrupt(NEWER_FORMAT) for an unknown version."""
+    """Decode a snapshot. Raises Corrupt(NEWER_FORMAT) for an unknown version.
+
+    The caller has verified the checksum.
+    """
     try:
         snapshot = _SNAPSHOTS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

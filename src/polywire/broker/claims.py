@@ -6,20 +6,20 @@ from typing import Final, Protocol
 
 
 class Claims(Protocol):
-    """Reserves topic names for this broker, if several brokers share one namespace."""
+    """Reserves topic names for this broker, if several shards share one set of names."""
 
     def claim(self, full_name: str) -> None:
-        """Claim the name of a topic before it is created. Claiming it again has no effect.
+        """Reserve the name of a topic before it is created. Reserving it again has no effect.
 
-        Raises Busy(BUSY) if another broker has claimed the name, Unavailable(STORAGE_FAILED).
+        Raises Busy(BUSY) if another broker has reserved the name, Unavailable(STORAGE_FAILED).
         """
 
     def release(self, full_name: str) -> None:
-        """Release the name of a deleted topic, once no recovery can restore the topic."""
+        """Release the name of a deleted topic. The deletion must be durable, so that no restart restores the topic."""
 
 
 class Alone:
-    """Implements ``Claims`` for a broker that has the namespace to itself: all names are free."""
+    """Implements ``Claims`` for a broker that shares its names with no other: all names are free."""
 
     def claim(self, full_name: str) -> None:
         pass

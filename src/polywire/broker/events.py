@@ -30,7 +30,7 @@ FORGET_INTERVAL_S: Final = 10.0  # seconds between two searches for events that 
 
 
 class Events:
-    """Aggregates of all event-sourced topics."""
+    """Appends and reads the events of aggregates, in all event-sourced topics."""
 
     __slots__ = ("_admission", "_clock", "_forgot_at", "_log", "_settings", "_state")
 
@@ -45,7 +45,7 @@ class Events:
         self._forgot_at = clock.monotonic() - FORGET_INTERVAL_S
 
     def version(self, partition: Partition, key: bytes) -> int:
-        """Return the version of an aggregate's latest event, 0 if it has no event."""
+        """Return the version of an aggregate's latest event, 0 if the aggregate does not exist."""
         found = self._state.aggregates.find(partition.incarnation, key)
         return 0 if found is None else found.version
 
@@ -60,7 +60,7 @@ class Events:
         level: Level,
         done: Completion[int] | None,
     ) -> int:
-        """Append one event as this version of an aggregate. Return its offset.
+        """Append one event as this version of an aggregate. Return the event's offset.
 
         Raises Conflict(VERSION_CONFLICT) unless the version is the latest plus one. Raises Missing(PARTITION_MISSING),
         Invalid(INVALID_REQUEST) for a topic without event sourcing or a key that is empty or too long,
@@ -84,7 +84,9 @@ class Events:
         return offset
 
     def offsets(self, partition: Partition, key: bytes, first_version: int) -> tuple[int, array[int]]:
-        """Return the first readable version at or after ``first_version``, and the offsets from that version on."""
+        """Return (version, offsets): the first retained version that is at least ``first_version``, and the offsets
+        from it on.
+        """
         found = self._state.aggregates.find(partition.incarnation, key)
         if found is None:
             return max(first_version, 1), array("q")
@@ -107,7 +109,7 @@ class Events:
         level: Level,
         done: Completion[int] | None,
     ) -> None:
-        """Replace an aggregate's snapshot, which contains all events up to ``version``.
+        """Replace the snapshot of an aggregate, which includes the effects of all events up to ``version``.
 
         Raises Conflict(VERSION_CONFLICT) for a version that does not exist yet, Missing(PARTITION_MISSING),
         Invalid(INVALID_REQUEST), Invalid(RECORD_TOO_LARGE) for a payload above the limit, Busy(DISK_FULL), and
@@ -163,7 +165,7 @@ class Events:
         self._state.quotas.admit(Kind.SNAPSHOT_BYTES, by, added, count=added)
 
     def _forget(self) -> None:
-        """Drop the offsets of events that retention has removed.
+        """Drop the offsets of events that retention has deleted.
 
         This visits all aggregates, so it runs at most every ``FORGET_INTERVAL_S``.
         """

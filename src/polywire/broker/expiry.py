@@ -22,7 +22,7 @@ from polywire.types import Level, PositionKind
 
 
 class Expiry:
-    """Timer that checks a bounded number of items in each pass.
+    """Deletes unused groups and committed offsets, and aborts late transactions: a bounded number in each pass.
 
     Args:
         classic: all classic groups by name. Their offsets do not expire while they have members.
@@ -87,7 +87,10 @@ class Expiry:
         self._loop.call_later(self._settings.expiry_interval_s, self._run)
 
     def run_pass(self) -> None:
-        """Check the next items for expiry. Raises Busy(DISK_FULL)."""
+        """Abort late transactions, and delete what has expired among the next groups and offsets.
+
+        Raises Busy(DISK_FULL).
+        """
         now_us = self._clock.now_us()
         self._state.writers.forget_idle(now_us)
         self._state.transactions.forget_idle(now_us)
@@ -100,7 +103,10 @@ class Expiry:
             check()
 
     def _all_checks(self) -> Iterator[Callable[[], None]]:
-        """Yield one check for each item that exists now."""
+        """Yield one function for each group, group binding and set of committed offsets.
+
+        It checks whether this has expired.
+        """
         for topic, name in list(self._state.groups):
             yield lambda topic=topic, name=name: self._check_group(topic, name)  # type: ignore[misc]
         for key, reader in self._state.positions.readers():
@@ -156,7 +162,7 @@ class Expiry:
         return True
 
     def _is_unused(self, at_us: int) -> bool:
-        """Return whether the last use is too long ago. Reads are not stored, so the start counts as a use."""
+        """Return whether the last use is too long ago. Reads are not stored, so the broker's start counts as a use."""
         if self._settings.positions_expiry_us == KEEP:
             return False
         grace_us = int(self._settings.expiry_grace_s * SECOND_US)

@@ -11,7 +11,7 @@ from polywire.types import TopicName
 
 
 class GroupTopics(Protocol):
-    """The methods of ``Broker`` that look up topics of groups. They use its catalogue."""
+    """The methods of ``Broker`` that look up topics of groups, also those that another shard stores."""
 
     __slots__ = ()
 
@@ -20,25 +20,23 @@ class GroupTopics(Protocol):
     _catalog: Catalog
 
     def group_topic(self, full_name: str) -> Topic | None:
-        """Return the topic with this full name, of this shard or another."""
+        """Return the topic with this full name, whichever shard stores it, or None."""
         return self._catalog.find(full_name) or self.remote_topics.find(full_name)
 
     def group_topic_of_id(self, topic_id: bytes) -> Topic | None:
-        """Return the topic with this id, of this shard or another."""
+        """Return the topic with this id, whichever shard stores it, or None."""
         return self._catalog.find_id(topic_id) or self.remote_topics.find_id(topic_id)
 
     def group_resource(self, full_name: str) -> Topic | TopicName:
-        """Return what permissions on a full name are checked against: the topic, or its name if it does not exist."""
+        """Return the resource for permission checks on a full name: the topic, or its name if it does not exist."""
         return self.group_topic(full_name) or TopicName.parse(full_name)
 
     def group_partition_count(self, full_name: str, last: int | None = None) -> int:
-        """Return a topic's number of partitions (concepts: groups#positions).
-
-        If the topic does not exist, return the default number.
+        """Return a topic's number of partitions, or the default number if it does not exist.
 
         Args:
-            last: how many partitions the group's last assignment had. It is returned until the topic's shard has
-                reported the current number.
+            last: number of partitions in the group's last assignment. It is returned until the shard that stores the
+                topic has reported the current number.
         """
         topic = self.group_topic(full_name)
         if topic is not None:
@@ -47,5 +45,5 @@ class GroupTopics(Protocol):
 
     @property
     def group_topics_version(self) -> int:
-        """A number that increases when topics are created or deleted."""
+        """A number that increases when a topic is created or deleted."""
         return self._catalog.version + self.remote_topics.version

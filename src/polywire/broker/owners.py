@@ -34,11 +34,11 @@ NETWORK_BITS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The originator of a request.
+    """The client that sent a request.
 
     Attributes:
         principal: authenticated user, if any.
-        owner: owner that is charged for state that the request creates.
+        owner: user or address against whose quota the request's topics, groups and other state count.
     """
 
     principal: Principal | None
@@ -61,7 +61,7 @@ def caller_of(principal: Principal | None, peer: str) -> Caller:
 
 
 def owner_of_address(peer: str) -> int:
-    """Return the owner number of an address, with or without a port.
+    """Return a number for quotas of unauthenticated clients, from an address with or without a port.
 
     All addresses of one IPv6 network have the same number.
     """
@@ -79,31 +79,32 @@ def owner_of_address(peer: str) -> int:
     return -1 - (int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big") >> 1)
 
 
-def heir(owner: int, caller: Caller) -> int:
-    """Return the owner of state after this caller has used it. State that belongs to a user keeps its owner."""
+def next_owner(owner: int, caller: Caller) -> int:
+    """Return the owner of a group, producer or other state after this caller has used it.
+
+    State that belongs to a user keeps its owner.
+    """
     if owner > UNOWNED:
         return owner
     return caller.owner if caller.owner > UNOWNED or owner == UNOWNED else owner
 
 
 class Permissions(Protocol):
-    """The permission checks on which ownership depends."""
+    """The permission checks that ``Owners`` uses."""
 
     @property
-    def is_open(self) -> bool:
-        """Return whether the broker requires no login."""
+    def is_open(self) -> bool: ...
 
     def permits(self, principal: Principal | None, action: Action, /) -> bool:
         """Return whether a principal may perform an action on all resources."""
 
-    def name_of(self, owner: int) -> str:
-        """Return the name of the user with this number."""
+    def name_of(self, owner: int) -> str: ...
 
     def audit_refusal(self, principal: Principal, action: str, resource: str, reason: str) -> None: ...
 
 
 class Owners:
-    """Checks access to state that belongs to other users."""
+    """Checks access to groups, producers and unpublished batches that belong to other users."""
 
     __slots__ = ("_access",)
 
@@ -117,9 +118,9 @@ class Owners:
         return principal is not None and self._access.permits(principal, Action.CLUSTER_ALTER)
 
     def check(self, caller: Caller, owner: int, what: str, name: str) -> None:
-        """Raise Denied(DENIED) if the caller may not use state of this owner.
+        """Raise Denied(DENIED) if the caller may not use state that belongs to ``owner``.
 
-        The owner is named only in the audit log.
+        Only the audit log has the owner's name, not the error.
         """
         if self.may_use(caller, owner):
             return

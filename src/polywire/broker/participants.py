@@ -46,32 +46,32 @@ ENDED_MAX: Final = 10_000
 
 
 class Shards(Protocol):
-    """Requests to other shards. Callbacks are never called from inside a call."""
+    """Sends requests to other shards. Callbacks are never called from inside a call."""
 
     def end_participant(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
-        """Send a decision to the participant in a shard.
+        """Send the decision on a transaction to a participating shard.
 
-        ``then`` is called with whether the participant has durably applied the decision.
+        ``then`` is called with whether that shard has durably applied the decision.
         """
 
     def ask_coordinator(self, participant: Transaction, then: Callable[[bool | None], None]) -> None:
-        """Ask the coordinator of a participant for the outcome of the transaction.
+        """Ask the coordinator of a transaction for its outcome.
 
-        ``then`` is called with whether the transaction commits, or with None if it is open or the coordinator cannot be
-        reached.
+        ``then`` is called with True for commit, False for abort, and None if the transaction is open or the coordinator
+        cannot be reached.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A coordinator's permission for a shard to participate in a transaction.
+    """A coordinator's permission for another shard to participate in a transaction.
 
     Attributes:
         id: transactional id.
         coordinator: shard of the coordinator.
-        token: identifies the transaction's staged data.
+        token: identifies the transaction's uncommitted records.
         epoch: epoch of the transactional id.
-        producer: holder of the id, for protocols with producer ids.
+        producer: the Kafka producer that uses the id, None for other protocols.
         owner: number of the user who owns the id, in the process of the participant.
     """
 
@@ -85,11 +85,11 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """The latest transaction of an id, as its coordinator reports it to another shard.
+    """The latest transaction of a transactional id, as its coordinator reports it to another shard.
 
     Attributes:
-        token: identifies the transaction's staged data.
-        has_producer: whether a producer with a producer id holds the transactional id.
+        token: identifies the transaction's uncommitted records.
+        has_producer: whether the transactional id belongs to a producer with a producer id.
     """
 
     epoch: int
@@ -116,7 +116,7 @@ def _ended(_: int | BrokerError) -> None:
 
 
 class Participants:
-    """The transactions over several shards that this shard coordinates or participates in."""
+    """Two-phase commit of transactions over several shards, both as coordinator and as participant."""
 
     __slots__ = (
         "_clock",
@@ -158,10 +158,10 @@ class Participants:
         self._is_stopped = False
 
     def begin(self, shards: Shards, is_coordinator: Callable[[str], bool]) -> None:
-        """Resume sending decisions and checking open participants. Called once, before the broker serves clients.
+        """Resume the transactions that were open or being decided when the broker stopped.
 
-        If the number of shards has changed, another shard may coordinate an id now. Open transactions of such ids are
-        aborted.
+        Call it before clients connect. If the number of shards has changed, another shard may coordinate a
+        transactional id now. Open transactions of such ids are aborted.
 
         Args:
             is_coordinator: returns whether this shard coordinates a transactional id.
@@ -177,7 +177,6 @@ class Participants:
         self._is_stopped = True
 
     def _abort_moved(self, is_coordinator: Callable[[str], bool]) -> None:
-        """Abort open transactions whose id another shard coordinates now."""
         for known in self._transactions.visible(by=ITSELF):
             if known.is_open and not is_coordinator(known.id) and not self._is_stopped:
                 with suppress(Busy):  # the disk is full: retried later
@@ -186,7 +185,7 @@ class Participants:
     # Coordinator
 
     def join(self, transaction: Transaction, shards: Collection[int], *, done: Completion[int]) -> None:
-        """Let shards participate in an open transaction. They may stage only after ``done`` was called.
+        """Let shards participate in an open transaction. They may store its records only after ``done`` was called.
 
         Raises Busy(DISK_FULL).
         """
@@ -205,7 +204,10 @@ class Participants:
         return self._state.transactions.is_deciding(id_)
 
     def when_settled(self, id_: str, then: Callable[[], None]) -> Callable[[], None]:
-        """Call ``then`` once all shards have confirmed the outcome of this id. Return a function that cancels this."""
+        """Call ``then`` once all shards have confirmed the outcome of this id's last transaction.
+
+        Return a function that cancels the call.
+        """
         if not self.is_deciding(id_):
             self._loop.call_soon(then)
             return _nothing
@@ -219,7 +221,9 @@ class Participants:
         return cancel
 
     def once_settled(self, id_: str, then: Callable[[], None], limit_s: float) -> None:
-        """Call ``then`` once all shards have confirmed the outcome of this id, or after ``limit_s`` seconds."""
+        """Call ``then`` once all shards have confirmed the outcome of this id's last transaction, or after ``limit_s``
+        seconds.
+        """
         is_waiting = True
 
         def end() -> None:
@@ -234,9 +238,9 @@ class Participants:
         timer = self._loop.call_later(limit_s, end)
 
     def when_visible(self, id_: str, done: Completion[int]) -> Completion[int]:
-        """Return a completion that calls ``done`` once all shards show the outcome, or after ``SETTLED_S``.
+        """Return a callback that calls ``done`` once all shards show the transaction's outcome, or after ``SETTLED_S``.
 
-        Clients may read the records that they committed from any shard.
+        The client may then read the records that it committed from any shard.
         """
 
         def stored(result: int | BrokerError) -> None:
@@ -250,9 +254,10 @@ class Participants:
     def join_epoch(self, id_: str, epoch: int, shard: int, *, by: Caller, then: Completion[Latest | None]) -> None:
         """Let a shard participate in the open transaction of an epoch, for protocols without producer ids.
 
-        ``then`` gets the latest transaction of the id, or None if the caller has no such id. The shard participates if
-        this transaction is open, has the epoch, and no producer id. ``then`` gets Busy(BUSY) if other shards have yet
-        to apply the outcome of the previous transaction, and other errors of ``join``.
+        ``then`` is called with the id's latest transaction, or with None if the caller has no such id. The shard
+        participates if this transaction is open, has the given epoch, and has no producer id. ``then`` is called with
+        Busy(BUSY) if other shards have yet to apply the previous transaction's outcome, and with other errors of
+        ``join``.
         """
         if self.is_deciding(id_):
             self.once_settled(id_, partial(self._join_epoch, id_, epoch, shard, by, then), NEXT_S)
@@ -284,10 +289,10 @@ class Participants:
             then(error)
 
     def outcome(self, id_: str, token: bytes, then: Callable[[bool | BrokerError | None], None]) -> None:
-        """Call ``then`` with whether a transaction commits, or with None while it is open.
+        """Call ``then`` with True if a transaction commits, False if it was aborted, and None while it is open.
 
-        A transaction without a known decision was aborted. Before this is reported, a write to the journal proves that
-        this process still leads the shard. Raises Busy(DISK_FULL).
+        A transaction without a known decision was aborted. Before reporting this, the shard writes to its journal to
+        make sure that it still is the leader. Raises Busy(DISK_FULL).
         """
 
         def known(commits: bool, result: int | BrokerError) -> None:
@@ -304,9 +309,10 @@ class Participants:
         self._prove(token, partial(known, False))
 
     def _prove(self, token: bytes, done: Completion[int]) -> None:
-        """Write to the journal to prove that this process still leads the shard, or else get an error.
+        """Write to the journal to make sure that this process still leads the shard.
 
-        The entry says that no transaction is open under ``token``. Raises Busy(DISK_FULL).
+        ``done`` gets an error if it does not. The entry says that ``token`` has no open transaction. Raises
+        Busy(DISK_FULL).
         """
         change = changes.TransactionSettled(token)
         self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
@@ -319,7 +325,7 @@ class Participants:
                 self._log.barrier(Level.SYNCED, partial(self._decision_written, decided))
 
     def _decision_written(self, decided: TransactionDecided, result: int | BrokerError) -> None:
-        """Send a decision to the participants, unless it could not be written."""
+        """Send a decision to the participants once it is durable. If its write failed, do nothing."""
         if not isinstance(result, BrokerError):
             for shard in decided.shards:
                 self._send_decision(decided, shard, AGAIN_S)
@@ -329,9 +335,9 @@ class Participants:
             self._shards.end_participant(shard, decided, partial(self._decision_applied, decided, shard, again_s))
 
     def _decision_applied(self, decided: TransactionDecided, shard: int, again_s: float, has_applied: bool, /) -> None:
-        """Record that a participant has applied a decision.
+        """Handle a participant's response to a decision.
 
-        If it has not, send the decision again after ``again_s`` seconds.
+        If it has not applied it, send it again after ``again_s`` seconds.
         """
         if self._is_stopped:
             return
@@ -344,7 +350,10 @@ class Participants:
             self._record_applied(decided)
 
     def _record_applied(self, decided: TransactionDecided) -> None:
-        """Record that all shards have applied a decision. If a crash loses this record, the decision is sent again."""
+        """Store that all participants have applied a decision.
+
+        If a crash loses this entry, the decision is sent again.
+        """
         if self._is_stopped:
             return
         change = changes.TransactionSettled(decided.token)
@@ -364,18 +373,18 @@ class Participants:
     # Participant
 
     def find(self, id_: str, *, by: Caller = ITSELF) -> Transaction | None:
-        """Return the participant of a transactional id that another shard coordinates, or None.
+        """Return this shard's part of a transaction that another shard coordinates, or None.
 
-        Raises Denied(DENIED) if the caller may not use the id.
+        Raises Denied(DENIED) if the caller may not use the transactional id.
         """
         return self._transactions.find(PARTICIPANT + id_, by=by)
 
     def enter(self, joined: Joined) -> Transaction:
-        """Open the local participant of a transaction, and return it. If it is already open, return it.
+        """Open this shard's part of a transaction and return it. If it is already open, return it.
 
-        An open participant in an earlier transaction of this id is aborted. Raises Conflict(PRODUCER_FENCED) if the
-        transaction has ended, Busy(DISK_FULL), and Busy(BUSY) if there are too many participants or another coordinator
-        has not yet ended the earlier transaction.
+        If this shard has an open part of an earlier transaction of this id, that is aborted. Raises
+        Conflict(PRODUCER_FENCED) if the transaction has ended, Busy(DISK_FULL), and Busy(BUSY) if there are too many
+        participants or another coordinator has not yet ended the earlier transaction.
         """
         name = PARTICIPANT + joined.id
         known = self._state.transactions.find(name)
@@ -405,7 +414,7 @@ class Participants:
         return made
 
     def _check_current(self, joined: Joined, known: Transaction | None) -> None:
-        """Refuse a permission that arrives after the end of its transaction. Raises as ``enter``."""
+        """Raise Conflict(PRODUCER_FENCED) or Busy(BUSY) if a transaction has ended before its permission arrived."""
         is_late = joined.token in self._ended
         if known is not None and known.coordinator == joined.coordinator:
             # if a deleted id is used again, its epochs restart at 0, but its producer id is another one
@@ -419,11 +428,11 @@ class Participants:
             raise Conflict(ErrorCode.PRODUCER_FENCED, f"the transaction has ended id={joined.id!r}")
 
     def end(self, id_: str, token: bytes, *, commits: bool, done: Completion[int]) -> None:
-        """Apply the coordinator's decision. Applying it again has no effect.
+        """Commit or abort this shard's part of a transaction, as its coordinator decided.
 
-        If the participant is not open, the decision was applied before. Before this is confirmed, a write to the
-        journal proves that this process still leads the shard. After a BrokerError the coordinator must send the
-        decision again.
+        A repeated call has no effect. If no part is open, an earlier call has ended it. Before calling ``done``, the
+        shard then writes to its journal, to make sure that it still is the leader. After a BrokerError the coordinator
+        must send the decision again.
         """
         participant = self.find(id_)
         if participant is None or not participant.is_open or participant.token != token:
@@ -442,7 +451,7 @@ class Participants:
             del self._ended[next(iter(self._ended))]
 
     def _ask_coordinators(self, doubt_us: int) -> None:
-        """Ask the coordinators about participants that have been open for at least ``doubt_us``."""
+        """Ask the coordinators of participants that have been open for at least ``doubt_us`` for the outcome."""
         if self._is_stopped or self._shards is None:
             return
         latest_us = self._clock.now_us() - doubt_us
@@ -453,7 +462,7 @@ class Participants:
         self._loop.call_later(LOOK_S, self._ask_coordinators, DOUBT_US)
 
     def _apply_answer(self, name: str, token: bytes, commits: bool | None, /) -> None:
-        """Apply the coordinator's decision. None means that the transaction is still open."""
+        """Commit or abort a participant as its coordinator decided. None means that the transaction is still open."""
         participant = self._state.transactions.find(name)
         if (
             commits is None

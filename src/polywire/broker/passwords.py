@@ -48,7 +48,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a login comes from. Failures are counted separately for each part that is not empty.
+    """The connection, address and user name of a login. Failures are counted for each of them that is not empty.
 
     Attributes:
         peer: connection, as ``host:port``.
@@ -74,7 +74,10 @@ def origin_of(peer: str, name: str) -> Origin:
 
 
 class Failures:
-    """Number and time of recent failures by key, of at most ``FAILURES_KEPT_MAX`` keys."""
+    """Number and time of recent login failures by connection, address and user name.
+
+    At most ``FAILURES_KEPT_MAX`` entries.
+    """
 
     __slots__ = ("_counts",)
 
@@ -98,7 +101,7 @@ class Failures:
 
 
 class Backoff:
-    """The delay of a login after failures of the same connection, address or name."""
+    """Computes how long a login must wait after failures of the same connection, address or user name."""
 
     __slots__ = ("_addresses", "_good", "_names", "_peers")
 
@@ -143,14 +146,14 @@ def _delay_s(failures: int, longest_s: float) -> float:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """A queued login, or other work that hashes a password.
+    """A queued login, or another job that hashes a password.
 
     Attributes:
         ready_at: time before which it must not run.
-        strikes: number of recent failures of its origin.
-        run: runs it.
+        strikes: number of recent failures of its connection, address and user name.
+        run: function that executes it.
         refuse: called instead if the queue drops it.
-        turn, name_turn, order: set by the queue.
+        turn, name_turn, order: positions in the queue, set by ``LoginQueue``.
     """
 
     origin: Origin
@@ -294,7 +297,10 @@ class Passwords:
         return peer in self._verifying
 
     def known(self, kept: str, password: str) -> bool:
-        """Return whether this hash and password were verified recently. If False, they may still match."""
+        """Return True if this password was recently verified against the hash ``kept``.
+
+        False means that it must be verified.
+        """
         digest = self._digest(kept, password)
         if digest not in self._verified:
             return False
@@ -324,9 +330,10 @@ class Passwords:
         self.prove(lambda: check_password(kept, password), verified, origin=origin)
 
     def prove(self, check: Callable[[], bool], done: Callable[[bool | Busy], None], *, origin: Origin) -> None:
-        """Queue a check like a password, run it in the thread, and call ``done`` as ``verify`` does.
+        """Queue a check like a password's verification, run it in the thread, and call ``done`` on the loop with its
+        result.
 
-        Raises Busy(BUSY).
+        If the queue of logins drops this job, ``done`` is called with Busy. Raises Busy(BUSY) if the queue is full.
         """
 
         def proved(right: bool | Busy) -> None:
@@ -350,11 +357,11 @@ class Passwords:
             del self._verifying[peer]
 
     def soon(self, done: Callable[[Result], None], result: Result) -> None:
-        """Call ``done`` with a result that needs no thread, in a later pass of the loop."""
+        """Call ``done`` with a known result in a later pass of the loop."""
         self._loop.call_soon(done, result)
 
     def close(self) -> None:
-        """Start no more jobs. Callbacks of queued jobs may not be called."""
+        """Start no more jobs. The callbacks of queued jobs may then never be called."""
         if self._timer is not None:
             self._timer.cancel()
         if self._threads is not None:

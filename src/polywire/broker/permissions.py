@@ -26,7 +26,7 @@ _IN_STREAMS: Final = frozenset(_BETWEEN)
 
 
 class Permission(IntFlag):
-    """One permission. The numbers are stored, so they must never change their meaning."""
+    """One permission. The numbers are stored, so they must never change."""
 
     MANAGE_SERVERS = 1
     READ_SERVERS = 2
@@ -58,7 +58,7 @@ _WORDS: Final = {permission.name.lower(): permission for permission in Permissio
 
 
 def opened(permissions: int) -> int:
-    """Return these permissions and all that they include."""
+    """Return these permissions and all that they imply."""
     for having, included in _INCLUDES:
         if permissions & having:
             permissions |= included
@@ -66,25 +66,25 @@ def opened(permissions: int) -> int:
 
 
 def resource_name(stream: str, topic: str) -> str:
-    """Return a topic's name in grants: ``stream/topic``, with ``/`` in the stream's name escaped (decision 0116)."""
+    """Return ``stream/topic``, a topic's name in grants. A ``/`` in the stream's name is escaped (decision 0116)."""
     return f"{names.escape(stream, _IN_STREAMS)}{_BETWEEN}{topic}"
 
 
 def split_resource_name(name: str) -> tuple[str, str]:
-    """Return stream and topic of ``resource_name``."""
+    """Split ``stream/topic`` as returned by ``resource_name``."""
     stream, _, topic = name.partition(_BETWEEN)
     return names.unescape(stream), topic
 
 
 class Grants(msgspec.Struct, frozen=True, array_like=True):
-    """Granted permissions: everywhere, by stream name, and by topic (``resource_name``)."""
+    """A user's permissions: on everything, by stream name, and by topic (``stream/topic``)."""
 
     everywhere: int = 0
     streams: dict[str, int] = {}
     topics: dict[str, int] = {}
 
     def opened(self) -> Grants:
-        """Return the grants with all included permissions and normalized topic names."""
+        """Return the grants with all implied permissions and normalized topic names."""
         topics: dict[str, int] = {}
         for resource, given in self.topics.items():
             stream, topic = split_resource_name(resource)
@@ -94,9 +94,10 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         return Grants(opened(self.everywhere), {name: opened(given) for name, given in self.streams.items()}, topics)
 
     def allow(self, bits: int, stream: str | None, topic: str | None) -> bool:
-        """Return whether one of these permissions is granted for a topic, or for a stream.
+        """Return whether one of these permissions is granted for a topic, for a stream if ``topic`` is None, or else
+        everywhere.
 
-        If neither is given, return whether it is granted everywhere. The grants must be expanded by ``opened``.
+        The grants must be the result of ``opened``.
         """
         if bits & self.everywhere:
             return True
@@ -107,7 +108,7 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         return topic is not None and bool(bits & self.topics.get(resource_name(stream, topic), 0))
 
     def cover(self, others: Grants) -> bool:
-        """Return whether these grants include everything that the others do. Both must be expanded by ``opened``."""
+        """Return whether these grants include everything that the others do. Both must be results of ``opened``."""
         if others.everywhere & ~self.everywhere:
             return False
         for stream, given in others.streams.items():
@@ -120,14 +121,17 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         return True
 
     def allow_somewhere(self, bits: int) -> bool:
-        """Return whether the grants, expanded by ``opened``, include one of these permissions for any resource."""
+        """Return whether one of these permissions is granted for any resource.
+
+        The grants must be the result of ``opened``.
+        """
         granted = (self.everywhere, *self.streams.values(), *self.topics.values())
         return any(bits & given for given in granted)
 
     def name(self, bits: int, stream: str, topic: str) -> bool:
         """Return whether one of these permissions is granted for exactly this stream or topic.
 
-        The grants must be expanded by ``opened``.
+        The grants must be the result of ``opened``.
         """
         return bool(bits & self.streams.get(stream, 0) or bits & self.topics.get(resource_name(stream, topic), 0))
 
@@ -159,7 +163,7 @@ def parse_grants(words: Iterable[str]) -> Grants:
 
 
 def grant_words(grants: Grants) -> list[str]:
-    """Return the shortest list of words from which ``parse_grants`` makes these grants."""
+    """Return the shortest list of words that ``parse_grants`` parses into these grants."""
     words = _words(grants.everywhere)
     for stream, given in sorted(grants.streams.items()):
         words += (f"{word}@{names.escape(stream, _WORD_RESERVED)}" for word in _words(given))
@@ -195,7 +199,7 @@ class Action(Enum):
     """One action: its name, the permission that it needs, and the kind of resource.
 
     Attributes:
-        listed: part of a topic's access list that applies to it.
+        listed: list of a topic's ``AccessList`` that must contain the user, readers or writers.
     """
 
     CONNECT = "connect", NOTHING, Resource.NOTHING
@@ -245,7 +249,7 @@ class Action(Enum):
 
     @property
     def permission_words(self) -> str:
-        """The permissions as written in grants. Any one of them is sufficient."""
+        """The permissions as words of a user's grants. Any one of them is sufficient."""
         return " or ".join(str(permission.name).lower() for permission in self.permission)
 
     @property

@@ -43,14 +43,14 @@ LOOKED_AT_ONCE: Final = 500  # producers to check, in some 50 µs, before the ca
 FIRST_SEQUENCE_MAX = 1  # the first sequence of a new epoch: 0 in the `polywire` and Kafka protocols, 1 in Cursus
 
 
-class Remembered:
-    """One batch of a producer.
+class RecentBatch:
+    """A recent batch of an idempotent producer.
 
     Attributes:
-        base: sequence of its first record.
-        last: sequence of its last record.
+        base: sequence number of its first record.
+        last: sequence number of its last record.
         offset: offset of its first record, OFFSET_UNKNOWN until the log has assigned it.
-        waiting: repeats of the batch that wait for its offset, None once the log has completed the append.
+        waiting: duplicates of the batch whose completions wait for its offset. None once the append has completed.
     """
 
     __slots__ = ("base", "last", "offset", "waiting")
@@ -62,16 +62,16 @@ class Remembered:
         self.waiting: list[tuple[int, Level, Completion[int] | None]] | None = []
 
     def offset_of(self, sequence: int) -> int:
-        """Return the offset of the record with this sequence, or OFFSET_UNKNOWN."""
+        """Return the offset of the record with this sequence number, or OFFSET_UNKNOWN."""
         return OFFSET_UNKNOWN if self.offset == OFFSET_UNKNOWN else self.offset + sequence - self.base
 
 
 class _Producer:
-    """One producer in one partition.
+    """One idempotent producer in one partition.
 
     Attributes:
-        first: first of the sequences that were accepted in this epoch, as far as known.
-        last: last sequence that was accepted.
+        first: first sequence number that was accepted in this epoch, as far as known.
+        last: last sequence number that was accepted.
         window: its latest batches.
     """
 
@@ -83,9 +83,9 @@ class _Producer:
         self.first = first
         self.last = first - 1
         self.seen_at_us = seen_at_us
-        self.window: deque[Remembered] = deque(maxlen=window)
+        self.window: deque[RecentBatch] = deque(maxlen=window)
 
-    def assign_offset(self, batch: Remembered, epoch: int) -> None:
+    def assign_offset(self, batch: RecentBatch, epoch: int) -> None:
         """Record the offset of a batch, if the batch is still in ``window``."""
         for remembered in self.window:
             if remembered.base == batch.base and epoch == self.epoch:
@@ -93,9 +93,9 @@ class _Producer:
 
 
 class Producers:
-    """All known producers, at most ``producers_max``. The one idle for longest is first.
+    """All known idempotent producers, at most ``producers_max``, least recently used first.
 
-    An owner that exceeds its share evicts its own producers, never those of others.
+    A user with more producers than its quota evicts its own producers, never those of others.
     """
 
     __slots__ = ("_by_key", "_owned", "_settings", "_share", "_views")
@@ -113,8 +113,8 @@ class Producers:
 
     def find(
         self, incarnation: int, producer: bytes, *, epoch: int, base: int, last: int, now_us: int
-    ) -> Remembered | None:
-        """Return the batch that this one repeats, or None if it is new.
+    ) -> RecentBatch | None:
+        """Return the batch of which this one is a duplicate, or None if it is new.
 
         Raises Conflict(PRODUCER_FENCED), Invalid(SEQUENCE_GAP).
         """
@@ -143,10 +143,10 @@ class Producers:
         for remembered in reversed(known.window):
             if remembered.base <= base and last <= remembered.last:
                 return remembered
-        return settled(base, last, OFFSET_UNKNOWN)
+        return batch_with_offset(base, last, OFFSET_UNKNOWN)
 
     def unwrapped(self, incarnation: int, producer: bytes, *, epoch: int, sequence: int, now_us: int) -> int:
-        """Return the full sequence for one that wraps at WRAP: of all candidates, the nearest to the expected sequence.
+        """Return the full sequence number for one that wraps at WRAP: the candidate nearest to the expected number.
 
         Raises Invalid(SEQUENCE_GAP) for a new epoch that does not start at 0.
         """
@@ -164,7 +164,7 @@ class Producers:
         return sequence + max(laps, 0) * WRAP
 
     def of_partitions(self, incarnations: Container[int], *, now_us: int) -> Iterator[ProducerState | None]:
-        """Yield the known producers of some partitions, and None now and then, so that the caller can pause."""
+        """Yield the known producers of some partitions. Also yields None now and then, so that the caller can pause."""
         for number, key in enumerate(list(self._by_key)):
             if not number % LOOKED_AT_ONCE:
                 yield None
@@ -172,12 +172,12 @@ class Producers:
                 yield from self._stored(key)
 
     def owner(self, incarnation: int, producer: bytes) -> int:
-        """Return a producer's owner. Producers restored by recovery have no owner."""
+        """Return the user or address that a producer counts for. Producers restored by recovery count for none."""
         known = self._by_key.get((incarnation, producer))
         return UNOWNED if known is None else known.owner
 
     def last(self, incarnation: int, producer: bytes, *, now_us: int) -> tuple[int, int] | None:
-        """Return (epoch, last sequence) of a producer in a partition, or None."""
+        """Return (epoch, last sequence number) of a producer in a partition, or None."""
         known = self._living((incarnation, producer), now_us)
         return None if known is None else (known.epoch, known.last)
 
@@ -194,9 +194,9 @@ class Producers:
         return known if known is not None and now_us - known.seen_at_us <= self._settings.producer_expiry_us else None
 
     def remember(
-        self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered, now_us: int, owner: int = UNOWNED
+        self, incarnation: int, producer: bytes, *, epoch: int, batch: RecentBatch, now_us: int, owner: int = UNOWNED
     ) -> None:
-        """Record a new batch that was accepted."""
+        """Add a new batch of a producer."""
         key = (incarnation, producer)
         known = self._remove(key)
         if known is None or epoch != known.epoch or batch.base != known.last + 1:
@@ -208,11 +208,11 @@ class Producers:
         known.window.append(batch)
         self._insert(key, known)
 
-    def replayed(self, incarnation: int, producer: bytes, *, epoch: int, batch: Remembered) -> None:
+    def replayed(self, incarnation: int, producer: bytes, *, epoch: int, batch: RecentBatch) -> None:
         """Apply a batch during recovery. If the snapshot contains the batch, only its offset is recorded.
 
-        Sequences that do not follow the last ones are accepted: the batch was replayed before, or the producer had been
-        evicted and the batch is its first one since.
+        Gaps in the sequence numbers are accepted: the batch was replayed before, or the producer had been evicted and
+        this is its first batch since.
         """
         known = self._by_key.get((incarnation, producer))
         if known is not None and (epoch, batch.last) <= (known.epoch, known.last):
@@ -228,7 +228,7 @@ class Producers:
         return max((known.seen_at_us for known in self._by_key.values()), default=0)
 
     def begin(self, now_us: int) -> None:
-        """End the recovery. Restored producers count as used now."""
+        """End the recovery. For expiry, restored producers count as used now."""
         for known in self._by_key.values():
             if known.seen_at_us == JUST_NOW_US:
                 known.seen_at_us = now_us
@@ -259,7 +259,7 @@ class Producers:
         return producer
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield all producers as they are at the time of the call, longest idle first, encoded in pieces.
+        """Yield all producers as they are at the time of the call, least recently used first, encoded in pieces.
 
         Offsets that are assigned during the iteration may be included.
         """
@@ -287,22 +287,22 @@ class Producers:
         for state in states:
             known = _Producer(state.epoch, state.first, state.seen_at_us, self._settings.producer_window, state.owner)
             known.last = state.last
-            known.window.extend(settled(item.base, item.last, item.offset) for item in state.window)
+            known.window.extend(batch_with_offset(item.base, item.last, item.offset) for item in state.window)
             self._insert((state.incarnation, state.id), known)
 
 
-def settled(base: int, last: int, offset: int) -> Remembered:
+def batch_with_offset(base: int, last: int, offset: int) -> RecentBatch:
     """Return a batch whose offset is known, for recovery."""
-    batch = Remembered(base, last)
+    batch = RecentBatch(base, last)
     batch.offset = offset
     batch.waiting = None
     return batch
 
 
-def settle(batch: Remembered, offset: int | BrokerError) -> list[tuple[int, Level, Completion[int] | None]]:
-    """Record the result of appending a batch.
+def finish_append(batch: RecentBatch, offset: int | BrokerError) -> list[tuple[int, Level, Completion[int] | None]]:
+    """Set the offset of a batch after its append, or record that the append failed.
 
-    Return the repeats that waited for it, as (first sequence, level, done).
+    Return the duplicates that waited for the append, as (first sequence number, level, done).
     """
     if not isinstance(offset, BrokerError):
         batch.offset = offset
@@ -312,9 +312,9 @@ def settle(batch: Remembered, offset: int | BrokerError) -> list[tuple[int, Leve
 
 
 class PublishDedup:
-    """The last published number of each writer. The writer idle for longest is first.
+    """The last published sequence number of each writer, least recently used first.
 
-    A writer is dropped only after it was idle for ``writer_expiry_us`` on the broker's monotonic clock.
+    A writer is dropped only after it was unused for ``writer_expiry_us``, counting only time in which the broker runs.
     """
 
     __slots__ = ("_by_name", "_settings", "_usage")
@@ -339,7 +339,7 @@ class PublishDedup:
         return self._by_name.get(writer)
 
     def apply(self, change: changes.Published) -> None:
-        """Record a publish, and drop writers that were idle for too long."""
+        """Record a publish, and drop writers that were unused for too long."""
         self.forget(change.writer)
         self._by_name[change.writer] = changes.Published(change.writer, change.number, change.at_us, owner=change.owner)
         self._charge(change, 1)
@@ -353,7 +353,7 @@ class PublishDedup:
             self.forget(oldest.writer)
 
     def forget(self, writer: str) -> None:
-        """Drop a writer. Its next publish may have any number."""
+        """Drop a writer. Its next publish may have any sequence number."""
         known = self._by_name.pop(writer, None)
         if known is not None:
             self._charge(known, -1)
@@ -367,10 +367,10 @@ class PublishDedup:
         return max((known.at_us for known in self._by_name.values()), default=0)
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield all writers as they are at the time of the call, longest idle first, encoded in pieces."""
+        """Yield all writers as they are at the time of the call, least recently used first, encoded in pieces."""
         return one_by_one(list(self._by_name.values()))
 
 
 def size_of(writer: str) -> int:
-    """Return the bytes that quotas charge for a writer."""
+    """Return the bytes that a writer counts against its owner's quota."""
     return WRITER_BYTES + len(writer)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from polywire.broker.owners import ITSELF, UNOWNED, Caller, heir
+from polywire.broker.owners import ITSELF, UNOWNED, Caller, next_owner
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import Busy, ErrorCode
 
@@ -53,7 +53,7 @@ BULK: Final = frozenset({Kind.TOPICS, Kind.PARTITIONS, Kind.AGGREGATES, Kind.EVE
 
 
 class Usage:
-    """State by owner: number of items of each kind, and bytes.
+    """Number of items of each kind of state, and their bytes, by owner.
 
     Attributes:
         bytes: bytes of all owners together.
@@ -99,7 +99,7 @@ class Usage:
 
 
 class Quotas:
-    """Decides whether an owner may create more state."""
+    """Checks whether a user or address may create more topics, groups and other state."""
 
     __slots__ = ("_limits", "_settings", "usage")
 
@@ -123,14 +123,14 @@ class Quotas:
         }
 
     def admit(self, kind: Kind, by: Caller, size: int, *, count: int = 1, owner: int = UNOWNED) -> None:
-        """Raise Busy(BUSY) if an owner may not have ``count`` more items of a kind, with ``size`` bytes.
+        """Raise Busy(BUSY) if an owner's quota does not permit ``count`` more items of a kind, with ``size`` bytes.
 
         Args:
-            owner: who is charged. UNOWNED stands for the caller.
+            owner: user or address against whose quota they count. UNOWNED stands for the caller.
         """
         if by is ITSELF:
             return
-        whose, usage, settings = heir(owner, by), self.usage, self._settings
+        whose, usage, settings = next_owner(owner, by), self.usage, self._settings
         if count > 0:
             limit = self._limits[kind]
             own, share = usage.count_of(kind, whose) + count, self.share(limit, kind)

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Final, Protocol
 
 from polywire.broker.changes import ProducerState
-from polywire.broker.owners import NO_CALLER, Caller, Owners, heir
-from polywire.broker.producers import SEQUENCE_MAX, Remembered, settle
+from polywire.broker.owners import NO_CALLER, Caller, Owners, next_owner
+from polywire.broker.producers import SEQUENCE_MAX, RecentBatch, finish_append
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.sliced import SlicedWork
 from polywire.broker.state import State, is_tracked
@@ -38,10 +38,11 @@ _SHARD_BIT: Final = 57  # the bits from here on hold the shard; the bits below l
 
 
 def producer_identity(batch: Buffer) -> tuple[bytes, int, int, int] | None:
-    """Return (producer id, epoch, first sequence, last sequence) of a batch from an idempotent producer, else None.
+    """Return (producer id, epoch, first sequence number, last sequence number) of an idempotent producer's batch, else
+    None.
 
-    Raises Invalid(INVALID_BATCH) if the body is compressed, so that the producer id cannot be read. Also raises it if a
-    sequence is above ``SEQUENCE_MAX``.
+    Raises Invalid(INVALID_BATCH) for a compressed body, which hides the producer id, and for a sequence number above
+    ``SEQUENCE_MAX``.
     """
     flags, columns, record_count, epoch, base = _producer_fields(batch)
     if not is_tracked(columns, epoch):
@@ -57,7 +58,7 @@ def producer_identity(batch: Buffer) -> tuple[bytes, int, int, int] | None:
 
 
 class Admission:
-    """Checks of batches that ``Broker.produce`` does not append directly."""
+    """Checks batches from idempotent producers, large batches and batches for deleted partitions, and appends them."""
 
     __slots__ = ("_clock", "_log", "_owners", "_settings", "_state")
 
@@ -71,7 +72,7 @@ class Admission:
         self._owners = owners
 
     def check(self, partition: Partition, batch: Buffer) -> None:
-        """Refuse a batch that must not be stored.
+        """Check that a batch may be stored.
 
         Raises Missing(PARTITION_MISSING), Invalid(RECORD_TOO_LARGE), and Invalid(INVALID_BATCH) unless the bytes are
         exactly one batch.
@@ -99,10 +100,7 @@ class Admission:
             self._check_records(batch)
 
     def _check_records(self, batch: Buffer) -> None:
-        """Check the sizes of keys and values.
-
-        Batches with a body below the limit of a record are skipped.
-        """
+        """Check the sizes of keys and values, unless the whole body is below the limit of one record."""
         longest, limit = batches.longest_payload(batch), self._settings.record_bytes_max
         if longest > limit:
             raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"record is too large bytes={longest} limit={limit}")
@@ -110,7 +108,7 @@ class Admission:
     def produce(
         self, partition: Partition, batch: Buffer, *, by: Caller, level: Level, done: Completion[int] | None
     ) -> None:
-        """Append a batch that ``RecordVerbs.produce`` does not append directly, after all checks."""
+        """Check and append a batch. Duplicates complete with the original's offset."""
         self.check(partition, batch)
         identity = producer_identity(batch)
         if identity is None:
@@ -125,7 +123,7 @@ class Admission:
         if repeated is not None:
             self._complete_repeat(repeated, base, level, done)
             return
-        batch_of_producer = Remembered(base, last)
+        batch_of_producer = RecentBatch(base, last)
         self._log.append(partition.log, batch, level=level, done=partial(self._stored, batch_of_producer, done))
         producers.remember(
             partition.incarnation,
@@ -133,18 +131,18 @@ class Admission:
             epoch=epoch,
             batch=batch_of_producer,
             now_us=now_us,
-            owner=heir(owner, by),
+            owner=next_owner(owner, by),
         )
 
-    def _complete_repeat(self, repeated: Remembered, base: int, level: Level, done: Completion[int] | None) -> None:
-        """Complete a repeated batch with the offset of the original, once the original has reached ``level``."""
+    def _complete_repeat(self, repeated: RecentBatch, base: int, level: Level, done: Completion[int] | None) -> None:
+        """Complete a duplicate batch with the offset of the original, once the original has reached ``level``."""
         if repeated.waiting is not None:
             repeated.waiting.append((base, level, done))
         elif done is not None:
             self._log.barrier(level, partial(_complete, done, repeated.offset_of(base)))
 
-    def _stored(self, batch: Remembered, done: Completion[int] | None, offset: int | BrokerError) -> None:
-        waiting = settle(batch, offset)
+    def _stored(self, batch: RecentBatch, done: Completion[int] | None, offset: int | BrokerError) -> None:
+        waiting = finish_append(batch, offset)
         if done is not None:
             done(offset)
         for base, level, repeat in waiting:
@@ -157,18 +155,18 @@ class Admission:
 
 
 def _complete(done: Completion[int], offset: int, reached: int | BrokerError) -> None:
-    """Call ``done`` with the offset, or with the error if the required level was not reached."""
+    """Call ``done`` with the offset, or with the error if the durability level was not reached."""
     done(reached if isinstance(reached, BrokerError) else offset)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Offsets between which a partition can be read.
+    """First and end offset of a partition.
 
     Attributes:
-        next_offset: end, exclusive.
-        epoch: current epoch.
-        next_address: Kafka 0.7 address of the next record.
+        next_offset: offset after the last readable record.
+        epoch: current leader epoch.
+        next_address: byte position after the last readable record, which Kafka 0.7 uses as the offset.
     """
 
     first_offset: int
@@ -184,7 +182,7 @@ def check_alive(partition: Partition) -> None:
 
 
 def ask_bounds(log: WriteBatch, partition: Partition, then: Completion[Bounds]) -> None:
-    """Call ``then`` with the current bounds of a partition, once all records within them are synced."""
+    """Call ``then`` with the first and end offset of a partition, once all records between them are synced."""
     check_alive(partition)
     next_offset, next_address = partition.log.next_offset, partition.log.next_address
     log.barrier(Level.SYNCED, partial(_notify, log.epoch, partition, next_offset, next_address, then))
@@ -207,7 +205,7 @@ def _notify(
 
 
 class ManyBounds:
-    """The bounds of many partitions, computed in slices with one sync for all.
+    """Computes the first and end offsets of many partitions, in several passes of the loop and with one sync for all.
 
     Args:
         then: called once, never from inside a call of the caller.
@@ -233,9 +231,9 @@ class ManyBounds:
         sliced.put(self._take_ends)
 
     def _take_ends(self, end: float) -> bool:
-        """Record the partitions' ends until the time ``end``. Return whether partitions are left.
+        """Read the end offset of one partition after another until the time ``end``.
 
-        After the last partition, one sync is requested for all.
+        Return whether partitions are left. When all are read, request a sync.
         """
         ends, partitions, now = self._ends, self._partitions, self._clock.monotonic
         while len(ends) < len(partitions):
@@ -286,7 +284,7 @@ class RecordVerbs(Protocol):
     """The methods of ``Broker`` that store and read records.
 
     Attributes:
-        appended: number of stored and staged batches. A connection compares it to detect that its client produces.
+        appended: number of batches stored so far. A connection compares it to detect that its client produces.
     """
 
     __slots__ = ("appended",)
@@ -304,11 +302,11 @@ class RecordVerbs(Protocol):
     def produce(
         self, partition: Partition, batch: Buffer, *, by: Caller = NO_CALLER, level: Level, done: Completion[int] | None
     ) -> None:
-        """Append one validated batch. ``done`` is called with the offset of its first record once ``level`` is reached.
+        """Append one validated batch.
 
-        A batch with a producer epoch and consecutive sequences is appended only once. For a repeat, ``done`` is called
-        with the offset of the original, or -1 if that is no longer known. If the buffer is writable, the offset is
-        written into it.
+        ``done`` is called with the offset of its first record once ``level`` is reached. A batch with a producer epoch
+        and consecutive sequence numbers is appended only once. For a duplicate, ``done`` is called with the offset of
+        the original, or -1 if that is no longer known. If the buffer is writable, the offset is written into it.
 
         Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP),
         Conflict(PRODUCER_FENCED), Denied(DENIED) for another user's producer, Busy(BUSY, DISK_FULL).
@@ -329,8 +327,9 @@ class RecordVerbs(Protocol):
         then: Completion[Read],
         offset_end: int | None = None,
     ) -> Read | Handle:
-        """Read stored batches, beginning with the one that contains ``offset``. See ``PartitionLog.read``.
+        """Read stored batches, beginning with the one that contains ``offset``.
 
+        Return them if they are in memory. Otherwise return a handle that cancels the read, and call ``then`` later.
         Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE).
         """
         if partition.ended:
@@ -338,20 +337,23 @@ class RecordVerbs(Protocol):
         return partition.log.read(offset, bytes_max=bytes_max, then=then, offset_end=offset_end)
 
     def epoch_end(self, partition: Partition, epoch: int, then: Completion[int]) -> int | Handle:
-        """Return the offset at which an epoch ends. Raises as ``api.Records.epoch_end``."""
+        """Return the end offset of a leader epoch, or a handle if the offset is passed to ``then`` later.
+
+        For an unknown epoch Missing(OFFSET_OUT_OF_RANGE) is raised or passed to ``then``.
+        """
         del then
         return partition.log.epoch_end(epoch)
 
     def owns(self, partition: Partition) -> bool:
-        """Return True. See ``api.Records``."""
+        """Return True, because this process stores all partitions."""
         del partition
         return True
 
     def when_current(self, partition: Partition, then: Completion[None]) -> Handle | None:
-        """Return None, because the offsets of a partition in its own process are always current."""
+        """Return None, because the offsets of all partitions are always current in a single process."""
 
     def require_current(self, partitions: Iterable[Partition]) -> None:
-        """Do nothing, because the offsets of partitions of this process are always current. See ``api.Records``."""
+        """Do nothing, because the offsets of all partitions are always current in a single process."""
 
     def locate(
         self,
@@ -361,9 +363,10 @@ class RecordVerbs(Protocol):
         then: Completion[Located],
         offset_end: int | None = None,
     ) -> Located | Handle:
-        """Return where sealed records are in files, for clients that read the files. See ``PartitionLog.locate``.
+        """Return the segment files and byte ranges of records, for clients that read the files themselves.
 
-        Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE).
+        Records that are still in the journal are not included. If the answer is not in memory, return a handle and call
+        ``then`` later. Raises Missing(PARTITION_MISSING, OFFSET_OUT_OF_RANGE).
         """
         check_alive(partition)
         return partition.log.locate(offset, then, offset_end=offset_end)
@@ -377,14 +380,14 @@ class RecordVerbs(Protocol):
         return self._log.wait(partition.log, offset, wake)
 
     def many_bounds(self, partitions: Sequence[Partition], *, then: Completion[list[Bounds]]) -> None:
-        """Call ``then`` with the bounds of many partitions, in their order.
+        """Call ``then`` with the first and end offsets of many partitions, in their order.
 
         If a partition was deleted, ``then`` is called with Missing(PARTITION_MISSING).
         """
         ManyBounds(self._log, self.sliced, self.clock, partitions, then)
 
     def bounds(self, partition: Partition, *, then: Completion[Bounds]) -> None:
-        """Call ``then`` with the bounds of a partition, once all records within them are synced.
+        """Call ``then`` with the first and end offset of a partition, once all records between them are synced.
 
         Raises Missing(PARTITION_MISSING).
         """
@@ -404,19 +407,19 @@ class ProducerVerbs(Protocol):
     _state: State
 
     def new_producer_id(self) -> int:
-        """Return a unique number of 63 bits: the shard, the number of this start, and a counter."""
+        """Return a unique producer id of 63 bits, made of the shard number, the number of this start, and a counter."""
         return self.producer_shard << _SHARD_BIT | self._log.epoch << _PRODUCER_COUNT_BITS | next(self._producer_ids)
 
     def producer_last(self, partition: Partition, producer: bytes) -> tuple[int, int] | None:
-        """Return (epoch, last sequence) of a producer in a partition, or None."""
+        """Return (epoch, last sequence number) of a producer in a partition, or None."""
         return self._state.producers.last(partition.incarnation, producer, now_us=self.elapsed.now_us())
 
     def producers_of(self, incarnations: Container[int]) -> Iterator[ProducerState | None]:
-        """Yield the known producers of some partitions, and None now and then, so that the caller can pause."""
+        """Yield the known producers of some partitions. Also yields None now and then, so that the caller can pause."""
         return self._state.producers.of_partitions(incarnations, now_us=self.elapsed.now_us())
 
     def producer_sequence(self, partition: Partition, producer: bytes, *, epoch: int, sequence: int) -> int:
-        """Convert a sequence that wraps after 2^31 - 1 to one that does not, as ``Producers.unwrapped`` does.
+        """Convert a sequence number that wraps after 2^31 - 1 to one that does not: the nearest to the expected number.
 
         Raises Invalid(SEQUENCE_GAP) for a new epoch that does not start at 0.
         """
@@ -426,5 +429,5 @@ class ProducerVerbs(Protocol):
         )
 
     def producer_offset(self, partition: Partition, producer: bytes, *, epoch: int, sequence: int) -> int:
-        """Return the offset of a producer's record with this sequence, -1 if it is no longer known."""
+        """Return the offset of a producer's record with this sequence number, -1 if it is no longer known."""
         return self._state.producers.offset_of(partition.incarnation, producer, epoch=epoch, sequence=sequence)

@@ -14,14 +14,14 @@ from polywire.log.base import Loop, Partitions
 
 
 def limits_of(topic: TopicSettings, broker: BrokerSettings) -> tuple[int | None, int | None]:
-    """Return the limits (age in µs, bytes) of a topic's partitions. None means no limit."""
+    """Return a topic's retention limits for each partition: (age in µs, bytes). None means no limit."""
     age = broker.retention_age_us if topic.retention_age_us is None else topic.retention_age_us
     size = broker.retention_bytes if topic.retention_bytes is None else topic.retention_bytes
     return (None if age == KEEP else age), (None if size == KEEP else size)
 
 
 class Retention:
-    """Timer that applies retention and compaction to a bounded number of partitions in each pass."""
+    """Applies retention and compaction with a timer, to a bounded number of partitions in each pass."""
 
     __slots__ = ("_catalog", "_clock", "_log", "_loop", "_queue", "_settings", "_stopped")
 
@@ -53,7 +53,10 @@ class Retention:
             self._stopped = True
 
     def run_pass(self) -> int:
-        """Check the next partitions. Return how many were trimmed. If the log is busy, the pass ends early."""
+        """Apply retention and compaction to the next partitions. Return how many lost records.
+
+        If the log is busy, the pass ends early.
+        """
         if not self._queue:
             self._queue = self._catalog.incarnations()
             self._queue.reverse()

@@ -31,7 +31,7 @@ SALT_BYTES_MAX: Final = 64
 
 
 class Mechanism(Enum):
-    """A SCRAM mechanism, which determines the hash function. The values are IANA's names."""
+    """A SCRAM mechanism, which determines the hash function. The values are the registered names (RFC 7677)."""
 
     SHA_256 = "SCRAM-SHA-256"
     SHA_512 = "SCRAM-SHA-512"
@@ -66,7 +66,9 @@ class Verifier(msgspec.Struct, frozen=True, array_like=True):
         return hmac.compare_digest(_hash(client_key, digest), self.stored_key)
 
     def signature(self, messages: bytes) -> bytes:
-        """Return the server's signature over these messages, by which a client recognizes the server."""
+        """Return the server's signature over these messages, which proves to the client that the server knows the
+        verifier.
+        """
         return hmac.digest(self.server_key, messages, self.mechanism.digest)
 
     def __str__(self) -> str:

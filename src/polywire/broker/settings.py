@@ -131,14 +131,14 @@ ANYBODY: Final = "*"  # on an access list: everyone, logged in or not
 class AccessList:
     """Which users may read a topic, and which may write it, over any protocol.
 
-    Each list has user names or ``*``. A list of None restricts nothing. A listed user still needs the permission.
+    Each list has user names, or ``*`` for everyone. None restricts nothing. A listed user still needs the permission.
     """
 
     readers: tuple[str, ...] | None = None
     writers: tuple[str, ...] | None = None
 
     def admits(self, side: Listed, name: str | None) -> bool:
-        """Return whether a user is in this part of the list. The name None stands for an unauthenticated client."""
+        """Return whether a user may read (or write) the topic. The name None stands for an unauthenticated client."""
         names = self.readers if side is Listed.READERS else self.writers
         return names is None or ANYBODY in names or name in names
 
@@ -174,7 +174,7 @@ class TopicSettings:
 
     @property
     def stored_compression(self) -> StoredCompression | None:
-        """The compression in the log. If it is None, batches are stored uncompressed."""
+        """The compression of the topic's batches in segment files, or None if they are stored uncompressed."""
         return None if self.compression is Compression.NONE else StoredCompression(self.compression.value)
 
     @property
@@ -207,7 +207,7 @@ class BrokerSettings:
     partition_count_max: partitions of one topic.
     topics_max: topics of the broker.
     partitions_max: partitions of the broker; one costs about 2 KiB of memory.
-    batch_bytes_max: size of a batch, which must fit one journal group; small journal files lower it.
+    batch_bytes_max: size of a batch, which must fit one journal write; small journal files lower it.
     record_bytes_max: key and value of one record; the largest payload that a protocol documents is 10 MB (Iggy). Small journal files
         lower it.
     durability: minimum level of every acknowledgement. With SYNCED, consumers see synced records only.
@@ -233,15 +233,15 @@ class BrokerSettings:
     positions_max: committed offsets, about 150 bytes each.
     position_owners_max: consumers and groups with offsets, counted per topic, about 700 bytes each.
     position_metadata_bytes_max: metadata of one committed offset.
-    stage_expiry_us: when staged batches that were not published are discarded; a Spark batch that takes longer is repeated.
-    staged_bytes_max: staged bytes that are not published yet.
+    stage_expiry_us: when batches that were stored for a publish and not published are deleted; a Spark batch that takes longer is repeated.
+    staged_bytes_max: bytes of batches that are stored for a publish and not published yet.
     producers_max: pairs of partition and idempotent producer, about 500 bytes each. Above it, the one idle for longest is forgotten.
     producer_expiry_us: time after which an idle producer is forgotten; longer than any client retries.
     producer_window: latest batches per producer whose offsets are remembered, as many as clients keep in flight.
-    writers_max: writers with a remembered number. A forgotten writer could publish twice, so new writers are rejected when all are in use.
+    writers_max: writers with a remembered sequence number. A forgotten one could publish twice, so new ones are rejected when all are in use.
     writer_expiry_us: time after which an unused writer is forgotten; a Spark query is seldom stopped for so long.
-    writer_step_max: how far a writer's number may be above its last one. A jump to the end of the range would leave the writer no numbers.
-    bulk_share: share of topics, partitions, aggregates, events, snapshot bytes and staged bytes that one user or address may use.
+    writer_step_max: how far a sequence number may be above the last one of its writer. A jump to the highest number would leave no more.
+    bulk_share: share of topics, partitions, aggregates, events, snapshot bytes and unpublished bytes that one user or address may use.
     owner_share: share of every other limit on state that one user, or one address without a user, may use.
     state_bytes_max: memory for groups, offsets, writers, transactional ids, aggregates and protocol state, estimated.
     reserved_count: objects of each kind that every user may have even if others have used up the limits.

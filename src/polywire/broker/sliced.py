@@ -26,7 +26,7 @@ Step = Callable[[float], bool]
 
 
 class SlicedWork:
-    """Queue of work in slices."""
+    """Runs long work in short steps, one in each pass of the event loop, so that connections are served in between."""
 
     __slots__ = ("_clock", "_is_due", "_loop", "_waiting")
 
@@ -38,7 +38,10 @@ class SlicedWork:
         self._is_due = False
 
     def put(self, step: Step) -> None:
-        """Queue work. It begins in the next pass of the loop."""
+        """Queue a function.
+
+        It is called in each pass of the loop, with the time at which to pause, until it returns False.
+        """
         self._waiting.append(step)
         self._call()
 
@@ -65,7 +68,10 @@ class SlicedWork:
 
 
 class OrderedWork:
-    """Queue of long changes, which run one at a time in the order of the requests."""
+    """Queue of long requests, such as deletions of many topics.
+
+    They run in short steps of the event loop, one request at a time, in the order received.
+    """
 
     __slots__ = ("_clock", "_loop", "_sliced", "_waiting")
 
@@ -80,13 +86,13 @@ class OrderedWork:
         return not self._waiting
 
     def put(self, steps: Steps) -> None:
-        """Queue a change. Its steps must not raise."""
+        """Queue a request as an iterator that pauses at each ``yield``. It must not raise."""
         self._waiting.append(steps)
         if len(self._waiting) == 1:
             self._sliced.put(self._work)
 
     def _work(self, end: float) -> bool:
-        """Work on the queue until the time ``end``. Return whether work is left for the loop's next pass."""
+        """Run queued requests until the time ``end``. Return whether work is left for the loop's next pass."""
         now = self._clock.monotonic
         while self._waiting:
             for needs_time in self._waiting[0]:

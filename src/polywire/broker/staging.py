@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from polywire.broker import changes
-from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, Owners, heir
+from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, Owners, next_owner
 from polywire.broker.producers import size_of
 from polywire.broker.quotas import Kind
 from polywire.broker.record_verbs import RecordVerbs, producer_identity
@@ -38,7 +38,7 @@ PORTION_TOKENS: Final = 100  # tokens to process per slice, which takes some ten
 
 @dataclass(frozen=True, slots=True)
 class PublishedRange:
-    """Offsets of the published records of one partition. ``next_offset`` is exclusive."""
+    """Offsets of the committed records of one partition. ``next_offset`` is exclusive."""
 
     partition: Partition
     first_offset: int
@@ -50,7 +50,7 @@ class PublishAnswer:
     """Result of a publish.
 
     Attributes:
-        duplicate: the writer had already published this or a later number. ``ranges`` is empty then.
+        duplicate: the writer had already published this sequence number or a later one. ``ranges`` is empty then.
     """
 
     duplicate: bool
@@ -58,11 +58,11 @@ class PublishAnswer:
 
 
 class _Stager(NamedTuple):
-    """The caller that staged data under a token.
+    """The caller that stored batches under a token.
 
     Attributes:
-        writer, number: writer and number that the data is for, empty if not given.
-        size: staged bytes.
+        writer, number: writer and sequence number that the batches are for, empty if not given.
+        size: bytes of the batches.
     """
 
     owner: int
@@ -73,10 +73,10 @@ class _Stager(NamedTuple):
 
 
 class _Stagers:
-    """The owners of tokens. Only the owner of a token may publish or drop it.
+    """The owners of tokens. Only the owner of a token may publish or drop the batches stored under it.
 
-    The table is in memory only and remembers at most ``STAGERS_MAX`` tokens, dropping the oldest first. Access to a
-    dropped token is not restricted, but tokens are random, so only the caller that created it knows it.
+    The table is in memory only and has at most ``STAGERS_MAX`` tokens. The oldest are dropped first. Access to the
+    batches of a dropped token is not restricted, but tokens are random, so only the client that chose it knows it.
     """
 
     __slots__ = ("_by_token", "_sizes", "_tokens")
@@ -92,7 +92,7 @@ class _Stagers:
         return {known.owner: token for token in tokens if (known := get(token)) is not None}
 
     def size_of(self, owner: int, now_us: int) -> int:
-        """Return the number of unexpired staged bytes of an owner."""
+        """Return the number of unpublished, unexpired bytes of an owner."""
         while self._by_token:
             token, oldest = next(iter(self._by_token.items()))
             if oldest.expires_at_us > now_us:
@@ -101,10 +101,10 @@ class _Stagers:
         return self._sizes.get(owner, 0)
 
     def note(self, token: bytes, owner: int, write: tuple[str, int], *, size: int, expires_at_us: int) -> None:
-        """Record that bytes were staged under a token.
+        """Record that bytes were stored under a token.
 
         Args:
-            write: writer and number that they are for.
+            write: writer and sequence number for which they were stored.
         """
         known = self._by_token.pop(token, None)
         if known is not None:
@@ -139,11 +139,11 @@ class _Stagers:
             self._count(owner, -size)
 
     def of(self, writer: str) -> list[bytes]:
-        """Return the tokens of a writer that were neither published nor dropped."""
+        """Return the tokens of a writer whose batches were neither published nor dropped."""
         return list(self._tokens.get(writer, ()))
 
     def left_over(self, tokens: Sequence[bytes], writer: str, number: int) -> list[bytes]:
-        """Return those of the given tokens that were staged for this or a lower number of a writer."""
+        """Return those of the given tokens that the writer used for this sequence number or a lower one."""
         get = self._by_token.get
         known = [(token, get(token)) for token in tokens]
         return sorted([token for token, by in known if by is not None and by.writer == writer and by.number <= number])
@@ -154,14 +154,14 @@ class _Publishing:
     """A publish in progress.
 
     Attributes:
-        waiting: completions of repeated requests for the same publish.
+        waiting: callbacks of retries of the same publish, called with its result.
     """
 
     waiting: list[Completion[PublishAnswer]] = field(default_factory=list)
 
 
 class StagedPublish:
-    """Staging and publishing over one log."""
+    """Stores batches that are invisible until a publish makes them readable atomically."""
 
     __slots__ = ("_clock", "_log", "_owners", "_publishing", "_settings", "_stagers", "_state")
 
@@ -189,10 +189,11 @@ class StagedPublish:
         done: Completion[int] | None,
         expires: bool = True,
     ) -> None:
-        """Store a batch under a token, as ``StagingVerbs.stage``.
+        """Store a batch under a token, invisible until it is published.
 
         Args:
-            expires: whether the staged batch expires.
+            write: writer and sequence number that the batch is for.
+            expires: whether the batch is deleted if it is not published in time.
         """
         self.check_tokens([token], by=by)
         if write[0]:
@@ -219,7 +220,7 @@ class StagedPublish:
             )
 
     def forget(self, tokens: Sequence[bytes]) -> None:
-        """Remove the owners of tokens that a transaction has published."""
+        """Remove the owners of tokens whose batches a transaction has published."""
         self._stagers.forget(tokens)
 
     def check_tokens(self, tokens: Sequence[bytes], *, by: Caller) -> None:
@@ -255,10 +256,10 @@ class StagedPublish:
         by: Caller,
         done: Completion[PublishAnswer] | None,
     ) -> Iterator[None]:
-        """Publish in slices: checks, layout and cleanup yield in between. The publish itself is one step.
+        """Publish in several passes of the loop: checks, layout and cleanup yield in between.
 
-        Only one such iterator may run at a time. It reserves its tokens, so a retry that runs meanwhile would raise
-        STAGE_MISSING instead of waiting for the result.
+        The publish itself is one step. Only one such iterator may run at a time. Otherwise a retry of the same publish
+        would raise STAGE_MISSING instead of waiting for the result of the first.
         """
         self._check(writer, number, tokens)
         self._check_writer(writer, number, by)
@@ -297,15 +298,15 @@ class StagedPublish:
         by: Caller,
         done: Completion[PublishAnswer] | None,
     ) -> bool:
-        """Publish in one step. Return False if the number has been published since the first check."""
+        """Publish in one step. Return False if the writer has published this sequence number since the first check."""
         self._check_writer(writer, number, by)
         self.check_tokens(tokens, by=by)
         if self._is_published(writer, number):
             return False
         now_us = self._clock.now_us()
         self._admit(writer, now_us, by)
-        self.check_living(prepared.incarnations)
-        change = changes.Published(writer, number, now_us, (), heir(self._state.writers.owner(writer), by))
+        self.check_not_deleted(prepared.incarnations)
+        change = changes.Published(writer, number, now_us, (), next_owner(self._state.writers.owner(writer), by))
         publishing = _Publishing()
 
         settled = partial(self._settle, writer, publishing, done)
@@ -323,7 +324,7 @@ class StagedPublish:
         self._check_step(writer, number, self._state.writers.last(writer))
 
     def _clean_up(self, writer: str, number: int, tokens: Sequence[bytes]) -> Iterator[None]:
-        """Remove published tokens, and drop what failed attempts have staged for the same number."""
+        """Remove published tokens, and drop the batches that failed attempts stored for the same sequence number."""
         for portion in portions(tokens):
             self._stagers.forget(portion)
             yield
@@ -331,7 +332,7 @@ class StagedPublish:
             yield from self._abandon_left_over(writer, number)
 
     def _abandon_left_over(self, writer: str, number: int) -> Iterator[None]:
-        """Drop unpublished data that was staged for this or a lower number of a writer."""
+        """Drop the writer's unpublished batches for this sequence number or lower ones."""
         for portion in portions(self._stagers.of(writer)):
             left = self._stagers.left_over(portion, writer, number)
             if left:
@@ -344,7 +345,7 @@ class StagedPublish:
         return sorted(found, key=lambda known: known.writer)
 
     def delete_writer(self, writer: str, *, by: Caller, done: Completion[int] | None) -> None:
-        """Delete a writer. Its next publish may have any number.
+        """Delete a writer. Its next publish may have any sequence number.
 
         Raises Missing(WRITER_MISSING) if the writer does not exist or belongs to another user.
         """
@@ -356,16 +357,16 @@ class StagedPublish:
         self._state.apply_change(change)
 
     def _admit(self, writer: str, now_us: int, by: Caller) -> None:
-        """Raise Busy(BUSY) if this is a new writer and there are too many, none of which is idle for long enough."""
+        """Raise Busy(BUSY) if this is a new writer, there are too many writers, and none of them has expired."""
         self._state.writers.forget_idle(now_us)
         if self._state.writers.find(writer) is None:
             self._state.quotas.admit(Kind.WRITERS, by, size_of(writer))
 
     def _check_step(self, writer: str, number: int, last: int | None) -> None:
-        """Raise Invalid(SEQUENCE_GAP) for a number far above the last one.
+        """Raise Invalid(SEQUENCE_GAP) for a sequence number far above the writer's last one.
 
-        If it were accepted, all numbers in between would become duplicates. A writer without a last number may start
-        anywhere, because it may have been dropped.
+        If it were accepted, all numbers in between would become duplicates. An unknown writer may start at any number,
+        because it may have expired.
         """
         limit = self._settings.writer_step_max
         if last is not None and number - last > limit:
@@ -383,10 +384,9 @@ class StagedPublish:
                 ErrorCode.INVALID_REQUEST, f"duplicate tokens, or too many count={len(tokens)} limit={TOKENS_MAX}"
             )
 
-    def check_living(self, incarnations: Iterable[int]) -> None:
-        """Raise Missing(PARTITION_MISSING) if a partition was deleted.
-
-        Publishing would lose its records silently.
+    def check_not_deleted(self, incarnations: Iterable[int]) -> None:
+        """Raise Missing(PARTITION_MISSING) if a partition was deleted, because publishing would lose its records
+        silently.
         """
         for incarnation in incarnations:
             if self._state.catalog.find_partition(incarnation) is None:
@@ -396,7 +396,7 @@ class StagedPublish:
                 )
 
     def staged_topics(self, tokens: Sequence[bytes]) -> list[Topic]:
-        """Return the topics for which batches are staged under these tokens. Unknown tokens are ignored."""
+        """Return the topics that have batches under these tokens. Unknown tokens are ignored."""
         incarnations: set[int] = set()
         for token in tokens:
             with suppress(Missing):  # the token was published, dropped, or has expired
@@ -440,7 +440,7 @@ class StagedPublish:
 
 
 def _settle_without(settled: Completion[Ranges], published: int | BrokerError) -> None:
-    """Complete a publish without tokens."""
+    """Complete a publish that has no batches."""
     settled(published if isinstance(published, BrokerError) else ())
 
 
@@ -457,13 +457,13 @@ def check_token(token: bytes) -> None:
 
 
 def portions(tokens: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Yield the tokens in portions of ``LOT_TOKENS``."""
+    """Yield the tokens in groups of ``LOT_TOKENS``."""
     for start in range(0, len(tokens), PORTION_TOKENS):
         yield tokens[start : start + PORTION_TOKENS]
 
 
 class StagingVerbs(RecordVerbs, Protocol):
-    """The methods of ``Broker`` that stage and publish batches."""
+    """The methods of ``Broker`` for two-phase writes: store invisible batches, then publish them atomically."""
 
     __slots__ = ()
 
@@ -480,15 +480,15 @@ class StagingVerbs(RecordVerbs, Protocol):
         level: Level,
         done: Completion[int] | None,
     ) -> None:
-        """Store a validated batch under a token of 16 bytes.
+        """Store a validated batch under a token of 16 bytes, invisible until it is published.
 
-        The batch is invisible until published, and expires after ``stage_expiry_us``. Raises
-        Missing(PARTITION_MISSING), Invalid(INVALID_REQUEST, INVALID_BATCH, RECORD_TOO_LARGE), Denied(DENIED) for
-        another user's token or writer, Busy(STAGE_FULL, DISK_FULL).
+        It is deleted after ``stage_expiry_us`` if it is not published. Raises Missing(PARTITION_MISSING),
+        Invalid(INVALID_REQUEST, INVALID_BATCH, RECORD_TOO_LARGE), Denied(DENIED) for another user's token or writer,
+        Busy(STAGE_FULL, DISK_FULL).
 
         Args:
-            write: the writer, and the number of the publish for which the batch is staged. When the writer publishes
-                this number or a later one, its staged batches that are not in that publish are dropped.
+            write: writer and sequence number that the batch is for. When the writer publishes this number or a later
+                one without this token, the batch is deleted.
         """
         self.appended += 1
         self._admission.check(partition, batch)
@@ -503,10 +503,10 @@ class StagingVerbs(RecordVerbs, Protocol):
         by: Caller = NO_CALLER,
         done: Completion[PublishAnswer] | None,
     ) -> None:
-        """Make all batches under these tokens readable, with one atomic and synced journal write.
+        """Make all batches under these tokens readable, in one atomic and synced write.
 
-        If the writer has published this or a later number before, the tokens are dropped, and the result is a
-        duplicate. ``done`` is then called once the original is synced. After an error, nothing is published.
+        If the writer has published this sequence number or a later one before, the batches are deleted, and the result
+        is a duplicate. ``done`` is then called once the original is synced. After an error, nothing is published.
 
         Raises Missing(STAGE_MISSING) for an unknown or expired token, Missing(PARTITION_MISSING) if a partition was
         deleted, Invalid(INVALID_NAME, INVALID_REQUEST), Invalid(SEQUENCE_GAP) for a number too far above the last one,
@@ -523,14 +523,14 @@ class StagingVerbs(RecordVerbs, Protocol):
         by: Caller = NO_CALLER,
         done: Completion[PublishAnswer] | None,
     ) -> Iterator[None]:
-        """Publish thousands of batches in slices.
+        """Publish thousands of batches in several passes of the loop.
 
         The caller puts the iterator into ``publish_work``. Raises as ``publish``.
         """
         return self.staging.publishing(writer, number, tokens, by=by, done=done)
 
     def abandon(self, tokens: Sequence[bytes], *, by: Caller = NO_CALLER) -> None:
-        """Drop staged batches. Unknown tokens are ignored.
+        """Delete the unpublished batches under these tokens. Unknown tokens are ignored.
 
         Raises Invalid(INVALID_REQUEST), Denied(DENIED) for a token of another user.
         """

@@ -23,8 +23,8 @@ from polywire.broker.changes import WireStateSet
 from polywire.broker.groups.classic import weight
 from polywire.broker.groups.group import Group, restored, stored
 from polywire.broker.groups.offsets import Positions
-from polywire.broker.owners import ITSELF, UNOWNED, Caller, heir
-from polywire.broker.producers import SEQUENCE_MAX, Producers, PublishDedup, settled
+from polywire.broker.owners import ITSELF, UNOWNED, Caller, next_owner
+from polywire.broker.producers import SEQUENCE_MAX, Producers, PublishDedup, batch_with_offset
 from polywire.broker.quotas import BINDING_BYTES, GROUP_BYTES, KEY_BYTES, MEMBER_BYTES, Kind, Quotas, Usage
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.topics import Catalog
@@ -43,22 +43,22 @@ ENTRY_BYTES = 40  # bytes of a directory entry in a journal group, with padding 
 
 
 def group_size(name: str, topic: str) -> int:
-    """Return the bytes that quotas charge for a group without its members."""
+    """Return the bytes that a group counts against its owner's quota, without its members."""
     return GROUP_BYTES + len(name) + len(topic)
 
 
 def binding_size(name: str, topic: str) -> int:
-    """Return the bytes that quotas charge for a group binding."""
+    """Return the bytes that a group binding counts against its owner's quota."""
     return BINDING_BYTES + len(name) + len(topic)
 
 
 def key_size(key: str, value: bytes) -> int:
-    """Return the bytes that quotas charge for a protocol's value under a key."""
+    """Return the bytes that a protocol's stored value counts against its owner's quota."""
     return KEY_BYTES + len(key) + len(value)
 
 
 def is_tracked(columns: int, producer_epoch: int) -> bool:
-    """Return whether duplicates of a batch with these columns and this epoch can be detected (see ``producers``)."""
+    """Return whether a batch has the epoch and sequence numbers by which duplicates are detected."""
     return columns & _TRACKED_MASK == _TRACKED and producer_epoch >= 0
 
 
@@ -69,7 +69,10 @@ def _discard(table: dict[str, set[str]], key: str, one: str) -> None:
 
 
 class Binding(NamedTuple):
-    """The topic to which a protocol's group name is bound, and the owner of the name. See ``changes.GroupBound``."""
+    """The topic to which a group name is bound, and the owner of the name.
+
+    For protocols that name a group without a topic.
+    """
 
     topic: str
     owner: int
@@ -86,8 +89,8 @@ class State:
         classic_groups: stored generations of classic groups.
         bindings: topics of group names by (protocol, group name), for protocols whose group names do not include a
             topic.
-        touched: names of groups that changed since ``Coordinator.take_touched``, or None if no caller has requested
-            them.
+        touched: names of groups that changed or committed offsets since ``Coordinator.take_touched`` was last called,
+            None before ``Coordinator.watch``.
     """
 
     __slots__ = (
@@ -138,16 +141,16 @@ class State:
             self.touched.add(group)
 
     def wire_state(self, wire: str) -> Mapping[str, bytes]:
-        """Return the values that a protocol has stored, by key. The mapping cannot be changed."""
+        """Return the stored values of a protocol, by key. The mapping cannot be changed."""
         return MappingProxyType(self._wire_state.get(wire, {}))
 
     def topic_key(self, full_name: str) -> changes.TopicKey:
-        """Return the key under which a topic's offsets are stored: its id, or its name if it does not exist."""
+        """Return the key of a topic's committed offsets: its id, or its name if it does not exist."""
         topic = self.catalog.find(full_name)
         return full_name if topic is None else topic.id
 
     def group_owner(self, topic: str, name: str) -> int:
-        """Return the owner of a group, or of its offsets if there is no group."""
+        """Return the owner of a group or, if only its committed offsets exist, of these."""
         group = self.groups.get((topic, name))
         if group is not None and group.owner > UNOWNED:
             return group.owner
@@ -157,7 +160,7 @@ class State:
         return UNOWNED if group is None else group.owner
 
     def apply(self, change: bytes) -> None:
-        """Apply an encoded change. Raises Corrupt."""
+        """Apply an encoded change from the journal. Raises Corrupt."""
         self.apply_change(changes.decode_change(change))
 
     def apply_change(self, change: changes.Change) -> None:
@@ -232,9 +235,10 @@ class State:
             self.touch(name)
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
-        """Apply a producer's batch during recovery. Applying a batch again changes nothing.
+        """Record the sequence numbers of an idempotent producer's batch during recovery.
 
-        Sequences above ``SEQUENCE_MAX``, which earlier versions stored, are ignored.
+        A repeated call changes nothing. Sequence numbers above ``SEQUENCE_MAX``, which earlier versions stored, are
+        ignored.
         """
         alive = self.catalog.find_partition(header.partition) is not None
         last = header.base_sequence + header.record_count - 1
@@ -243,11 +247,11 @@ class State:
                 header.partition,
                 producer_id,
                 epoch=header.producer_epoch,
-                batch=settled(header.base_sequence, last, header.base_offset),
+                batch=batch_with_offset(header.base_sequence, last, header.base_offset),
             )
 
     def begin(self, clock: Clock) -> ElapsedClock:
-        """End the recovery. Return a clock that continues from the latest time in any change."""
+        """End the recovery. Return a clock that continues from the latest time in the restored state."""
         latest = max(self.producers.latest_us, self.writers.latest_us, self.transactions.latest_us)
         used = [group.at_us for group in self.groups.values()] + [bound.at_us for bound in self.bindings.values()]
         elapsed = ElapsedClock(clock, max([latest, self.positions.latest_us, *used]))
@@ -340,7 +344,7 @@ class State:
             watcher(change)
 
     def snapshot(self) -> bytes:
-        """Return the encoded state. The log calls this only when no write batch is open."""
+        """Return the encoded state. The log calls this only when no write is pending."""
         return b"".join(self._pieces())
 
     def encoding(self) -> Encoding:
@@ -409,7 +413,7 @@ class State:
 
 
 class WriteBatchVerbs(Protocol):
-    """The methods of ``Broker`` that add changes to the log's write batch."""
+    """The methods of ``Broker`` that add state changes to the next journal write."""
 
     __slots__ = ()
 
@@ -417,7 +421,7 @@ class WriteBatchVerbs(Protocol):
     _state: State
 
     def settle(self, level: Level, done: Completion[int]) -> None:
-        """Call ``done`` once all earlier additions have reached ``level``.
+        """Call ``done`` once all earlier appends and changes have reached the durability ``level``.
 
         For requests that change nothing themselves.
         """
@@ -426,7 +430,7 @@ class WriteBatchVerbs(Protocol):
     def probe(self, done: Completion[int]) -> None:
         """Check whether the log would accept a record, without storing one. Raises Busy(DISK_FULL).
 
-        ``done`` is called once all earlier additions are synced.
+        ``done`` is called once all earlier appends and changes are synced.
         """
         self._log.reserve(PROBE_BYTES)
         self._log.barrier(Level.SYNCED, done)
@@ -435,26 +439,27 @@ class WriteBatchVerbs(Protocol):
     """Whether to pause reading from producers. Every request reads this twice, so the property avoids a Python call."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once, on the loop, when the log is no longer congested."""
+        """Call ``callback`` once, on the loop, when the log's queue of pending writes is no longer full."""
         self._log.on_relief(callback)
 
     @property
     def uncommitted(self) -> bool:
-        """Return whether the log may still refer to buffers of the caller, because an addition was not written yet."""
+        """Return whether the log still uses buffers of the caller, because some appends were not written yet."""
         return self._log.uncommitted
 
     def hold(self) -> None:
-        """Do not schedule a commit for further additions. The caller must call ``commit`` soon."""
+        """Do not write automatically after further appends. The caller must call ``commit`` soon."""
         self._log.hold()
 
     def commit(self) -> None:
-        """Write the write batch now, and call the completions that need no sync."""
+        """Write the pending appends and changes to the journal now, and call the callbacks that need no sync."""
         self._log.commit()
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
-        """Journal changes as one group, in order, and apply them. After Busy(DISK_FULL), nothing has changed.
+        """Apply state changes in order, and journal them in one atomic write.
 
-        Without changes, ``done`` is called once earlier additions have reached ``level``.
+        After Busy(DISK_FULL), nothing has changed. Without changes, ``done`` is called once earlier appends and changes
+        have reached ``level``.
         """
         if not made:
             if done is not None:
@@ -472,7 +477,10 @@ class WriteBatchVerbs(Protocol):
 def wire_change(
     state: State, settings: BrokerSettings, by: Caller, *, wire: str, key: str, value: bytes | None
 ) -> WireStateSet:
-    """Return the change that stores a value for a protocol, or with None removes it. Raises as ``set_wire_state``."""
+    """Return the change that stores a protocol's value, or removes it if None.
+
+    Raises Invalid(INVALID_REQUEST), and Busy(BUSY) if there are too many keys, or one owner has too many bytes.
+    """
     kept, owner = state.wire_state(wire), state.wire_owner(wire, key)
     if value is None:
         return WireStateSet(wire, key, None)
@@ -486,7 +494,7 @@ def wire_change(
         raise Busy(ErrorCode.BUSY, f"too many keys wire={wire} limit={settings.wire_state_keys_max}")
     size = key_size(key, value) if new else len(value) - len(kept[key])
     state.quotas.admit(Kind.KEYS, by, size, count=int(new), owner=owner)
-    return WireStateSet(wire, key, value, heir(owner, by))
+    return WireStateSet(wire, key, value, next_owner(owner, by))
 
 
 class WireStateVerbs(WriteBatchVerbs, Protocol):
@@ -506,7 +514,7 @@ class WireStateVerbs(WriteBatchVerbs, Protocol):
         return lambda result: applied(partial(stored, result))
 
     def wire_state(self, wire: str) -> Mapping[str, bytes]:
-        """Return the values that a protocol has stored, by key. The mapping shows later changes, too."""
+        """Return the stored values of a protocol, by key. The mapping shows later changes, too."""
         return self._state.wire_state(wire)
 
     def set_wire_state(
@@ -519,7 +527,7 @@ class WireStateVerbs(WriteBatchVerbs, Protocol):
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Store a value for a protocol, or with None remove it.
+        """Store a protocol's value under a key. None removes the key.
 
         Raises Invalid(INVALID_REQUEST), and Busy(BUSY) if there are too many keys, or one owner has too many bytes.
 
@@ -530,7 +538,10 @@ class WireStateVerbs(WriteBatchVerbs, Protocol):
         self.change_all([change], level=level, done=self.reported(done))
 
     def watch_wire_state(self, changed: Callable[[WireStateSet], None]) -> Callable[[], None]:
-        """Call ``changed`` with each value that a protocol stores or removes. Returns a function that ends this."""
+        """Call ``changed`` for each value that a protocol stores or removes.
+
+        Returns a function that stops the calls.
+        """
         self._state.wire_watchers.append(changed)
         return partial(self._state.wire_watchers.remove, changed)
 

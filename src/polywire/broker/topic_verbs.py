@@ -70,15 +70,12 @@ class TopicLookup(Protocol):
         return self._catalog.find_id(topic_id)
 
     def resource(self, full_name: str) -> Topic | TopicName:
-        """Return what to check permissions on a full name against: the topic, or its name if it does not exist."""
+        """Return the resource for permission checks on a full name: the topic, or its name if it does not exist."""
         return self._catalog.find(full_name) or TopicName.parse(full_name)
 
     @property
     def topics_version(self) -> int:
-        """A number that increases by one whenever a topic is created or deleted.
-
-        It shows callers that a list is stale.
-        """
+        """A number that increases by one whenever a topic is created or deleted, so that callers can cache lists."""
         return self._catalog.version
 
     def topics(self, *, internal: bool = False) -> list[Topic]:
@@ -98,7 +95,7 @@ class TopicLookup(Protocol):
         return partial(self._catalog.watchers.remove, changing)
 
     def partition_count(self, full_name: str) -> int:
-        """Return a topic's number of partitions, or the default number if it does not exist."""
+        """Return a topic's number of partitions, or the default number for new topics if it does not exist."""
         topic = self._catalog.find(full_name)
         return self.settings.partition_count if topic is None else len(topic.partitions)
 
@@ -115,7 +112,7 @@ class TopicLookup(Protocol):
 
 
 def retry_while_busy(addition: Callable[[], None]) -> Steps:
-    """Make an addition to the log, and retry while the log is busy. Other errors are raised."""
+    """Call ``addition`` until it no longer raises Busy, and yield between calls. Other errors are raised."""
     while True:
         try:
             addition()
@@ -155,10 +152,10 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         level: Level = Level.SYNCED,
         done: Completion[int] | None = None,
     ) -> Topic:
-        """Create a topic of any size before this returns. For requests of clients use ``make_topic``.
+        """Create a topic before this returns, however many partitions it has.
 
-        Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT, INVALID_REQUEST), Conflict(TOPIC_EXISTS), Busy(BUSY,
-        DISK_FULL).
+        For requests of clients use ``make_topic``. Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT,
+        INVALID_REQUEST), Conflict(TOPIC_EXISTS), Busy(BUSY, DISK_FULL).
 
         Args:
             partition_count_min: 0 permits a topic without partitions, which cannot be written.
@@ -187,9 +184,9 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         then: Then,
         done: Completion[int],
     ) -> bool:
-        """Create a topic, in slices if it is large. Return whether it was created before this returns.
+        """Create a topic, in several passes of the loop if it is large.
 
-        Raises as ``create_topic``.
+        Return whether it was created before this returns. Raises as ``create_topic``.
 
         Args:
             then: called with the topic as soon as it can be used.
@@ -309,7 +306,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         level: Level,
         done: Completion[int] | None,
     ) -> None:
-        """Add partitions, which the log has opened already, to a topic."""
+        """Add partitions, which the log has opened already, to a new or existing topic."""
         self._log.change(changes.encode(change), level=level, done=done)
         self._state.apply_change(change)
         for log in opened:
@@ -326,11 +323,11 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         level: Level,
         done: Completion[int] | None,
     ) -> Steps:
-        """Open partitions in the log, then make the change that shows them to clients.
+        """Open ``count`` partitions in the log, then journal the change that makes them visible to clients.
 
         Args:
-            check: repeats the checks before the change.
-            made: returns the change, given the first incarnation.
+            check: called again before the change, because it may have become invalid meanwhile. Raises an error then.
+            made: returns the change, given the incarnation number of the first partition.
             ready: called once clients can use the partitions.
         """
         opened: list[PartitionLog] = []
@@ -385,10 +382,10 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         level: Level = Level.SYNCED,
         done: Completion[int],
     ) -> None:
-        """Delete topics one after the other: at once if they are few, else in slices.
+        """Delete topics one after the other, in several passes of the loop if they are many.
 
         Topics that were deleted meanwhile are skipped. Topics deleted before an error stay deleted. For few topics,
-        errors, also those of ``then``, are raised. Otherwise ``done`` is called with the error.
+        errors are raised, also those of ``then``. For many, ``done`` is called with the error.
 
         Args:
             ended: called with each topic as soon as it is deleted.
@@ -424,7 +421,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
             done(error)
 
     def _deleting_one(self, topic: Topic) -> Steps:
-        """Delete a topic. If it is large, the log drops its data before the next change of the queue begins."""
+        """Delete a topic. If it is large, wait until the log has dropped its data."""
         numbers = [partition.incarnation for partition in topic.partitions]
         if len(numbers) <= AT_ONCE_MAX:
             yield from retry_while_busy(partial(self.delete_topic, topic, level=Level.MEMORY))
@@ -438,7 +435,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     def _end(self, change: changes.Change, ended: Sequence[int], level: Level, done: Completion[int] | None) -> None:
         """Journal a change that removes partitions, and drop their data.
 
-        The data of few partitions is dropped in the same journal group, that of many in later groups.
+        The data of few partitions is dropped in the same journal write, that of many partitions in later writes.
         """
         if len(ended) > AT_ONCE_MAX:
             self.change_all([change], level=level, done=None)
@@ -464,10 +461,10 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
             if done is not None:
                 done(error)
 
-    def _drop_what_a_stop_left(self) -> None:
-        """Drop partitions that are open in the log and belong to no topic, after a start.
+    def _drop_orphaned_partitions(self) -> None:
+        """Drop partitions that the log has and no topic does.
 
-        They remain if the broker stopped while it created or deleted them.
+        They remain if the broker stopped while it created or deleted a topic.
         """
         left = [number for number in self._log.incarnations() if self._catalog.find_partition(number) is None]
         if left:
@@ -490,7 +487,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
 
 
 class RemovalVerbs(WriteBatchVerbs, Protocol):
-    """The methods of ``Broker`` that remove records."""
+    """The methods of ``Broker`` that delete records."""
 
     __slots__ = ()
 
@@ -499,12 +496,10 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
     _topic_work: OrderedWork
 
     def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Completion[int] | None = None) -> bool:
-        """Remove all records of a topic.
+        """Delete all records of a topic. Offsets continue with the next record.
 
-        Its offsets continue. Return whether all records were removed before this returns.
-
-        Otherwise they are removed before ``done`` is called. After an error, some may remain. Raises
-        Missing(TOPIC_MISSING).
+        Return True if all records were deleted before this returns. Otherwise they are deleted before ``done`` is
+        called. After an error, some may remain. Raises Missing(TOPIC_MISSING).
         """
         self._catalog.check_alive(topic)
         self._log.write()  # assigns offsets to earlier batches, so that they are removed, too
@@ -543,7 +538,7 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
         level: Level = Level.SYNCED,
         done: Completion[int] | None = None,
     ) -> None:
-        """Remove the records below an offset. Do nothing if there are none.
+        """Delete the records below an offset. Do nothing if there are none.
 
         Raises Missing(PARTITION_MISSING), Missing(OFFSET_OUT_OF_RANGE) for an offset above the end, Busy(DISK_FULL),
         Unavailable.
@@ -562,14 +557,15 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
         self.change_all((), level=level, done=done)
 
     def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Completion[int]) -> None:
-        """Remove all records of several topics, one topic after the other: at once if they are few, else in slices.
+        """Delete all records of several topics, one topic after the other, in several passes of the loop if they are
+        many.
 
         A topic loses the records that it has when its purge begins. Topics that were deleted meanwhile are skipped.
-        After an error, some topics may be purged. For few topics, errors are raised. Otherwise ``done`` is called with
+        After an error, some topics may be purged. For few topics, errors are raised. For many, ``done`` is called with
         the error.
 
         Args:
-            done: called when all removals have reached ``level``.
+            done: called when all deletions have reached ``level``.
         """
         if are_many(topics):
             self._log.write()  # assigns offsets to earlier batches, so that they are removed, too

@@ -38,7 +38,7 @@ class Partition:
     """One partition of a topic.
 
     Attributes:
-        log: set before any caller except recovery gets the partition.
+        log: the partition's records. Only recovery sees a partition before this is set.
         ended: whether the topic or the partition was deleted.
     """
 
@@ -70,7 +70,7 @@ class Topic:
 
     Attributes:
         id: 16 random bytes. A new topic with the name of a deleted one has another id.
-        owner: user who created it and is charged for it. Ownership does not limit who may use the topic.
+        owner: user who created it, and against whose quota it counts. Permissions do not depend on it.
     """
 
     __slots__ = ("created_at_us", "id", "name", "owner", "partitions", "settings")
@@ -123,7 +123,10 @@ def missing(full_name: str) -> Missing:
 
 
 class Streams:
-    """Existing streams: those with topics, ``default``, and those that a protocol has declared."""
+    """Existing streams. A stream is a namespace of topics.
+
+    A stream exists if it has topics, is named ``default``, or was created explicitly by a protocol such as Iggy.
+    """
 
     __slots__ = ("_declared", "_topics")
 
@@ -136,11 +139,14 @@ class Streams:
         return stream in self._topics or stream in self._declared
 
     def declare(self, stream: str) -> None:
-        """Create a stream that exists without topics until ``end`` is called. The caller must store this."""
+        """Create a stream without topics. It exists until ``end`` is called and it has no topics.
+
+        The creation is not stored: the caller must store it, and repeat the call after a restart.
+        """
         self._declared.add(stream)
 
     def end(self, stream: str) -> None:
-        """End a declaration. Afterwards the stream exists only while it has topics."""
+        """Undo ``declare``. Afterwards the stream exists only while it has topics."""
         if stream != DEFAULT_STREAM:
             self._declared.discard(stream)
 
@@ -154,8 +160,8 @@ class Catalog:
     """All topics of this broker.
 
     Attributes:
-        find: returns a topic by full name, or None. Exposes the dictionary's method, because every request uses it.
-        next_incarnation: above every incarnation in any change.
+        find: returns a topic by full name, or None. It is the dictionary's own method, because every request uses it.
+        next_incarnation: incarnation number of the next partition, above that of every existing or deleted one.
         leaving: number of deleted partitions that the log has not dropped yet. They count towards the limit.
         version: increases whenever a topic is created or deleted.
         watchers: called with the id of each topic that is about to be created, changed or deleted.
@@ -217,17 +223,17 @@ class Catalog:
         return iter(self._partitions.values())
 
     def incarnations(self) -> list[int]:
-        """Return the incarnations of all partitions that exist, oldest first."""
+        """Return the incarnation numbers of all existing partitions, oldest first."""
         return list(self._partitions)
 
     def take_incarnations(self, count: int) -> int:
-        """Reserve this many consecutive incarnations for new partitions. Return the first."""
+        """Reserve ``count`` consecutive incarnation numbers for new partitions. Return the first."""
         first = self.next_incarnation
         self.next_incarnation += count
         return first
 
     def check_new(self, name: TopicName, partition_count: int, *, internal: bool, count_min: int = 1) -> None:
-        """Raise unless a topic with this name and partition count may be created.
+        """Check that a topic with this name and partition count may be created.
 
         Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT), Conflict(TOPIC_EXISTS), and Busy(BUSY) if there are too
         many topics or partitions.
@@ -310,7 +316,7 @@ class Catalog:
             raise Busy(ErrorCode.BUSY, f"too many partitions limit={self._settings.partitions_max}")
 
     def apply_created(self, change: TopicCreated) -> Topic:
-        """Apply the creation of a topic. Its partitions have no log yet."""
+        """Apply the journaled creation of a topic. The caller must set the logs of its partitions."""
         incarnations = range(change.first_incarnation, change.first_incarnation + change.partition_count)
         state = TopicState(
             id=change.id,
@@ -324,13 +330,13 @@ class Catalog:
         return self.restore_topic(state)
 
     def apply_added(self, change: PartitionsAdded) -> None:
-        """Apply an addition of partitions. They have no log yet."""
+        """Add partitions to a topic, as journaled. The caller must set their logs."""
         self._changing(change.id)
         topic = self._by_id[change.id]
         self._add(topic, range(change.first_incarnation, change.first_incarnation + change.count))
 
     def apply_removed(self, change: PartitionsRemoved) -> list[int]:
-        """Apply a removal of partitions and return their incarnations."""
+        """Remove partitions from a topic, as journaled. Return their incarnation numbers."""
         self._changing(change.id)
         topic = self._by_id[change.id]
         ended = topic.partitions[change.partition_count :]
@@ -361,7 +367,7 @@ class Catalog:
         return topic
 
     def restore_topic(self, state: TopicState) -> Topic:
-        """Load a topic from a snapshot. Its partitions have no log yet."""
+        """Load a topic from a snapshot. The caller must set the logs of its partitions."""
         self._changing(state.id)
         name = TopicName(state.stream, state.topic)
         meant = TopicName.parse(name.full)
@@ -407,7 +413,10 @@ class _Policy(msgspec.Struct):
 
 
 def access_list(auth_policy: str, read_acl: str, write_acl: str) -> AccessList | None:
-    """Return the access list for a policy, or None if it restricts nothing. An unknown policy denies everyone."""
+    """Return the access list for a policy of the ``cursus`` protocol, or None if it restricts nothing.
+
+    An unknown policy denies everyone.
+    """
     match auth_policy:
         case "open":
             return None
@@ -422,9 +431,9 @@ def access_list(auth_policy: str, read_acl: str, write_acl: str) -> AccessList |
 
 
 def upgraded(settings: TopicSettings) -> TopicSettings:
-    """Return the settings with an access list of earlier releases moved to ``access``.
+    """Return the settings of a topic from an earlier release, with its access list moved to ``access``.
 
-    Earlier releases stored the list in ``wire_options``. If it cannot be read, everyone is denied.
+    Earlier releases stored the list in ``wire_options``. If it cannot be parsed, everyone is denied.
     """
     stored = settings.wire_options.get(ACCESS_OPTIONS)
     if settings.access is not None or not stored:

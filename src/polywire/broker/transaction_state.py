@@ -57,7 +57,7 @@ class HeldOffsets:
     """Next offsets, by partition number, that a transaction will commit.
 
     Attributes:
-        notes: epoch and metadata of some of them.
+        notes: leader epoch and metadata of some of them.
     """
 
     offsets: dict[int, int] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class HeldOffsets:
 
     @property
     def size(self) -> int:
-        """The bytes that quotas charge for these offsets."""
+        """The bytes that these offsets count against their owner's quota."""
         return NUMBER_BYTES * len(self.offsets) + sum([len(metadata) for _, metadata in self.notes.values()])
 
 
@@ -74,17 +74,17 @@ class Transaction:
     """A transactional id and its latest transaction.
 
     Attributes:
-        at_us: when the transaction last began, staged records or ended.
-        token: identifies its staged data.
-        messages: number of staged records.
-        batches: number of staged batches.
-        sequences: last staged sequence by partition incarnation. With a producer, sequences continue from one
-            transaction of an epoch to the next.
+        at_us: when the transaction last began, stored records or ended.
+        token: identifies its uncommitted records.
+        messages: number of its uncommitted records.
+        batches: number of its uncommitted batches.
+        sequences: last sequence number by incarnation of the partition. With a producer id, the numbers continue from
+            one transaction of an epoch to the next.
         positions: offsets that it commits.
-        producer: holder of the id, for protocols with producer ids.
-        partitions: with a producer, the partitions for which it may stage.
-        shards: other shards that may have participants.
-        coordinator: coordinator shard if this is a participant, otherwise NO_SHARD.
+        producer: the Kafka producer that uses the id, None for other protocols.
+        partitions: with a producer id, the partitions that were added to the transaction.
+        shards: other shards that may participate in it.
+        coordinator: shard of the coordinator if this shard only participates, otherwise NO_SHARD.
     """
 
     id: str
@@ -105,7 +105,7 @@ class Transaction:
 
     @property
     def size(self) -> int:
-        """The bytes that quotas charge for the transactional id and its latest transaction."""
+        """The bytes that the transactional id and its latest transaction count against their owner's quota."""
         size = TRANSACTIONAL_ID_BYTES + len(self.id) + NUMBER_BYTES * (len(self.sequences) + len(self.partitions))
         for scope, held in self.positions.items():
             size += sum(map(len, (scope.topic, scope.group, scope.member))) + held.size
@@ -118,17 +118,17 @@ class Transaction:
 
     @property
     def phase(self) -> TransactionState:
-        """State of the transaction, with OPEN in place of SHARED."""
+        """State of the transaction, where OPEN stands for both OPEN and SHARED (with participants in other shards)."""
         return TransactionState.OPEN if self.is_open else self.state
 
     @property
     def has_producer(self) -> bool:
-        """Whether a producer with a producer id holds the transactional id."""
+        """Whether the transactional id belongs to a producer with a producer id."""
         return self.producer is not None
 
     @property
     def is_participant(self) -> bool:
-        """Whether this is a participant in a transaction that another shard coordinates."""
+        """Whether another shard coordinates the transaction, and this shard only participates."""
         return self.coordinator != NO_SHARD
 
     @property
@@ -141,10 +141,10 @@ class Transaction:
         return self.epoch - (0 if self.producer is None else self.producer.first_epoch)
 
     def repeats(self, incarnation: int, *, first: int, last: int) -> bool:
-        """Return whether a batch with these sequences was staged before in this epoch.
+        """Return whether a batch with these sequence numbers was stored before in this epoch.
 
-        Without a producer id, sequences only increase. With one, they are consecutive from 0 and wrap at ``WRAP``.
-        Raises Invalid(SEQUENCE_GAP).
+        Without a producer id, sequence numbers only increase. With one, they are consecutive from 0 and wrap at
+        ``WRAP``. Raises Invalid(SEQUENCE_GAP).
         """
         known = self.sequences.get(incarnation)
         if self.producer is None:
@@ -160,7 +160,7 @@ class Transaction:
 
 
 def is_participant(name: str) -> bool:
-    """Return whether this is the name of a participant instead of a transactional id."""
+    """Return whether this name stands for a transaction of another shard, not for a transactional id of this one."""
     return name.startswith(PARTICIPANT)
 
 
@@ -170,10 +170,10 @@ def level_of(transaction: Transaction, level: Level) -> Level:
 
 
 class TransactionTable:
-    """All transactional ids. The one idle for longest is first.
+    """All transactional ids, least recently used first.
 
-    An id is dropped only after it was idle for ``transactional_id_expiry_us``, because its epoch fences earlier
-    holders.
+    An id is dropped only after it was unused for ``transactional_id_expiry_us``, because its epoch fences earlier
+    producers.
 
     Attributes:
         decisions: by token, the decisions that some shards have not applied yet, even if the id was deleted.
@@ -196,7 +196,7 @@ class TransactionTable:
     def check_reserved(self, id_: str, *, is_internal: bool) -> None:
         """Raise Invalid(INVALID_NAME) if clients must not use this id.
 
-        This is the case for names of participants and, unless ``is_internal``, for the broker's own ids.
+        Reserved are the names of other shards' transactions and, unless ``is_internal``, the broker's own ids.
         """
         if is_participant(id_) or id_.startswith(INTERNAL) is not is_internal:
             raise Invalid(ErrorCode.INVALID_NAME, f"transactional id is reserved: {id_!r} (use another prefix)")
@@ -232,7 +232,7 @@ class TransactionTable:
                 assert_never(change)
 
     def apply_stored(self, change: changes.TransactionalIdStored) -> None:
-        """Apply a change of a transactional id, and drop ids that were idle for too long."""
+        """Apply a change of a transactional id, and drop ids that were unused for too long."""
         was = self._by_id.get(change.id)
         if was is not None:
             self._views.changing(change.id)
@@ -255,7 +255,7 @@ class TransactionTable:
         self.forget_idle(change.at_us)
 
     def forget_idle(self, now_us: int) -> None:
-        """Drop ids that were idle for too long. Their staged data expired long before."""
+        """Drop ids that were unused for too long. Uncommitted records expire long before."""
         while self._by_id:
             oldest = next(iter(self._by_id.values()))
             if oldest.state is TransactionState.SHARED:  # its coordinator must end it first
@@ -311,7 +311,7 @@ class TransactionTable:
                 del self._deciding[decided.id]
 
     def is_deciding(self, id_: str) -> bool:
-        """Return whether some shards have not applied a decision for this id."""
+        """Return whether some shards have not applied the last decision on this id's transaction."""
         return id_ in self._deciding
 
     def apply_partitions(self, change: changes.TransactionPartitions) -> None:
@@ -372,7 +372,9 @@ class TransactionTable:
         return max((known.at_us for known in self._by_id.values()), default=0)
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield all transactional ids as they are at the time of the call, longest idle first, encoded in pieces."""
+        """Yield all transactional ids as they are at the time of the call, least recently used first, encoded in
+        pieces.
+        """
         found = self._views.open(list(self._by_id))
         return encoded(len(self._by_id), found, _weight)
 
@@ -451,7 +453,7 @@ class TransactionTable:
 
 
 def _hold(transaction: Transaction, change: changes.TransactionOffsets) -> None:
-    """Add offsets to a transaction, replacing earlier ones."""
+    """Add offsets to a transaction, replacing earlier ones of the same partitions."""
     own = Scope(change.topic, change.group, change.member, change.generation)
     for scope, held in transaction.positions.items():
         if (scope.topic, scope.group) == (own.topic, own.group):
@@ -464,11 +466,11 @@ def _hold(transaction: Transaction, change: changes.TransactionOffsets) -> None:
 
 
 def _keeps_holder(was: Transaction, change: changes.TransactionalIdStored) -> bool:
-    """Return whether the id keeps its producer and coordinator. Only then can its epochs be compared."""
+    """Return whether the id keeps its producer id and coordinator. Only then can its epochs be compared."""
     return not was.is_participant or (was.producer, change.home) == (change.producer, was.coordinator)
 
 
 def _weight(known: changes.TransactionalIdState) -> int:
-    """Return the cost of encoding an id, which grows with its numbers of sequences, offsets and partitions."""
+    """Return the cost of encoding an id, which grows with its partitions and offsets."""
     held = sum([len(offsets.offsets) for offsets in known.held])
     return (len(known.sequences) + len(known.partitions) + held) // 8

@@ -17,7 +17,7 @@ from polywire.broker import changes
 from polywire.broker.changes import TransactionalProducer, TransactionState
 from polywire.broker.events import CHANGE_BYTES, ENTRY_BYTES
 from polywire.broker.groups.commits import NO_NOTES, Commits
-from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, Owners, heir
+from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, Owners, next_owner
 from polywire.broker.quotas import NUMBER_BYTES, TRANSACTIONAL_ID_BYTES, Kind
 from polywire.broker.record_verbs import Admission
 from polywire.broker.settings import BrokerSettings, check_name
@@ -63,7 +63,7 @@ def _nothing() -> None:
 
 
 def _drops_deleted(transaction: Transaction) -> bool:
-    """Return whether the commit must not fail, and so drops the records of partitions that were deleted."""
+    """Return whether a commit ignores records of deleted partitions, because it must not fail."""
     return transaction.producer is not None or transaction.is_participant
 
 
@@ -72,12 +72,12 @@ def _published(done: Completion[int], ranges: Ranges | BrokerError) -> None:
 
 
 class Transactions:
-    """The transactions of all transactional ids.
+    """Begins, commits and aborts the transactions of all transactional ids.
 
     By default everything is synced before it is acknowledged: if a power failure lost the last part of a transaction, a
     commit of the other part would break atomicity. A producer may request less. Its open transactions are then aborted
-    at the broker's next start. A transaction with participants in several shards is always synced (decision 0129). Only
-    ``Participants`` ends participants.
+    at the broker's next start. A transaction with participants in several shards is always synced (decision 0129). In
+    participating shards, ``Participants`` ends it.
 
     Args:
         work: the queue in which large commits run.
@@ -139,7 +139,7 @@ class Transactions:
         }
 
     def on_decided(self, notify: Callable[[], None]) -> None:
-        """Register a callback that is called when a transaction with participants has ended.
+        """Call ``notify`` whenever a transaction over several shards has been committed or aborted here.
 
         It is called before the call that ended the transaction returns.
         """
@@ -163,7 +163,7 @@ class Transactions:
         return self._state.transactions.find(id_)
 
     def _has_timed_out(self, transaction: Transaction) -> bool:
-        """Return whether an open transaction has timed out, or its staged data may have expired or been lost."""
+        """Return whether an open transaction has timed out, or its uncommitted records may have expired or been lost."""
         if not transaction.is_open or transaction.is_participant or transaction.id in self._endings:
             return False
         now_us, producer = self._clock.now_us(), transaction.producer
@@ -188,7 +188,7 @@ class Transactions:
     def begin_epoch(
         self, id_: str, *, epoch_min: int = 0, by: Caller = NO_CALLER, done: Completion[int] | None
     ) -> Transaction:
-        """Take over a transactional id: begin an epoch, which fences the previous holder.
+        """Begin a new epoch of a transactional id, which fences its previous producer.
 
         The id's open transaction is aborted. Raises Invalid(INVALID_NAME), Denied(DENIED) for another user's id,
         Busy(BUSY) if there are too many ids, Busy(DISK_FULL).
@@ -199,7 +199,9 @@ class Transactions:
         known = self._admit_holder(id_, by)
         epoch, owner = (0, UNOWNED) if known is None else (known.epoch + 1, known.owner)
         epoch = max(epoch, epoch_min)
-        return self._store(Transaction(id_, epoch, TransactionState.ABORTED, _NO_TOKEN, 0, owner=heir(owner, by)), done)
+        return self._store(
+            Transaction(id_, epoch, TransactionState.ABORTED, _NO_TOKEN, 0, owner=next_owner(owner, by)), done
+        )
 
     def number_producer(
         self,
@@ -212,21 +214,22 @@ class Transactions:
         by: Caller = NO_CALLER,
         done: Completion[int] | None,
     ) -> Transaction:
-        """Take over a transactional id for a protocol with producer ids.
+        """Begin a new epoch of a transactional id for a Kafka producer (InitProducerId), which fences the previous
+        producer.
 
-        The producer id stays the same, with a new epoch, until its epochs are used up. Raises as ``begin_epoch``.
+        The producer id stays the same until its epochs are used up. Raises as ``begin_epoch``.
 
         Args:
-            asks_again: the caller claims to hold the id in the current or the previous epoch. If a holder repeats its
-                request, the same new epoch is returned again.
-            level: durability of the result and of staged data.
+            asks_again: the request has the id's current or previous epoch. A retry of such a request gets the same new
+                epoch again.
+            level: durability of the result and of the transaction's records.
             is_internal: the id is one of the broker's own.
         """
         known = self._admit_holder(id_, by, is_internal=is_internal)
         made = Transaction(id_, 0, TransactionState.EMPTY, _NO_TOKEN, 0, owner=by.owner)
         kept_at = level if known is None else level_of(known, level)
         if known is not None:
-            made.epoch, made.producer, made.owner = known.epoch, known.producer, heir(known.owner, by)
+            made.epoch, made.producer, made.owner = known.epoch, known.producer, next_owner(known.owner, by)
             self._raise_epoch(made, asked_by_holder=asks_again)
         number, first, asked = self._new_producer_id(), made.epoch, NO_EPOCH
         if made.producer is not None:
@@ -247,9 +250,10 @@ class Transactions:
         transaction.producer = TransactionalProducer(number, first, asked, producer.timeout_us, producer.synced)
 
     def _admit_holder(self, id_: str, by: Caller, *, is_internal: bool = False) -> Transaction | None:
-        """Check that a caller may take over an id, and abort the id's open transaction.
+        """Check that a caller may begin a new epoch of an id, and abort the id's open transaction.
 
-        Returns the transaction, or None if the id is new. Raises as ``begin_epoch``.
+        Returns the transaction, or None if the id is new. Raises Invalid(INVALID_NAME), Denied(DENIED) for another
+        user's id, Busy(BUSY) if there are too many ids, Busy(DISK_FULL).
         """
         check_name(id_, self._settings.name_bytes_max)
         self._state.transactions.check_reserved(id_, is_internal=is_internal)
@@ -271,7 +275,7 @@ class Transactions:
         Do not change these.
 
         Args:
-            participants: include participants in transactions that other shards coordinate.
+            participants: include transactions that other shards coordinate.
         """
         known, may_use = self._state.transactions, self._owners.may_use
         found = [one for one in known if (participants or not is_participant(one.id)) and may_use(by, one.owner)]
@@ -323,7 +327,7 @@ class Transactions:
     def begin(
         self, transaction: Transaction, *, level: Level = Level.SYNCED, done: Completion[int] | None
     ) -> Transaction:
-        """Open a transaction. The id must not have an open one. Raises Busy(DISK_FULL)."""
+        """Begin a transaction. The id must not have an open one. Raises Busy(DISK_FULL)."""
         assert not transaction.is_open, "one transaction at a time"
         assert not transaction.is_participant, "a participant is begun by Participants.enter"
         made = replace(transaction, state=TransactionState.OPEN, token=secrets.token_bytes(TOKEN_BYTES))
@@ -332,7 +336,7 @@ class Transactions:
     def add_partitions(
         self, transaction: Transaction, partitions: Collection[Partition], *, level: Level, done: Completion[int] | None
     ) -> None:
-        """Allow a producer to stage records for these partitions. Opens a transaction if none is open.
+        """Add partitions to a producer's transaction. Begins one if none is open.
 
         Raises Busy(BUSY, DISK_FULL).
         """
@@ -355,7 +359,7 @@ class Transactions:
         self._admit_numbers(transaction, count)
 
     def _reserve_end(self, id_: str) -> None:
-        """Reserve space in the log for the change that ends a transaction and removes its staged data.
+        """Reserve space in the log for the entry that will end a transaction and delete its uncommitted records.
 
         Raises Busy(DISK_FULL).
         """
@@ -372,7 +376,7 @@ class Transactions:
         level: Level = Level.SYNCED,
         done: Completion[int] | None,
     ) -> bool:
-        """Stage a batch with these sequences. Return False if it was staged before.
+        """Store a batch of an open transaction, with these sequence numbers. Return False if it is a duplicate.
 
         In both cases ``done`` is called once the batch has reached ``level``. Raises Missing(PARTITION_MISSING),
         Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP), Busy(BUSY, STAGE_FULL, DISK_FULL).
@@ -413,7 +417,9 @@ class Transactions:
         return True
 
     def _admit_numbers(self, transaction: Transaction, count: int, size: int = 0) -> None:
-        """Raise Busy(BUSY) if a transaction's owner may not store ``count`` more numbers and ``size`` bytes of text."""
+        """Raise Busy(BUSY) if the quota of a transaction's owner does not permit ``count`` more numbers and ``size``
+        bytes.
+        """
         size += NUMBER_BYTES * count
         self._state.quotas.admit(Kind.TRANSACTIONAL_IDS, NO_CALLER, size, count=0, owner=transaction.owner)
 
@@ -440,7 +446,7 @@ class Transactions:
 
         Args:
             scope: group, topic and member.
-            notes: epoch and metadata of some of the offsets.
+            notes: leader epoch and metadata of some of the offsets.
         """
         assert transaction.is_open, "positions belong to a transaction"
         self._check_current(transaction)
@@ -501,7 +507,7 @@ class Transactions:
 
         Args:
             raises_epoch: begin a new epoch, too.
-            by_holder: the holder of the current epoch requested this. Otherwise it must request the new epoch to
+            by_holder: the producer with the current epoch requested this. Otherwise it must request the new epoch to
                 continue.
         """
         assert transaction.is_open or raises_epoch, "an abort needs an open transaction or a new epoch"
@@ -515,7 +521,7 @@ class Transactions:
         return self._store(made, done, level_of(transaction, level))
 
     def is_ending(self, transaction: Transaction) -> bool:
-        """Return whether a commit of this transaction is in progress in slices."""
+        """Return whether a commit of this transaction is in progress."""
         return transaction.id in self._endings
 
     def commit(
@@ -530,13 +536,13 @@ class Transactions:
     ) -> None:
         """Commit an open transaction: its records become readable and its offsets are stored, atomically.
 
-        A large transaction is prepared in slices first. Meanwhile it can be aborted, and repeated requests wait for the
-        same result. If a partition or topic was deleted, a transaction with a producer id drops the records for it. Any
-        other transaction is not committed.
+        A large transaction is prepared in several passes of the loop first. Meanwhile it can be aborted, and repeated
+        requests wait for the same result. If a partition or topic was deleted, a transaction with a producer id drops
+        the records for it. Any other transaction is not committed.
 
         Args:
             confirm: called immediately before the step that commits. It may raise an error to prevent the commit.
-            raises_epoch: begin a new epoch, which the holder uses next.
+            raises_epoch: begin a new epoch, which the producer uses next.
 
         After an error nothing has changed. These errors are raised, or passed to ``done``: Missing(STAGE_MISSING) if
         the records have expired; Missing(PARTITION_MISSING) if a partition was deleted; Busy(DISK_FULL); errors of
@@ -559,7 +565,7 @@ class Transactions:
     def _committing(
         self, transaction: Transaction, ending: _Ending, confirm: Callable[[], None], publish: Callable[..., None]
     ) -> Steps:
-        """Yield the steps of a large commit. If the transaction is aborted meanwhile, the publication is cancelled."""
+        """Yield the steps of a large commit. If the transaction is aborted meanwhile, nothing is committed."""
         if ending.is_over:
             return
         publication = ending.publication = self._log.prepare()
@@ -604,7 +610,7 @@ class Transactions:
         data = changes.encode(change)
         if transaction.messages:
             if not _drops_deleted(transaction):
-                self._staging.check_living(transaction.sequences)
+                self._staging.check_not_deleted(transaction.sequences)
             self._log.publish(staged, data, level=level, done=partial(_published, done))
             self._staging.forget([transaction.token])
         else:
@@ -612,7 +618,7 @@ class Transactions:
         self._apply_end(change)
 
     def _raised(self, transaction: Transaction) -> changes.TransactionalIdStored:
-        """Return the transactional id's next state, after a commit that begins an epoch."""
+        """Return the transactional id's next state, for a commit that begins an epoch."""
         made = replace(transaction, state=TransactionState.COMMITTED, token=_NO_TOKEN)
         self._raise_epoch(made, asked_by_holder=True)
         return self._change_of(made)

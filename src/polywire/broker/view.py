@@ -20,7 +20,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 class Views(Generic[Key]):
-    """The open views of one table. The table must call ``changing`` before it changes the records of a key.
+    """Snapshots of one table that are read piece by piece. The table must call ``changing`` before it changes a key.
 
     Args:
         records_of: returns the current records of a key, or none if the key does not exist.
@@ -33,7 +33,7 @@ class Views(Generic[Key]):
         self._kept: Final[list[dict[Key, Sequence[Any]]]] = []
 
     def changing(self, key: Key) -> None:
-        """Save the records of a key for open views. The key is about to be created, changed or deleted."""
+        """Save the current records of a key for readers that began earlier. The caller is about to change them."""
         for kept in self._kept:
             if key not in kept:
                 kept[key] = self._records_of(key)
@@ -62,16 +62,16 @@ def one_by_one(records: Sequence[Any], weight: Callable[[Any], int] = _light) ->
     """Encode immutable records as a MessagePack array, in pieces.
 
     Args:
-        weight: returns the additional cost of a record, in units of a small record.
+        weight: returns the additional cost of encoding a record; 1 is the cost of a small record.
     """
     return encoded(len(records), ((record,) for record in records), weight)
 
 
 def encoded(count: int, found: Iterable[Sequence[Any]], weight: Callable[[Any], int] = _light) -> Iterator[bytes]:
-    """Encode a MessagePack array of ``count`` records in pieces, requesting the records piece by piece.
+    """Encode a MessagePack array of ``count`` records in pieces, taking the records from ``found`` piece by piece.
 
     Args:
-        weight: returns the additional cost of a record, in units of a small record.
+        weight: returns the additional cost of encoding a record; 1 is the cost of a small record.
     """
     yield _array_head(count)
     batch: list[Any] = []
@@ -88,7 +88,7 @@ def encoded(count: int, found: Iterable[Sequence[Any]], weight: Callable[[Any], 
 
 
 def _encoded_records(records: list[Any]) -> bytes:
-    """Encode records one after another, without the head of an array."""
+    """Encode records one after another, without the array header before them."""
     return _ENCODER.encode(records)[len(_array_head(len(records))) :]
 
 

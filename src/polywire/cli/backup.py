@@ -98,10 +98,10 @@ class _LogChanged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts about a backup, stored in ``backup.json``.
+    """Contents of a backup's ``backup.json``.
 
     Attributes:
-        through: sequence number of the last journal group in the backup.
+        through: sequence number of the last journal write in the backup.
         copied_segments: number of segments that no earlier backup has.
         copied_bytes: size of these segments.
         damaged: names of segments that were already damaged in the data directory.
@@ -117,7 +117,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class NewBackup:
     """A new backup, and what was found in the segments that were copied for it."""
 
     path: Path
@@ -125,7 +125,7 @@ class Taken:
     findings: Sequence[Finding]
 
 
-def take_backup(directory: Path, shelf: Path, *, replay: MakeReplay, loop: Loop, clock: Clock) -> Taken:
+def take_backup(directory: Path, shelf: Path, *, replay: MakeReplay, loop: Loop, clock: Clock) -> NewBackup:
     """Back up a data directory, whether a broker is running or not.
 
     Raises Unavailable if ``directory`` is not a data directory, and Corrupt if a broker could not start from it. Raises
@@ -222,7 +222,10 @@ def examine_copy(directory: Path, replay: MakeReplay, loop: Loop) -> list[Findin
 
 
 class _BackupInProgress:
-    """A backup in progress. Each segment in ``.unfinished`` is complete and synced before it gets its name."""
+    """A backup in progress, in the directory ``.unfinished``.
+
+    Each segment there is complete and synced before it gets its name.
+    """
 
     def __init__(self, directory: Path, shelf: Path, replay: MakeReplay, loop: Loop) -> None:
         self._directory = directory
@@ -233,7 +236,7 @@ class _BackupInProgress:
         self._copied: dict[str, int] = {}
         """Size in bytes of each segment that was copied instead of linked."""
 
-    def take(self, taken_at: datetime) -> Taken:
+    def take(self, taken_at: datetime) -> NewBackup:
         """Try to make the backup once. Raises _LogChanged, and the errors of ``take_backup``."""
         if (self._unfinished / _COPIED).exists():
             shutil.rmtree(self._unfinished / _COPIED)
@@ -260,16 +263,15 @@ class _BackupInProgress:
             copied_bytes=sum(self._copied[name] for name in copied),
             damaged=sorted({finding.path for finding in findings if finding.severity is not Severity.SOUND}),
         )
-        return Taken(self._finish(facts, taken_at), facts, findings)
+        return NewBackup(self._finish(facts, taken_at), facts, findings)
 
     # One consistent state
 
     def _copy_state(self, is_in_use: bool) -> tuple[set[str], int]:
         """Copy the journal and the snapshots.
 
-        Return the segments that they need, and the sequence number of the last group.
-
-        Raises _LogChanged if the copy is not consistent, and Corrupt if the log is damaged.
+        Return the segments that they need, and the sequence number of the last journal write. Raises _LogChanged if the
+        copy is not consistent, and Corrupt if the log is damaged.
         """
         try:
             # Snapshots are copied before and after the journal. The journal can refer to a snapshot that is written
@@ -309,18 +311,18 @@ class _BackupInProgress:
         """Copy the journal files while the broker may be writing to one of them.
 
         The file that was changed last is copied last. If the broker begins another file in the meantime, the copy ends
-        with the last group before that, so it has no gap.
+        before that file, so it has no gap.
         """
         source, target = self._directory / JOURNAL, self._unfinished / _COPIED / JOURNAL
         for name in sorted(_names(source), key=lambda name: (source / name).stat().st_mtime_ns):
             shutil.copyfile(source / name, target / name)
 
     def _recover(self, offline: OfflineLog, is_in_use: bool) -> tuple[Chain, set[str]]:
-        """Replay the copy, and return its chain of journal groups and the segments that it needs.
+        """Replay the copy, and return its journal writes and the segments that it needs.
 
-        A chain is a series of groups without a gap. A group that was overwritten or incomplete when it was copied
-        leaves a gap. The copy is consistent if its chain reaches the newest group. Raises _LogChanged if it is not
-        consistent, and Corrupt if the log is damaged.
+        A journal write that was overwritten or incomplete when it was copied leaves a gap. The copy is consistent if
+        the writes before the first gap reach the newest one. Raises _LogChanged if it is not consistent, and Corrupt if
+        the log is damaged.
         """
         try:
             diagnosis = offline.diagnose()
@@ -340,7 +342,7 @@ class _BackupInProgress:
         return chain, {item.segment.name for item in diagnosis.log_state.segments.by_location.values()}
 
     def _write_journal(self, chain: Chain, slots: Sequence[Slot], seed: int) -> None:
-        """Write the groups of the chain at their original positions, and zeros everywhere else."""
+        """Write the valid journal writes at their original positions, and zeros everywhere else."""
         folder = self._unfinished / JOURNAL
         make_directories(SYSTEM_FILES, folder)
         for name in _names(folder):

@@ -113,9 +113,9 @@ def binary_column(
     validity_column: Column | None,
     space: Space,
 ) -> pa.Array[Any]:
-    """Return a binary column with the rows that ``plan`` selects (see ``client.gather``).
+    """Return a binary column with selected rows of ``source``, the stored batches.
 
-    ``source`` has the stored batches. If ``validity_column`` is None, no row is null.
+    ``plan`` is the selection, in the format of ``client.gather``. If ``validity_column`` is None, no row is null.
     """
     offsets = space.cut(4 * row_count + 4)
     gather.gather_offsets(source, plan, offsets_column, offsets)
@@ -265,7 +265,7 @@ class _BatchRows(NamedTuple):
 
     Attributes:
         source: memory with the batch.
-        numbers: the numbers of these rows in a plan (see ``client.gather``).
+        numbers: what ``client.gather`` needs to know to copy these rows.
         row_count: number of rows.
         byte_count: size of their keys and values.
     """
@@ -292,8 +292,8 @@ def chunk_to_arrow(
         schema: types of the columns. Keys and values can be binary or string. Other columns can have any type that
             Arrow can cast to.
         rows_max: maximum number of rows of a record batch.
-        create_times: whether times are the times of origin where records have one, rounded down to milliseconds. The
-            chunk must then have bodies.
+        create_times: whether times are the producer's timestamps where records have one, rounded down to milliseconds.
+            The chunk must then have bodies.
 
     Raises Invalid(INVALID_REQUEST) if ``columns`` is empty or has an unknown name, and Invalid(INVALID_BATCH) for
     invalid batches.
@@ -580,10 +580,10 @@ def _put_headers(columns: dict[int, Buffer], lists: pa.Array[Any]) -> None:
 
 
 def _kinds_of(values: pa.Array[Any], types: pa.Array[Any] | None) -> pa.Array[Any]:
-    """Return the kind of each header value.
+    """Return the type of each header value, as stored in batches.
 
-    Without types, a value is RAW, or NULL if it is null. The numbers of these kinds are 1 and 0, so "is not null" is
-    the kind.
+    Without ``types``, a value is RAW, or NULL if it is null. The numbers of these types are 1 and 0, the same as those
+    of "is not null".
     """
     there = values.is_valid().cast(pa.uint8())
     if types is None:

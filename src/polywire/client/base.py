@@ -19,7 +19,7 @@ from polywire.types import Assignor, Level
 class Ability(Enum):
     """A feature that a protocol may have. The value is its description.
 
-    Behaviour tests run only the scenarios whose abilities a protocol has.
+    Behaviour tests run a scenario only over protocols that have the features it needs.
     """
 
     NULL_VALUES = "distinguishes null and empty values"

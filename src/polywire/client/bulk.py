@@ -61,7 +61,7 @@ class PartitionRange:
 
 @dataclass(frozen=True, slots=True)
 class TopicDetail:
-    """A topic, with the incarnation of each partition (see ``PartitionBounds``)."""
+    """A topic, with the incarnation number of each partition."""
 
     name: str
     id: bytes
@@ -240,7 +240,7 @@ class BulkConnection:
         return [TopicInfo(t.name, t.id, t.partition_count) for t in answer.topics if chosen.fullmatch(t.name)]
 
     def describe(self, topic: str) -> TopicDetail:
-        """Return one topic's id, settings and incarnations. Raises Missing(TOPIC_MISSING)."""
+        """Return one topic's id, settings and incarnation numbers. Raises Missing(TOPIC_MISSING)."""
         answer = self._read(Verb.DESCRIBE, messages.Describe(topic), messages.TopicDescription)
         return _detail(answer)
 
@@ -306,17 +306,19 @@ class BulkConnection:
         Args:
             topic: full name.
             partition: number of the partition, from 0.
-            incarnation: expected incarnation of the partition; 0 accepts any.
+            incarnation: expected incarnation number of the partition, which changes if the topic is deleted and created
+                again; 0 accepts any.
             offset: first offset. The first chunk can begin before it, and the last chunk can end after ``offset_end``:
                 skip those rows.
             offset_end: exclusive end; -1 reads up to the last readable record.
-            epoch: broker epoch in which the offsets were reported; -1 disables the check.
+            epoch: leader epoch in which the offsets were reported; -1 disables the check.
             bytes_max: stop after this many bytes, but return at least one batch; -1 for no limit.
             wait_ms: milliseconds to wait for the first record.
             bodies: if false, the broker sends only the headers of batches, which have offsets and times.
 
         Raises:
-            Conflict: TOPIC_REPLACED if the incarnation does not match, EPOCH_ENDED if the epoch does not.
+            Conflict: TOPIC_REPLACED if the incarnation does not match, EPOCH_ENDED if records were lost since that
+                epoch.
             Missing: OFFSET_OUT_OF_RANGE: part of the range does not exist.
             Unavailable: the broker was not reachable for ``reconnect_s``.
         """
@@ -344,10 +346,11 @@ class BulkConnection:
         *,
         epoch: int = ANY_EPOCH,
     ) -> messages.Located:
-        """Return the files that store the sealed part of a range, if the user may see them.
+        """Return the segment files that store a range, if the user may see them.
 
-        Read the remaining part with ``fetch_range``. Raises the errors that ``fetch_range`` raises before its first
-        chunk, and Invalid(INVALID_REQUEST) if the broker does not support the request.
+        The newest records are in no such file yet: read them with ``fetch_range``. Raises the errors that
+        ``fetch_range`` raises before its first chunk, and Invalid(INVALID_REQUEST) if the broker does not support the
+        request.
         """
         head = messages.Locate(topic, partition, offset, offset_end, incarnation, epoch)
         return self._read(Verb.LOCATE, head, messages.Located)
@@ -423,25 +426,28 @@ class BulkConnection:
         return sum([answer.record_count for answer, _ in answers])
 
     def publish(self, writer: str, number: int, tokens: Sequence[bytes]) -> PublishResult:
-        """Make everything staged under these tokens visible at once.
+        """Make everything stored under these tokens with ``stage`` visible at once.
 
-        A publish with the same writer and number is executed only once, so a retry is safe.
+        A publish with the same writer and sequence number is executed only once, so a retry is safe.
 
         Args:
             writer: name of the writer, at most 255 bytes.
-            number: number of the publish; each publish of a writer needs a higher one.
+            number: sequence number of the publish; each publish of a writer needs a higher one.
             tokens: at most 10,000.
 
         Raises:
             Missing: STAGE_MISSING: a token is unknown or expired; nothing was published.
-            Invalid: SEQUENCE_GAP: the number is more than 2^32 above the last one.
+            Invalid: SEQUENCE_GAP: the sequence number is more than 2^32 above the last one.
         """
         answer = self._read(Verb.PUBLISH, messages.Publish(writer, number, list(tokens)), messages.Published)
         ranges = tuple((r.name, r.partition, r.first_offset, r.next_offset) for r in answer.ranges)
         return PublishResult(answer.duplicate, ranges)
 
     def abandon(self, tokens: Sequence[bytes]) -> None:
-        """Drop everything staged under these tokens. Unknown tokens are ignored."""
+        """Delete everything that ``stage`` stored under these tokens and that is not published.
+
+        Unknown tokens are ignored.
+        """
         self._read(Verb.ABANDON, messages.Abandon(list(tokens)), Head)
 
     def commit_position(self, topic: str, partition: int, group: str, offset: int) -> None:
@@ -474,7 +480,7 @@ class BulkConnection:
 
     @property
     def arena(self) -> Arena:
-        """The memory in which chunks are allocated. Callers may also allocate memory in it."""
+        """The pool from which memory for chunks is allocated. Callers may also allocate memory from it."""
         return self._arena
 
     @staticmethod

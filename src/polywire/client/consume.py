@@ -95,7 +95,7 @@ async def consume(
 
 
 class _Consumer:
-    """The state of one ``consume`` call. Each partition has at most one fetch at a time."""
+    """One ``consume`` call. Each partition has at most one fetch at a time."""
 
     def __init__(self, client: WireClient, topic: str, group: str | None, member: str, start: Start) -> None:
         self._client: Final = client

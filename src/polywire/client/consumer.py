@@ -559,7 +559,7 @@ def _not_owned(lost: set[tuple[str, int]]) -> Conflict:
 
 @runtime_checkable
 class _CountsPartitions(Protocol):
-    """A client that reports only the partition count of a topic, but no bounds and no list of topics."""
+    """A client of a protocol that reports only a topic's number of partitions, but no offsets and no list of topics."""
 
     async def partition_count(self, topic: str) -> int: ...
 

@@ -50,15 +50,15 @@ MEMBER: Final = "polywire-copy"
 
 @dataclass(frozen=True, slots=True)
 class StoredFields:
-    """The parts of a record that a protocol stores.
+    """The fields of a record that a protocol stores.
 
     Attributes:
         keys: whether it returns keys to consumers.
         headers: whether it stores headers without loss.
         plain_headers: whether it stores header values only as bytes.
         ids: whether it stores record ids.
-        times: whether it stores times of origin without loss.
-        times_ms: whether it stores times of origin in milliseconds.
+        times: whether it stores the producer's timestamps without loss.
+        times_ms: whether it stores the producer's timestamps in milliseconds.
         events: whether it stores the fields of events.
         null_values: whether a value can be null.
     """
@@ -91,7 +91,7 @@ class StoredFields:
 def reduced(record: Record, target: StoredFields, lost: Counter[str]) -> Record:
     """Return the record as the target can store it. Count the removed fields in ``lost``.
 
-    A record without a time of origin gets its append time. The key is always passed on, because it chooses the
+    A record without a producer's timestamp gets its append time. The key is always passed on, because it chooses the
     partition even if the target does not store it.
     """
     if record.key is not None and not target.keys:
@@ -132,7 +132,7 @@ def _time_us(record: Record, target: StoredFields, lost: Counter[str]) -> int | 
 
 @dataclass(slots=True)
 class Run:
-    """Consecutive offsets of the source that were copied to consecutive offsets of the target."""
+    """A range of offsets of the source that was copied to consecutive offsets of the target."""
 
     source: int
     target: int
@@ -145,7 +145,7 @@ class PartitionProgress:
 
     Attributes:
         location: where reading continues; None before the first read.
-        runs: the copied records, ordered by their offset in the source.
+        runs: the copied ranges of offsets, ordered by their offset in the source.
     """
 
     location: int | None = None
@@ -163,7 +163,10 @@ class PartitionProgress:
             del self.runs[1::2]
 
     def target_of(self, offset: int) -> int:
-        """Return the target offset of the first copied record at or after a source offset; if there is none, the end."""
+        """Return the target offset of the first copied record at or after a source offset.
+
+        If there is none, return the target offset after the last copied record.
+        """
         at = bisect_right(self.runs, offset, key=lambda run: run.source) - 1
         if at < 0:
             return self.runs[0].target if self.runs else 0
@@ -233,7 +236,7 @@ class CopyState:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """One side of a copy: the URL of a broker and the full name of a topic."""
+    """The source or target of a copy: the URL of a broker and the full name of a topic."""
 
     url: str
     topic: str
@@ -493,7 +496,7 @@ class _Session:
         self._searched_max = max(RECORDS_AT_ONCE, self._doubtful)
 
     def _look_no_more(self) -> None:
-        """Stop searching for records of an earlier attempt. Those that are left were written by another producer."""
+        """Stop searching for records of an earlier attempt. Those not found were written by another producer."""
         if self._doubtful > 0:
             self._copy.outcome.remarks[f"another producer writes to the target records={self._doubtful}"] = None
         self._doubtful = 0

@@ -163,7 +163,7 @@ def last_offset(body: bytes) -> int:
 
 
 def encode_batch(topic: str, partition: int, acks: str, records: Sequence[Record], *, producer: bytes = b"") -> bytes:
-    """Encode a batch in the modern layout. Raises Invalid for records that the protocol does not support.
+    """Encode a batch in the current layout. Raises Invalid for records that the protocol does not support.
 
     A missing key is sent as an empty one. With a ``producer`` id, records get sequence numbers, so that the broker
     stores each record only once.
@@ -196,7 +196,7 @@ def _text(text: bytes) -> bytes:
 
 
 def decode_batch(body: bytes) -> list[Record]:
-    """Decode a batch in the modern layout. Raises Unavailable if the bytes are not a batch."""
+    """Decode a batch in the current layout. Raises Unavailable if the bytes are not a batch."""
     room = len(body) // decoder.MESSAGE_BYTES_MIN + 1
     head = array("q", bytes(8 * decoder.HEAD_WORDS))
     spans, details = array("q", bytes(32 * room)), array("q", bytes(8 * decoder.DETAIL_WORDS * room))
@@ -258,7 +258,7 @@ class Groups:
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str, generation: int
     ) -> None:
-        """Commit an offset. Without a member, use the positional command, which does not check the generation."""
+        """Commit an offset. Without a member, the older command is used, which does not check the generation."""
         if member:
             partition_fields = f"partition={partition} offset={offset}"
             fields(
@@ -415,7 +415,7 @@ class CursusClient(Scope):
             return self._counts[topic]
 
     def _split(self, topic: str, records: Sequence[Record], partition: int | None) -> dict[int, list[int]]:
-        """Return the rows of each partition. Records without a key are distributed round-robin."""
+        """Return the indexes of the records for each partition. Records without a key are distributed round-robin."""
         if partition is not None:
             return {partition: list(range(len(records)))}
         count = self._counts[topic]

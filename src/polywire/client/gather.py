@@ -52,7 +52,7 @@ _NO_TIME = cython.declare(cython.longlong, -9223372036854775808)
 
 
 def binary_bytes(chunk: Buffer, plan: Buffer, offsets_column: int) -> int:
-    """Return the total size of the values that a plan selects from a column of variable length."""
+    """Return the total size of the values of selected rows in a column of variable length."""
     source: Lent = lend(chunk)
     runs: Lent = lend(plan)
     column: cython.Py_ssize_t = _COLUMNS + 16 * offsets_column
@@ -256,7 +256,7 @@ def time_rows(plan: Buffer, target: Buffer) -> None:
 
 
 def create_time_rows(chunk: Buffer, plan: Buffer, times_column: int, target: Buffer) -> None:
-    """Write the time of origin of each row as i64. A row without one gets its append time.
+    """Write the producer's timestamp of each row as i64. A row without one gets its append time.
 
     Times are in microseconds, rounded down to milliseconds.
     """
@@ -292,7 +292,7 @@ def _over_ms(time_us: cython.longlong) -> cython.longlong:
 
 
 def inner_plan(chunk: Buffer, plan: Buffer, counts_column: int) -> bytearray:
-    """Return a plan for the elements of lists (headers), given the plan for the lists.
+    """Return the selection of the elements of lists (headers), given the selection of the lists.
 
     Batches without lists are skipped.
     """

@@ -117,7 +117,7 @@ def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
 
 
 class BrokerConnection(Protocol):
-    """A connection to an Iggy broker, in any dialect."""
+    """A connection to an Iggy broker, in any version of the protocol."""
 
     async def ask(self, code: Code, body: bytes = b"") -> bytes:
         """Send one request, and return the payload of its reply. Raises BrokerError."""
@@ -149,7 +149,7 @@ class _Connection(PipelinedConnection[tuple[int, bytes]]):
 
 
 class IggyClient(Scope):
-    """A client of the documented dialect. It implements ``WireClient`` as far as the protocol supports it.
+    """A client of the protocol version of 2023. It implements ``WireClient`` as far as that version supports it.
 
     Create one with ``open``.
 
@@ -412,7 +412,7 @@ class IggyClient(Scope):
     async def group_names(self, topic: str) -> list[str]:
         """Return the names of a topic's groups.
 
-        In this dialect, groups only have numbers. The name of group 1 is ``group-1``.
+        In this version, groups only have numbers. The name of group 1 is ``group-1``.
         """
         payload = await self._connection.ask(Code.GET_GROUPS, topic_ident(topic))
         return [f"group-{number}" for number in _checked(client_codec.read_groups, payload)]
@@ -508,7 +508,7 @@ def topic_ident(topic: str) -> bytes:
 
 
 def _group_number(group: str) -> int:
-    """Return the number of a group. In this dialect, groups have no names."""
+    """Return the number of a group. In this version, groups have no names."""
     number = group.removeprefix("group-")
     if number != group and number.isascii() and number.isdigit() and 0 < int(number) < 2**32 - 32:
         return int(number)

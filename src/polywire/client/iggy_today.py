@@ -107,7 +107,7 @@ def failure_of(status: int) -> BrokerError:
 
 
 def eviction_of(reason: int) -> BrokerError:
-    """Return the error for a connection whose login the broker has ended for this reason."""
+    """Return the error for a connection that the broker has closed for this reason."""
     return _EVICTIONS.get(reason) or Unavailable(ErrorCode.STOPPING, f"the broker rejected the login {reason=}")
 
 
@@ -116,7 +116,7 @@ def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
 
 
 class _Dialect:
-    """The dialect and the protocol version that all connections of a client use.
+    """The version of the protocol that all connections of a client use.
 
     Attributes:
         window: lowest and highest version that the server supports; known once it has rejected a version.
@@ -179,7 +179,7 @@ class _Connection(PipelinedConnection[Reply]):
     async def ask(self, code: Code, body: bytes = b"", *, incarnation: int = 0) -> bytes:
         """Send one request, and return the payload of its reply. Raises BrokerError.
 
-        ``incarnation`` is the incarnation of the partition that the request is about; 0 if there is none.
+        ``incarnation`` is the incarnation number of the partition that the request is about; 0 if there is none.
         """
         return await self._exchange(today_codec.operation_of(code), body, code=code, incarnation=incarnation)
 
@@ -203,7 +203,7 @@ class _Connection(PipelinedConnection[Reply]):
         return _checked(today_codec.result_of, reply)
 
     async def _live(self) -> None:
-        """Send pings while the connection is idle. Runs as long as the connection."""
+        """Send pings while the connection is idle, until it is closed."""
         with suppress(BrokerError):
             while True:
                 count = self._request_count
@@ -213,7 +213,7 @@ class _Connection(PipelinedConnection[Reply]):
 
 
 class _Dialer:
-    """Opens connections and logs in. All connections use the same dialect."""
+    """Opens connections and logs in. All connections use the same version of the protocol."""
 
     __slots__ = ("_host", "_port", "_spoken", "_timeout_s", "_tls")
 
@@ -257,7 +257,7 @@ class _Dialer:
 
 
 class IggyTodayClient(IggyClient):
-    """A client of today's dialect. It implements ``WireClient`` as far as the protocol supports it.
+    """A client of today's version of the protocol. It implements ``WireClient`` as far as that supports it.
 
     Create one with ``open``.
 
@@ -416,9 +416,8 @@ class IggyTodayClient(IggyClient):
     ) -> bytes:
         """Send a request about a partition.
 
-        Since protocol 0.12, it contains the partition's incarnation, which is cached.
-
-        If the incarnation has changed, the request is repeated with the new one. Raises BrokerError.
+        Since protocol 0.12, it contains the partition's incarnation number, which is cached. If that has changed, the
+        request is repeated with the new one. Raises BrokerError.
         """
         if not self._spoken.dialect.contexts or not isinstance(connection, _Connection):
             return await connection.ask(code, body)

@@ -80,11 +80,11 @@ class _Connection(FramedConnection):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Messages of a partition from an address on.
+    """Messages of a partition from an offset on. In Kafka 0.7 an offset is a byte position, here called address.
 
     Attributes:
         values: values of the messages.
-        positions: for each value, the address to continue at after it. Messages in a wrapper share the wrapper's
+        positions: for each value, the address to continue at after it. Messages inside a compressed message share its
             address.
         next_address: address after the last message.
         is_cut: whether the first message is longer than the requested size, so that ``values`` is empty.
@@ -101,9 +101,10 @@ class Kafka07Client(Scope):
 
     A record's key chooses its partition and is not sent.
 
-    ``read``, ``addresses`` and ``write`` use the byte addresses of the protocol. Other methods use offsets, which they
-    find by counting records from address 0 or from the nearest known address. Once retention has removed the beginning
-    of a partition, offsets are unknown (-1 in ``Produced``).
+    In this protocol, the offset of a message is its byte position, here called address. ``read``, ``addresses`` and
+    ``write`` use addresses. Other methods use record numbers as offsets, which they find by counting records from
+    address 0 or from the nearest known address. Once retention has removed the beginning of a partition, these are
+    unknown (-1 in ``Produced``).
 
     A broker sends no acknowledgements. The client detects message sets that the broker dropped, and closed connections.
     """
@@ -145,7 +146,7 @@ class Kafka07Client(Scope):
     # The protocol's own operations
 
     async def addresses(self, topic: str, partition: int, time_ms: int = LATEST, count: int = 1) -> list[int]:
-        """Return addresses at which a read can begin, newest first.
+        """Return addresses (byte positions) at which a read can begin, newest first.
 
         Args:
             topic: name of the topic.
@@ -160,7 +161,7 @@ class Kafka07Client(Scope):
         return understood(parse_offsets_answer, answer)
 
     async def read(self, topic: str, partition: int, address: int, *, bytes_max: int = FETCH_BYTES) -> Fetched:
-        """Return messages from an address on. Return no messages at the end of the partition.
+        """Return messages from an address (byte position) on. Return no messages at the end of the partition.
 
         Args:
             topic: name of the topic.
@@ -188,7 +189,7 @@ class Kafka07Client(Scope):
     ) -> list[Fetched | BrokerError]:
         """Read from several (partition, address) pairs at once. Return a result or an error for each, in order.
 
-        If a first message is longer than ``bytes_max``, ``Fetched.is_cut`` is set.
+        An address is a byte position. If a first message is longer than ``bytes_max``, ``Fetched.is_cut`` is set.
         """
         entries = [FetchEntry(_topic(topic), partition, address, bytes_max) for partition, address in places]
         [answer] = await self._connection.exchange(encode_multifetch(entries), 1)
@@ -202,10 +203,9 @@ class Kafka07Client(Scope):
         return results
 
     async def write(self, topic: str, partition: int, message_set: bytes) -> tuple[int, int]:
-        """Send a message set, and return the address of the partition's end before and after it.
+        """Send a message set, and return the byte position of the partition's end before and after it.
 
-        Between the two addresses, there may also be messages of other clients. Raises Unavailable if the set was
-        rejected.
+        Between the two, there may also be messages of other clients. Raises Unavailable if the set was rejected.
         """
         name = _topic(topic)
         end = encode_offsets(name, partition, LATEST, 1)
@@ -213,7 +213,10 @@ class Kafka07Client(Scope):
         return understood(parse_offsets_answer, before)[0], understood(parse_offsets_answer, after)[0]
 
     async def send(self, frames: bytes, topic: str, partition: int = 0) -> None:
-        """Send produce frames, and wait until the broker has processed them. Raises Unavailable if it rejected one."""
+        """Send encoded produce requests, and wait until the broker has processed them.
+
+        Raises Unavailable if it rejected one.
+        """
         await self._connection.exchange(frames + encode_offsets(_topic(topic), partition, LATEST, 1), 1)
 
     async def partition_count(self, topic: str) -> int:
@@ -229,9 +232,9 @@ class Kafka07Client(Scope):
         return PARTITION_COUNT_MAX
 
     def decode(self, data: memoryview, address: int) -> Fetched:
-        """Return the values of the complete messages of a set, including those inside wrappers.
+        """Return the values of the complete messages of a set, including those inside compressed messages.
 
-        ``address`` is the address of the first byte of ``data``. Raises Unavailable for an invalid set.
+        ``address`` is the byte position of ``data`` in the partition. Raises Unavailable for an invalid set.
         """
         end = understood(_whole_end, data)
         found = Fetched([], [], address + end, is_cut=end == 0 and len(data) > 0)
@@ -253,7 +256,7 @@ class Kafka07Client(Scope):
     def _take(self, part: PlainSet, found: Fetched, address: int) -> None:
         """Add the values of an uncompressed set to ``found``.
 
-        The positions are wrong if the set is inside a wrapper.
+        The positions are wrong if the set is inside a compressed message.
         """
         at, left, source = part.start, part.records, memoryview(part.data)
         while left > 0:
@@ -282,11 +285,14 @@ class Kafka07Client(Scope):
         raise cannot(WIRE, "list topics")
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Raise Invalid(INVALID_REQUEST): the protocol reports addresses instead of offsets. Use ``addresses``."""
+        """Raise Invalid(INVALID_REQUEST): the protocol reports byte positions instead of offsets. Use ``addresses``."""
         raise cannot(WIRE, "report offsets of bounds")
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
-        """Raise Invalid(INVALID_REQUEST): the protocol looks up addresses by time, not offsets. Use ``addresses``."""
+        """Raise Invalid(INVALID_REQUEST): the protocol looks up byte positions by time, not offsets.
+
+        Use ``addresses``.
+        """
         raise cannot(WIRE, "look offsets up by time")
 
     async def produce(
@@ -312,10 +318,7 @@ class Kafka07Client(Scope):
         return produced
 
     async def _choose_partitions(self, topic: str, records: Sequence[Record]) -> list[int]:
-        """Return the partition of each record.
-
-        The key chooses it. Records without a key are distributed round-robin.
-        """
+        """Return the partition of each record: by its key or, without a key, round-robin."""
         count = await self.partition_count(topic)
         keys = [record.key or b"" for record in records]
         ends = list(itertools.accumulate(map(len, keys), initial=0))
@@ -355,7 +358,7 @@ class Kafka07Client(Scope):
     async def _search(
         self, topic: str, partition: int, offset: int, address: int, stop: int, values: list[bytes]
     ) -> int:
-        """Return the offset of ``values`` between two addresses. Other clients may have written there, too."""
+        """Return the offset of ``values`` between two byte positions. Other clients may have written there, too."""
         found: list[bytes] = []
         while address < stop:
             read = await self.read(topic, partition, address)
@@ -401,7 +404,7 @@ class Kafka07Client(Scope):
                 )
 
     async def _offset_of(self, topic: str, partition: int, address: int) -> int:
-        """Convert a byte address to an offset, by counting the records before it.
+        """Return the offset of the record at a byte position, by counting the records before it.
 
         Returns -1 if there are too many to count. Raises Missing.
         """
@@ -445,14 +448,14 @@ class Kafka07Client(Scope):
     async def commit(
         self, group: str, topic: str, partition: int, offset: int, *, member: str = "", generation: int = -1
     ) -> None:
-        """Raise Invalid(INVALID_REQUEST): the protocol cannot store positions.
+        """Raise Invalid(INVALID_REQUEST): the protocol cannot store committed offsets.
 
         ``kafka07_streams.Consumer`` stores them in a file.
         """
         raise cannot(WIRE, "store positions")
 
     async def position(self, group: str, topic: str, partition: int) -> int | None:
-        """Raise Invalid(INVALID_REQUEST): the protocol cannot store positions."""
+        """Raise Invalid(INVALID_REQUEST): the protocol cannot store committed offsets."""
         raise cannot(WIRE, "store positions")
 
 
@@ -464,7 +467,7 @@ def _topic(topic: str) -> bytes:
 
 
 def _portions(rows: list[int], values: list[bytes]) -> list[list[int]]:
-    """Split rows into lists whose values fit one message set.
+    """Split the records with the indexes ``rows`` into lists whose values fit one message set.
 
     A value above the protocol's size limit is alone in its list. It is sent compressed.
     """

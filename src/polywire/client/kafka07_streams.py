@@ -128,7 +128,7 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message, and the address of the next one."""
+    """A message, and the byte position of the next one."""
 
     partition: int
     value: bytes
@@ -138,9 +138,11 @@ class Message:
 class Consumer:
     """Reads the partitions of a topic concurrently and stores its positions.
 
+    A position is the byte position of the next message, which Kafka 0.7 calls offset.
+
     Attributes:
-        positions: address after the last returned message, by partition. ``commit`` writes them to a JSON file
-            ``{topic: {partition: address}}``, which is replaced atomically.
+        positions: byte position after the last returned message, by partition. ``commit`` writes them to a JSON file
+            ``{topic: {partition: position}}``, which is replaced atomically.
     """
 
     def __init__(
@@ -159,7 +161,7 @@ class Consumer:
             client: the connection.
             topic: name of the topic.
             partitions: partitions to read; None reads all.
-            positions: address to begin at, by partition.
+            positions: byte position to begin at, by partition.
             start: ``EARLIEST`` or ``LATEST``: where to begin if there is no position, or if it is outside the retained
                 messages.
             path: file of the positions.
@@ -303,7 +305,7 @@ class SyncConsumer:
 
     @property
     def positions(self) -> dict[int, int]:
-        """The address to continue at, by partition."""
+        """The byte position to continue at, by partition."""
         return self._consumer.positions
 
     def commit(self) -> None:

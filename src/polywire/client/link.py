@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class Link:
-    """The connection of a client, producer or consumer."""
+    """Keeps the connection of a client, producer or consumer open: reconnects and retries."""
 
     __slots__ = (
         "_closed",
@@ -82,7 +82,7 @@ class Link:
         return not self._has_response and self._closed_count >= CLOSED_MAX
 
     def note_response(self) -> None:
-        """Note that the broker has responded to a request, so that the port is right."""
+        """Record that the broker has responded to a request, so that the port is right."""
         self._has_response = True
 
     async def open(self) -> None:
@@ -90,7 +90,7 @@ class Link:
         await self._search(self._connect_s)
 
     async def wire(self) -> WireClient:
-        """Return the connection, and reconnect if it was lost.
+        """Return the connected client, and reconnect if the connection was lost.
 
         Raises Unavailable if the broker was not reached in time or the link is closed, Denied and Invalid.
         """

@@ -38,7 +38,7 @@ class GroupInfo:
         generation: its generation; may be -1 if the group has no members.
         assignor: how partitions are assigned.
         members: its members.
-        positions: next offset to read, by partition.
+        positions: committed offset (the next offset to read), by partition.
         owner: name of the user who owns the group; empty if there is none.
     """
 
@@ -86,7 +86,7 @@ async def lags_of(client: Queries, group: GroupInfo, *, clock: Clock | None = No
     """Return the lag in each partition of the group's topic; no lags if the topic does not exist.
 
     Args:
-        client: used to query the offsets of partitions and the times of records.
+        client: used to query the partitions' first and end offsets, and the records' append times.
         group: as returned by ``groups`` of the client.
         clock: None uses the system's clock.
 
@@ -152,7 +152,7 @@ class TransactionInfo:
 
 @dataclass(frozen=True, slots=True)
 class WriterInfo:
-    """A writer and the last number it published. ``owner`` is the name of a user, or empty."""
+    """A writer and the sequence number of its last publish. ``owner`` is the name of a user, or empty."""
 
     writer: str
     number: int

@@ -26,7 +26,10 @@ OFFSET_LIMIT: Final = 2**62
 
 
 class PartitionReader(Protocol):
-    """The partitions of one topic, over one connection."""
+    """Reads the partitions of one topic, over one connection.
+
+    A location is an offset or, over Kafka 0.7, a byte position.
+    """
 
     async def partition_count(self) -> int:
         """Return how many partitions there are. Raises Missing(TOPIC_MISSING)."""
@@ -58,7 +61,7 @@ def reader_of(client: WireClient, topic: str) -> PartitionReader:
 
 
 class _BoundsReader:
-    """Reads over protocols that report the first and the next offset of partitions."""
+    """Reads over protocols that report the first and the end offset of partitions."""
 
     def __init__(self, client: WireClient, topic: str) -> None:
         self._client: Final = client

@@ -58,7 +58,7 @@ class _Pending:
     """A request in flight.
 
     Attributes:
-        done: head of the last response frame, and payloads of all frames.
+        done: header of the last response frame, and payloads of all frames.
         parts: payloads of the frames received so far.
     """
 
@@ -67,7 +67,10 @@ class _Pending:
 
 
 class PolywireConnection(Connection):
-    """A connection of frames. Each request gets one result or error, also if the connection is lost."""
+    """A connection of the ``polywire`` protocol.
+
+    Each request gets one result or error, also if the connection is lost.
+    """
 
     CLOSE_ADVICE: ClassVar[str] = POLYWIRE_PORT
 
@@ -102,7 +105,7 @@ class PolywireConnection(Connection):
         del self._buffer[:taken]
 
     async def ask(self, verb: Verb, head: Head, payload: Sequence[Buffer] = ()) -> tuple[bytes, list[bytes]]:
-        """Send a request. Return the head of the response's last frame, and the payloads of all its frames."""
+        """Send a request. Return the header of the response's last frame, and the payloads of all its frames."""
         transport = self._opened()
         self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
         correlation = self._correlation
@@ -119,7 +122,7 @@ class PolywireConnection(Connection):
             raise
 
     def _cancel(self, correlation: int) -> None:
-        """Cancel a request at the broker. Responses to both requests are ignored."""
+        """Cancel a request at the broker. The responses to it and to the cancellation are ignored."""
         self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
         ignored = self._pending[self._correlation] = _Pending(self._loop.create_future())
         ignored.done.add_done_callback(_ignore)
@@ -270,7 +273,10 @@ class PolywireClient(Scope):
         await self._ask(Verb.CREATE_TOPIC, head, messages.TopicDescription)
 
     async def describe(self, topic: str) -> messages.TopicDescription:
-        """Return id, incarnations and settings of a topic. Raises Missing(TOPIC_MISSING)."""
+        """Return a topic's id, settings and the incarnation numbers of its partitions.
+
+        Raises Missing(TOPIC_MISSING).
+        """
         return await self._ask(Verb.DESCRIBE, messages.Describe(topic), messages.TopicDescription)
 
     async def grow_topic(self, topic: str, partition_count: int) -> None:
@@ -454,15 +460,15 @@ class PolywireClient(Scope):
         """Store a batch invisibly until ``publish`` is called with the same token, and return its number of records.
 
         Args:
-            token: 16 random bytes. The data staged under a token expires ``limits.stage_expiry_ms`` after the last call
-                with it.
+            token: 16 random bytes. Everything stored under a token expires ``limits.stage_expiry_ms`` after the last
+                call with it.
             topic: full name.
             partition: number of the partition, or -1 to choose by key.
             batch: a stored batch, as for ``produce_batch``.
             level: durability of an acknowledged record.
 
         Raises:
-            Busy: STAGE_FULL: the broker is at its limit of staged data.
+            Busy: STAGE_FULL: the broker is at its limit of unpublished data.
             Missing: TOPIC_MISSING, PARTITION_MISSING.
             Denied: another user has used this token.
         """
@@ -471,25 +477,28 @@ class PolywireClient(Scope):
         return _decode(response, messages.Staged).record_count
 
     async def publish(self, writer: str, number: int, tokens: Sequence[bytes]) -> messages.Published:
-        """Make everything staged under these tokens visible atomically, and sync it to disk.
+        """Make everything stored under these tokens with ``stage`` visible atomically, and sync it to disk.
 
-        A publish with the same writer and number is executed only once, so a retry is safe. If the number is not above
-        the writer's last one, nothing changes and the response is a ``duplicate``.
+        A publish with the same writer and sequence number is executed only once, so a retry is safe. If the sequence
+        number is not above the writer's last one, nothing changes and the response is a ``duplicate``.
 
         Args:
             writer: name of the writer, at most 255 bytes.
-            number: number of the publish; each publish of a writer needs a higher one.
+            number: sequence number of the publish; each publish of a writer needs a higher one.
             tokens: at most 10,000.
 
         Raises:
             Missing: STAGE_MISSING: a token is unknown or expired; nothing was published.
-            Invalid: SEQUENCE_GAP: the number is more than 2^32 above the last one.
+            Invalid: SEQUENCE_GAP: the sequence number is more than 2^32 above the last one.
             Denied: the writer or a token belongs to another user.
         """
         return await self._ask(Verb.PUBLISH, messages.Publish(writer, number, list(tokens)), messages.Published)
 
     async def abandon(self, tokens: Sequence[bytes]) -> None:
-        """Drop everything staged under these tokens. Unknown tokens are ignored."""
+        """Delete everything that ``stage`` stored under these tokens and that is not published.
+
+        Unknown tokens are ignored.
+        """
         await self._ask(Verb.ABANDON, messages.Abandon(list(tokens)), Head)
 
     async def join(self, group: str, topic: str, member: str, *, assignor: Assignor | None = None) -> Membership:
@@ -563,18 +572,17 @@ class PolywireClient(Scope):
         await self._ask(Verb.DELETE_TRANSACTION, messages.DeleteEntry(transactional_id), Head)
 
     async def writers(self) -> list[WriterInfo]:
-        """Return the user's writers, sorted by name, each with its last sequence number.
+        """Return the user's writers, sorted by name, each with the sequence number of its last publish.
 
         Administrators see the writers of all users.
         """
         return await self._list(Verb.WRITERS, messages.EntryList[messages.WriterEntry], WriterInfo)
 
     async def delete_writer(self, writer: str) -> None:
-        """Delete a writer, so that its numbers can be used again.
+        """Delete a writer, so that its sequence numbers can be used again.
 
-        If the writer then repeats an old publish, the data is stored twice.
-
-        Raises Missing(WRITER_MISSING), and Denied if the writer belongs to another user.
+        If the writer then repeats an old publish, the data is stored twice. Raises Missing(WRITER_MISSING), and Denied
+        if the writer belongs to another user.
         """
         await self._ask(Verb.DELETE_WRITER, messages.DeleteEntry(writer), Head)
 

@@ -55,9 +55,9 @@ class Receipt:
         return self._batch.completed.done()
 
     def mark_reported(self) -> bool:
-        """Count the sender as having received the error of its record.
+        """Record that the application has received the error of this record.
 
-        Return whether all senders of the batch have done so.
+        Return whether it has received the errors of all records of the batch.
         """
         self._batch.reported += 1
         return self._batch.reported == len(self._batch.values)
@@ -407,7 +407,10 @@ class Producer:
         keys: Sequence[bytes | None],
         others: dict[int, Record],
     ) -> list[tuple[Batch, int, int]]:
-        """Add records to as many batches as needed. Return batch, first row and number of rows for each."""
+        """Add records to as many batches as needed.
+
+        Return (batch, index of its first new record, number of new records) for each.
+        """
         parts: list[tuple[Batch, int, int]] = []
         waiting = [(0, len(values))] if values else []
         while waiting:
@@ -449,7 +452,7 @@ class Producer:
     async def _rows_by_partition(
         self, topic: str, keys: Sequence[bytes | None], partition: int | None
     ) -> list[tuple[int, list[int] | None]]:
-        """Return the rows of each partition. They are None if all records go to one partition."""
+        """Return the indexes of the records for each partition, None if all records go to one partition."""
         known = await self._topic(topic)
         if partition is not None or not known.partition_count or not any(key is not None for key in keys):
             where = await self._partition(topic, None, partition)

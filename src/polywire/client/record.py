@@ -259,7 +259,7 @@ def _offsets(parts: Iterable[Any]) -> bytes:
 
 
 def _header(name: str, value: HeaderValue) -> Header:
-    """Return a header whose kind is that of the value's Python type.
+    """Return a header with the type of the Python value.
 
     Raises Invalid(INVALID_REQUEST) for an integer that is too large.
     """

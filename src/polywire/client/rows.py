@@ -137,7 +137,7 @@ def _end_with(cursor: Cursor, record: object) -> cython.void:
 
 @cython.cclass
 class Cursor:
-    """Fetched records and the current row."""
+    """Iterator over fetched records, compiled because it runs once for each record."""
 
     records: list[Any] = cython.declare(list, visibility="public")
     row = cython.declare(cython.Py_ssize_t, visibility="public")

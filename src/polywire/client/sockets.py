@@ -64,7 +64,7 @@ class TlsSocket:
         self._socket.close()
 
     def recv(self, size: int, flags: int) -> bytes:
-        """Return any bytes if the socket is readable, which is all that the caller checks.
+        """Return any bytes if the socket is readable, so that the caller can check this.
 
         If decrypted data is buffered, the result is a placeholder. Otherwise it comes from the socket, encrypted.
         """
@@ -92,7 +92,7 @@ class TlsSocket:
 
 
 class FramedSocket:
-    """A connected blocking socket.
+    """A connected blocking socket of the ``polywire`` protocol.
 
     It is closed after an error, so that the rest of a response is never read as the next response.
 
@@ -168,7 +168,7 @@ class FramedSocket:
         return self._correlation
 
     def receive(self, correlation: int) -> tuple[Prefix, bytes]:
-        """Return the prefix and the head of the next frame. The caller must then read its payload.
+        """Return the prefix and the header of the next response frame. The caller must then read its payload.
 
         Raises the error in the response, or Unavailable if the frame does not have this correlation id.
         """
@@ -179,7 +179,7 @@ class FramedSocket:
         return prefix, head
 
     def receive_payload(self, prefix: Prefix, arena: Arena | None = None) -> memoryview:
-        """Return the payload of the frame whose head was read last, in memory of ``arena`` if it is set."""
+        """Return the payload of the frame whose header was read last, in memory of ``arena`` if it is set."""
         size = prefix.length - prefix.head_bytes
         view = memoryview(bytearray(size)) if arena is None or size == 0 else arena.take(size)
         self._receive_into(view)

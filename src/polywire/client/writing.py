@@ -41,11 +41,11 @@ class Writer(Protocol):
     def finish(self) -> list[bytes]:
         """Wait until all batches are acknowledged.
 
-        Return the tokens to publish, in order; empty if nothing was staged.
+        Return the tokens to publish, in order; empty if the batches are visible already.
         """
 
     def abandon(self) -> None:
-        """Drop staged batches. Errors of the connection are ignored."""
+        """Delete batches that are not published. Errors of the connection are ignored."""
 
 
 class _Item(NamedTuple):
@@ -55,7 +55,7 @@ class _Item(NamedTuple):
 
 
 class _Pipeline:
-    """Pipelined requests over a socket of the pool."""
+    """Sends requests over a socket of the pool without waiting for each response."""
 
     __slots__ = ("_connection", "_pending", "_wire", "on_response")
 
@@ -133,9 +133,9 @@ def _retry(connection: BulkConnection, step: Callable[[], None], again: Callable
 
 
 class StageWriter:
-    """Stages batches under random tokens, with pipelined requests.
+    """Stores batches under random tokens, invisibly until they are published. Does not wait for each response.
 
-    If the outcome of a batch is unknown, all batches under its token are staged again under a new one. A returned token
+    If the outcome of a batch is unknown, all batches under its token are sent again under a new one. A returned token
     therefore has each of its batches exactly once.
     """
 
@@ -146,8 +146,8 @@ class StageWriter:
     ) -> None:
         """Create a writer.
 
-        ``write`` is the writer name and number with which the tokens will be published. With it, the broker can drop
-        batches that a crashed writer has left.
+        ``write`` is the writer name and sequence number with which the tokens will be published. With it, the broker
+        can delete batches that a crashed writer has left.
         """
         self._connection: Final = connection
         self._write: Final = write
@@ -179,7 +179,7 @@ class StageWriter:
         return self._tokens
 
     def abandon(self) -> None:
-        """Drop everything that was staged. Raises Unavailable; the broker then drops it after a while."""
+        """Delete all batches that were sent. Raises Unavailable; the broker then deletes them after a while."""
         self._ahead.drop()
         self._abandon([*self._tokens, *self._doubtful, self._token])
 
@@ -206,7 +206,7 @@ class StageWriter:
         )
 
     def _send_again(self) -> None:
-        """Stage all batches under a new token, because it is unknown which of them are stored under the current one."""
+        """Send all batches under a new token, because it is unknown which of them are stored under the current one."""
         self._ahead.drop()
         self._doubtful.append(self._token)
         self._token = os.urandom(TOKEN_RANDOM_BYTES)
@@ -219,7 +219,7 @@ class StageWriter:
 
 
 class ProduceWriter:
-    """Appends batches with pipelined requests. A batch stays in memory until it is acknowledged."""
+    """Appends batches without waiting for each response. A batch stays in memory until it is acknowledged."""
 
     __slots__ = ("_ahead", "_connection", "_held", "_level")
 
@@ -262,5 +262,4 @@ class ProduceWriter:
             self._send(item)
 
 
-def _nothing() -> None:
-    """Do nothing for an acknowledged batch, because it must remain in memory until its token is closed."""
+def _nothing() -> None: ...

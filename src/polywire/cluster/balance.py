@@ -23,7 +23,7 @@ AGAIN_S: Final = 10.0
 
 
 class Balance:
-    """Decides for one process when to hand over its shard.
+    """Decides for one process when to hand over leadership of its shard to a standby.
 
     Args:
         candidate: this process.
@@ -44,7 +44,7 @@ class Balance:
         self._has_read_request = False
 
     def note_request(self, request: TakeoverRequest | None, now: float) -> None:
-        """Record the takeover request in the bucket. Called by a standby.
+        """Record the takeover request in the bucket, as read by a standby.
 
         A request that exists at the first call may be years old and is ignored.
         """
@@ -53,11 +53,11 @@ class Balance:
         self._request, self._has_read_request = request, True
 
     def moved(self, now: float) -> None:
-        """Record that the shard is being handed over on request."""
+        """Record that leadership of the shard is being handed over, because an operator requested it."""
         self._moved_at = now
 
     def target(self, seen: Sequence[tuple[Node, NodeState]], now: float) -> Node | None:
-        """Return the node to which the leader should hand over the shard now, or None.
+        """Return the standby to which the leader should hand over the shard now, or None.
 
         The leader calls this regularly.
         """

@@ -37,7 +37,7 @@ class _Answer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one test.
+    """Result of one test of a bucket.
 
     Attributes:
         what: what was tested.
@@ -49,7 +49,10 @@ class Finding:
 
 
 def probe(objects: Objects) -> list[Finding]:
-    """Run all tests. Raises Unavailable if the bucket does not answer."""
+    """Test whether a bucket has the atomic operations that the journal needs.
+
+    Raises Unavailable if it does not respond.
+    """
     token = secrets.token_hex(8)
     with ThreadPoolExecutor(WRITERS, "polywire-probe") as threads:
         race = _Race(objects, threads)
@@ -61,7 +64,7 @@ def probe(objects: Objects) -> list[Finding]:
 
 
 def check(objects: Objects) -> None:
-    """Refuse an unsuitable bucket. Raises Invalid or Unavailable."""
+    """Refuse a bucket that fails a test of ``probe``. Raises Invalid or Unavailable."""
     for finding in probe(objects):
         if finding.defect:
             raise Invalid(
@@ -94,7 +97,10 @@ class _Race:
         return Finding(f"one of {WRITERS} concurrent replaces succeeds", self._round(name, write, again))
 
     def _round(self, name: str, write: Callable[[bytes], None], again: Callable[[], None]) -> str:
-        """Let several writers race once. Return a description of the defect, or an empty string."""
+        """Let several writers create or replace one object at the same time.
+
+        Return a description of the defect, or an empty string.
+        """
         contents = [f"writer {number}".encode() for number in range(WRITERS)]
         for _ in range(UNDECIDED_ROUNDS_MAX):
             answers = list(self._threads.map(lambda content: _answer(write, content), contents))
@@ -106,13 +112,12 @@ class _Race:
         raise Unavailable(ErrorCode.STORAGE_FAILED, f"too many requests to the bucket failed name={name!r}")
 
     def _judge(self, name: str, contents: Sequence[bytes], answers: Sequence[_Answer]) -> str | None:
-        """Return a description of the defect, an empty string if there is none, or None if the result is unclear.
-
-        The result is unclear if too few requests were answered.
+        """Return a description of the defect, an empty string if there is none, or None if too few requests got a
+        response.
 
         Args:
             contents: content that each writer sent.
-            answers: what the store answered each writer.
+            answers: response of the store to each writer.
         """
         winners = answers.count(_Answer.WON)
         if winners > 1:

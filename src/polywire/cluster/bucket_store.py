@@ -40,11 +40,11 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The end of a blob.
+    """The last bytes of an object in a bucket.
 
     Attributes:
-        start: position of ``content`` in the blob.
-        size: size of the blob.
+        start: position of ``content`` in the object.
+        size: size of the object.
         content: bytes from ``start`` to the end.
     """
 
@@ -54,7 +54,7 @@ class Tail:
 
 
 class Tails:
-    """Reads the ends of blobs in advance, in the order of ``names``, at most ``AHEAD_MAX`` at a time."""
+    """Reads the ends of objects in advance, in the order of ``names``, at most ``AHEAD_MAX`` at a time."""
 
     def __init__(self, fetch: Callable[[str], Tail], names: Sequence[str]) -> None:
         self._fetch = fetch
@@ -64,7 +64,7 @@ class Tails:
         self._fill()
 
     def of(self, name: str) -> Tail | None:
-        """Return the end of a blob, or None if it was not read in advance. Drops the ends of blobs before it."""
+        """Return the end of an object, or None if it was not read in advance. Drops the ends of objects before it."""
         if name not in self._ahead:
             return None
         while next(iter(self._ahead)) != name:
@@ -85,7 +85,7 @@ class Tails:
 
 
 class RemoteBlob:
-    """A blob that is only in the bucket. Opening it sends no request."""
+    """An object that has no cached file. Opening it sends no request."""
 
     __slots__ = ("_name", "_store")
 
@@ -116,7 +116,7 @@ class RemoteBlob:
 
 
 class KeptBlob:
-    """A blob with a cached file. If the file is unreadable or incomplete, the bucket is read instead."""
+    """An object with a cached file. If the file is unreadable or incomplete, the bucket is read instead."""
 
     __slots__ = ("_file", "_remote", "size")
 
@@ -148,7 +148,7 @@ class KeptBlob:
 
 
 class BucketStore:
-    """Implements ``Store``.
+    """Stores segments and snapshots in a bucket, with a cache in a local directory. Implements ``Store``.
 
     Args:
         objects: objects of this shard.
@@ -178,7 +178,7 @@ class BucketStore:
         self._stopped.set()
 
     def read_ahead(self, names: Sequence[str]) -> None:
-        """Read the ends of these blobs in advance. An empty list stops reading."""
+        """Read the ends of these objects in advance. An empty list stops reading."""
         if self._tails is not None:
             self._tails.close()
         self._tails = Tails(self._fetch_tail, names) if names else None
@@ -208,8 +208,8 @@ class BucketStore:
     def _create(self, name: str, content: Sequence[Buffer], size: int) -> None:
         """Create an object, repeating the request if necessary.
 
-        Names are never used by two starts. So if the name exists when a request is repeated, the first request has
-        succeeded.
+        No two starts of a broker use the same name. So if the name exists when a request is repeated, the first request
+        has succeeded.
         """
         tried = False
 
@@ -240,7 +240,7 @@ class BucketStore:
         return bytes(found[:count])
 
     def fetch(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Read from the bucket. Small reads fetch whole chunks, which are cached."""
+        """Read from the bucket. Small reads fetch and cache the chunks of fixed size that contain the range."""
         if start == 0 and stop is None:
             return self._repeated(lambda: self._objects.read(name)).content
         end = self.size(name) if stop is None else stop
@@ -259,7 +259,7 @@ class BucketStore:
         return self._repeated(lambda: self._objects.read_range(name, start, stop))
 
     def _chunk(self, name: str, number: int) -> bytes:
-        """Return a chunk of a blob, shorter or empty at the blob's end."""
+        """Return a chunk of fixed size of an object, shorter or empty at the object's end."""
         chunk = _chunk_name(name, f"{number:x}")
         size = self._use(chunk)
         if size is not None:

@@ -41,8 +41,8 @@ class _Read:
     """A journal that was read to its end.
 
     Attributes:
-        snapshot_name: name of the snapshot that the journal lists.
-        needed: segments that the snapshot or a later group lists.
+        snapshot_name: name of the snapshot that the journal names.
+        needed: segments that the snapshot or a later part of the journal names.
     """
 
     chain: JournalChain
@@ -52,7 +52,7 @@ class _Read:
 
 
 class BucketDoctor:
-    """Examines a bucket, shard by shard.
+    """Checks a bucket for damage, shard by shard.
 
     Args:
         blobs: the same bucket with a longer timeout, for large objects.
@@ -71,7 +71,10 @@ class BucketDoctor:
         return [self.examine_identity(), *(finding for shard in self.shards for finding in shard.examine())]
 
     def examine_identity(self) -> Finding:
-        """Return a finding on the bucket's identity, which determines ``shards``. Raises Unavailable or Invalid."""
+        """Return a finding on the object that identifies the bucket's log, and set ``shards``.
+
+        Raises Unavailable or Invalid.
+        """
         identity = find_identity(self._objects)
         if identity is None:
             return Finding(Severity.BROKEN, NAME, "there is no log in this bucket")
@@ -100,7 +103,7 @@ class BucketDoctor:
 
 
 class ShardDoctor:
-    """Examines one shard."""
+    """Checks the objects of one shard for damage."""
 
     def __init__(self, objects: Objects, blobs: Objects, shard: int) -> None:
         self._objects = of_shard(objects, shard)
@@ -173,9 +176,10 @@ class ShardDoctor:
         return _Read(chain, naming.snapshot, snapshot, needed)
 
     def _below_the_floor(self, chain: JournalChain) -> Iterator[Finding]:
-        """Yield findings for objects below the floor (the first needed object).
+        """Yield findings for journal objects below the first one that is needed (the floor).
 
-        Objects with a start are permanent, so a missing one is reported. Other objects should have been deleted.
+        Objects with a broker's start are permanent, so a missing one is reported. Other objects should have been
+        deleted.
         """
         directory = f"{JOURNAL}/"
         first = object_name(chain.floor.number)
@@ -193,7 +197,9 @@ class ShardDoctor:
             yield Finding(Severity.DAMAGED, JOURNAL, message)
 
     def _start_in(self, seed: int, name: str) -> int:
-        """Return the number of the start that an object begins, 0 if it begins none, or -1 if it was deleted."""
+        """Return the number of the broker start that a journal object begins, 0 if it begins none, or -1 if it was
+        deleted.
+        """
         try:
             return start_of(self._objects.read(name).content, seed)
         except BlobMissing:
@@ -230,7 +236,7 @@ class ShardDoctor:
 
 
 def _named(chain: JournalChain, listed: Sequence[int]) -> set[int]:
-    """Return the segments that the snapshot (``listed``) or a later group lists and no later group removes."""
+    """Return the segments that the snapshot (``listed``) or the journal after it adds and that are not removed later."""
     new, removed = set(listed), set[int]()
     for group in chain.groups:
         for entry in read_directory(group.content, group.position):

@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 
 
 class Outcome(Enum):
-    """Outcome of a write.
+    """Outcome of a request to create an object in the bucket.
 
     EXISTS is not final, because stores report it while another request is pending. UNKNOWN means that the write may
     have happened, or may still happen.
@@ -39,7 +39,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create a journal object. The answer is an ``Outcome``."""
+    """Request to create a journal object. The response is an ``Outcome``."""
 
     number: int
     content: Any
@@ -47,19 +47,22 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read journal objects. The answer has the bytes of each object, or None if it does not exist."""
+    """Request to read journal objects. The response has the bytes of each object, or None if it does not exist."""
 
     numbers: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFloor:
-    """Read the floor. The answer is the floor and its tag, or the initial floor and an empty tag if there is none."""
+    """Request to read the floor: the number of the first journal object that is needed.
+
+    The response is the floor and its tag, or the initial floor and an empty tag if there is none.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class MoveFloor:
-    """Replace the floor if it still has this tag. The answer is an ``Outcome``."""
+    """Request to replace the floor if it still has this tag. The response is an ``Outcome``."""
 
     floor: Floor
     tag: str
@@ -67,23 +70,23 @@ class MoveFloor:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete journal objects. There is no answer."""
+    """Request to delete journal objects. There is no response."""
 
     numbers: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait. There is no answer."""
+    """Request to wait. There is no response."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class ReadHeads:
-    """Read the first ``size`` bytes of journal objects.
+    """Request to read the first ``size`` bytes of journal objects.
 
-    The answer has the bytes of each object, or None if it does not exist.
+    The response has the bytes of each object, or None if it does not exist.
     """
 
     numbers: Sequence[int]
@@ -92,19 +95,19 @@ class ReadHeads:
 
 @dataclass(frozen=True, slots=True)
 class ListJournal:
-    """List the journal. The answer has the numbers of its objects, and may be outdated."""
+    """Request to list the journal. The response has the numbers of its objects, and may be outdated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListBlobs:
-    """List a directory. The answer has the names of its blobs, and may be outdated."""
+    """Request to list segments or snapshots. The response has their names, and may be outdated."""
 
     directory: str
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteBlobs:
-    """Delete segments and snapshots. There is no answer."""
+    """Request to delete segments and snapshots. There is no response."""
 
     names: Sequence[str]
 
@@ -116,12 +119,12 @@ Steps = Generator[Request, Any, _Result]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A successful claim of a shard.
+    """A successful claim to be the leader of a shard.
 
     Attributes:
         chain: journal before the claim.
-        number: number of the object with the claim.
-        content: content of that object: a group that begins the new start.
+        number: number of the journal object with the claim.
+        content: content of that object, the first journal write of the new leader.
     """
 
     chain: JournalChain
@@ -130,10 +133,11 @@ class Claim:
 
 
 def settle(number: int, content: Any) -> Steps[bool]:
-    """Create an object. Return whether this broker wrote it, even if a response was lost.
+    """Create a journal object. Return whether this broker wrote it, even if a response was lost.
 
-    If another broker wrote it, that one leads, and this one must not write again. I2: the bytes of a number never
-    change once they were sent, so a request that arrives hours late is harmless. I3: there is one leader per number.
+    If another broker wrote it, that one is the leader, and this one must not write again. I2: the bytes of a number
+    never change once they were sent, so a request that arrives hours late is harmless. I3: there is one leader per
+    number.
     """
     pause = PAUSE_FIRST_S
     while True:
@@ -152,10 +156,10 @@ def settle(number: int, content: Any) -> Steps[bool]:
 
 
 def read_journal(seed: int) -> Steps[JournalChain]:
-    """Read the journal from the floor up to the first free number. Raises Corrupt.
+    """Read the journal from the floor (the first needed object) up to the first free number. Raises Corrupt.
 
     R: an object is valid only if the floor, read after the object, is not above its number. Below the floor there may
-    be any object, for example the start of a broker that was suspended, and it may even fit the chain.
+    be any object, for example the start of a broker that was suspended, and it may even fit the journal.
     """
     while True:
         floor, _ = yield ReadFloor()
@@ -175,7 +179,7 @@ def read_journal(seed: int) -> Steps[JournalChain]:
 
 
 def _read_to_end(chain: JournalChain) -> Steps[None]:
-    """Add objects to the chain up to the first unused number. Raises Corrupt."""
+    """Add journal objects to the chain up to the first unused number. Raises Corrupt."""
     count = READ_AT_ONCE
     while True:
         first = chain.next_number
@@ -196,11 +200,11 @@ def _read_to_end(chain: JournalChain) -> Steps[None]:
 
 
 def claim(seed: int, start_object: Callable[[JournalChain], bytes]) -> Steps[Claim | None]:
-    """Read the journal, then claim leadership with a new start at the first unused number.
+    """Read the journal, then claim leadership by creating the object with the first unused number.
 
     Returns None if another broker was first. I5: a claimant has read all lower numbers. I6: a claim is valid only if
-    the floor, read after the claim, is not above its number. Otherwise the number may have been used and deleted while
-    the claimant was suspended. Raises Corrupt.
+    the floor (the first needed object), read after the claim, is not above its number. Otherwise the number may have
+    been used and deleted while the claimant was suspended. Raises Corrupt.
 
     Args:
         seed: seed of the journal.
@@ -228,10 +232,11 @@ def is_last(claim: Claim) -> Steps[bool]:
 
 
 def raise_floor(floor: Floor, starts: Collection[int]) -> Steps[None]:
-    """Move the floor up, then delete objects below it. The journal group that permits the new floor must be stored.
+    """Move the floor (the first needed object) up, then delete journal objects below it.
 
-    I8: only objects that a stored group has made unnecessary are deleted. Objects with a start are never deleted, so a
-    broker that was suspended during a change of leaders finds the next number used, however late it resumes.
+    The journal entry that permits the new floor must be stored. I8: only objects that a stored entry has made
+    unnecessary are deleted. Objects with a start are never deleted, so a broker that was suspended during a change of
+    leaders finds the next number used, however late it resumes.
 
     Args:
         starts: numbers of the objects with a start.

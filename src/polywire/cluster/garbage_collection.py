@@ -68,10 +68,9 @@ def sweep(seed: int, start: int, needed: Collection[str], grace_s: float) -> Ste
 
 
 def _unneeded(directory: str, found: Sequence[str], needed: Collection[str], start: int) -> list[str]:
-    """Return blobs to which no journal group refers or will refer.
+    """Return segments or snapshots to which the journal does not refer and never will.
 
-    Such a blob belongs to an older start, or has a lower number than the newest needed blob, because numbers are used
-    in order.
+    They belong to an older start, or have a lower number than the newest needed one, because numbers are used in order.
     """
     own = f"{directory}/{start:08x}"
     end = max([own, *(name for name in needed if name.startswith(f"{directory}/"))])
@@ -79,9 +78,10 @@ def _unneeded(directory: str, found: Sequence[str], needed: Collection[str], sta
 
 
 def _below_the_floor(seed: int) -> Steps[list[int]]:
-    """Return the numbers of journal objects below the floor that can be deleted. Lost or late requests have left them.
+    """Return the numbers of journal objects below the first needed one that can be deleted.
 
-    An object with a start is never returned. Neither is one that cannot be verified, because it may have a start.
+    Lost or late requests left them. An object with a broker's start is never returned. Neither is one that cannot be
+    verified, because it may have a start.
     """
     floor, _ = yield ReadFloor()
     found = yield ListJournal()
@@ -106,7 +106,7 @@ class GarbageCollector:
     """Runs garbage collections in a thread. None begins after ``stop``.
 
     Args:
-        needed: called on the event loop. Returns the needed blobs, see ``sweep``.
+        needed: called on the event loop. Returns the names of needed segments and snapshots, see ``sweep``.
     """
 
     def __init__(

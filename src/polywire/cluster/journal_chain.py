@@ -37,12 +37,12 @@ _NAMING: Final = 1 << EntryKind.SNAPSHOT
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """A journal group in an object.
+    """A journal write, as part of an object in the bucket.
 
     Attributes:
         number: number of the object.
         content: bytes of the object.
-        position: where the group begins in ``content``.
+        position: where the journal write begins in ``content``.
     """
 
     number: int
@@ -59,12 +59,12 @@ class StoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """Content of the newest group that lists a snapshot.
+    """Content of the newest journal write that names a snapshot.
 
     Attributes:
-        sealed: last sequence whose effect is in the segments that ``snapshot`` lists.
-        rests_on: last sequence that ``snapshot`` depends on.
-        number: number of the object that contains the group.
+        sealed: last journal write whose effect is in the segments that ``snapshot`` lists.
+        rests_on: last journal write that ``snapshot`` depends on.
+        number: number of the object that contains it.
     """
 
     sealed: int
@@ -75,7 +75,7 @@ class Naming:
 
 @dataclass(frozen=True, slots=True)
 class ChainEnd:
-    """The last group of a chain, which the next group must continue."""
+    """Start, sequence number and checksum of the last journal write, which the next one must continue."""
 
     start: int
     sequence: int
@@ -84,11 +84,11 @@ class ChainEnd:
 
 @dataclass(slots=True)
 class JournalChain:
-    """The journal groups of a shard from its floor (first needed object) on.
+    """The journal of a shard from the first needed object on.
 
     Attributes:
-        groups: groups, each of which continues the previous one.
-        starts: starts by the number of the object that begins them.
+        groups: journal writes, each of which continues the previous one.
+        starts: broker starts by the number of the object that begins them.
         next_number: number of the next object.
     """
 
@@ -103,7 +103,7 @@ class JournalChain:
 
     @property
     def start(self) -> int:
-        """Number of the newest start, or 0 if there is none."""
+        """Number of the newest start of a broker, or 0 if there is none."""
         return self.groups[-1].start if self.groups else 0
 
     @property
@@ -133,9 +133,9 @@ class JournalChain:
         self.next_number = number + DEPTH if number in self.starts else number + 1
 
     def naming(self) -> Naming | None:
-        """Return the content of the newest group that lists a snapshot, or None.
+        """Return the content of the newest journal write that names a snapshot, or None.
 
-        Raises Corrupt if there is none although the floor is above the first object.
+        Raises Corrupt if there is none although objects before this part of the journal were deleted.
         """
         for group in reversed(self.groups):
             if group.kinds & _NAMING:
@@ -145,7 +145,7 @@ class JournalChain:
         return None
 
     def behind(self, sealed: int) -> Sequence[StoredGroup]:
-        """Return the groups after sequence ``sealed``."""
+        """Return the journal writes after number ``sealed``."""
         return [group for group in self.groups if group.sequence > sealed]
 
     def _group_at(self, number: int, content: bytes, at: int) -> StoredGroup:
@@ -166,9 +166,9 @@ class JournalChain:
         )
 
     def _check_order(self, group: StoredGroup) -> None:
-        """Raise Corrupt unless a group continues the chain.
+        """Raise Corrupt unless a journal write continues the previous one.
 
-        The first group must not begin after the floor's sealed sequence.
+        The first one must directly follow the journal writes that are in segments, or be one of them.
         """
         number, at = group.number, group.position
         starting = bool(group.kinds & _STARTING)
@@ -188,7 +188,7 @@ class JournalChain:
 
 
 def start_object(end: ChainEnd, seed: int, *, nonce: bytes, node: str, now_us: int) -> bytes:
-    """Return an object that claims leadership: a single group that continues the chain and identifies the claimant."""
+    """Return an object that claims leadership: a journal write that continues the journal and identifies the claimant."""
     name = node.encode()
     assert len(nonce) == NONCE_BYTES, "a nonce distinguishes attempts"
     assert len(name) <= NODE_BYTES_MAX, "node names were checked when they were read"
@@ -200,11 +200,11 @@ def start_object(end: ChainEnd, seed: int, *, nonce: bytes, node: str, now_us: i
 
 
 def naming_object(start: ChainEnd, seed: int, *, snapshot: str, new: Sequence[int], now_us: int) -> bytes:
-    """Return the object that follows a start. It lists the segments with everything before the start.
+    """Return the object that follows a start. It names the segments with everything before the start.
 
     Args:
         snapshot: name of the snapshot that lists all segments.
-        new: numbers of the segments that no earlier group lists.
+        new: numbers of the segments that no earlier journal write names.
     """
     sealed = start.sequence - 1
     contents = ((EntryKind.SEALED, sealed_content(new, ())), (EntryKind.SNAPSHOT, snapshot.encode("ascii")))
@@ -216,7 +216,7 @@ def naming_object(start: ChainEnd, seed: int, *, snapshot: str, new: Sequence[in
 
 
 def start_of(content: bytes, seed: int) -> int:
-    """Return the number of the start that an object begins, or 0. Only this object is read."""
+    """Return the number of the broker start that an object begins, or 0. Only this object is read."""
     fields = read_group(content, 0, seed)
     return fields.start if fields is not None and fields.kinds & _STARTING else 0
 

@@ -34,7 +34,7 @@ FLOOR_BYTES: Final = _FIELDS.size + _CHECKSUM.size
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Decoded floor object, see the layout above."""
+    """Decoded floor object: the first journal object that is needed, and the state of the journal before it."""
 
     number: int = 1
     base: int = 0

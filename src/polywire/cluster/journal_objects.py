@@ -55,7 +55,7 @@ def _numbers(names: Sequence[str]) -> list[int]:
 
 
 class JournalObjects:
-    """Executes requests for one shard.
+    """Executes the requests of ``fencing`` procedures on one shard's bucket.
 
     Args:
         objects: objects of this shard only.
@@ -80,7 +80,7 @@ class JournalObjects:
             answer = self._perform(request)
 
     def seed(self, make: Callable[[], bytes]) -> int:
-        """Return the journal's secret, which every group's checksum covers. If there is none, create it.
+        """Return the journal's secret, which every checksum covers. If there is none, create it.
 
         Raises Unavailable.
         """

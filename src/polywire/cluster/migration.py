@@ -52,7 +52,7 @@ JOURNAL_S: Final = 120.0  # seconds for all requests on the journal's few small 
 
 
 class Step(Enum):
-    """Steps of an import that process segments."""
+    """Steps of an import of a data directory, for its progress."""
 
     VERIFIED = "verified"
     COPIED = "copied"
@@ -62,7 +62,7 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a step."""
+    """Progress of one step of an import."""
 
     step: Step
     segments: int
@@ -153,7 +153,10 @@ def _check_segment(store: Store, name: str) -> None:
 
 
 class _Migration:
-    """One import. Every attempt writes the same bytes, or rewrites objects that nothing refers to yet."""
+    """One import of a data directory.
+
+    Every attempt writes the same bytes, or rewrites objects that nothing refers to yet.
+    """
 
     def __init__(
         self,
@@ -189,9 +192,9 @@ class _Migration:
         return copied, size
 
     def _copy(self, name: str) -> int:
-        """Store a blob, unless an earlier attempt has stored it. Then compare it with the original. Return its size.
+        """Store a file as an object, unless an earlier attempt did.
 
-        Raises Busy or Corrupt.
+        Then compare it with the original. Return its size. Raises Busy or Corrupt.
         """
         content = self._offline.store.get(name)
         with suppress(BlobExists):  # already stored, perhaps by an earlier attempt
@@ -252,10 +255,11 @@ class _Migration:
         return [name for name in store.list(directory) if name.startswith(f"{directory}{self._start:08x}-")]
 
     def write_journal(self) -> None:
-        """Write the start, the object that lists the segments, and the floor, which makes both valid.
+        """Write the bucket's journal: an object that begins it, one that names the segments, and the floor (the first
+        object).
 
-        If a broker has begun a log meanwhile, that log is left unchanged: only one of two creators of the first object
-        succeeds, and brokers ignore a start that fits no floor.
+        The floor makes both valid. If a broker has begun a log meanwhile, that log is left unchanged: only one of two
+        creators of the first object succeeds, and brokers ignore one that does not match a floor.
 
         Raises:
             Invalid: a broker has begun a log meanwhile.
@@ -284,7 +288,7 @@ class _Migration:
 
 
 def _written(naming: bytes, floor: Floor) -> fencing.Steps[None]:
-    """Store the object that follows the start, and then the floor. Raises Corrupt.
+    """Store the object that follows the start, and then the floor (the first needed object). Raises Corrupt.
 
     Objects that exist are left unchanged.
     """

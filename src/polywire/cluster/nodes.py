@@ -33,7 +33,7 @@ DRAINED: Final = "drain."  # prefix of the object that marks a machine as draine
 
 
 class NodeState(Enum):
-    """State of a broker, derived from its object and the object's updates."""
+    """State of a broker, derived from its object in the bucket and the time since that changed."""
 
     LEADS = "leads"
     TAKES_OVER = "takes over"
@@ -63,7 +63,7 @@ class Candidate:
 
 
 class Node(msgspec.Struct, frozen=True):
-    """Content of one broker's object.
+    """Content of the object with which a broker announces itself in the bucket.
 
     Attributes:
         addresses: (host, port) by listener.
@@ -88,7 +88,7 @@ def node_of(candidate: Candidate, id_: str, addresses: dict[str, tuple[str, int]
 
 
 class TakeoverRequest(msgspec.Struct, frozen=True):
-    """A request that a node take over from the current leader. It is void once a later start exists.
+    """A request that a node take over from the current leader. It is invalid once a later start exists.
 
     Attributes:
         start: number of the leader's start.
@@ -100,7 +100,7 @@ class TakeoverRequest(msgspec.Struct, frozen=True):
 
 
 class Nodes:
-    """Node objects of a bucket, or of one shard. Call the methods from threads.
+    """The objects of all brokers in a bucket, or of one shard's brokers. Call the methods from threads.
 
     Args:
         candidate: this process, which selects its shard. With None, ``read`` returns the nodes of all shards, and

@@ -53,15 +53,15 @@ logger: Final = structlog.get_logger("polywire.cluster")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A shard of a bucket, and the process that wants to lead it.
+class ShardConfig:
+    """Configuration for leading a shard of a bucket.
 
     Attributes:
         blobs: the same bucket with a longer timeout, for large objects.
         directory: local directory for the cache.
         node: name of the process.
         delete_grace_s: seconds for which unneeded objects are retained.
-        root: location of the shard, for readers that bypass the broker.
+        root: location of the shard, for clients that read segments without the broker.
     """
 
     objects: Objects
@@ -75,7 +75,7 @@ class Place:
 
 
 def open_shard(
-    place: Place,
+    config: ShardConfig,
     *,
     settings: LogSettings,
     loop: Loop,
@@ -84,12 +84,18 @@ def open_shard(
     files: Files = SYSTEM_FILES,
     make_worker: MakeWorker = ThreadWorker,
 ) -> FileLog:
-    """Become the leader of a shard and open its log. Blocks on the bucket, so call it before the broker serves clients.
+    """Become the leader of a shard and open its log.
 
-    Raises as ``ShardOpening.recover``.
+    Blocks on the bucket, so call it before the broker serves clients.
+
+    Raises:
+        Invalid: the directory contains a log of its own.
+        NotOwner: another broker claimed the shard first.
+        Unavailable: the bucket failed.
+        Corrupt: the journal, a snapshot or a segment is damaged.
     """
     opening = ShardOpening(
-        place, settings=settings, loop=loop, clock=clock, replay=replay, files=files, make_worker=make_worker
+        config, settings=settings, loop=loop, clock=clock, replay=replay, files=files, make_worker=make_worker
     )
     opening.recover()
     return opening.begin()
@@ -100,7 +106,7 @@ class ShardState:
     """State of a shard as its leader sees it.
 
     Attributes:
-        start: number of the start under which the broker leads. It is the epoch of new records.
+        start: number of the start under which the broker leads. It is the leader epoch of new records.
         objects: number of journal objects that the next start has to read.
         unstored_bytes: size of the data that is not in the bucket yet.
         unstored_s: age of the oldest such data, in seconds.
@@ -120,7 +126,7 @@ class _Recovered:
     """The log after recovery.
 
     Attributes:
-        full: slots with recovered data, each with the state at its end.
+        full: local journal files with recovered data, each with the state at its end.
         unlock: unlocks the directory.
     """
 
@@ -143,7 +149,7 @@ class ShardOpening:
 
     def __init__(
         self,
-        place: Place,
+        config: ShardConfig,
         *,
         settings: LogSettings,
         loop: Loop,
@@ -152,20 +158,20 @@ class ShardOpening:
         files: Files = SYSTEM_FILES,
         make_worker: MakeWorker = ThreadWorker,
     ) -> None:
-        self._place = place
+        self._config = config
         self._settings = settings
         self._loop = loop
         self._clock = clock
         self._replay = replay
         self._files = files
         self._make_worker = make_worker
-        cache = place.directory / CACHE
-        self._bucket = JournalObjects(of_shard(place.objects, place.shard))
+        cache = config.directory / CACHE
+        self._bucket = JournalObjects(of_shard(config.objects, config.shard))
         self._store = BucketStore(
-            of_shard(place.blobs, place.shard),
+            of_shard(config.blobs, config.shard),
             cache,
             files,
-            cache_bytes=place.cache_bytes,
+            cache_bytes=config.cache_bytes,
             memory_bytes=max(settings.cache_bytes, 2 * settings.slot_bytes),  # a segment is uploaded from this memory
         )
         self._journal = FileJournal(
@@ -177,7 +183,7 @@ class ShardOpening:
         self._uploader: Uploader | None = None
 
     def recover(self) -> None:
-        """Claim the shard and replay it, in any thread.
+        """Claim the leadership of the shard and replay its journal, in any thread.
 
         Raises:
             Invalid: the directory contains a log of its own.
@@ -185,21 +191,21 @@ class ShardOpening:
             Unavailable: the bucket failed.
             Corrupt: the journal, a snapshot or a segment is damaged.
         """
-        place = self._place
+        config = self._config
         try:
-            if exists(self._files, place.directory / JOURNAL):
+            if exists(self._files, config.directory / JOURNAL):
                 raise Invalid(
                     ErrorCode.INVALID_REQUEST,
                     "the data directory contains a log of its own (use another --data-dir with --bucket)"
-                    f" path={str(place.directory)!r}",
+                    f" path={str(config.directory)!r}",
                 )
-            make_directories(self._files, place.directory)
-            data_directory = DataDirectory.owned(place.directory, self._files)
+            make_directories(self._files, config.directory)
+            data_directory = DataDirectory.owned(config.directory, self._files)
             with ExitStack() as undone:
                 undone.callback(self.release)
-                unlock = own_directory(self._files, place.directory, data_directory)
+                unlock = own_directory(self._files, config.directory, data_directory)
                 undone.callback(unlock)
-                self._empty(place.directory / CACHE)
+                self._empty(config.directory / CACHE)
                 try:
                     self._recovered = self._recover(unlock)
                 except Busy as error:  # raised for the bucket: the directory was free
@@ -238,7 +244,7 @@ class ShardOpening:
             raise NotOwner(ErrorCode.NOT_OWNER, "another broker became the leader of the shard first")
         logger.info(
             "leading the shard",
-            node=self._place.node,
+            node=self._config.node,
             start=claim.chain.start + 1,
             object=claim.number,
             groups=len(claim.chain.groups),
@@ -313,7 +319,7 @@ class ShardOpening:
         uploader = self._uploader
         assert uploader is not None, "it began before"
         return ShardState(
-            shard=shard_name(self._place.shard),
+            shard=shard_name(self._config.shard),
             start=uploader.start,
             objects=uploader.objects,
             unstored_bytes=uploader.unsynced_bytes,
@@ -323,13 +329,13 @@ class ShardOpening:
 
     def _start_object(self, chain: JournalChain) -> bytes:
         nonce = self._files.token(NONCE_BYTES)
-        return start_object(chain.end, chain.seed, nonce=nonce, node=self._place.node, now_us=self._clock.now_us())
+        return start_object(chain.end, chain.seed, nonce=nonce, node=self._config.node, now_us=self._clock.now_us())
 
     def _copied(self, found: JournalChain, naming: Naming | None, sealed: int) -> Chain:
-        """Copy the groups that are in no segment into local slots, where readers expect unsealed data.
+        """Copy the part of the journal that is in no segment into local journal files, where readers expect it.
 
         Args:
-            sealed: last sequence whose effect is in segments.
+            sealed: last journal write whose effect is in segments.
         """
         groups = []
         for group in found.behind(sealed):
@@ -369,7 +375,7 @@ class ShardOpening:
         self._journal.roll()
 
     def _make_reader(self, segments: SegmentSet, worker: Worker, start: int) -> Reader:
-        return Reader(self._journal, segments, worker, epoch=start, root=self._place.root)
+        return Reader(self._journal, segments, worker, epoch=start, root=self._config.root)
 
     def _make_state(self, segments: SegmentSet, reader: Reader) -> LogState:
         settings = self._settings
@@ -377,18 +383,18 @@ class ShardOpening:
         return LogState(reader, segments, staging, hides_unsynced=True)
 
     def _full(self, player: Player, state: LogState, chain: Chain) -> Sequence[tuple[Slot, Image]]:
-        """Return the slots with recovered data, each with the state at its end.
+        """Return the local journal files with recovered data, each with the state at its end.
 
-        The sealer seals them like any full slot.
+        They are written to segments like any full journal file.
         """
         if not chain.groups:
             return ()
         return [*player.full, (chain.groups[-1].slot, image_of_all(state, chain.sequence))]
 
     def _write_start(self, state: LogState, claim: fencing.Claim) -> tuple[int, int]:
-        """Write the group of this start, which is already in the bucket, to the beginning of a slot.
+        """Copy the object with which this broker took the shard over from the bucket's journal to a local journal file.
 
-        Return its sequence and checksum.
+        Return its sequence number and checksum.
         """
         own = JournalChain(self._journal.seed, claim.chain.floor, [*claim.chain.groups[-1:]], next_number=claim.number)
         own.add(claim.content)
@@ -403,14 +409,14 @@ class ShardOpening:
 
     def _make_disk(self) -> Disk:
         return Disk(
-            self._place.directory,
+            self._config.directory,
             self._store,
             self._settings.disk_reserve_bytes,
             self._loop,
             files=self._files,
             clock=self._clock,
             make_worker=self._make_worker,
-            grace_s=self._place.delete_grace_s,
+            grace_s=self._config.delete_grace_s,
         )
 
     def _make_sweeper(self, state: LogState, start: int) -> GarbageCollector:
@@ -421,7 +427,7 @@ class ShardOpening:
             seed=self._journal.seed,
             start=start,
             needed=state.segments.names,
-            grace_s=self._place.delete_grace_s,
+            grace_s=self._config.delete_grace_s,
         )
 
     def _let_go(self, unlock: Callable[[], None]) -> None:

@@ -35,12 +35,12 @@ FINISH_S: Final = 10.0  # seconds for the last objects when the broker stops
 
 @dataclass(slots=True)
 class _Unsent:
-    """Groups in bytes [start, stop) of a slot that are not uploaded yet.
+    """Journal writes in bytes [start, stop) of a local journal file that are not uploaded yet.
 
     Attributes:
-        first: sequence of the first group.
-        last: sequence of the last group.
-        begun_at: time at which the first group was written.
+        first: sequence number of the first one.
+        last: sequence number of the last one.
+        begun_at: time at which the first one was written.
     """
 
     slot: Slot
@@ -56,10 +56,11 @@ class _Unsent:
 
 
 class Uploader:
-    """Implements ``Syncer`` by uploading objects one at a time, in the order of their numbers.
+    """Makes journal writes durable by uploading them as objects, one at a time. Implements ``Syncer``.
 
     Args:
-        sequence: sequence of the claim's group. This group and all earlier ones are stored.
+        sequence: sequence number of the write with which this broker claimed leadership. It and all earlier ones are
+            stored.
     """
 
     is_local: Final = False
@@ -104,14 +105,14 @@ class Uploader:
         self.unsynced_bytes = 0
 
     def _note(self, first: int, number: int) -> None:
-        """Record that object ``number``, whose first group is ``first``, is stored."""
+        """Record that journal object ``number``, whose first journal write is ``first``, is stored."""
         if not self._numbers or self._numbers[-1] != number:
             self._firsts.append(first)
             self._numbers.append(number)
 
     @property
     def start(self) -> int:
-        """Number of the start under which groups are uploaded."""
+        """Number of the start under which the broker leads."""
         return self._start
 
     @property
@@ -121,7 +122,7 @@ class Uploader:
 
     @property
     def unsynced_s(self) -> float:
-        """Age in seconds of the oldest group that is not in the bucket, 0.0 if there is none."""
+        """Age in seconds of the oldest journal write that is not in the bucket, 0.0 if there is none."""
         oldest = self._running or (self._unsent[0] if self._unsent else None)
         return 0.0 if oldest is None else max(self._clock.monotonic() - oldest.begun_at, 0.0)
 
@@ -153,7 +154,7 @@ class Uploader:
             callback(None)
 
     def spare(self, slot: Slot) -> None:
-        """Do nothing: recovery needs every group after the floor."""
+        """Do nothing: recovery needs every journal object that was not deleted."""
 
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
         raise AssertionError("a group in the bucket is valid only with all earlier ones")
@@ -170,7 +171,7 @@ class Uploader:
     # Sending
 
     def _send_soon(self) -> None:
-        """Schedule an upload of the oldest groups, at once if they fill an object or nothing was sent recently."""
+        """Schedule an upload of the oldest journal writes, at once if they fill an object or nothing was sent recently."""
         if self._running is not None or self._timer or not self._unsent or self._over:
             return
         wait = self._begun_at + PUT_INTERVAL_S - self._clock.monotonic()
@@ -190,7 +191,7 @@ class Uploader:
         self._loop.call_later(STEP_DOWN_S, self._check_duration, self._number)
 
     def _check_duration(self, number: int) -> None:
-        """Step down if the upload of this object takes longer than ``STEP_DOWN_S``.
+        """Stop being the leader if the upload of this object takes longer than ``STEP_DOWN_S``.
 
         Another broker may be able to reach the bucket. If the object arrives later, the next leader reads it.
         """
@@ -228,7 +229,7 @@ class Uploader:
     # Ends
 
     def finish(self) -> None:
-        """Upload the remaining groups, in this thread. Raises NotOwner or Unavailable."""
+        """Upload the remaining journal writes, in this thread. Raises NotOwner or Unavailable."""
         self._over = True
         if self._running is not None:
             self._unsent.appendleft(self._running)
@@ -271,10 +272,10 @@ def uploading(
     sequence: int,
     made: Callable[[Uploader], None],
 ) -> MakeSyncer:
-    """Return a factory of uploaders that continue after this claim.
+    """Return a function that creates uploaders, which continue the journal after this claim.
 
     Args:
-        sequence: sequence of the claim's group.
+        sequence: sequence number of the journal write with the claim.
         made: called with each uploader.
     """
 

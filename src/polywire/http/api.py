@@ -90,7 +90,7 @@ def _requests(requests: BucketRequests) -> Mapping[str, Any]:
 
 
 class Api:
-    """The endpoints of one broker."""
+    """The HTTP API's endpoints of one broker."""
 
     def __init__(self, broker: Broker, process: Process, redrive: Redrive, changes: Access) -> None:
         """``changes`` changes the users of all processes."""

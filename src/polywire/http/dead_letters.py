@@ -64,7 +64,7 @@ _DIGITS_MAX: Final = 9
 
 
 class Letter(msgspec.Struct, frozen=True, array_like=True):
-    """A letter to send back.
+    """A dead letter (a record that could not be processed) to send back to its topic.
 
     Attributes:
         topic: its original topic.
@@ -78,7 +78,7 @@ class Letter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RemoteLetters(msgspec.Struct, frozen=True, array_like=True):
-    """Letters for another process, and the fields of its participant in the transaction (``participants.Joined``)."""
+    """Dead letters for topics of another process, and the transaction that it joins to store them."""
 
     id: str
     coordinator: int
@@ -107,7 +107,7 @@ class Redrive:
         ends: Mapping[int, int],
         call: ApiCall,
     ) -> None:
-        """Send letters and commit the offsets in the topic of dead letters, or do neither.
+        """Send dead letters and commit the offsets in their topic, or do neither.
 
         Args:
             topic: the topic of dead letters.
@@ -162,7 +162,7 @@ class Redrive:
             raise Conflict(ErrorCode.VERSION_CONFLICT, "another redrive has already sent these dead letters")
 
     def _id(self, topic: Topic, call: ApiCall) -> str:
-        """Return the transactional id for redrives of a topic by a user. This process coordinates it."""
+        """Return the transactional id for sending a user's dead letters of a topic. This process coordinates it."""
         first = f"{INTERNAL}redrive-{call.caller.owner & _OWNER_BITS:x}-{crc32(topic.name.full.encode()):08x}"
         shards = self._shards
         if shards is None:
@@ -171,7 +171,7 @@ class Redrive:
         return next((name for name in names if shards.shard_by_hash(name) == shards.own), first)
 
     def _by_shard(self, letters: Iterable[Letter], call: ApiCall) -> tuple[list[Letter], dict[int, list[Letter]]]:
-        """Return the letters for topics of this process, and those for topics of each other process.
+        """Return the dead letters for topics of this process, and those for topics of each other process.
 
         Raises Missing(TOPIC_MISSING), and Denied if the user may not produce to a topic.
         """
@@ -207,9 +207,9 @@ class Redrive:
     async def _stage_remote(
         self, transaction: Transaction, remote: Mapping[int, Sequence[Letter]], call: ApiCall
     ) -> None:
-        """Add other processes as participants of the transaction, and send them their letters.
+        """Add other processes to the transaction, and send them the dead letters for their topics.
 
-        Raises BrokerError if one of them cannot stage its letters.
+        Raises BrokerError if one of them cannot store its letters.
         """
         router, producer = self._router, transaction.producer
         assert router is not None, "only with several processes"
@@ -243,7 +243,10 @@ class Redrive:
         return applied.is_set()
 
     async def stage(self, request: Request) -> Response:
-        """Stage letters that another process sends. Raises BrokerError if they cannot be staged."""
+        """Store dead letters that another process sends, as part of its transaction.
+
+        Raises BrokerError if that fails.
+        """
         part = msgspec.msgpack.decode(await request.body(), type=RemoteLetters)
         broker, principal = self._broker, request.scope[PRINCIPAL]
         for name in {letter.topic for letter in part.letters}:
@@ -265,7 +268,7 @@ class Redrive:
 
 @dataclass(slots=True)
 class Letters:
-    """The letters that a redrive reads.
+    """Dead letters read for a request to send them back.
 
     Attributes:
         collects: whether to collect the letters in ``found``, or only to count them.
@@ -315,7 +318,7 @@ class Letters:
 
 
 class DeadLetters:
-    """The endpoints for dead letters."""
+    """The HTTP API's endpoints for dead letters."""
 
     def __init__(self, broker: Broker, reader: RecordReader, redrive: Redrive) -> None:
         self._broker: Final = broker
@@ -383,7 +386,7 @@ class DeadLetters:
         return letters
 
     async def _one(self, topic: Topic, number: Any, offset: Any) -> Letters:
-        """Read one letter without committing an offset.
+        """Read one dead letter without committing an offset.
 
         Raises Invalid(INVALID_REQUEST) for an invalid offset, and Missing if the record is no dead letter or does not
         exist.
@@ -398,7 +401,7 @@ class DeadLetters:
 
 
 def letter_header(rows: Rows, index: int, name: bytes) -> str | None:
-    """Return the value of the header ``dead.NAME`` of a letter, None if there is none.
+    """Return the value of the header ``dead.NAME`` of a dead letter, None if there is none.
 
     A letter that failed twice has two such headers; the last one counts.
     """

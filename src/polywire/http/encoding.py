@@ -32,7 +32,7 @@ _Utf8Decoder: Final = getincrementaldecoder("utf-8")
 
 
 class Slices:
-    """The time slices of a long task on the event loop.
+    """Limits how long a task runs before other tasks of the event loop run.
 
     After each short step, the task checks ``is_over`` and, if it is true, awaits ``rest``.
     """
@@ -43,18 +43,18 @@ class Slices:
 
     @property
     def is_over(self) -> bool:
-        """Whether the slice is used up."""
+        """Whether the task must let other tasks run."""
         return thread_time() >= self._end
 
     async def rest(self) -> None:
-        """Let other tasks run, then start a new slice."""
+        """Let other tasks run."""
         await asyncio.sleep(0)
         self._end = thread_time() + SLICE_S
         self.count += 1
 
 
 class Listing:
-    """The encoded rows of a list, limited in number and to LIST_BYTES_MAX bytes.
+    """The rows of a list in a response, limited in number and to LIST_BYTES_MAX bytes.
 
     Attributes:
         rows: the rows as JSON.
@@ -79,7 +79,7 @@ class Listing:
         return not self.more
 
     async def extend(self, rows: Iterable[object], slices: Slices) -> Listing:
-        """Add rows, in time slices, until one does not fit."""
+        """Add rows, pausing for other tasks, until one does not fit."""
         for row in rows:
             if not self.add(row):
                 break

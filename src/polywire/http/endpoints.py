@@ -35,7 +35,7 @@ class ApiCall:
 
     Attributes:
         principal: the user.
-        caller: the user, or the client's address, as the owner of what the request creates.
+        caller: the user, or the client's address, against whose quota created topics and other state count.
         path: values of the parameters in the path.
         query: parameters of the query.
         body: the JSON object in the body; empty if there is none.

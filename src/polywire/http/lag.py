@@ -69,7 +69,7 @@ class GroupLag:
 async def group_lags(
     broker: Broker, slices: Slices, *, count_max: int, permits: Callable[[Topic], bool] = lambda _: True
 ) -> tuple[list[GroupLag], bool]:
-    """Return the lags of all groups, sorted by topic and name, and whether some groups were excluded.
+    """Return (lags of all groups, sorted by topic and name; whether some groups were excluded).
 
     Because of the limit LAGS_MAX, the groups of the topics with the most partitions are excluded.
     """

@@ -105,7 +105,7 @@ def _shard(name: str, text: str, shard: str, value: float) -> Metric:
 
 
 class _Families:
-    """Has the method of a Prometheus registry that ``generate_latest`` calls."""
+    """Passes metrics to ``generate_latest``, in place of a Prometheus registry."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families: Final = families

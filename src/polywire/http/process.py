@@ -44,7 +44,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class BucketRequests:
-    """Durations of the requests to the bucket with one verb and one outcome."""
+    """Durations of the requests to the bucket with one method and one outcome."""
 
     verb: str
     outcome: str
@@ -82,7 +82,7 @@ class BucketNode:
 
 @dataclass(frozen=True, slots=True)
 class BucketView:
-    """The bucket that stores the log.
+    """Statistics of the bucket that stores the log.
 
     ``led`` and ``deposed`` are how often this process became leader and lost leadership.
     """

@@ -73,7 +73,7 @@ def request_bytes(data: memoryview, body_bytes_max: int = BODY_BYTES_MAX) -> int
 
 
 class Exchange(Protocol):
-    """Executes one request."""
+    """Executes one HTTP request."""
 
     async def run(self, request: bytes) -> bool:
         """Respond to the request. Return whether the connection stays open."""

@@ -25,7 +25,7 @@ EXPIRY_S_MAX: Final = 10 * 365 * 86_400  # lifetime of a token, in seconds
 
 
 class Users:
-    """The endpoints for users and tokens."""
+    """The HTTP API's endpoints for users and tokens."""
 
     def __init__(self, broker: Broker, changes: Access) -> None:
         """``changes`` changes the users of all processes."""

@@ -46,10 +46,9 @@ barrier).
 
 
 class Need(IntEnum):
-    """How urgent the space for an addition is.
+    """Priority of an addition when disk space is short.
 
-    When space is short, CHANGE may use space that DATA may not, and REMOVAL may use even more, because a removal frees
-    space.
+    CHANGE may use space that DATA may not. REMOVAL may use even more, because a removal frees space.
     """
 
     DATA = 0
@@ -58,10 +57,10 @@ class Need(IntEnum):
 
 
 class Handle(Protocol):
-    """An operation in progress that can be cancelled: a wait, a read or a timer."""
+    """A wait, read or timer in progress that can be cancelled."""
 
     def cancel(self) -> object:
-        """Stop the operation and release its resources. Its completion is not called.
+        """Stop the operation and release its resources. Its callback is not called.
 
         A call after the operation has ended has no effect.
         """
@@ -78,7 +77,7 @@ class Loop(Protocol):
 
 
 class Pin(Protocol):
-    """Keeps the bytes of a read in memory. The reader releases the pin after it has copied or sent the bytes."""
+    """Keeps the bytes of a read in memory. The reader calls ``release`` after it has copied or sent them."""
 
     def release(self) -> None: ...
 
@@ -102,7 +101,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class SealedRange:
-    """Location of sealed records [first_offset, next_offset): bytes [start, stop) of a blob.
+    """Location of records [first_offset, next_offset) in a segment file or object: its bytes [start, stop).
 
     The bytes are whole stored batches, back to back. The first batch may begin below ``first_offset``, the last may end
     above ``next_offset``.
@@ -117,12 +116,12 @@ class SealedRange:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Locations of sealed records.
+    """Locations of records in segment files.
 
     Attributes:
-        root: directory or bucket of the blobs. None if only the broker can read them.
+        root: directory or bucket of the files. None if only the broker can read them.
         runs: ranges in offset order. The first one contains the requested offset.
-        more: whether the requested range has more sealed records after the last of ``runs``.
+        more: whether segment files have more of the requested records, after the last of ``runs``.
     """
 
     root: BlobRoot | None
@@ -131,11 +130,11 @@ class Located:
 
 
 class PartitionView(Protocol):
-    """State of one partition. All processes of the broker can read it. The end of every offset range is exclusive."""
+    """Readable state of one partition, in any process of the broker. The end of every offset range is exclusive."""
 
     @property
     def incarnation(self) -> int:
-        """Unique number of this partition. It is never reused."""
+        """Number of this partition, unique among all partitions that ever existed."""
 
     compression: Compression | None
     """Compression for batches that are sealed from now on. The log does not persist it."""
@@ -146,7 +145,7 @@ class PartitionView(Protocol):
 
     @property
     def next_offset(self) -> int:
-        """Offset of the next record. Records in the open write batch are included."""
+        """Offset of the next record. Appends that are not written yet are included."""
 
     @property
     def readable_offset(self) -> int:
@@ -157,7 +156,7 @@ class PartitionView(Protocol):
 
     @property
     def next_address(self) -> int:
-        """Kafka 0.7 address of the next record."""
+        """Byte position at which the next record will begin, its offset in Kafka 0.7."""
 
     def read(
         self, offset: int, *, bytes_max: int, then: Completion[Read], offset_end: int | None = None
@@ -179,27 +178,26 @@ class PartitionView(Protocol):
     def offset_at(self, time_us: int, then: Completion[int]) -> int | Handle:
         """Find the first offset whose append time is at or after ``time_us``.
 
-        The result is next_offset if there is none.
-
-        If no disk access is needed, the result is returned. Otherwise ``then`` is called later with the result.
+        The result is next_offset if there is none. If no disk access is needed, it is returned. Otherwise a handle is
+        returned that cancels the search, and ``then`` is called later.
         """
 
     def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> int | Handle:
-        """Find the offset of the record that begins at a Kafka 0.7 address. The result is NO_OFFSET if none does.
+        """Find the offset of the record that begins at a byte position of the partition, its offset in Kafka 0.7.
 
-        For ``next_address`` the result is ``next_offset``. The result is returned or passed to ``then``, as in
-        ``offset_at``.
+        The result is NO_OFFSET if no record begins there, and ``next_offset`` for ``next_address``. It is returned or
+        passed to ``then``, as in ``offset_at``.
 
         Args:
-            covering: also accept an address inside a record. If compaction removed the record at this address, the
-                result is the offset of the next one.
+            covering: also accept a byte position inside a record. If compaction removed the record, the result is the
+                offset of the next one.
         """
 
     def address_of_offset(self, offset: int, then: Completion[int]) -> int | Handle:
-        """Find the Kafka 0.7 address of the record at ``offset``, or of the next record if that one was compacted away.
+        """Find the byte position of the record at ``offset``, or of the next record if compaction removed that one.
 
-        For ``next_offset`` the result is ``next_address``. The result is returned or passed to ``then``, as in
-        ``offset_at``.
+        The byte position is the record's offset in Kafka 0.7. For ``next_offset`` the result is ``next_address``. It is
+        returned or passed to ``then``, as in ``offset_at``.
 
         Raises:
             Missing: OFFSET_OUT_OF_RANGE.
@@ -218,33 +216,33 @@ class PartitionLog(PartitionView, Protocol):
         """Total size of the readable batches, in bytes."""
 
     def locate(self, offset: int, then: Completion[Located], *, offset_end: int | None = None) -> Located | Handle:
-        """Locate the sealed, readable records from ``offset`` up to ``offset_end``, exclusive.
+        """Find the segment files with the readable records from ``offset`` up to ``offset_end``, exclusive.
 
-        If no disk access is needed, the result is returned. Otherwise ``then`` is called later with the result. A
-        located blob may be deleted at any time, because its records are trimmed, compacted or rewritten.
+        If no disk access is needed, the result is returned. Otherwise a handle is returned, and ``then`` is called
+        later. A file may be deleted at any time, because its records are trimmed, compacted or rewritten.
 
         Raises:
             Missing: OFFSET_OUT_OF_RANGE: ``offset`` is below first_offset or above next_offset.
         """
 
     def epoch_end(self, epoch: int) -> int:
-        """Return the offset at which the records of this epoch end.
+        """Return the end offset of a leader epoch.
 
-        That is the first offset of the next epoch. For the current epoch it is the readable end.
+        That is the first offset of the next epoch, or the readable end for the current epoch.
 
         Raises:
             Missing: OFFSET_OUT_OF_RANGE: the epoch is unknown.
         """
 
     def epoch_at(self, offset: int) -> int:
-        """Return the epoch of the record at this offset. For next_offset, return the current epoch."""
+        """Return the leader epoch of the record at this offset. For next_offset, return the current epoch."""
 
     def retention_offset(self, *, age_us_max: int | None, bytes_max: int | None, now_us: int) -> int:
         """Return the first offset to retain under these limits. It is the first offset of a batch."""
 
 
 class Encoding:
-    """Encodes a state in pieces. Changes to the state during the encoding do not affect the result.
+    """Encodes the broker's state in pieces. Changes to the state during the encoding do not affect the result.
 
     Attributes:
         pieces: encoded pieces so far.
@@ -264,36 +262,37 @@ class Encoding:
 
 
 class Replay(Protocol):
-    """The methods by which recovery and snapshots access the broker's state."""
+    """The methods by which the log's recovery and snapshots access the broker's state."""
 
     def restore(self, snapshot: bytes) -> None:
         """Load a snapshot. Called at most once, before any other method."""
 
     def apply(self, change: bytes) -> None:
-        """Apply one change, in commit order."""
+        """Apply one encoded state change. Called in the order of the journal."""
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
-        """Record the producer of a batch that was appended to a partition. Called in commit order."""
+        """Record the producer of a batch that was appended to a partition. Called in the order of the journal."""
 
     def snapshot(self) -> bytes:
-        """Return the whole state, which includes everything committed so far."""
+        """Return the whole encoded state."""
 
     def encoding(self) -> Encoding:
-        """Return an encoding of the current state. The caller must exhaust ``encode_rest``."""
+        """Return an encoding of the current state. The caller must iterate ``encode_rest`` to the end."""
 
 
 class Publication(Protocol):
-    """A publish in preparation, which reserves tokens until it is written or cancelled.
+    """A publish in preparation: batches that will become readable together.
 
-    No other publish can use a reserved token, nothing can be staged under it, and it cannot be abandoned.
+    Until it is written or cancelled, no other publish can use its tokens, and batches can neither be added to them nor
+    deleted.
     """
 
     @property
     def incarnations(self) -> Collection[int]:
-        """Partitions that have batches staged under the tokens added so far."""
+        """Partitions that have batches under the tokens added so far."""
 
     def add(self, tokens: Sequence[bytes]) -> Iterator[None]:
-        """Reserve tokens. Yields after every few tokens, so that other work can run on the event loop.
+        """Add tokens to the publish. Yields after every few tokens, so that other work can run on the event loop.
 
         Raises:
             Missing: STAGE_MISSING: a token is unknown, expired or used by another publish.
@@ -322,10 +321,10 @@ class Partitions(Protocol):
         """Make offsets below ``first_offset`` unreadable. Their disk space is freed later."""
 
     def compact(self, incarnation: int, *, null_age_us: int) -> None:
-        """Schedule a compaction of the sealed records if enough of them were never compacted.
+        """Schedule a compaction of the records in segment files, if enough of them were never compacted.
 
         For each key only the newest record remains. If that record is a null older than ``null_age_us``, it is removed
-        too. Remaining records keep their offsets and addresses. Raises Missing(PARTITION_MISSING).
+        too. Remaining records keep their offsets. Raises Missing(PARTITION_MISSING).
         """
 
     def wait(self, partition: PartitionLog, offset: int, wake: Callable[[], None]) -> Handle:
@@ -333,34 +332,38 @@ class Partitions(Protocol):
 
 
 class WriteBatch(Protocol):
-    """Additions to one shard. Everything added between two commits becomes one journal group, in call order.
+    """Collects appends and state changes for the journal. ``commit`` writes all of them in one atomic disk write.
 
-    The first addition to an empty write batch schedules ``commit`` on the loop.
+    The first call after a commit schedules the next ``commit`` on the loop.
     """
 
     @property
     def epoch(self) -> int:
-        """Number of this broker start."""
+        """Leader epoch, which increases by one at each start of the broker."""
 
     @property
     def congested(self) -> bool:
-        """Whether to pause reading from producers because sealing or syncing is behind. False if the disk is full."""
+        """Whether to pause reading from producers, because too many bytes are not yet synced or not yet in segment
+        files.
+
+        False if the disk is full.
+        """
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Call back once when the log is no longer congested."""
+        """Call ``callback`` once when ``congested`` becomes False."""
 
     def reserve(self, size: int, *, need: Need = Need.DATA) -> None:
-        """Ensure that the next ``size`` bytes of additions become part of one journal group.
+        """Ensure that the next ``size`` bytes of appends and changes get into the same atomic journal write.
 
-        If necessary, this writes the write batch first. Neither this method nor an addition calls completions, so state
-        that the caller has read stays valid.
+        If necessary, this writes earlier ones first, without calling completions. So state that the caller has read
+        stays valid.
 
         Args:
-            size: total size of the additions.
-            need: purpose of the additions. When space is short, CHANGE and REMOVAL may use reserved space.
+            size: total size of the appends and changes.
+            need: their purpose. When disk space is short, CHANGE and REMOVAL may use reserved space.
 
         Raises:
-            Invalid: RECORD_TOO_LARGE: above the limit of a group.
+            Invalid: RECORD_TOO_LARGE: above the limit of a journal write.
             Busy: DISK_FULL: space is short.
         """
 
@@ -371,34 +374,38 @@ class WriteBatch(Protocol):
         Small batches of one partition are merged.
 
         Args:
-            done: called with the offset of the batch's first record once ``level`` is reached.
+            done: called with the offset of the batch's first record once the batch has reached the durability
+                ``level``.
 
         Raises:
-            Busy: DISK_FULL, or BUSY: too many bytes are not yet sealed or synced.
+            Busy: DISK_FULL, or BUSY: too many bytes are not yet synced or not yet in segment files.
         """
 
     def change(self, change: bytes, *, level: Level, done: Completion[int] | None) -> None:
-        """Add an opaque state change. Recovery passes it to ``Replay.apply``."""
+        """Add an encoded change of the broker's state. Recovery passes it to ``Replay.apply``."""
 
     def barrier(self, level: Level, done: Completion[int]) -> None:
-        """Call ``done`` once everything committed so far has reached ``level``. Sync now if that is necessary."""
+        """Call ``done`` once everything committed so far has reached the durability ``level``.
+
+        Sync now if that is necessary.
+        """
 
     @property
     def uncommitted(self) -> bool:
         """Whether something was added since the last commit."""
 
     def hold(self) -> None:
-        """Do not schedule commits for further additions. The caller must call ``commit`` soon."""
+        """Do not schedule commits for further appends and changes. The caller must call ``commit`` soon."""
 
     def write(self) -> None:
-        """Write the write batch as one journal group now. Completions are called later."""
+        """Write all collected appends and changes to the journal now. Their completions are called later."""
 
     def commit(self) -> None:
-        """Write the write batch as one journal group now, and call the completions that need no sync."""
+        """Write all collected appends and changes to the journal now, and call the completions that need no sync."""
 
 
 class Staging(WriteBatch, Protocol):
-    """Batches that are staged under tokens and published later."""
+    """Stores batches that are invisible until they are published together."""
 
     def stage(
         self,
@@ -410,20 +417,20 @@ class Staging(WriteBatch, Protocol):
         level: Level,
         done: Completion[int] | None,
     ) -> None:
-        """Store a batch under a 16-byte token. It stays invisible and has no offsets until it is published.
+        """Store a batch under a 16-byte token. It is invisible and has no offsets until it is published.
 
         The token expires when the last of its batches expires. A token with a ``NEVER_US`` batch never expires.
         """
 
     def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
-        """Set the clock that determines the expiry of staged batches. Before this call nothing expires.
+        """Set the clock that determines the expiry of unpublished batches. Before this call nothing expires.
 
         Args:
-            age_us_max: limit for batches staged before this start, because the clock may have been ahead at that time.
+            age_us_max: limit for batches stored before this start, because the clock may have been ahead at that time.
         """
 
     def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
-        """Return the incarnations that have batches staged under these tokens. Raises Missing(STAGE_MISSING)."""
+        """Return the incarnations that have batches under these tokens. Raises Missing(STAGE_MISSING)."""
 
     def prepare(self) -> Publication:
         """Begin a publish of many batches."""
@@ -436,9 +443,9 @@ class Staging(WriteBatch, Protocol):
         level: Level,
         done: Completion[Ranges],
     ) -> None:
-        """Assign offsets to all batches staged under these tokens, in token order, and add ``change``.
+        """Assign offsets to all batches under these tokens, in token order, and add a state change.
 
-        All of it becomes one journal group.
+        All of it gets into one atomic journal write.
 
         Raises:
             Missing: STAGE_MISSING: a token is unknown or expired. Nothing is added, and a publication is cancelled.
@@ -446,11 +453,11 @@ class Staging(WriteBatch, Protocol):
         """
 
     def abandon(self, tokens: Sequence[bytes]) -> None:
-        """Drop staged batches. Unknown tokens are ignored."""
+        """Delete the unpublished batches under these tokens. Unknown tokens are ignored."""
 
 
 class Log(Partitions, Staging, Protocol):
     """All interfaces of one shard's log. Callers should depend on the narrower base classes."""
 
     def close(self) -> None:
-        """Commit, sync, call the pending completions, and then stop all threads."""
+        """Write and sync everything, call the pending completions, and then stop all threads."""

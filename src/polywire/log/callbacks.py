@@ -42,7 +42,7 @@ class FailStop:
 
 
 class FailStopLoop:
-    """Event loop for the log's own callbacks. Runs each one through ``run``, which stops the log on an exception."""
+    """Event loop for the log's own callbacks. Calls each one through ``run``, which stops the log on an exception."""
 
     __slots__ = ("_loop", "_run")
 
@@ -62,7 +62,7 @@ class FailStopLoop:
 
 @cython.cclass
 class Notifications:
-    """Queue of completions for clients. Each is called once, in the order of ``add``.
+    """Queue of clients' completion callbacks. Each is called once, in the order of ``add``.
 
     As a context manager, passes an exception of its block to the event loop, which reports it. The session of the
     client that triggered the call does not get the exception.
@@ -81,7 +81,7 @@ class Notifications:
         self.waiting.append((callback, args))
 
     def notify(self) -> None:
-        """Call all queued completions. A nested call returns at once, because the outer one calls the rest."""
+        """Call all queued callbacks. A nested call returns at once, because the outer one calls the rest."""
         waiting = self.waiting
         while waiting and not self._notifying:  # continue after a callback that raised
             with self:

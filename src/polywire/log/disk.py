@@ -40,10 +40,10 @@ logger: Final = structlog.get_logger("polywire.log")
 
 
 class Deleter:
-    """Queue of blobs to delete. One piece is deleted at a time.
+    """Deletes files or objects in a thread, one piece at a time, so that large deletions do not delay syncs.
 
     Args:
-        grace_s: seconds between ``delete`` and the deletion, except for urgent blobs.
+        grace_s: seconds between ``delete`` and the deletion, except for urgent ones.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Deleter:
 
     @property
     def waiting(self) -> int:
-        """Number of blobs not yet deleted, not counting the one in progress."""
+        """Number of files or objects not yet deleted, not counting the one in progress."""
         return len(self._names) + len(self._read)
 
     def delete(self, names: Sequence[str], *, urgent: bool = False) -> None:
-        """Queue blobs for deletion after the grace period.
+        """Queue files or objects for deletion after the grace period.
 
         Args:
-            urgent: delete these few blobs before all others and without a grace period.
+            urgent: delete these few before all others and without a grace period.
         """
         if self._grace_s and not urgent:
             self._loop.call_later(self._grace_s, self._begin, names)
@@ -103,7 +103,7 @@ class Deleter:
         self._worker.run(partial(self._step, steps), partial(self._stepped, steps))
 
     def _step(self, steps: Iterator[int]) -> tuple[int | None, float]:
-        """Free one piece, in the thread. Return its bytes (None if the blob is deleted) and the duration in seconds."""
+        """Free one piece, in the thread. Return its bytes (None if the file is deleted) and the duration in seconds."""
         begun = self._clock.monotonic()
         freed = next(steps, None)
         return freed, self._clock.monotonic() - begun
@@ -157,7 +157,7 @@ class Disk:
         self._see(self._refused or free_bytes < self._reserve_bytes, free_bytes)
 
     def refused(self, error: Busy) -> None:
-        """Record that a segment could not be written.
+        """Record that a segment file could not be written.
 
         If the reason is DISK_FULL, the disk counts as full until ``accepted`` is called, whatever the system reports.
         """

@@ -57,11 +57,11 @@ _length: Final = header_fields("length")
 
 @dataclass(slots=True)
 class Loss:
-    """Loss that a repair causes.
+    """The data that a repair of a damaged journal loses.
 
     Attributes:
-        groups: number of journal groups that are cut off.
-        unknown: number of groups whose header is damaged. Their content is known only in part, from later groups.
+        groups: number of journal writes that are cut off.
+        unknown: number of journal writes whose header is damaged. Their content is known only in part, from later ones.
         records: lost offsets by partition. Later records get these offsets again.
         damaged: offsets by partition of batches that stay in the log but cannot be read.
     """
@@ -84,7 +84,7 @@ class Diagnosis:
 
     Attributes:
         reason: why a broker does not start, None if it does.
-        through: sequence of the last journal group that a repair retains.
+        through: sequence number of the last journal write that a repair retains.
         loss: data that a repair loses.
         log_state: recovered state.
     """
@@ -100,7 +100,7 @@ class OfflineLog:
 
     Args:
         replay: creates an empty broker state.
-        store: blob store if the blobs are not in the data directory, for example a bucket.
+        store: where the segments are if not in the data directory, for example a bucket.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class OfflineLog:
         self.slots: Final[Sequence[Slot]] = self.journal.open_to_read()
 
     def diagnose(self) -> Diagnosis:
-        """Determine whether a broker would start and, if not, which journal groups a repair could retain.
+        """Determine whether a broker would start and, if not, how much of the journal a repair could retain.
 
-        Recovers the journal in memory and seals the recovered data like a start, but discards the output.
+        Recovers the journal in memory, like a start, but writes no files.
 
         Raises:
             Corrupt: a repair is not possible. NEWER_FORMAT: a newer version wrote the data.
@@ -146,9 +146,9 @@ class OfflineLog:
             through = broken.sequence - 1
 
     def recover(self) -> tuple[Chain | None, LogState]:
-        """Return the journal's chain of groups and the log state that a start would recover.
+        """Return the journal's valid writes and the log state that a start would recover.
 
-        The chain is None if nothing was ever stored. Raises Corrupt.
+        The first is None if nothing was ever stored. Raises Corrupt.
         """
         chain, log_state, _ = self._recover_until(None)
         if chain is None and self.slots and not self.journal.is_blank():
@@ -156,7 +156,7 @@ class OfflineLog:
         return chain, log_state
 
     def _recover_until(self, through: int | None) -> tuple[Chain | None, LogState, FoundGroup | None]:
-        """Recover in memory. With ``through``, an invalid group is returned instead of raising Corrupt."""
+        """Recover in memory. With ``through``, an invalid journal write is returned instead of raising Corrupt."""
         chain = find_chain(self.slots, through=through)
         self.state = self._replay()
         log_state = self._log_state(chain)
@@ -173,7 +173,10 @@ class OfflineLog:
         return chain, log_state, None
 
     def _rehearse_start(self, chain: Chain, log_state: LogState) -> None:
-        """Seal the recovered state, as a start does, but discard the output. Raises Corrupt or Unavailable."""
+        """Write the recovered state to segments, as a start does, but discard the output.
+
+        Raises Corrupt or Unavailable.
+        """
         try:
             for slot in self.slots:
                 slot.lost_pages()
@@ -240,9 +243,9 @@ def open_offline(directory: Path, replay: Callable[[], Replay], loop: Loop) -> I
 
 
 def repair(offline: OfflineLog, diagnosis: Diagnosis) -> Path:
-    """Copy the slots that a repair will cut, sync the copies, and return their directory.
+    """Copy the journal files that a repair will cut, sync the copies, and return their directory.
 
-    The slots themselves are not changed. To complete the repair, unlock the directory and call ``finish``.
+    The journal files themselves are not changed. To complete the repair, unlock the directory and call ``finish``.
     """
     aside = offline.directory / ASIDE / f"{diagnosis.through:016x}"
     make_directories(SYSTEM_FILES, aside)
@@ -256,7 +259,7 @@ def repair(offline: OfflineLog, diagnosis: Diagnosis) -> Path:
 
 
 def finish(directory: Path, through: int, slot_bytes: int, replay: Replay, loop: Loop, clock: Clock) -> None:
-    """Open the log with the groups up to ``through``, as a broker would, and close it. Raises BrokerError."""
+    """Open the log with the journal writes up to ``through``, as a broker would, and close it. Raises BrokerError."""
     settings = LogSettings(slot_bytes=slot_bytes, disk_reserve_bytes=0)
     open_log(directory, settings=settings, loop=loop, clock=clock, replay=replay, through=through).close()
 
@@ -270,7 +273,7 @@ def _note_damaged(found: Loss, slot: Slot, entry: Entry) -> None:
 
 
 def _note_cut(found: Loss, group: FoundGroup) -> None:
-    """Record the content of a cut group in ``found``. Only the group's directory and batch headers are read."""
+    """Add the content of a journal write that is cut off to ``found``."""
     view = group.slot.view
     for entry in read_directory(view, group.position):
         found.changes += entry.kind == EntryKind.CHANGE
@@ -283,7 +286,7 @@ def _note_cut(found: Loss, group: FoundGroup) -> None:
 
 
 def _headers(kind: int, position: int, length: int) -> Iterable[int]:
-    """Return the positions of batch headers in an entry, without those of batches that have no offsets."""
+    """Return the positions of batch headers in a journal entry, without those of batches that have no offsets."""
     if kind == EntryKind.BATCH:
         return (position,)
     return range(position + TOKEN_BYTES, position + length, HEADER_BYTES) if kind == EntryKind.PUBLISH else ()
@@ -392,7 +395,7 @@ def _journal(diagnosis: Diagnosis) -> Finding:
 
 
 def examine_snapshot(store: Store, name: str) -> Finding:
-    """Return a finding on the two copies in a snapshot blob."""
+    """Return a finding on the two copies in a snapshot file."""
     sound, copies = copies_sound(store, name)
     if not sound and (version := newer_version(store.get(name))):
         return Finding(Severity.BROKEN, name, blob_newer(name, version).message, remedy=Remedy.UPGRADE)
@@ -403,7 +406,7 @@ def examine_snapshot(store: Store, name: str) -> Finding:
 
 
 def examine_segment(store: Store, name: str) -> list[Finding]:
-    """Return findings on a segment's footers and damaged batches."""
+    """Return findings on a segment's two footers and on its damaged batches."""
     try:
         info, _ = read_footer(store, name)
     except (Corrupt, BlobMissing) as error:
@@ -459,7 +462,7 @@ def _is_footer(copy: bytes) -> bool:
 
 
 def _with_footers(store: Store, name: str) -> Iterator[Buffer]:
-    """Yield the segment's content with its valid footer as both copies."""
+    """Yield the segment's content with both footers replaced by the valid one."""
     info, _ = read_footer(store, name)
     for at in range(0, info.data_bytes, COPY_BYTES):
         yield store.get(name, at, min(at + COPY_BYTES, info.data_bytes))

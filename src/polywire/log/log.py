@@ -49,7 +49,7 @@ TOKENS_EXPIRED_MAX: Final = 1000  # maximum number of tokens that expire in one 
 
 
 class FileLog:
-    """Implements ``Log``. It is created by ``opening.open_log``."""
+    """The log of one data directory. Implements ``Log``. Create it with ``opening.open_log``."""
 
     def __init__(
         self,
@@ -126,21 +126,24 @@ class FileLog:
 
     @property
     def sealing(self) -> int:
-        """Number of full slots that are not yet free again."""
+        """Number of full journal files that are not yet written to segments and free again."""
         return self._sealer.waiting
 
     @property
     def synced_sequence(self) -> int:
-        """Sequence of the last group that survives a power loss."""
+        """Sequence number of the last journal write that survives a power loss."""
         return self._flusher.synced
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Call back once when the log is no longer congested."""
+        """Call ``callback`` once when ``congested`` becomes False."""
         self._on_relief.append(callback)
         self._relieve()
 
     def on_failure(self, callback: Callable[[BrokerError], None]) -> None:
-        """Call back when a write or sync has failed. After that nothing is acknowledged, and the broker must stop."""
+        """Call ``callback`` when a write or sync has failed.
+
+        After that nothing is acknowledged, and the broker must stop.
+        """
         self._on_failure.append(callback)
 
     # Partitions
@@ -265,7 +268,7 @@ class FileLog:
             self._notifications.notify()
 
     def _roll(self) -> None:
-        """Continue the journal in the next slot, and queue the full one for sealing."""
+        """Continue the journal in the next file, and queue the full one to be written to segments."""
         full = self._journal.roll()
         current = self._journal.current
         assert current is not None, "there is one now"
@@ -320,10 +323,10 @@ class FileLog:
             self._name(sealed_content(new, removed), sequence, done)
 
     def _write_apart(self) -> bool:
-        """Write the write batch as a separate group before a group of the sealer. Return False if there is no capacity.
+        """Write pending appends separately, before an entry that names new segments.
 
-        The write batch may be as large as a group can be, but the reserve in the last slot is only for the sealer's
-        groups.
+        Return False if there is no space. They may need a whole journal write, but the reserved end of the last journal
+        file is only for entries that name segments.
         """
         if self.uncommitted and not self._writer.closed:
             self.write()
@@ -332,7 +335,7 @@ class FileLog:
     def _name(
         self, content: bytes, sequence: int, done: Callable[[], None] | None, snapshot: tuple[str, int] | None = None
     ) -> None:
-        """Write one group that lists segments. ``done`` is called once the group and all earlier ones are synced."""
+        """Journal the names of new segments. ``done`` is called once this and all earlier journal writes are synced."""
         self._writer.add(Entered(EntryKind.SEALED, content, sequence, Level.MEMORY, None), ENTRY_BYTES + len(content))
         if snapshot is not None:
             name = snapshot[0].encode("ascii")
@@ -343,11 +346,11 @@ class FileLog:
             self._flusher.wait(self._writer.sequence, lambda synced: done() if synced is None else None)
 
     def adopt(self, full: Sequence[tuple[Slot, Image]], sealed: int) -> None:
-        """Queue slots of earlier starts that had no space to seal them.
+        """Queue journal files of earlier starts, which could not be written to segments for lack of space.
 
         Args:
-            full: the slots, each with the state after its last group.
-            sealed: last group that is in segments.
+            full: the files, each with the state after its last journal write.
+            sealed: last journal write whose effect is in segments.
         """
         self._sealer.sealed = self._sealer.named = sealed
         for slot, image in full:
@@ -404,9 +407,9 @@ class FileLog:
         self._relieve()
 
     def _mark_synced(self) -> None:
-        """If the last group is synced, write an empty group after it.
+        """If the last journal write is synced, write an empty one after it.
 
-        Without the empty group, later damage to the last group would be mistaken for a torn write.
+        Without it, later damage to the last journal write would be mistaken for a torn write.
         """
         fits = (
             self._flusher.is_local and self._writer.capacities[Need.CHANGE] > NAMING_BYTES

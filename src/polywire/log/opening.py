@@ -62,7 +62,7 @@ def open_log(
     Blocks on the disk, so call it before the broker serves clients.
 
     Args:
-        through: last journal group that a repair of a damaged journal retains.
+        through: sequence number of the last journal write that a repair of a damaged journal retains.
 
     Raises:
         Busy: BUSY: the directory is in use. DISK_FULL: no space.
@@ -122,8 +122,8 @@ def _locked(files: Files, path: Path, access: Access, directory: Path) -> File:
 def own_directory(files: Files, directory: Path, data_directory: DataDirectory) -> Callable[[], None]:
     """Lock the directory for this broker and write its owner file. Return a function that unlocks it.
 
-    The owner file may be deleted, so the directory itself is locked as well. The slots are locked, too
-    (``journal.slots.Slot``), so a directory that was moved and re-created never has two writers.
+    The owner file may be deleted, so the directory itself is locked as well. The journal files are locked, too, so a
+    directory that was moved and re-created never has two writers.
     """
     path = directory / MARK_FILE
     with ExitStack() as undone:
@@ -270,9 +270,9 @@ class _Opening:
         return LogState(reader, segments, staging, hides_unsynced=settings.durability >= 2)
 
     def _check_journal(self, chain: Chain | None) -> None:
-        """Raise Corrupt if there are no journal groups although the log is not new.
+        """Raise Corrupt if the journal is empty although the log is not new.
 
-        A log is not new if it has segments or a slot with content.
+        A log is not new if it has segments or a journal file with content.
         """
         if chain is not None:
             return
@@ -300,10 +300,10 @@ class _Opening:
             )
 
     def _delete_unnamed(self, state: LogState, chain: Chain) -> None:
-        """Delete blobs that no valid group lists.
+        """Delete segments and snapshots that the journal does not name.
 
-        They remain if the broker stopped between writing a blob and listing it, or between removing it from the list
-        and deleting it.
+        They remain if the broker stopped between writing a file and naming it, or between removing its name and
+        deleting it.
         """
         named = {segment_name(number) for number in state.segments.numbers()} | {chain.snapshot}
         for directory in (SEGMENTS, SNAPSHOTS):
@@ -315,7 +315,10 @@ class _Opening:
     # New start
 
     def _begin(self, state: LogState, chain: Chain | None, start: int) -> str:
-        """Seal the recovered state and write the first group of this start. Return the name of its snapshot."""
+        """Write the recovered state to segments and begin the journal of this start.
+
+        Return the name of its snapshot.
+        """
         head = GroupHead(self._journal.seed)
         parts: list[Buffer] = []
         head.entry(EntryKind.START, 0, 0, b"")
@@ -348,7 +351,7 @@ class _Opening:
         return name
 
     def _seal(self, state: LogState, chain: Chain, name: str) -> tuple[Written, list[Sealed]]:
-        """Write everything recovered into segments. If this raises Busy, no new blob remains."""
+        """Write everything recovered into segments. If this raises Busy, no new file remains."""
         image = self._image = image_of_all(state, chain.sequence)
         written = seal_recovered(self._store, state, self._journal, image, self._replay, name)
         added = zip(written.infos, written.numbers, strict=True)
@@ -362,10 +365,10 @@ class _Opening:
     # Starts without space to seal (decision 0102), or with a body that the disk cannot read yet
 
     def _begin_unsealed(self, state: LogState, chain: Chain, start: int, busy: Busy) -> str:
-        """Begin the start without sealing. The sealer seals the recovered slots later.
+        """Begin the start although there is no space for segments.
 
-        The first group is written to a free slot or, if there is none, after the last group. Raises Busy(DISK_FULL) if
-        it does not fit there.
+        The recovered journal files are written to segments later. The first journal write of the start goes to a free
+        journal file or, if there is none, after the last one. Raises Busy(DISK_FULL) if it does not fit there.
         """
         self._sealed = False
         self._disk.refused(busy)
@@ -397,10 +400,9 @@ class _Opening:
         return [*player.full, (chain.groups[-1].slot, self._image)]
 
     def _delete(self, name: str) -> None:
-        """Queue a blob for deletion after the start.
+        """Queue a segment or snapshot for deletion after the start.
 
-        The blob is deleted at once if the start needs its space, or its name: after a failed start, names are used
-        again.
+        It is deleted at once if the start needs its space, or its name: after a failed start, names are used again.
         """
         if self._disk.full or name.partition("/")[2] >= f"{self._start:08x}":
             self._store.delete(name)
@@ -408,12 +410,12 @@ class _Opening:
             self._disk.deleter.delete([name])
 
     def _free(self, *, slot_needed: set[Slot]) -> None:
-        """Ensure that this start has a free slot, and a second one if space permits.
+        """Ensure that this start has a free journal file, and a second one if space permits.
 
         Raises Busy(DISK_FULL) or OSError.
 
         Args:
-            slot_needed: slots with recovered data.
+            slot_needed: journal files with recovered data.
         """
         for slot in list(self._journal.slots.values()):
             if slot not in slot_needed:
@@ -444,14 +446,14 @@ class _Opening:
 def seal_recovered(
     store: Store, state: LogState, journal: FileJournal, image: Image, replay: Replay, name: str
 ) -> Written:
-    """Write recovered groups into segments, and the snapshot ``name`` that lists them.
+    """Write the recovered journal into segments, and the snapshot ``name`` that lists them.
 
     Args:
-        image: state after the last group.
+        image: copy of the log's state at the end of the journal.
 
     Raises:
-        Busy: the disk is full, or cannot read a body yet. No blob is left behind.
-        Corrupt: a batch cannot be sealed. No blob is left behind.
+        Busy: the disk is full, or cannot read a batch yet. No file is left behind.
+        Corrupt: a batch is damaged. No file is left behind.
     """
     taken = collect_slots(state, state.contents, journal.views, image, strict=True)
     broker = ([replay.snapshot()], image.sequence)

@@ -26,22 +26,21 @@ class LogSettings:
     """Limits of one log.
 
     Attributes:
-        slot_bytes: size of a journal file; 64 MiB are sealed at 1.1 to 1.3 GB/s (concepts: storage#what-it-costs). A
-            journal group is at most 16 MiB and never spans two slots.
-        slot_count_min: slots created when the log opens: one to write and a free one.
-        slot_count_max: maximum number of slots. Mapped slots count as the broker's memory, so four of 64 MiB keep it below
-            500 MB. When all wait for the sealer, producers wait.
-        sync_interval_ms: longest time until a sync of ``written`` data, or the sealing of its slot, begins.
-        unsynced_bytes_max: above it the log is congested; at half of it a sync starts at once.
-        staged_bytes_max: limit of staged bytes.
-        staged_batches_max: limit of staged batches; each costs some 300 bytes of memory.
-        group_bytes_max: size limit of a journal group (decision 0102); smaller slots lower it.
-        disk_reserve_bytes: free space reserved for deletion, retention, offsets and the sealer; below it appends are
-            refused.
+        slot_bytes: size of a journal file; 64 MiB are written to segments at 1.1 to 1.3 GB/s (concepts:
+            storage#what-it-costs). A journal write is at most 16 MiB and never spans two files.
+        slot_count_min: journal files created when the log opens: one to write and a free one.
+        slot_count_max: maximum number of journal files. They are mapped and count as the broker's memory, so four of 64 MiB
+            keep it below 500 MB. When all wait to be written to segments, producers wait.
+        sync_interval_ms: longest time until a sync of ``written`` data, or the writing of its journal file to segments, begins.
+        unsynced_bytes_max: above it producers wait; at half of it a sync starts at once.
+        staged_bytes_max: limit of the bytes of unpublished batches.
+        staged_batches_max: limit of the number of unpublished batches; each costs some 300 bytes of memory.
+        group_bytes_max: size limit of a journal write (decision 0102); smaller journal files lower it.
+        disk_reserve_bytes: free space reserved for deletion, retention, offsets and segments; below it appends are refused.
         scrub_hours: period in which every segment is read and verified once; 0 for never. A week detects bit rot before
             a monthly backup is replaced.
-        cache_bytes: recently sealed bytes cached for readers that are slightly behind; 0 for none.
-        open_blobs_max: segments kept open, each with up to two descriptors.
+        cache_bytes: bytes of recent segments cached for readers that are slightly behind; 0 for none.
+        open_blobs_max: number of open segment files, each with up to two descriptors.
         durability: minimum level of every acknowledgement, ``WRITTEN`` or ``SYNCED``. With ``SYNCED`` only synced
             records can be read.
     """
@@ -68,10 +67,10 @@ class LogSettings:
 
     @property
     def kept_bytes(self) -> tuple[int, int, int]:
-        """Bytes at the end of the last slot that data, changes and removals, in this order, must leave free.
+        """Bytes at the end of the last journal file that data, changes and removals, in this order, must leave free.
 
-        Freeing a slot or a segment needs a journal group. Without this reserve, offset commits could fill the last slot
-        while the other slots cannot be sealed because the disk is full.
+        Freeing a journal file or a segment needs a journal write. Without this reserve, offset commits could fill the
+        last file while the others cannot be written to segments because the disk is full.
         """
         kept = min(KEPT_BYTES, self.slot_bytes // 8) + 4 * PAGE_BYTES
         last = max(
@@ -81,15 +80,15 @@ class LogSettings:
 
     @property
     def group_limit(self) -> int:
-        """Maximum size of a journal group in bytes."""
+        """Maximum size of a journal write in bytes."""
         return min(self.group_bytes_max, GROUP_BYTES_MAX, self.slot_bytes - SLOT_MARGIN_BYTES)
 
     @property
     def batch_bytes_max(self) -> int:
-        """Maximum size in bytes of a batch that fits into a journal group."""
+        """Maximum size in bytes of a batch that fits into a journal write."""
         return self.group_limit - GROUP_OVERHEAD_BYTES
 
     @staticmethod
     def slot_bytes_for(batch_bytes: int) -> int:
-        """Return the minimum slot size for batches of this size."""
+        """Return the minimum size of a journal file for batches of this size."""
         return batch_bytes + GROUP_OVERHEAD_BYTES + SLOT_MARGIN_BYTES

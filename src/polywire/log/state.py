@@ -25,7 +25,7 @@ LOST_AT_ONCE_MAX: Final = 8
 
 @dataclass(slots=True)
 class Contents:
-    """Partitions with batches in a slot, in order, and the staged batches in it."""
+    """The partitions with batches in a journal file, in order, and the unpublished batches in it."""
 
     partitions: dict[FilePartition, None] = field(default_factory=dict)
     staged: list[StagedBatch] = field(default_factory=list)
@@ -33,11 +33,11 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """State of the log after journal group ``sequence``.
+    """Copy of the log's state after the journal write ``sequence``.
 
     Attributes:
         partitions: packed partitions.
-        staged: tokens that existed then. Batches added to a token later are in later slots.
+        staged: tokens that had unpublished batches then. Batches added to a token later are in later journal files.
     """
 
     sequence: int
@@ -46,11 +46,11 @@ class Image:
 
 
 class LogState:
-    """The log's partitions, segments and staged batches.
+    """The log's partitions, segments and unpublished batches.
 
     Attributes:
         partitions: partitions that are not dropped, by incarnation.
-        contents: contents of slots, by serial.
+        contents: contents of journal files, by serial.
         clean: offset up to which each partition is compacted, by incarnation.
     """
 
@@ -78,7 +78,7 @@ class LogState:
         return found
 
     def make(self, incarnation: int) -> FilePartition:
-        """Create a partition. Callers can find it once it is ``opened``."""
+        """Create a partition. ``find`` returns it once its attribute ``opened`` is set."""
         assert incarnation not in self.partitions, "incarnations are never used again"
         made = FilePartition(incarnation, self.reader, hides_unsynced=self._hides_unsynced)
         self.partitions[incarnation] = made
@@ -99,9 +99,9 @@ class LogState:
         self._release(runs, dropped=False)
 
     def _release(self, runs: RunIndex, *, dropped: bool) -> None:
-        """Record that these runs are no longer needed.
+        """Record that these batches in segments are no longer needed.
 
-        A topic may have millions of runs, so most are subtracted from their segments' counts later.
+        A topic may have millions of index entries, so most are subtracted from their segments' counts later.
         """
         self._released.append((runs, dropped))
         if len(self._released) == 1 and len(runs) <= LOST_AT_ONCE_MAX:
@@ -109,11 +109,11 @@ class LogState:
 
     @property
     def has_released(self) -> bool:
-        """Whether segments still count runs that are no longer needed."""
+        """Whether segments contain batches that are no longer needed but are still counted as needed."""
         return bool(self._released)
 
     def subtract_released(self, count_max: int) -> None:
-        """Subtract up to ``count_max`` runs that are no longer needed from their segments' counts."""
+        """Update the counts of segments for up to ``count_max`` index entries that are no longer needed."""
         while self._released and count_max > 0:
             runs, dropped = self._released[0]
             count = min(len(runs), count_max)
@@ -133,7 +133,9 @@ class LogState:
     # Staging
 
     def add_published(self, published: PublishedBatch) -> int:
-        """Add a published batch, or one that is about to be published, and return its number."""
+        """Add a batch that is published or about to be, and return the number by which the partition's index refers to
+        it.
+        """
         number = self._next_published
         self._next_published += 1
         self.reader.published[number] = published
@@ -144,7 +146,7 @@ class LogState:
 
         Args:
             header: header with offsets.
-            serial: slot with the journal group that published the batch.
+            serial: serial of the journal file with the publish.
         """
         number = self.add_published(PublishedBatch(PublishedGroup(header, serial), 0, batch))
         offset, address, time_us = _numbers(header)
@@ -154,7 +156,7 @@ class LogState:
         partition.tail_bytes += batch.length
 
     def unstage(self, tokens: Iterable[bytes]) -> None:
-        """Remove tokens. Published batches stay needed until they are sealed."""
+        """Remove tokens. Their published batches stay needed until they are in segments of their partition."""
         for staged in self.staging.remove(tokens):
             for batch in staged.batches:
                 if not batch.published:
@@ -174,14 +176,14 @@ class LogState:
     # Sealing
 
     def seal_tail(self, partition: FilePartition, next_offset: int) -> None:
-        """Record that everything below ``next_offset`` is in segments."""
+        """Record that all records below ``next_offset`` are in segments."""
         self._forget(partition.drop_tail(next_offset))
 
     def image(self, sequence: int, touched: Iterable[FilePartition]) -> Image:
-        """Return the state after group ``sequence``.
+        """Return a copy of the state after the journal write ``sequence``.
 
         Args:
-            touched: partitions that changed since the last image.
+            touched: partitions that changed since the last copy.
         """
         for partition in touched:
             if partition.opened and self.partitions.get(partition.incarnation) is partition:

@@ -13,7 +13,7 @@ from polywire.log.partition.partition import FilePartition
 class Wait:
     """A reader that waits for the record at ``offset``.
 
-    It is registered with its partition until it is woken or cancelled.
+    It is registered with its partition until ``wake`` is called or the wait is cancelled.
     """
 
     __slots__ = ("_partition", "_waits", "_wake", "is_due", "offset")
@@ -74,7 +74,7 @@ class Waits:
             self._loop.call_soon(self.wake_due, partition)
 
     def wake_due(self, partition: FilePartition | None) -> None:
-        """Queue the notifications of readers whose record is readable or whose partition was dropped."""
+        """Queue the callbacks of readers whose record is readable or whose partition was dropped."""
         if partition is None or not partition.wakes:
             return
         readable, ended = partition.readable_offset, partition.ended

@@ -93,7 +93,7 @@ def storage_failed(error: OSError) -> BrokerError:
 
 
 class Pending(Generic[_Result]):
-    """Cancellable completion: a ``Handle`` that passes the result to another completion."""
+    """A completion callback that can be cancelled. It passes the result to another one."""
 
     __slots__ = ("_then",)
 
@@ -118,5 +118,5 @@ class Pending(Generic[_Result]):
 
 
 def pending(then: Completion[_Result]) -> Pending[_Result]:
-    """Return a cancellable completion for ``then``. If ``then`` already is one, return it unchanged."""
+    """Return a cancellable callback for ``then``. If ``then`` already is one, return it unchanged."""
     return then if isinstance(then, Pending) else Pending(then)

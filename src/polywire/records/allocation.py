@@ -29,7 +29,10 @@ BLOCKS_MAX: Final = 16  # 65 MiB: one frame being received, one being decoded, a
 
 
 def allocate(size: int, *, mapped_bytes_min: int = MAPPED_BYTES_MIN) -> bytearray | mmap.mmap:
-    """Return ``size`` zero bytes of writable memory, at least one. Buffers of at least ``mapped_bytes_min`` are mapped."""
+    """Return ``size`` zero bytes of writable memory, at least one.
+
+    Buffers of at least ``mapped_bytes_min`` come from mmap.
+    """
     if size < mapped_bytes_min:
         return bytearray(size)
     return mmap.mmap(-1, size, flags=_PRIVATE) if _PRIVATE else mmap.mmap(-1, size)

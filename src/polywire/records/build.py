@@ -64,9 +64,9 @@ _SPAN_BYTES = cython.declare(cython.Py_ssize_t, 32)  # key position, key length,
 @cython.nogil
 @cython.exceptval(check=False)
 def _arrange(places: cython.p_longlong, mask: cython.longlong) -> cython.longlong:
-    """Assign positions, aligned to ``mask`` + 1, to the columns of a batch. Return the end of the last column.
+    """Compute the positions of a batch's columns, aligned to ``mask`` + 1. Return the end of the last column.
 
-    ``places`` has the size of each column, -1 if it is absent.
+    ``places`` has the size of each column, -1 if it is absent. The positions are written into it.
     """
     end: cython.longlong = _HEADER_BYTES
     i: cython.int
@@ -91,7 +91,7 @@ def _write_frame(
     end: cython.longlong,
     length: cython.longlong,
 ) -> cython.void:
-    """Write the header, the column sizes and the padding, except for fields that depend on the content of columns."""
+    """Write the header, the column sizes and the padding, except for header fields that depend on the records."""
     columns: cython.uint = 0
     at: cython.Py_ssize_t = _HEADER_BYTES
     i: cython.int
@@ -147,7 +147,10 @@ def allocate(places: cython.p_longlong, count: cython.Py_ssize_t) -> bytearray:
 @cython.nogil
 @cython.exceptval(check=False)
 def finish(p: cython.p_uchar, places: cython.p_const_longlong, count: cython.Py_ssize_t) -> cython.void:
-    """Write the offset and address spans and both checksums. Call it after the columns were written."""
+    """Write the header fields that depend on the columns, and both checksums.
+
+    Call it after the columns were written.
+    """
     last: cython.longlong
     address_span: cython.longlong = 10 * count + places[3] - flagged(p, places[20], count, 1)
     offset_span: cython.longlong = count
@@ -175,9 +178,9 @@ def _measure(
     count: cython.Py_ssize_t,
     places: cython.p_longlong,
 ) -> cython.Py_ssize_t:
-    """Compute the sizes of the key and value columns for the selected spans.
+    """Compute the sizes of the key and value columns for the selected records.
 
-    Returns -1, or the number of the first record whose row or span is out of range.
+    Returns -1, or the number of the first record that does not exist or extends beyond the source.
     """
     key_bytes: cython.longlong = 0
     value_bytes: cython.longlong = 0
@@ -232,9 +235,9 @@ def _fill(
     bytes_at: cython.Py_ssize_t,
     validity_at: cython.Py_ssize_t,
 ) -> cython.void:
-    """Copy one payload (key or value) of every span into its columns.
+    """Copy the key or the value of every selected record into its columns.
 
-    ``spans`` points at the entries for that payload.
+    ``spans`` points at the (position, length) pairs of the keys or of the values.
     """
     row: cython.Py_ssize_t
     length: cython.longlong
@@ -331,7 +334,7 @@ def from_spans(
 
 @cython.cfunc
 def _measure_further(columns: object, places: cython.p_longlong) -> cython.void:
-    """Add the sizes of additional columns to ``places``. Raises ValueError for columns that are built from spans."""
+    """Add the sizes of additional columns to ``places``. Raises ValueError for key, value and record flag columns."""
     i: cython.Py_ssize_t
     lent: Lent
     for column, data in columns.items():  # type: ignore[attr-defined]

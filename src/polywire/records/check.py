@@ -92,7 +92,7 @@ def _last(p: cython.p_const_uchar, places: cython.p_const_longlong, column: cyth
 @cython.nogil
 @cython.exceptval(check=False)
 def _incomplete_columns(places: cython.p_const_longlong) -> cython.int:
-    """Return the number of a column for which only some of the columns that belong together are present, or -1."""
+    """Return the number of a column that is present without the columns that belong to it, or -1."""
     if places[0] < 0 or places[2] < 0:
         return 0
     if not _together(places, 3, 4) or (places[10] >= 0 and places[6] < 0):
@@ -196,7 +196,7 @@ def _nulls_empty(
 @cython.nogil
 @cython.exceptval(check=False)
 def _kinds_fit(p: cython.p_const_uchar, places: cython.p_const_longlong) -> cython.bint:
-    """Return whether key kinds are 1 to 15 and value kinds 0 to 15, and null values have no bytes."""
+    """Return whether the types of header keys are 1 to 15, those of values 0 to 15, and null values have no bytes."""
     i: cython.Py_ssize_t
     if places[22] < 0:
         return True
@@ -233,10 +233,10 @@ def flagged(
 def _deltas_fit(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong, count: cython.Py_ssize_t
 ) -> cython.bint:
-    """Return whether the deltas of a compacted batch ascend and stay within the batch's spans.
+    """Return whether the offsets of a compacted batch's records ascend and stay within the range in its header.
 
-    Addresses must ascend by at least each record's size. The first delta may be above 0, because a compacted batch also
-    covers offsets of removed records before its first one.
+    Their byte positions (Kafka 0.7) must ascend by at least each record's size. The first offset may be above the
+    batch's, because a compacted batch also covers removed records before its first one.
     """
     offsets: cython.Py_ssize_t = places[50]
     addresses: cython.Py_ssize_t = places[52]
@@ -302,7 +302,7 @@ def _gaps_zero(
 @cython.nogil
 @cython.exceptval(check=False)
 def _header_rule(p: cython.p_const_uchar, at: cython.Py_ssize_t, places: cython.p_const_longlong) -> cython.int:
-    """Return the number of the first rule that the fixed header violates, or -1."""
+    """Return the number of the first rule of decision 0101 that the fixed header violates, or -1."""
     count: cython.longlong = load_u32(p, at + 28)
     flags: cython.uint = load_u32(p, at + 8)
     if load_u64(p, at + 96) != xxh64_raw(p, at, 96) or not body_matches(p, at):

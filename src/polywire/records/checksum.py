@@ -93,7 +93,7 @@ def xxh64_raw(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ss
 @cython.nogil
 @cython.exceptval(check=False)
 def _xxh64_own(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.ulonglong:
-    """Compute XXH64 without the library."""
+    """Compute XXH64 without the xxhash library."""
     end: cython.Py_ssize_t = at + size
     digest: cython.ulonglong
     a: cython.ulonglong = _wrap(_P1 + _P2)
@@ -128,7 +128,7 @@ def _xxh64_own(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_s
 
 @cython.cfunc
 def _fill_crc_tables() -> cython.void:
-    """Fill the tables for slicing by 16.
+    """Fill the tables for a CRC-32 of 16 bytes per step (slicing-by-16).
 
     Table 0 advances the CRC by one byte, table k by that byte and k zero bytes.
     """
@@ -149,7 +149,7 @@ def _fill_crc_tables() -> cython.void:
 @cython.nogil
 @cython.exceptval(check=False)
 def _crc_word(table: cython.int, x: cython.uint) -> cython.uint:
-    """Return the contribution of the four bytes in ``x`` to the CRC. ``table`` bytes follow them in the block."""
+    """Return the contribution of the four bytes in ``x`` to the CRC of a block in which ``table`` bytes follow them."""
     return (
         _CRC_TABLES[(table + 3) * 256 + (x & 0xFF)]
         ^ _CRC_TABLES[(table + 2) * 256 + ((x >> 8) & 0xFF)]
@@ -228,7 +228,9 @@ def crc32_at(data: Buffer, start: int, stop: int) -> int:
 
 
 def crc32_column(value_offsets: Lendable, value_bytes: Buffer) -> bytes:
-    """Return the column ``value_crc32``: u32 CRCs of the values that i32 offsets (one more than values) delimit.
+    """Return the u32 CRCs of values, for the column ``value_crc32``.
+
+    Value n is ``value_bytes[offsets[n]:offsets[n + 1]]``.
 
     Raises:
         ValueError: an offset decreases or lies outside of the values.

@@ -32,7 +32,7 @@ INT_BYTES_MAX: Final = (
 
 
 class Column(IntEnum):
-    """Columns of a batch in their stored order. The value is the bit in the header's ``columns``."""
+    """Columns of a batch in their stored order. The value is the column's bit in the header field ``columns``."""
 
     VALUE_OFFSETS = 0
     VALUE_BYTES = 1
@@ -67,7 +67,7 @@ COLUMN_COUNT: Final = len(Column)
 
 
 class BatchFlags(IntFlag):
-    """Bits of the header's ``flags``."""
+    """Bits of the header field ``flags``."""
 
     WIDE = 1
     LZ4 = 2
@@ -84,7 +84,7 @@ class RecordFlags(IntFlag):
 
 
 class HeaderKind(IntEnum):
-    """Types of header keys and values: 1 to 15 as in the Iggy protocol, 0 for a null value."""
+    """Types of record header keys and values: 1 to 15 as in the Iggy protocol, 0 for a null value."""
 
     NULL = 0
     RAW = 1
@@ -154,7 +154,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record as a Python object, for slow paths, clients and tests. Hot paths never create one.
+    """One record as a Python object, for code that is not performance-critical, clients and tests.
 
     Attributes:
         offset: -1 until the record is stored.
@@ -178,7 +178,7 @@ _UNSIGNED: Final = (HeaderKind.UINT8, HeaderKind.UINT16, HeaderKind.UINT32, Head
 
 
 def typed(data: bytes | None, kind: HeaderKind) -> HeaderValue:
-    """Return a header's key or value in the Python type of its kind.
+    """Return the key or value of a record header in the Python type of its kind.
 
     Raw bytes, and bytes that are invalid for the kind, are returned unchanged.
     """
@@ -199,7 +199,7 @@ def typed(data: bytes | None, kind: HeaderKind) -> HeaderValue:
 
 
 def text_of(data: bytes | None, kind: HeaderKind) -> str:
-    """Return a header's key or value as text.
+    """Return the key or value of a record header as text.
 
     Numbers become digits, other bytes are decoded as UTF-8 with replacement characters.
     """

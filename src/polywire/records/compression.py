@@ -22,7 +22,7 @@ _KINDS = int(BatchFlags.LZ4 | BatchFlags.ZSTD)
 
 
 class Compression(Enum):
-    """Compression of a body: one lz4 block or one zstd frame, without a size prefix."""
+    """Compression of a batch's body: one lz4 block or one zstd frame, without a size prefix."""
 
     LZ4 = "lz4"
     ZSTD = "zstd"
@@ -96,7 +96,7 @@ def _length(body_bytes: int) -> int:
 
 
 def _with_body(batch: Buffer, body: Buffer, flags: int) -> bytearray:
-    """Return the batch with another body and these flags. ``body_bytes_raw`` is unchanged."""
+    """Return the batch with another body and these flags. The field for the uncompressed size is unchanged."""
     result = bytearray(_length(len(body)))
     result[:HEADER_BYTES] = memoryview(batch).cast("B")[:HEADER_BYTES]
     result[HEADER_BYTES : HEADER_BYTES + len(body)] = body

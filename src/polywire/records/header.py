@@ -338,7 +338,8 @@ def _fill_numbers(lent: Lent, at: cython.Py_ssize_t, numbers: object) -> cython.
 
 
 def totals(batch: Buffer, at: int = 0) -> tuple[int, int, int, int, int]:
-    """Return (length, record count, offset span, address span, column bits) of the header at ``at``.
+    """Return (length, record count, number of offsets, bytes in Kafka 0.7's format, column bits) of the header at
+    ``at``.
 
     Much cheaper than ``read_header``. Raises Invalid(INVALID_BATCH) if the buffer is too short for a header.
     """

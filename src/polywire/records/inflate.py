@@ -52,7 +52,7 @@ class Damaged(Exception):
 
 
 class TooFar(Exception):
-    """The input expands beyond the limit."""
+    """The output exceeds the limit."""
 
 
 def gunzip(packed: Buffer, limit: int) -> bytearray:
@@ -185,10 +185,7 @@ def unzstd(packed: Buffer, limit: int) -> memoryview:
 
 
 def _source(view: memoryview, frame: _Frame, size_max: int) -> Buffer:
-    """Return the bytes of a frame.
-
-    If its window is larger than its content, a copy with a smaller window is returned.
-    """
+    """Return the bytes of a zstd frame. Its window size is reduced to its content size if it is larger."""
     source = view[frame.start : frame.stop]
     if frame.window <= max(PLAIN_WINDOW_BYTES_MAX, size_max):
         return source
@@ -244,7 +241,7 @@ def _head(view: memoryview, start: int) -> _Head:
 
 
 def _frame(view: memoryview, start: int, head: _Head, parts: int) -> _Frame:
-    """Read the headers of a frame's blocks to find the end of the frame and its maximum decompressed size."""
+    """Parse the headers of a zstd frame's blocks to find the end of the frame and its maximum decompressed size."""
     at, size, count, is_last = start + head.size, 0, 0, False
     while not is_last:
         count += 1

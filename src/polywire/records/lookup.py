@@ -33,10 +33,7 @@ else:
 
 @cython.cfunc
 def _require_layout(lent: Lent, at: cython.Py_ssize_t, places: cython.p_longlong) -> cython.Py_ssize_t:
-    """Locate the columns of a batch and return the number of records.
-
-    Raises Invalid if it is truncated or compressed.
-    """
+    """Find the columns of a batch and return the number of records. Raises Invalid if it is truncated or compressed."""
     if at < 0 or fill_layout(lent.p, at, lent.size, places) < 0:
         raise Invalid(ErrorCode.INVALID_BATCH, f"batch is truncated or compressed position={at} size={lent.size}")
     count: cython.Py_ssize_t = load_u32(lent.p, at + 28)
@@ -51,9 +48,9 @@ def _require_layout(lent: Lent, at: cython.Py_ssize_t, places: cython.p_longlong
 @cython.nogil
 @cython.exceptval(check=False)
 def _delta(p: cython.p_const_uchar, places: cython.p_const_longlong, index: cython.Py_ssize_t) -> cython.longlong:
-    """Return the difference of the Kafka 0.7 addresses of record ``index`` and the batch's first record.
+    """Return the distance in bytes, in Kafka 0.7's format, from the batch's first record to record ``index``.
 
-    If ``index`` is the record count, return the difference to the end of the batch.
+    If ``index`` is the record count, return the distance to the end of the batch.
     """
     if places[52] >= 0:
         return load_u32(p, places[52] + 4 * index)
@@ -88,7 +85,7 @@ def first_row(
 
 
 def address_of(batch: Buffer, index: int) -> int:
-    """Return the Kafka 0.7 address of record ``index``. Raises IndexError if it does not exist."""
+    """Return the byte position of record ``index``, its offset in Kafka 0.7. Raises IndexError if it does not exist."""
     lent: Lent = lend(batch)
     i: cython.Py_ssize_t = index
     if cython.compiled:
@@ -116,13 +113,13 @@ def offset_of(batch: Buffer, index: int) -> int:
 
 
 def record_at_address(batch: Buffer, address: int, *, covering: bool = False) -> int:
-    """Return the index of the record that begins at this Kafka 0.7 address, or -1.
+    """Return the index of the record that begins at a byte position, its offset in Kafka 0.7, or -1.
 
     Args:
         batch: a validated batch.
-        address: absolute byte address.
-        covering: also accept an address inside a record. If compaction removed the record at this address, the result
-            is the next one.
+        address: byte position in the partition.
+        covering: also accept a byte position inside a record. If compaction removed the record, the result is the next
+            one.
     """
     lent: Lent = lend(batch)
     low: cython.Py_ssize_t = 0
@@ -231,7 +228,7 @@ def _fill_spans(
 
 
 def spans_of(batch: Buffer, at: int = 0) -> array[int]:
-    """Return where the keys and values of all records are, as ``from_spans`` accepts it.
+    """Return the positions and lengths of the keys and values of all records, as ``from_spans`` accepts it.
 
     The result is an i64 array with four numbers per record: key position, key length or -1, value position, value
     length or -1.

@@ -28,7 +28,7 @@ Lendable: TypeAlias = "Buffer | array[int]"
 @cython.freelist(16)
 @cython.cclass
 class Lent:
-    """A buffer whose memory stays at its address while this object exists.
+    """A buffer that cannot move or be freed while this object exists.
 
     Attributes:
         p: the memory: a pointer in compiled code, a memoryview otherwise.

@@ -63,8 +63,7 @@ _NO_PRODUCER = cython.declare(cython.longlong, -1)
 def small_records(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.Py_ssize_t:
     """Return the record count of a small batch that may be merged with batches of the same columns, or 0.
 
-    Batches of idempotent producers are not merged. Neither are batches that already have offsets, because a client may
-    have sent arbitrary ones.
+    Batches of idempotent producers are not merged. Neither are batches in which a client has set offsets.
     """
     if size < _HEADER_BYTES or size >= _SMALL_BYTES or load_flags(p, at) > 1:
         return 0
@@ -79,7 +78,7 @@ def small_records(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.P
 def _check_neighbours(runs: Runs) -> cython.void:
     """Raise ValueError unless the batches can be merged.
 
-    They must have no producer id, the same partition and epoch, no gaps between them, and spans that fit one batch.
+    They must have no producer id, the same partition and epoch, no gaps between them, and together fit one batch.
     """
     one: Lent
     other: Lent
@@ -108,10 +107,10 @@ def _check_neighbours(runs: Runs) -> cython.void:
 
 
 def merge(batches: Sequence[Buffer]) -> bytearray:
-    """Merge batches into one, which gets partition, epoch, offset, address and append time of the first one.
+    """Merge batches into one, which gets partition, epoch, offset and append time of the first one.
 
     The batches either have no offsets yet, or are consecutive in one partition and epoch. Each record retains its
-    offset and address.
+    offset.
 
     Raises:
         ValueError: a batch has a producer id, partitions or epochs differ, or there is a gap between batches.
@@ -144,7 +143,7 @@ def merge(batches: Sequence[Buffer]) -> bytearray:
 def slice_records(batch: Buffer, start: int, stop: int) -> bytearray:
     """Return records ``start`` to ``stop`` as a batch with the same partition, epoch and append time.
 
-    Records retain their offsets, addresses and sequences.
+    Records retain their offsets and sequence numbers.
 
     Raises:
         IndexError: the range is empty or not within the batch.
@@ -205,7 +204,7 @@ def _pick(runs: Runs, rows: Lendable) -> cython.void:
 def take(batch: Buffer, rows: Lendable) -> bytearray:
     """Return the records at these indexes, in that order, as a batch without offsets.
 
-    Records of an idempotent producer retain their sequences.
+    Records of an idempotent producer retain their sequence numbers.
 
     Args:
         batch: a validated batch.
@@ -221,7 +220,7 @@ def take(batch: Buffer, rows: Lendable) -> bytearray:
 
 
 def keep(batch: Buffer, rows: Lendable, *, base_offset: int, base_address: int) -> bytearray:
-    """Return a compacted batch with the records at these indexes, which retain their offsets and addresses.
+    """Return a compacted batch with the records at these indexes, which retain their offsets.
 
     The batch covers the offsets from ``base_offset`` to the end of its last record. It has the partition, epoch, append
     time and producer of the source.
@@ -230,7 +229,7 @@ def keep(batch: Buffer, rows: Lendable, *, base_offset: int, base_address: int) 
         batch: a validated batch.
         rows: ascending i32 array of record indexes.
         base_offset: first offset to cover, at most the batch's own.
-        base_address: first address to cover, at most the batch's own.
+        base_address: the same as a byte position, Kafka 0.7's offset.
 
     Raises:
         IndexError: a record does not exist.

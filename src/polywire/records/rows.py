@@ -28,7 +28,7 @@ def from_records(
 ) -> bytearray:
     """Build a batch without offsets. The records' offsets and append times are ignored.
 
-    If a producer is given, a record without a sequence gets the sequence of the previous record plus one. The first
+    If a producer is given, a record without a sequence number gets that of the previous record plus one. The first
     record gets ``base_sequence``.
 
     Raises:
@@ -187,11 +187,11 @@ class Rows:
         )
 
     def copy(self, index: int, *, without: bytes = b"", has_origin_time: bool = False) -> bytearray:
-        """Return a batch of one record, without offsets.
+        """Return a batch with only this record, without offsets.
 
         Args:
             without: headers whose keys begin with this prefix are not copied.
-            has_origin_time: copy the origin time, too.
+            has_origin_time: copy the time that the producer set, too.
         """
         columns: dict[int, Buffer] = {}
         _put_payload(columns, Column.VALUE_OFFSETS, self.value(index))
@@ -219,7 +219,7 @@ class Rows:
         return Header(bytes(key), bytes(value) if value_kind else None, HeaderKind(key_kind), HeaderKind(value_kind))
 
     def _runs_without(self, index: int, prefix: bytes) -> list[range]:
-        """Return ranges of indexes of a record's headers, without headers whose keys begin with ``prefix``."""
+        """Return index ranges of a record's headers, without headers whose keys begin with ``prefix``."""
         numbers = self._numbers_of_headers(index)
         if not prefix:
             return [numbers]
@@ -246,7 +246,7 @@ class Rows:
 
 
 def _put_payload(columns: dict[int, Buffer], offsets: Column, data: Buffer | None) -> None:
-    """Add the columns of one key or value, which is None for null."""
+    """Add the columns for the key or value of a single record, None for null."""
     columns[offsets] = _offsets([len(data or b"")])
     columns[offsets + 1] = data or b""
     if data is None:
@@ -282,7 +282,7 @@ def _put_payloads(columns: dict[int, Buffer], records: Sequence[Record]) -> None
 def _put_producer(
     columns: dict[int, Buffer], records: Sequence[Record], producer_id: bytes | None, base_sequence: int
 ) -> int:
-    """Add the producer id, and the sequences unless they are consecutive. Return the first sequence."""
+    """Add the producer id, and the sequence numbers unless they are consecutive. Return the first sequence number."""
     if producer_id is None:
         if any(record.sequence is not None for record in records):
             raise Invalid(ErrorCode.INVALID_BATCH, "a record has a sequence but the batch has no producer")

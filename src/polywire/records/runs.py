@@ -58,7 +58,7 @@ _NO_TIME = cython.declare(cython.ulonglong, 0x8000000000000000)  # i64 min
 @cython.final
 @cython.cclass
 class Runs:
-    """Source batches and the runs to take from them. Every run lies within the records of its source."""
+    """Ranges of records, from one or more source batches, that are copied into one new batch."""
 
     if not cython.compiled:  # in the compiled module, runs.pxd declares these fields
         sources: list[Lent]
@@ -82,7 +82,7 @@ class Runs:
 
 @cython.cfunc
 def zeros(runs: Runs, count: cython.Py_ssize_t) -> cython.p_longlong:
-    """Allocate an i64 array of zeros whose lifetime is that of ``runs``."""
+    """Allocate an i64 array of zeros that is freed with ``runs``."""
     if not cython.compiled:
         return array("q", bytes(8 * count))
     lent: Lent = lend_writable(bytearray(8 * count))
@@ -136,7 +136,7 @@ def _fill_source(runs: Runs, number: cython.Py_ssize_t, lent: Lent) -> cython.bi
 
 @cython.cfunc
 def set_runs(runs: Runs, triples: cython.p_longlong, run_count: cython.Py_ssize_t) -> cython.void:
-    """Set the records to take, as triples of source, start and stop. The array comes from ``zeros``."""
+    """Set the ranges of records to copy, as triples of source, start and stop. The array comes from ``zeros``."""
     i: cython.Py_ssize_t
     runs.run_count = run_count
     runs.triples = triples
@@ -152,7 +152,10 @@ def set_runs(runs: Runs, triples: cython.p_longlong, run_count: cython.Py_ssize_
 def _between(
     p: cython.p_const_uchar, at: cython.longlong, start: cython.longlong, stop: cython.longlong
 ) -> cython.longlong:
-    """Return the number of bytes between two entries of the offsets column at ``at``, or 0 if the column is absent."""
+    """Return the number of bytes that entries ``start`` to ``stop`` have in a column of variable-length values.
+
+    ``at`` is the position of the column's offsets. The result is 0 if the column is absent.
+    """
     if at < 0:
         return 0
     return load_i32(p, at + 4 * stop) - load_i32(p, at + 4 * start)
@@ -274,9 +277,10 @@ def _size_columns(
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill_offsets(runs: Runs, offsets: cython.int, payload: cython.int, nested: cython.bint) -> cython.void:
-    """Join an offsets column of all runs and, unless ``payload`` is -1, the column of bytes that the offsets index.
+    """Copy one column of variable-length values (offsets and bytes) from all ranges into the new batch.
 
-    ``nested`` is true for a column with one entry per header instead of per record.
+    If ``payload`` is -1, only the offsets are copied. ``nested`` is true for a column with one entry per record header,
+    false for one entry per record.
     """
     p: cython.p_const_uchar
     target: cython.p_uchar = runs.target
@@ -327,7 +331,7 @@ def _fill_offsets(runs: Runs, offsets: cython.int, payload: cython.int, nested: 
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill_fixed(runs: Runs, column: cython.int, width: cython.longlong, nested: cython.bint) -> cython.void:
-    """Concatenate a column of elements of ``width`` bytes.
+    """Copy one column of values of ``width`` bytes from all ranges into the new batch.
 
     For a source without the column, zeros are written, or ``NO_TIME`` for origin times.
     """
@@ -440,9 +444,9 @@ def _fill_sequences(runs: Runs) -> cython.void:
 @cython.nogil
 @cython.exceptval(check=False)
 def offset_delta(p: cython.p_const_uchar, deltas: cython.longlong, index: cython.longlong) -> cython.longlong:
-    """Return the difference of the offsets of record ``index`` and a source's first record.
+    """Return the offset of record ``index`` relative to the first record of its batch.
 
-    If ``index`` is the record count, return the whole offset span.
+    If ``index`` is the record count, return the number of offsets that the batch covers.
     """
     if index == load_u32(p, 28):
         return load_u32(p, 84)
@@ -455,9 +459,9 @@ def offset_delta(p: cython.p_const_uchar, deltas: cython.longlong, index: cython
 def address_delta(
     p: cython.p_const_uchar, layout: cython.p_const_longlong, base: cython.longlong, index: cython.longlong
 ) -> cython.longlong:
-    """Return the difference of the Kafka 0.7 addresses of record ``index`` and a source's first record.
+    """Return the byte position of record ``index`` relative to the first record of its batch, in Kafka 0.7's format.
 
-    If ``index`` is the record count, return the whole address span.
+    If ``index`` is the record count, return the size of the whole batch in that format.
     """
     if index == load_u32(p, 28):
         return load_u32(p, 80)
@@ -483,9 +487,9 @@ def _record_size(
 @cython.nogil
 @cython.exceptval(check=False)
 def _fill_deltas(runs: Runs) -> cython.void:
-    """Fill the columns of offset and address deltas so that they continue from run to run, and compute the spans.
+    """Write each record's relative offset and byte position in the new batch, and what the batch covers in total.
 
-    With ``holes`` there is a single source, and the deltas also cover removed records before and between the runs.
+    With ``holes`` there is a single source, and removed records before and between the ranges are covered, too.
     """
     p: cython.p_const_uchar
     target: cython.p_uchar = runs.target
@@ -560,7 +564,7 @@ def _fill(runs: Runs) -> cython.void:
 
 @cython.cfunc
 def concatenate(runs: Runs) -> bytearray:
-    """Return one batch of all runs, without offsets. Raises Invalid if it would be too large or empty."""
+    """Return one batch of all ranges, without offsets. Raises Invalid if it would be too large or empty."""
     _measure(runs)
     batch = allocate(runs.places, runs.count)
     runs.batch = lend_writable(batch)

@@ -71,7 +71,7 @@ def with_producer(batch: Buffer, producer: bytes, *, epoch: int, base_sequence: 
     """Return a copy of the batch with a producer id, so that the broker can detect duplicates.
 
     Args:
-        base_sequence: sequence of the first record.
+        base_sequence: sequence number of the first record.
     """
     places = layout(batch, 0).tolist()
     view = memoryview(batch)

@@ -93,7 +93,7 @@ def _swap32(x: cython.ulonglong) -> cython.ulonglong:
 @cython.nogil
 @cython.exceptval(check=False)
 def _avalanche_xxh64(x: cython.ulonglong) -> cython.ulonglong:
-    """Apply XXH64's avalanche, the last step for short inputs."""
+    """Mix the bits with XXH64's avalanche function, the last step of the hash of up to 3 bytes."""
     x = _wrap((x ^ (x >> 33)) * _P64_2)
     x = _wrap((x ^ (x >> 29)) * _P64_3)
     return x ^ (x >> 32)
@@ -104,7 +104,7 @@ def _avalanche_xxh64(x: cython.ulonglong) -> cython.ulonglong:
 @cython.nogil
 @cython.exceptval(check=False)
 def _avalanche(x: cython.ulonglong) -> cython.ulonglong:
-    """Apply XXH3's avalanche, the last step for all other inputs."""
+    """Mix the bits with XXH3's avalanche function, the last step of the hash of 9 and more bytes."""
     x = _wrap((x ^ (x >> 37)) * _MX1)
     return x ^ (x >> 32)
 
@@ -172,7 +172,7 @@ def _middle(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssiz
 def _accumulate(
     lanes: cython.p_ulonglong, p: cython.p_const_uchar, at: cython.Py_ssize_t, key: cython.Py_ssize_t
 ) -> cython.void:
-    """Add a stripe of 64 bytes to the lanes. ``key`` is the position in the secret."""
+    """Add a block of 64 bytes to the eight accumulators. ``key`` is the position in the secret."""
     i: cython.Py_ssize_t
     x: cython.ulonglong
     keyed: cython.ulonglong
@@ -249,7 +249,7 @@ def xxh3(data: Lendable) -> int:
 
 
 def xxh3_own(data: Lendable) -> int:
-    """Return XXH3-64, seed 0, without using the library. For tests."""
+    """Return XXH3-64, seed 0, without using the xxhash library. For tests."""
     lent: Lent = lend(data)
     return _xxh3_own(lent.p, 0, lent.size)
 

@@ -24,7 +24,7 @@ def _all_bound(found: Sequence[dict[str, str]]) -> dict[str, str]:
 
 
 class RoutedGroups:
-    """The methods of ``Coordinator`` that protocols call, each of which runs in the process of the topic."""
+    """Executes methods of ``Coordinator`` in the process that owns the topic."""
 
     __slots__ = ("local", "router")
 
@@ -54,5 +54,5 @@ class RoutedGroups:
         return self.local.bound_to(wire, group)
 
     def views(self, topic: str | None = None) -> list[GroupView]:
-        """See ``Coordinator.views``."""
+        """Return all groups, or the groups of one topic, sorted by topic and name."""
         return self._all_views() if topic is None else self._views_of_topic(topic)

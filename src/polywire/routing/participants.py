@@ -19,14 +19,20 @@ METHODS: Final = (END, JOIN_EPOCH, OUTCOME)
 
 
 class ParticipantCalls:
-    """Calls participants and coordinators in other processes. Implements ``broker.participants.Shards``."""
+    """Sends decisions on transactions, and questions about them, to other processes.
+
+    Implements ``broker.participants.Shards``.
+    """
 
     def __init__(self, router: Router, loop: Loop) -> None:
         self._router: Final = router
         self._loop: Final = loop
 
     def end_participant(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
-        """See ``broker.participants.Shards``."""
+        """Send the decision on a transaction to a participating shard.
+
+        ``then`` is called with whether it was applied.
+        """
 
         def ended(result: int | BrokerError) -> None:
             then(not isinstance(result, BrokerError))
@@ -34,7 +40,10 @@ class ParticipantCalls:
         self._call(shard, END, (decided.id, decided.token), {"commits": decided.commits, "done": ended}, ended)
 
     def ask_coordinator(self, participant: Transaction, then: Callable[[bool | None], None]) -> None:
-        """See ``broker.participants.Shards``."""
+        """Ask the coordinator of a transaction for its outcome.
+
+        ``then`` is called with None if it is open or unknown.
+        """
 
         def on_outcome(commits: bool | BrokerError | None) -> None:
             then(None if isinstance(commits, BrokerError) else commits)

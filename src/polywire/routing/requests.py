@@ -22,7 +22,7 @@ _round_robin: Final = count()
 
 
 class Authorized(Rights):
-    """The rights of a client whose request the other process has authorized."""
+    """The permissions of a client whose request another process has authorized."""
 
     __slots__ = ("_caller", "_sees_files")
 
@@ -44,9 +44,9 @@ class Authorized(Rights):
 
 
 class ForwardedRequest:
-    """One request of another process. Implements ``ReplyOwner``, whose methods for flow control do nothing.
+    """A request that another process forwarded. Implements ``ReplyOwner``.
 
-    The client's session in the other process limits the number of its requests.
+    The methods for flow control do nothing, because the client's session in the other process limits its requests.
     """
 
     __slots__ = ("_respond", "admission", "broker", "pin")
@@ -58,7 +58,7 @@ class ForwardedRequest:
         respond: Callable[[bytes], object],
         pin: Callable[[], Callable[[], None]],
     ) -> None:
-        """``pin`` preserves the bytes of the request until the function that it returned is called."""
+        """``pin`` keeps the bytes of the request in memory until the function that it returned is called."""
         self.broker: Final = broker
         self.admission: Final = admission
         self._respond: Final = respond
@@ -69,15 +69,12 @@ class ForwardedRequest:
         return _round_robin
 
     def answer(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
-        """See ``ReplyOwner``."""
         self._respond(encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload)
 
     def respond(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
-        """See ``ReplyOwner``."""
         self.answer(verb, correlation, head, payload)
 
     def respond_error(self, verb: int, correlation: int, error: BrokerError) -> None:
-        """See ``ReplyOwner``."""
         self._respond(encode_head(verb, correlation, failure_of(error), flags=ERROR))
 
     def owe(self) -> None:
@@ -103,10 +100,11 @@ def execute(
     pin: Callable[[], Callable[[], None]] = lambda: nothing,
     sees_files: bool,
 ) -> None:
-    """Execute a request. ``respond`` gets the frame of its response, possibly before this returns.
+    """Execute a request of another process.
 
-    By default, the bytes of ``frame`` must not change until the request ends. With ``pin``, they must not change until
-    the next commit, or as long as they are pinned.
+    ``respond`` is called with the response's frame, possibly before this returns. By default, the bytes of ``frame``
+    must not change until the request ends. With ``pin``, they must not change until the next commit, or until the
+    function that ``pin`` returned is called.
     """
     # the sending process has checked the client's frame; its own may be longer
     prefix = decode_prefix(frame, length_max=len(frame), head_bytes_max=len(frame))

@@ -18,10 +18,10 @@ def _never(_: str) -> Caller | None:
 
 
 class ResolvedBroker(RoutedBroker):
-    """Like ``routed``, from which it takes its state, but looking up a topic never raises Pending.
+    """Like ``routed``, but looking up a topic never raises Pending.
 
-    It is for requests that are executed in slices and cannot be repeated. Before the first slice, ``resolve`` raises
-    Pending until all topics of the request are known.
+    It is for requests that are executed in several passes of the loop and cannot be repeated. Before the first,
+    ``resolve`` raises Pending until all topics of the request are known.
     """
 
     __slots__ = ()
@@ -31,15 +31,17 @@ class ResolvedBroker(RoutedBroker):
             setattr(self, name, getattr(routed, name))
 
     def __getattr__(self, name: str) -> Any:
-        """Use everything else of this process."""
         return getattr(self.local, name)
 
     def find_topic(self, full_name: str) -> Topic | None:
-        """See ``api.Topics``."""
+        """Return the topic with this full name, or None."""
         return self.local.find_topic(full_name) or self.remote_topics.find(full_name)
 
     def ensure_topic(self, full_name: str, *, by: Caller = NO_CALLER) -> Topic:
-        """See ``api.Topics``. Raises Busy(BUSY) for a topic of another process that ``resolve`` has not created."""
+        """Return the topic with this name.
+
+        Raises Busy(BUSY) for a topic of another process that ``resolve`` has not created.
+        """
         try:
             return super().ensure_topic(full_name, by=by)
         except Pending:

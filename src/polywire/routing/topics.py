@@ -42,7 +42,7 @@ REFRESHED_MAX: Final = 500  # limit of partitions in one ALL_BOUNDS request, whi
 
 
 class RemoteLog:
-    """A partition of another process. Implements ``PartitionView``."""
+    """A partition that another process stores. Implements ``PartitionView``."""
 
     __slots__ = ("bounds", "compression", "incarnation", "link", "number", "topic_id")
 
@@ -56,41 +56,39 @@ class RemoteLog:
 
     @property
     def first_offset(self) -> int:
-        """See ``PartitionView``."""
         return self.bounds.first_offset
 
     @property
     def next_offset(self) -> int:
-        """See ``PartitionView``."""
         return self.bounds.next_offset
 
     @property
     def readable_offset(self) -> int:
-        """See ``PartitionView``."""
         return self.bounds.readable_offset
 
     @property
     def next_address(self) -> int:
-        """See ``PartitionView``."""
         return self.bounds.next_address
 
     @property
     def stored_bytes(self) -> int:
-        """See ``PartitionLog``."""
         return self.bounds.stored_bytes
 
     def epoch_at(self, offset: int) -> int:
-        """Return the current epoch of the other process. ``offset`` must be the end of the partition."""
+        """Return the current leader epoch of the other process. ``offset`` must be the end of the partition."""
         del offset
         return self.link.epoch
 
     def append(self, batch: Buffer, by: By, level: Level, done: Completion[int] | None) -> None:
-        """Append a batch. ``done`` gets the offset of its first record, or an error. Raises Busy(BUSY)."""
+        """Append a batch. ``done`` is called with the offset of its first record, or an error. Raises Busy(BUSY)."""
         head = Produce(self.topic_id, self.number, level, by)
         self.link.call(Verb.PRODUCE, head, Appended, partial(_offset, done), batch)
 
     def read(self, offset: int, *, bytes_max: int, then: Completion[Read], offset_end: int | None = None) -> Handle:
-        """See ``PartitionView``. An invalid offset is reported to ``then``."""
+        """Read batches from ``offset`` on, and pass them to ``then``.
+
+        An invalid offset is an error that ``then`` gets.
+        """
 
         def received(received: bytes, payload: memoryview) -> None:
             head = decode(received, Fetched)
@@ -101,7 +99,10 @@ class RemoteLog:
         return self.link.send(Verb.FETCH, head, received, then)
 
     def wait(self, offset: int, wake: Callable[[], None]) -> Handle:
-        """Call ``wake`` when the record at an offset can be read, or earlier. It is also called if the link is lost."""
+        """Call ``wake`` when the record at an offset can be read, or earlier.
+
+        It is also called if the connection is lost.
+        """
 
         def woken(_: object) -> None:
             wake()
@@ -109,7 +110,7 @@ class RemoteLog:
         return self.link.call(Verb.WAIT, Wait(self.topic_id, self.number, offset), Empty, woken)
 
     def find_epoch_end(self, epoch: int, then: Completion[int]) -> Handle:
-        """Request the offset after the last record of an epoch."""
+        """Request the offset after the last record of a leader epoch."""
         return self._look_up(Key.EPOCH, epoch, then)
 
     def refresh(self, then: Completion[None]) -> Handle:
@@ -125,15 +126,12 @@ class RemoteLog:
         return self.link.call(Verb.BOUNDS, PartitionId(self.topic_id, self.number), Bounds, received)
 
     def offset_at(self, time_us: int, then: Completion[int]) -> Handle:
-        """See ``PartitionView``."""
         return self._look_up(Key.TIME, time_us, then)
 
     def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> Handle:
-        """See ``PartitionView``."""
         return self._look_up(Key.COVERED_ADDRESS if covering else Key.ADDRESS, address, then)
 
     def address_of_offset(self, offset: int, then: Completion[int]) -> Handle:
-        """See ``PartitionView``."""
         return self._look_up(Key.OFFSET, offset, then)
 
     def _look_up(self, key: Key, value: int, then: Completion[int]) -> Handle:
@@ -149,7 +147,7 @@ def _offset(done: Completion[int] | None, result: Appended | BrokerError) -> Non
 class Refresh:
     """Requests the current offsets of many partitions, from all their processes at once. Implements ``Handle``.
 
-    ``then`` is called once all processes have responded. It gets the first error, or None.
+    ``then`` is called once all processes have responded, with the first error or None.
     """
 
     __slots__ = ("_calls", "_error", "_left", "_then")
@@ -192,7 +190,7 @@ class Refresh:
 
 
 class RemoteTopics:
-    """The topics of other processes. They remain known while a link is lost. Implements ``RemoteTopicLookup``.
+    """The topics of other processes. They remain known while a connection is lost. Implements ``RemoteTopicLookup``.
 
     Attributes:
         version: number that increases whenever a topic is created or deleted.
@@ -225,7 +223,7 @@ class RemoteTopics:
         return self._by_id.get(topic_id)
 
     def has(self, full_name: str) -> bool:
-        """See ``RemoteTopicLookup``."""
+        """Return whether another shard has a topic of this name, even if its state was not reported yet."""
         return self._names.shard_of(full_name) not in (None, self._names.own)
 
     def all(self) -> Iterator[Topic]:
@@ -237,7 +235,7 @@ class RemoteTopics:
         return self._shards.get(topic.id)
 
     def apply(self, link: ShardLink, update: Topics) -> None:
-        """Apply a report of another process."""
+        """Add, change or remove topics as another process has reported."""
         shard = link.shard
         if update.begins:
             self._reported[shard] = set()

@@ -33,7 +33,7 @@ from polywire.store.data_directory import BlobRoot
 from polywire.store.url import open_bucket
 
 if TYPE_CHECKING:
-    from polywire.cluster.opening import Place
+    from polywire.cluster.opening import ShardConfig
     from polywire.server.bucket_watch import BucketWatch
     from polywire.store.identity import Identity
 
@@ -71,8 +71,8 @@ async def open_in_bucket(
     )
     settings, clock = settings.within(own.batch_bytes_max), SystemClock()
     state = State(settings)
-    place = await _in_thread(loop, lambda: _place_of(config, watch))
-    opening = ShardOpening(place, settings=own, loop=loop, clock=clock, replay=state, make_worker=make_worker)
+    shard_config = await _in_thread(loop, lambda: _shard_config(config, watch))
+    opening = ShardOpening(shard_config, settings=own, loop=loop, clock=clock, replay=state, make_worker=make_worker)
     try:
         await _in_thread(loop, opening.recover)
     except asyncio.CancelledError:
@@ -80,7 +80,7 @@ async def open_in_bucket(
         raise
     log = opening.begin()
     log.on_failure(on_failure)
-    watch.leads(bucket_id=place.root.mark.hex(), node=place.node, shard=opening.state)
+    watch.leads(bucket_id=shard_config.root.mark.hex(), node=shard_config.node, shard=opening.state)
     return Broker.over(lambda _: log, settings=settings, loop=loop, clock=clock, state=state)
 
 
@@ -101,10 +101,10 @@ def is_left_opening() -> bool:
     return False
 
 
-def _place_of(config: ServeConfig, watch: BucketWatch) -> Place:
-    """Check that this broker can lead the log, and return its location. Raises BrokerError if it cannot."""
+def _shard_config(config: ServeConfig, watch: BucketWatch) -> ShardConfig:
+    """Check that this broker can lead the log, and return the configuration for it. Raises BrokerError if it cannot."""
     from polywire.cluster.bucket_probe import check
-    from polywire.cluster.opening import Place
+    from polywire.cluster.opening import ShardConfig
     from polywire.store.identity import make_identity
     from polywire.store.objects import shard_root
 
@@ -113,7 +113,7 @@ def _place_of(config: ServeConfig, watch: BucketWatch) -> Place:
         check(objects)
     identity, _ = make_identity(objects, secrets.token_bytes, SystemClock().now_us(), shards=candidate.shards)
     check_identity(identity, candidate.shards)
-    return Place(
+    return ShardConfig(
         objects=objects,
         blobs=watch.open(timeout_s=BLOB_TIMEOUT_S),
         directory=config.data_dir,

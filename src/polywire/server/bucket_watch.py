@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class BucketWatch:
-    """Collects the statistics, and opens the bucket so that requests to it are counted."""
+    """Statistics of the bucket and of the requests to it, for metrics and the console."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class BucketWatch:
         Args:
             config: settings of the process.
             candidate: name of this process in the bucket; by default that of the only process of the machine.
-            may_hand_over: see ``Balance``.
+            may_hand_over: returns whether this machine has handed over no shard for the given number of seconds.
         """
         self.candidate: Final = candidate or candidate_of(config)
         self.balance: Final = Balance(self.candidate, config.balance_s, may_hand_over)
@@ -73,7 +73,7 @@ class BucketWatch:
         self._shard = None
 
     def undrain(self) -> None:
-        """End the drain of this machine, if there is one."""
+        """Cancel the drain of this machine, if an operator has started one."""
         with suppress(BrokerError, OSError):
             Nodes(open_bucket(self._url, timeout_s=NODE_INTERVAL_S)).undrain(self.candidate.machine)
 

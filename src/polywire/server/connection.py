@@ -106,7 +106,7 @@ class BareConnection(SendingHalf):
     def certify(self, name: str) -> bool:
         """Log in as the user that a TLS certificate names.
 
-        Returns False, and closes the connection, if there is no such user or no slot for it.
+        Returns False, and closes the connection, if there is no such user or the user has too many connections.
         """
         logins = self._hub.logins
         try:
@@ -134,7 +134,7 @@ class BareConnection(SendingHalf):
             self.buffer_updated(count)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return memory for the next read. Nothing else may happen here (see the module docstring)."""
+        """Return memory for the next read. It must not call other code (see the module docstring)."""
         hub = self._hub
         memory = hub.memory
         hub.lending = True
@@ -311,7 +311,7 @@ class BareConnection(SendingHalf):
             self._buffer = self._buffer.freed()
 
     def free_slot(self) -> None:
-        """Free the slot of an aborted connection at once, because the loop calls ``connection_lost`` only later."""
+        """Stop counting an aborted connection at once, because the loop calls ``connection_lost`` only later."""
         self._hub.leave(self)
         self.release()
 
@@ -511,7 +511,7 @@ class BareConnection(SendingHalf):
     def is_waiting(self) -> bool:
         """Whether the client still expects a response.
 
-        That is the case if the session owes one, a request waits for a later pass, or bytes are unsent.
+        That is the case if the session has one to send, a request waits for a later pass, or bytes are unsent.
         """
         return bool(self._pauses & Pause.QUEUED) or self._is_owing
 
@@ -554,7 +554,7 @@ class BareConnection(SendingHalf):
 
 
 class Connection(BareConnection, asyncio.BufferedProtocol):
-    """A connection as a protocol of asyncio.
+    """A connection as an asyncio protocol.
 
     The compiled class cannot extend ``asyncio.BufferedProtocol``, so this one extends both.
     """

@@ -43,7 +43,7 @@ class SlotHolder(Protocol):
 
 
 class ConnectionSlots:
-    """The connection slots of a server."""
+    """Limits the number of connections. If there are too many, the quietest one is closed."""
 
     __slots__ = ("_by_host", "_connections", "_looked", "_quiet", "_silent", "count_max", "tick")
 
@@ -57,7 +57,7 @@ class ConnectionSlots:
         self.tick = 0
 
     def enter(self, connection: SlotHolder) -> bool:
-        """Register a new connection. Return False if all slots are taken and none can be freed."""
+        """Register a new connection. Return False if there are too many and none may be closed."""
         if len(self._connections) >= self.count_max and not self._evict(connection.host):
             return False
         self._silent[connection] = None

@@ -56,7 +56,7 @@ class RequestTimes:
         """Latencies by protocol and by kind of request: ``PRODUCE`` or ``OTHER``."""
 
     def begin(self) -> None:
-        """Count a read that is timed. After too many in one second, skip twice as many reads."""
+        """Count a read that is timed. If too many were timed in this second, halve the sampling rate."""
         self._taken += 1
         if self._taken % SAMPLES_PER_S == 0:
             self.weight *= 2
@@ -108,7 +108,7 @@ class ConnectionLimits:
 
 
 class Ingest(Protocol):
-    """The operations of the broker that connections use for flow control."""
+    """The methods of the broker that connections use for flow control."""
 
     @property
     def appended(self) -> int:
@@ -120,28 +120,28 @@ class Ingest(Protocol):
 
     @property
     def congested(self) -> bool:
-        """Whether connections that produce must not be read, because the log is behind."""
+        """Whether connections that produce must not be read, because the log cannot write or sync fast enough."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once, on the loop, when ``congested`` becomes false."""
 
     def hold(self) -> None:
-        """Suspend scheduled commits. The caller must call ``commit`` soon."""
+        """Do not commit automatically. The caller must call ``commit`` soon."""
 
     def commit(self) -> None:
         """Write all accepted batches to the log now."""
 
 
 class Peer(Receiver, SlotHolder, LoginHolder, Protocol):
-    """A connection as ``Hub`` uses it."""
+    """The methods of a connection that ``Hub`` uses."""
 
     @property
     def backlog(self) -> int:
-        """Number of response bytes that the kernel has not accepted."""
+        """Number of response bytes that the kernel has not accepted yet."""
 
     @property
     def clogged_tick(self) -> int:
-        """The second since which there is a backlog, as counted by ``Hub.tick``."""
+        """The second since which response bytes are waiting, as counted by ``Hub.tick``."""
 
     @property
     def received_bytes(self) -> int:
@@ -169,7 +169,7 @@ class Hub:
     Attributes:
         connections: all open connections, oldest first.
         tick: seconds since the start, counted by ``sweep``.
-        lending: whether the event loop is asking a connection for a buffer, during which no other code may run.
+        lending: whether the event loop is requesting a buffer from a connection, during which no other code may run.
         moved: bytes received and sent by closed connections, by protocol.
         closed: number of closed connections, by protocol.
     """
@@ -266,7 +266,7 @@ class Hub:
             self.refused = 0
 
     def hold(self, connection: Peer) -> None:
-        """Pause a connection that produces until the log is no longer congested."""
+        """Stop reading from a connection that produces until the log is no longer congested."""
         if not self._held:
             self.ingest.on_relief(self._relieved)
         self._held[connection] = None
@@ -277,7 +277,7 @@ class Hub:
             connection.relieve()
 
     def enter(self, connection: Peer) -> bool:
-        """Register a new connection. Return False if there is no free slot."""
+        """Register a new connection. Return False if there are too many."""
         if self.draining or not self.logins.enter(connection):
             self.refused += 1
             return False

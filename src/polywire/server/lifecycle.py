@@ -77,7 +77,7 @@ Factories = tuple[Sequence["SessionFactory"], "RouterFactory | None", "RoutedBro
 
 
 class OtherBrokers(Protocol):
-    """The other brokers of a bucket, as the leader's process uses them."""
+    """Connects the leader of a bucket with the part of the process that handles standbys."""
 
     @property
     def watch(self) -> BucketWatch: ...

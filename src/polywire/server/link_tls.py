@@ -36,13 +36,13 @@ _plain_memory: Final = memoryview(bytearray(RECORD_BYTES))
 
 
 class LinkUser(TlsUser, Protocol):
-    """The asyncio protocol above a link with TLS."""
+    """The asyncio protocol that uses a TLS connection to another machine."""
 
     def data_received(self, data: bytes) -> None: ...
 
 
 class LinkTls(ServerTls):
-    """The certificate and the CA for links between machines. New links use the files of the latest ``reload``.
+    """Certificate and CA for connections between machines. New connections use the files of the latest ``reload``.
 
     A certificate that other machines would reject is not loaded.
     """
@@ -59,7 +59,7 @@ class LinkTls(ServerTls):
         super().__init__(config)
 
     def over(self, hub: Hub, connection: Connection, *, plain_too: bool) -> TlsConnection:
-        """Return the protocol for a link that another machine opened. It rejects links without TLS."""
+        """Return the protocol for a connection that another machine opened. It rejects connections without TLS."""
         return _AcceptedLink(hub, connection, self.context, plain_too=False)
 
     async def connect(self, user: LinkUser, address: tuple[str, int]) -> None:
@@ -83,7 +83,7 @@ class LinkTls(ServerTls):
             raise error
 
     def _load(self) -> ssl.SSLContext:
-        """Load the files, and return the context for accepted links.
+        """Load the files, and return the TLS context for accepted connections.
 
         Raises Invalid(INVALID_REQUEST) for an invalid file, and for a certificate that other machines would reject.
         """
@@ -122,7 +122,7 @@ class LinkTls(ServerTls):
 
 
 class LinkEnd(TlsTransport):
-    """The connecting end of a link with TLS.
+    """The connecting end of a TLS connection to another machine.
 
     The future ``opened`` completes after the handshake, with None or an error.
     """
@@ -135,7 +135,7 @@ class LinkEnd(TlsTransport):
         """Create the end.
 
         Args:
-            user: the protocol that uses the link.
+            user: the asyncio protocol that uses the connection.
             context: the certificates.
             host: the name that the certificate of the other machine must have.
             refused: called if either end rejects the other's certificate.
@@ -181,9 +181,9 @@ class LinkEnd(TlsTransport):
 
 
 class _AcceptedLink(TlsConnection):
-    """A link that another machine opened.
+    """A TLS connection that another machine opened.
 
-    Its certificate does not log in a user, because each request on the link names its user.
+    Its certificate does not log in a user, because each forwarded request names its user.
     """
 
     __slots__ = ()
@@ -233,7 +233,10 @@ def remedy_of(error: ssl.SSLError) -> str:
 
 
 def link_tls(config: ServeConfig, host: str) -> LinkTls | None:
-    """Return the TLS of links; None if it is not configured. Raises Invalid(INVALID_REQUEST) for invalid files."""
+    """Return the TLS for connections between machines; None if it is not configured.
+
+    Raises Invalid(INVALID_REQUEST) for invalid files.
+    """
     return None if config.tls_machine_authority is None else LinkTls(config, host)
 
 

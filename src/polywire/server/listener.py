@@ -80,7 +80,7 @@ class Listener:
 
 
 class LoopServer:
-    """Accepts connections on several sockets. The event loop reads and writes the connections."""
+    """Accepts connections on several sockets. The event loop reads and writes them."""
 
     def __init__(self, servers: Sequence[asyncio.Server]) -> None:
         self._servers = servers
@@ -92,7 +92,7 @@ class LoopServer:
 
 
 class ReadinessServer:
-    """Accepts connections, which the readiness driver reads and writes.
+    """Accepts connections, which ``ReadinessDriver`` reads and writes.
 
     If the system has no free descriptors, it accepts none for ``ACCEPT_PAUSE_S``.
     """

@@ -46,7 +46,7 @@ CANDIDATES_MAX: Final = 512
 class Standing(IntEnum):
     """How well a client is identified.
 
-    When slots or memory are short, connections with a lower standing are closed first.
+    When connections or memory are short, connections with a lower standing are closed first.
     """
 
     SILENT = 0
@@ -75,7 +75,7 @@ class Identities(Protocol):
 
 
 class LoginHolder(Protocol):
-    """A connection as ``Logins`` uses it."""
+    """The methods of a connection that ``Logins`` uses."""
 
     @property
     def peer(self) -> str: ...
@@ -96,9 +96,9 @@ class LoginHolder(Protocol):
 
 
 class Logins:
-    """The connections of a server by user.
+    """Limits the connections of users and of clients that are not logged in.
 
-    Each connection is in exactly one of ``_strangers``, ``_anonymous`` and ``_known``.
+    Each connection is in exactly one of ``_strangers`` (not logged in), ``_anonymous`` and ``_known``.
     """
 
     __slots__ = (
@@ -139,19 +139,19 @@ class Logins:
 
     @property
     def administrators_reserved(self) -> int:
-        """Number of slots that only administrators can take."""
+        """Number of connections that only administrators can use."""
         return min(ADMINISTRATORS_RESERVED, self.slots_max // 8)
 
     @property
     def strangers_max(self) -> int:
-        """Maximum number of strangers and ``anonymous`` connections together."""
+        """Maximum number of connections that are not logged in, or logged in as ``anonymous``."""
         return self.slots_max - self.administrators_reserved - min(USERS_RESERVED, self.slots_max // 4)
 
     @property
     def anonymous_max(self) -> int:
-        """Maximum number of connections that are served as ``anonymous`` and are not strangers.
+        """Maximum number of connections that count as logged in as ``anonymous``.
 
-        Further connections are served as ``anonymous`` but remain strangers, so they are closed first.
+        Further connections are served as ``anonymous`` but count as not logged in, so they are closed first.
         """
         return self.strangers_max - min(STRANGERS_RESERVED, self.strangers_max // 2)
 
@@ -173,10 +173,10 @@ class Logins:
         return True
 
     def _stranger_to_evict(self) -> LoginHolder | None:
-        """Return the stranger to close for a new connection; None if there is no suitable one.
+        """Return the connection without a login to close for a new connection; None if there is no suitable one.
 
-        Candidates, in this order: the oldest stranger that had time to log in, the oldest on a protocol without a
-        login, and the oldest. A stranger whose login is being verified is not closed.
+        Candidates, in this order: the oldest that had time to log in, the oldest on a protocol without a login, and the
+        oldest. A connection whose login is being verified is not closed.
         """
         nameless = oldest = None
         for connection, since in islice(self._strangers.items(), CANDIDATES_MAX):
@@ -232,9 +232,9 @@ class Logins:
     # Logins and logouts
 
     def identify(self, connection: LoginHolder, principal: Principal | None) -> None:
-        """Record a login, or a logout if ``principal`` is None. A client can log in as another user without a logout.
+        """Record a login, or a logout if ``principal`` is None.
 
-        Raises Busy(BUSY) if all slots for users are taken.
+        A client can log in as another user without a logout. Raises Busy(BUSY) if users have too many connections.
         """
         if self._identities is None or self._identities.is_open:
             return
@@ -264,9 +264,9 @@ class Logins:
         self._administrators += administrator
 
     def _serve(self, connection: LoginHolder) -> None:
-        """Serve a stranger as ``anonymous``.
+        """Serve a connection without a login as ``anonymous``.
 
-        If the slots for ``anonymous`` are taken, a quiet connection becomes a stranger again.
+        If there are too many ``anonymous`` connections, a quiet one counts as not logged in again.
         """
         if len(self._anonymous) >= self.anonymous_max:
             quiet = self._quietest_anonymous(quiet_ticks=QUIET_TICKS)
@@ -280,7 +280,7 @@ class Logins:
     def certify(self, connection: LoginHolder, name: str) -> Principal | None:
         """Log in the user that a TLS certificate names, and return it; None if there is no such user.
 
-        Raises Busy(BUSY) if all slots for users are taken.
+        Raises Busy(BUSY) if users have too many connections.
         """
         principal = None if self._identities is None else self._identities.certified(name)
         if principal is not None:

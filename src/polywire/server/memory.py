@@ -41,7 +41,7 @@ def rounded(size: int) -> int:
 
 @cython.cclass
 class Arena:
-    """The buffers of one server, and a pool of free ones.
+    """The receive buffers of one server, and a pool of free ones.
 
     Attributes:
         bytes_max: limit for ``out_bytes``, which the callers of ``take`` check.
@@ -101,7 +101,7 @@ LAST_READ_AT: Final = CHUNK_BYTES - READ_BYTES  # beyond this position, the next
 
 @cython.cclass
 class SharedChunk:
-    """The memory into which all connections without a buffer read.
+    """The memory into which all connections without a receive buffer read.
 
     Attributes:
         position: start of the free memory.
@@ -138,7 +138,10 @@ class SharedChunk:
             self.position = end
 
     def hand_over(self) -> Memory:
-        """Return the chunk to a caller that pins a part of it and frees it later. The next read uses a new chunk."""
+        """Return the chunk to a caller that keeps using a part of it and frees it later.
+
+        The next read uses a new chunk.
+        """
         chunk, self._chunk = self._chunk, None
         assert chunk is not None, "there was a read"
         self._view = memoryview(b"")
@@ -154,7 +157,7 @@ class SharedChunk:
 
 
 class Receiver(Protocol):
-    """A connection as ``ReceiveMemory`` uses it."""
+    """The methods of a connection that ``ReceiveMemory`` uses."""
 
     @property
     def host(self) -> str:
@@ -261,7 +264,7 @@ class ReceiveMemory:
     def _fits(self, grown: int) -> bool:
         """Return whether ``grown`` more bytes are within the limit.
 
-        The connection that may exceed the limit is not counted, so that others can continue meanwhile.
+        The one connection that may exceed the limit is not counted, so that others can continue meanwhile.
         """
         return self.arena.fits(grown if self._beyond is None else grown - self._beyond.held_bytes)
 

@@ -53,7 +53,7 @@ class TimedWorker(ThreadWorker):
 
 
 class Overview:
-    """Implements ``http.process.Process``."""
+    """Statistics of the process for HTTP. Implements ``http.process.Process``."""
 
     def __init__(
         self, hub: Hub, config: ServeConfig, work: Mapping[str, Durations], watch: BucketWatch | None = None

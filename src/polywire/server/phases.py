@@ -76,7 +76,7 @@ RETAINED: Final = ("peername", "sockname")
 
 
 class EndedTransport:
-    """A closed transport that still knows the addresses of both ends, for log lines."""
+    """Stands for a closed transport. It still has the addresses of both ends, for log lines."""
 
     __slots__ = ("_extra",)
 

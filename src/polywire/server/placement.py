@@ -57,7 +57,7 @@ def check_count(data_dir: Path, count: int) -> None:
 
 
 class Stage(IntEnum):
-    """How far the process of a shard has started."""
+    """Progress of the process of a shard: starting, log recovered, or serving clients."""
 
     STARTING = 0
     RECOVERED = 1
@@ -66,10 +66,10 @@ class Stage(IntEnum):
 
 
 class Board:
-    """Shared memory in which each process of the broker writes how far its start has come, and its number of topics.
+    """Shared memory with the ``Stage`` and the number of topics of each process of the broker.
 
-    The parent process creates it, and its children inherit it. The reported stage of a process never decreases, even
-    when the process restarts.
+    The parent process creates it, and its children inherit it. The entry of a restarted process keeps its old values
+    until the process sets them.
     """
 
     __slots__ = ("_words", "count")
@@ -105,7 +105,7 @@ class Board:
 
 
 class Names(Protocol):
-    """Maps topic names to shards."""
+    """Assigns topic names to shards."""
 
     @property
     def waits(self) -> bool:

@@ -80,7 +80,7 @@ def run_processes(config: ServeConfig) -> int:
 
 
 def _run(config: ServeConfig, lines: LineLimit) -> int:
-    """Serve; see ``run_processes``. Raises BrokerError or OSError if the processes cannot be started."""
+    """Serve with one or several processes. Raises BrokerError or OSError if the processes cannot be started."""
     if not 0 <= config.processes <= SHARDS_MAX:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
@@ -384,7 +384,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _check_inside(config: ServeConfig, served: Mapping[str, Address]) -> None:
-    """Raise Invalid if the links between machines would not be secure or would not work.
+    """Raise Invalid if the connections between machines would not be secure or would not work.
 
     Without TLS, machines would send passwords to each other in clear text. With unsuitable certificates, they would
     reject each other.
@@ -403,7 +403,7 @@ def _check_inside(config: ServeConfig, served: Mapping[str, Address]) -> None:
 def inside_of(config: ServeConfig, served: Mapping[str, Address]) -> Address:
     """Return the address of a listener whose host other machines can reach.
 
-    If there are listeners with TLS, those without are often only on loopback.
+    If there are listeners with TLS, those without are often only on loopback, so the former are preferred.
     """
     usual = served.get("polywire") or next(iter(served.values()))
     if config.tls_machine_authority is None or not usual.is_loopback:

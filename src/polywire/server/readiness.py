@@ -114,7 +114,7 @@ class SocketTransport:
         return self._socket if name == "socket" else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Only the limit 0 is supported: the connection is paused when the kernel does not accept all bytes."""
+        """Accept only the limit 0: the protocol is paused when the kernel does not accept all bytes."""
         assert not high, "only a write limit of 0 is supported"
 
     def get_write_buffer_size(self) -> int:
@@ -323,7 +323,7 @@ class SocketTransport:
 
 @cython.cclass
 class ReadinessDriver:
-    """The sockets of one server."""
+    """Reads and writes the sockets of one server with epoll."""
 
     epoll: Any
     loop: Any
@@ -372,10 +372,10 @@ class ReadinessDriver:
         self._make_pass(1)
 
     def poll(self) -> None:
-        """Make further passes while requests arrive faster than the event loop would report them.
+        """Poll epoll again while requests arrive faster than the event loop would report them.
 
-        After a pass that served a socket, poll only once more, because the callbacks of that pass (waiting consumers,
-        for example) should run soon.
+        After serving a socket, poll only once more, because callbacks of the event loop (waiting consumers, for
+        example) should run soon.
         """
         polls: cython.int = _LOOKS
         for _ in range(PASSES_MAX):

@@ -98,7 +98,7 @@ class ReceiveBuffer:
 
     @classmethod
     def of_chunk(cls, memory: ReceiveMemory) -> Self:
-        """Return the shared chunk as a buffer, so that the bytes of the last read can be pinned."""
+        """Return the shared chunk as a buffer, so that the bytes of the last read can stay in memory."""
         chunk = memory.shared_chunk
         start, end = chunk.lent_at, chunk.lent_at + len(chunk.lent)
         buffer = cls(memory, chunk.hand_over())
@@ -130,7 +130,10 @@ class ReceiveBuffer:
         return self
 
     def filled(self, count: int, *, flow_bytes_max: int) -> None:
-        """Count ``count`` bytes that were read into the free memory."""
+        """Count ``count`` bytes that were read into the free memory. If they filled it, increase ``flow_bytes``.
+
+        A buffer of ``flow_bytes_max`` or more bytes leaves ``flow_bytes`` unchanged.
+        """
         self.end = end = self.end + count
         if end == len(self.view) and end < flow_bytes_max:
             self.flow_bytes = GROWTH * end
@@ -178,7 +181,7 @@ class ReceiveBuffer:
     # Pinning and freeing
 
     def pin(self) -> Callable[[], None]:
-        """Preserve the received bytes until the returned function is called, even if the connection closes."""
+        """Keep the received bytes in memory until the returned function is called, even if the connection closes."""
         self._pins += 1
         return self._unpin
 
@@ -198,7 +201,7 @@ class ReceiveBuffer:
         self._memory.freed()
 
     def freed(self) -> ReceiveBuffer | None:
-        """Free the memory and return None. A buffer with unconsumed or pinned bytes is returned instead."""
+        """Free the memory and return None. A buffer with unconsumed bytes, or bytes in use, is returned instead."""
         if self.start != self.end or self._pins:
             return self
         self.free()

@@ -48,7 +48,7 @@ def _forward_all(_: str, __: bytes) -> None:
 
 
 class Relay:
-    """Forwards connections until ``stop`` is called, at most ``RELAYED_MAX`` at the same time."""
+    """Forwards connections to the leader until ``stop`` is called, at most ``RELAYED_MAX`` at the same time."""
 
     def __init__(
         self,

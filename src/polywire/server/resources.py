@@ -81,7 +81,7 @@ def _group_directories(groups: Path, membership: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How the file descriptors are divided.
+    """Division of the process's file descriptors.
 
     Attributes:
         blobs: number of segment files that can be open.
@@ -120,7 +120,7 @@ def raise_limit() -> int:
 
 
 class Collector:
-    """Freezes the objects that survive a full collection (see the module)."""
+    """Excludes objects that survive a full garbage collection from later ones."""
 
     __slots__ = ("_alone", "_before", "_has_frozen")
 

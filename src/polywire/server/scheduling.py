@@ -31,7 +31,7 @@ PASS_S: Final = 0.005
 
 
 class Waiting(Protocol):
-    """A connection that can wait for a later pass."""
+    """A connection whose received bytes wait for a later pass of the event loop."""
 
     def take_turn(self) -> None:
         """Process the bytes that waited, in this pass."""
@@ -39,7 +39,7 @@ class Waiting(Protocol):
 
 @cython.cclass
 class RunQueue:
-    """The connections that wait for a later pass.
+    """The connections whose received bytes wait for a later pass of the event loop.
 
     Attributes:
         now: function that returns the time in seconds.
@@ -101,7 +101,7 @@ QUICK: Final = 3  # factor on the limit; without polling, every interval include
 
 @cython.cclass
 class IdlePoll:
-    """Keeps an event loop awake while requests arrive quickly."""
+    """Keeps an event loop from sleeping while requests arrive quickly."""
 
     __slots__ = ("_clock", "_end", "_last", "_limit_s", "_loop", "_pause_s", "_polling", "poll")
 

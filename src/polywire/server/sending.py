@@ -22,7 +22,7 @@ from polywire.types import Buffer
 
 @cython.cclass
 class SendingHalf:
-    """The methods of ``Output`` that write.
+    """The methods of a connection that write.
 
     Attributes:
         clogged_tick: the second in which the kernel stopped accepting bytes, as counted by ``Hub.tick``.

@@ -33,7 +33,7 @@ log = structlog.get_logger("polywire.server")
 
 
 class Shard:
-    """One shard and its connections to the others.
+    """One shard of the broker, and its connections to the others.
 
     Implements ``ReachedShards``, ``Claims``, and ``Places`` of Cursus.
     """
@@ -53,7 +53,7 @@ class Shard:
         Args:
             own: number of this shard.
             board: memory that the processes share.
-            names: shards of topics.
+            names: assigns topic names to shards.
             addresses: internal address of each shard's process.
             inside: listening socket of this process, at its internal address.
             key: shared secret of the processes.
@@ -87,7 +87,7 @@ class Shard:
         return shard_name(self.own)
 
     def link_tls(self, config: ServeConfig) -> LinkTls | None:
-        """Return the TLS of links to other machines; None if it is not configured.
+        """Return the TLS for connections to other machines; None if it is not configured.
 
         Raises Invalid(INVALID_REQUEST) for invalid files.
         """
@@ -171,7 +171,7 @@ class Shard:
         return self._listeners.get(port, "")
 
     def port_of(self, listener: str) -> int:
-        """The port of the first listener if there is none with this name."""
+        """Return the port at which clients reach only this process, for a listener or, if it is unknown, the first one."""
         return self._own_ports.get(listener) or next(iter(self._own_ports.values()), 0)
 
     def lasting(self, at: tuple[str, int]) -> tuple[str, int]:
@@ -190,7 +190,7 @@ class Shard:
 
 
 class SocketLink(asyncio.Protocol):
-    """A link over a socket. Implements ``Link``."""
+    """A connection to the process of another shard. Implements ``Link``."""
 
     def __init__(self, address: Address, peer: LinkPeer) -> None:
         self._peer: LinkPeer | None = peer

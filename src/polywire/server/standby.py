@@ -76,7 +76,10 @@ OnDeposed = Callable[[str], object]
 
 
 class StandbyHealth:
-    """Serves at most ``CONNECTIONS_MAX`` connections, until ``stop`` is called."""
+    """HTTP server of a standby, which answers health checks.
+
+    It serves at most ``CONNECTIONS_MAX`` connections, until ``stop`` is called.
+    """
 
     def __init__(self, is_forwarding: Callable[[], bool]) -> None:
         """``is_forwarding`` returns whether connections are being forwarded to a leader."""
@@ -196,11 +199,12 @@ class Presence:
         self._thread: threading.Thread | None = None
 
     def announce(self, addresses: Mapping[str, Address], start: int, deposed: OnDeposed = _ignore) -> None:
-        """Set the addresses and the start number in this broker's heartbeats; see ``Node``.
+        """Set the addresses and the start number in this broker's heartbeats.
 
-        ``deposed`` is called if another broker leads with a higher start number, or if heartbeats have failed for
-        ``SILENT_S``. A leader that writes nothing else to the bucket would not notice otherwise. It is called in the
-        thread, and may be called several times.
+        The start number is 0 for a standby, and -1 while it tries to become the leader. ``deposed`` is called if
+        another broker leads with a higher start number, or if heartbeats have failed for ``SILENT_S``. A leader that
+        writes nothing else to the bucket would not notice otherwise. It is called in the thread, and may be called
+        several times.
         """
         self._deposed = deposed
         self._written_at = self._clock.monotonic()
@@ -284,7 +288,7 @@ class Presence:
 
 
 class Standby:
-    """Waits until this broker should lead. Meanwhile, clients are forwarded to the last known leader."""
+    """Waits until this broker should become the leader. Meanwhile, clients are forwarded to the last known leader."""
 
     def __init__(
         self, config: ServeConfig, watch: BucketWatch, signals: Signals, *, deposed: bool, shard: Shard | None = None
@@ -500,7 +504,7 @@ class Standby:
 
 
 class Turn:
-    """One turn of a broker as leader, from recovery on. Implements ``lifecycle.OtherBrokers``."""
+    """The time of a broker as leader, from recovery on. Implements ``lifecycle.OtherBrokers``."""
 
     def __init__(self, presence: Presence, standby: Standby, watch: BucketWatch, signals: Signals) -> None:
         self.watch: Final = watch
@@ -521,7 +525,7 @@ class Turn:
 
 
 def serve_in_turns(config: ServeConfig, lines: LineLimit, watch: BucketWatch, shard: Shard | None = None) -> int:
-    """Serve as leader and as standby in turns, until a signal stops the process. Return the exit code.
+    """Serve as leader and as standby alternately, until a signal stops the process. Return the exit code.
 
     ``shard`` is the shard of this process if there are several. Raises BrokerError if the process cannot start.
     """
@@ -547,7 +551,7 @@ async def serve_in_turn(
     deposed: bool,
     shard: Shard | None = None,
 ) -> int:
-    """Wait as a standby while another broker leads, then lead until the end of this turn. Return the exit code.
+    """Wait as a standby while another broker leads, then lead until leadership ends. Return the exit code.
 
     ``deposed`` is whether this process has just lost leadership. Raises BrokerError if it cannot start.
     """

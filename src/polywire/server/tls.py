@@ -81,7 +81,10 @@ class ServerTls:
         self.context = self._load()
 
     def over(self, hub: Hub, connection: Connection, *, plain_too: bool) -> TlsConnection:
-        """Return the asyncio protocol for the socket of a connection. For ``plain_too``, see ``TlsConnection``."""
+        """Return the asyncio protocol for the socket of a connection.
+
+        ``plain_too``: whether clients without TLS are accepted.
+        """
         return TlsConnection(hub, connection, self.context, plain_too=plain_too)
 
     def _load(self) -> ssl.SSLContext:
@@ -119,7 +122,7 @@ def common_name(certificate: Mapping[str, Any]) -> str:
 
 
 class TlsUser(Protocol):
-    """The asyncio protocol above a ``TlsTransport``."""
+    """The asyncio protocol that uses a ``TlsTransport``."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is connected. Bytes that are written now are sent after the handshake."""
@@ -135,7 +138,7 @@ class TlsUser(Protocol):
 
 
 class TlsTransport(asyncio.BufferedProtocol, ABC):
-    """One end of a TLS connection, as the transport of the protocol above TLS.
+    """One end of a TLS connection. The protocol that uses it sees an asyncio transport.
 
     While that protocol pauses, at most ``RECORDS_BYTES`` of decrypted bytes wait in OpenSSL.
     """
@@ -235,7 +238,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
     # Between socket and user
 
     def _pump(self) -> None:
-        """Continue the handshake. After it, pass decrypted bytes to the user until it pauses."""
+        """Continue the handshake. After it, pass decrypted bytes to the protocol until it pauses."""
         if self._pumping or self._transport.is_closing():
             return
         self._pumping = True
@@ -387,7 +390,7 @@ class TlsConnection(TlsTransport):
     def _decide(self, content: bytes) -> bool:
         """Detect whether the client uses TLS, and return it.
 
-        If not, the connection continues with the socket itself.
+        If not, the connection continues without this object.
         """
         self._prefix += content
         found = is_hello(self._prefix)

@@ -194,7 +194,7 @@ def header(headers: str, name: str) -> Column:
 
 
 def header_text(headers: str, name: str) -> Column:
-    """Return a header as text. See ``header``."""
+    """Return the last header with this name as text, or null. ``headers`` is the name of the column."""
     return header(headers, name).cast("string")
 
 

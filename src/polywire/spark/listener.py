@@ -84,7 +84,7 @@ class ProgressListener(StreamingQueryListener):
 
 
 def watch(spark: SparkSession, on_progress: Callable[[QueryProgress], None] | None = None) -> ProgressListener:
-    """Listen to all queries of a session from now on, and return the listener.
+    """Report the progress of all queries of a session from now on, and return the listener.
 
     To stop, call ``spark.streams.removeListener``.
 

@@ -32,12 +32,12 @@ class PartitionKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far one partition was read.
+    """Position of a query in one partition.
 
     Attributes:
         topic_id: 32 hexadecimal digits.
-        incarnation: incarnation of the partition.
-        epoch: broker start in which ``next_offset`` was observed.
+        incarnation: incarnation number of the partition, which changes if the topic is deleted and created again.
+        epoch: leader epoch in which ``next_offset`` was observed.
         begin_offset: offset at which reading began. It is set only for a partition's first batch.
     """
 
@@ -50,7 +50,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class SourceOffset:
-    """How far a query has read.
+    """Position of a query in its topics, as Spark stores it in the checkpoint.
 
     Attributes:
         positions: position in each partition.

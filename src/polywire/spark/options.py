@@ -228,7 +228,7 @@ class TimestampType(Enum):
 
 
 class LocalSegments(Enum):
-    """Whether tasks read sealed segments directly from the broker's files or bucket (localSegments)."""
+    """Whether tasks read segment files directly from the broker's directory or bucket (localSegments)."""
 
     AUTO = "auto"
     OFF = "off"
@@ -372,7 +372,7 @@ def _timestamp_type(options: Mapping[str, str]) -> TimestampType:
 
 
 def _push_filters(options: Mapping[str, str]) -> bool:
-    """Return whether filters of the query may skip records.
+    """Return whether records that the query's filters exclude may be skipped.
 
     Spark 4.3 can apply the filters of one query to a later query over the same DataFrame. Therefore the option does not
     accept ``true``, but only a value that states the condition.
@@ -520,7 +520,7 @@ def _duration_s(options: Mapping[str, str], name: str, *, default_s: float) -> f
 
 
 class Guarantee(Enum):
-    """How often a row may be stored (exactlyOnce)."""
+    """Whether each row is stored exactly once or at least once (exactlyOnce)."""
 
     PUBLISHED = "true"  # staged by tasks and published by the driver: stored once
     # appended directly, with sequences: stored once if a repeated batch is divided into the same tasks
@@ -530,7 +530,7 @@ class Guarantee(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """The name of a batch write (txnAppId, txnId). A second write with the same name has no effect."""
+    """Id of a batch write (txnAppId, txnId). A second write with the same id has no effect."""
 
     application: str
     number: int
@@ -543,7 +543,7 @@ class SinkOptions:
     Attributes:
         topic: topic of every row; None uses the column topic.
         sink_id: identifies a streaming query to the broker, instead of the id in its checkpoint.
-        level: durability level of appends that are not staged.
+        level: durability level of appends without ``exactlyOnce``.
         timeout_s: longest wait for one response.
         reconnect_s: how long an unreachable broker is retried.
     """

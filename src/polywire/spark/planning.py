@@ -22,7 +22,7 @@ RANGE_RECORDS_MAX: Final = 1_000_000  # larger ranges are split, so that one big
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Bounds of one partition: offsets [first_offset, next_offset) of records that are synced by the broker.
+    """Offsets [first_offset, next_offset) of one partition's records that the broker has synced.
 
     Attributes:
         time_offsets: by requested time (µs), the first offset at or after it. If there is none, ``next_offset``.
@@ -41,7 +41,7 @@ Extents = Mapping[PartitionKey, Extent]
 
 @dataclass(frozen=True, slots=True)
 class SealedRuns:
-    """Where the sealed records of a range are in a bucket."""
+    """Locations of a range's records in segment files in a bucket."""
 
     root: BlobRoot
     runs: tuple[SealedRange, ...]
@@ -49,12 +49,12 @@ class SealedRuns:
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """Records of one incarnation of a partition, from ``offset`` to ``offset_end`` (exclusive).
+    """Records of a partition, from ``offset`` to ``offset_end`` (exclusive).
 
     Attributes:
-        incarnation: incarnation of the partition.
-        epoch: broker start in which ``offset_end`` was observed.
-        sealed: where its sealed records are; None if that was not requested.
+        incarnation: incarnation number of the partition.
+        epoch: leader epoch in which ``offset_end`` was observed.
+        sealed: locations of its records in segment files; None if that was not requested.
     """
 
     topic: str
@@ -103,7 +103,10 @@ def start_offset(extents: Extents, spec: OffsetSpec, missing_time: MissingTime) 
 
 
 def end_offset(extents: Extents, spec: OffsetSpec) -> SourceOffset:
-    """Return where a batch read ends. Raises Invalid like ``start_offset``."""
+    """Return where a batch read ends.
+
+    Raises Invalid unless the requested offsets or times cover exactly the partitions.
+    """
     chosen = {
         key: _spec_offset(key, extent, spec, Edge.LATEST, MissingTime.LATEST, option="endingOffsets")
         for key, extent in extents.items()
@@ -182,8 +185,8 @@ def advance(
 
     Each partition gets a share of ``records_max`` in proportion to its backlog. The result is never beyond ``ceiling``.
     Partitions that are new since ``start``, or re-created, begin at their first offset. Positions out of range move to
-    the nearest bound. Returns ``start`` itself if there is nothing new, because Spark treats any difference as new
-    data.
+    the nearest offset that exists. Returns ``start`` itself if there is nothing new, because Spark treats any
+    difference as new data.
     """
     begins, ends = {}, {}
     for key, extent in sorted(extents.items()):
@@ -227,7 +230,7 @@ def _share(
 ) -> dict[PartitionKey, int]:
     """Divide a limit of records among partitions, in proportion to their backlogs and in whole records.
 
-    Kafka's source does the same.
+    Kafka's Spark source does the same.
     """
     lags = {key: ends[key] - begins[key] for key in ends}
     total = sum(lags.values())
@@ -273,8 +276,8 @@ def losses(ranges: Sequence[ReadRange], extents: Extents) -> list[Loss]:
     return found
 
 
-def doubtful(start: SourceOffset, extents: Extents) -> list[tuple[PartitionKey, Position]]:
-    """Return the positions that were observed in an earlier broker start.
+def positions_to_confirm(start: SourceOffset, extents: Extents) -> list[tuple[PartitionKey, Position]]:
+    """Return the positions that were observed in an earlier leader epoch, that is, before the broker's last start.
 
     The broker may have lost records in a crash. It must confirm that it has the records before these positions.
     """
@@ -286,9 +289,9 @@ def doubtful(start: SourceOffset, extents: Extents) -> list[tuple[PartitionKey, 
 
 
 def position_losses(start: SourceOffset, extents: Extents) -> list[Loss]:
-    """Return the positions of a query that cannot be continued.
+    """Return the positions at which a query cannot continue.
 
-    Either the topic was deleted or re-created, or the next records were removed.
+    Either the topic was deleted or re-created, or the next records were deleted.
     """
     found = []
     for key, position in sorted(start.positions.items()):

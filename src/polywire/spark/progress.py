@@ -66,7 +66,7 @@ def batch_progress(report: Mapping[str, Any]) -> BatchProgress:
 
 
 def observed(rows: DataFrame, *, corrupt: Column, left_out: Column) -> DataFrame:
-    """Count the rows for which the conditions ``corrupt`` and ``left_out`` hold.
+    """Count the rows for which the conditions ``corrupt`` and ``left_out`` are true.
 
     ``BatchProgress`` has the counts.
     """

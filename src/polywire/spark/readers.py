@@ -73,7 +73,7 @@ def record_batches(
 
 
 class _TaskRead:
-    """State of one task: its connection, the requested columns, and the number of bytes read from each place."""
+    """State of one task: its connection, the requested columns, and the bytes read so far by source."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options: Final = options
@@ -197,7 +197,7 @@ def pushed_filters(filters: Iterable[Filter]) -> PushedFilters:
 
 
 def prune(ranges: Sequence[ReadRange], filters: PushedFilters, extents: Extents) -> list[ReadRange]:
-    """Return the parts of the ranges that the filters can accept.
+    """Return the parts of the ranges whose records the filters can accept.
 
     ``extents`` must have the offsets of ``filters.times``.
     """
@@ -338,7 +338,7 @@ def input_partitions(options: SourceOptions, ranges: Sequence[ReadRange]) -> lis
 def read_partition(
     options: SourceOptions, schema: StructType, partition: InputPartition | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of one task; none if ``partition`` is None, which stands for an empty plan."""
+    """Yield the record batches of one task. ``partition`` is None if there is nothing to read."""
     depart_quietly()
     if isinstance(partition, RangesPartition):
         yield from record_batches(options, partition.ranges, arrow_schema(schema))
@@ -346,7 +346,7 @@ def read_partition(
 
 @one_line_errors
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The micro-batches of a stream.
+    """Reads the micro-batches of a stream.
 
     A long-lived process on the driver calls it for offsets and plans. Tasks call ``read`` on a pickled copy.
     """
@@ -379,7 +379,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Set the end of an ``availableNow`` run to the current end of all partitions."""
+        """Set the end of an ``availableNow`` run to the current end of all partitions. Called by Spark."""
         found = snapshot.extents(snapshot.connect(self._options), self._options.subscription)
         self._ceiling = planning.latest_offset(found)
 
@@ -435,7 +435,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _refuse_losses(self, known: SourceOffset, found: Extents) -> None:
         planning.refuse_losses(planning.position_losses(known, found))
         connection = snapshot.connect(self._options)
-        for key, position in planning.doubtful(known, found):
+        for key, position in planning.positions_to_confirm(known, found):
             if self._reached.get(key) == position:
                 continue
             try:

@@ -62,7 +62,7 @@ _without_bucket: Final[set[BulkConnection]] = set()
 
 
 class BucketSource:
-    """The bucket of one broker, after its identity was checked."""
+    """Reads segments in a broker's bucket, after its identity was checked."""
 
     def __init__(self, objects: Objects) -> None:
         self.arena: Final = Arena()
@@ -70,11 +70,14 @@ class BucketSource:
         self._readers = ThreadPoolExecutor(READS_AT_ONCE, "polywire-bucket")
 
     def open(self, run: SealedRange) -> RunBytes:
-        """Return a run, whose first bytes are requested immediately."""
+        """Return a reader of a byte range of a segment. The first bytes are requested immediately."""
         return RunBytes(self, run)
 
     def request(self, name: str, start: int, stop: int) -> Future[bytes]:
-        """Request the bytes from ``start`` to ``stop`` of a blob. The future fails with BlobMissing or Unavailable."""
+        """Request the bytes from ``start`` to ``stop`` of an object.
+
+        The future fails with BlobMissing or Unavailable.
+        """
         return self._readers.submit(self._read, name, start, stop)
 
     def _read(self, name: str, start: int, stop: int) -> bytes:
@@ -91,7 +94,7 @@ class BucketSource:
 
 
 class RunBytes:
-    """The bytes of one run in a bucket, read in order. The following bytes are always requested ahead."""
+    """Reads a byte range of a segment in a bucket, in order. The following bytes are always requested ahead."""
 
     def __init__(self, source: BucketSource, run: SealedRange) -> None:
         self._source = source
@@ -109,7 +112,7 @@ class RunBytes:
     def pread_into(self, out: Buffer, position: int) -> int:
         """Fill ``out`` with the bytes at ``position``, which must be where the last read ended. Return their number.
 
-        It is smaller than ``out`` if the blob is too short. Raises BlobMissing or Unavailable.
+        It is smaller than ``out`` if the object is too short. Raises BlobMissing or Unavailable.
         """
         into, done = memoryview(out), 0
         while done < len(into) and self._ahead:
@@ -166,11 +169,14 @@ logger.setLevel(logging.INFO)  # Spark collects logs of workers only on request
 
 
 class _NotRead(Exception):
-    """A run cannot be used: it is not where it was located, or its data is damaged. The broker has the records, too."""
+    """Raised if a part of a segment is not where the broker located it, or is damaged.
+
+    The broker has its records, too.
+    """
 
 
 class _Gone(_NotRead):
-    """The blob of a run was deleted after it was located, because its records were trimmed or rewritten."""
+    """Raised if a segment was deleted after the broker located it, because its records were trimmed or rewritten."""
 
 
 class _Bytes(Protocol):
@@ -189,7 +195,10 @@ class _Source(Protocol):
     def arena(self) -> Arena: ...
 
     def open(self, run: SealedRange) -> _Bytes:
-        """Return a run after checking that it belongs to the broker. Raises _NotRead."""
+        """Return a reader of a byte range of a segment, after checking that the file belongs to the broker.
+
+        Raises _NotRead.
+        """
 
 
 @dataclass(slots=True)
@@ -203,11 +212,11 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class SealedAccess:
-    """How sealed records are read.
+    """Whether records are read from segments without the broker.
 
     Attributes:
-        allowed: whether they may be read without the broker.
-        required: whether they must be.
+        allowed: whether they may be.
+        required: whether they must be, so that an error is raised otherwise.
         bucket: options of the library that reads the bucket.
     """
 
@@ -233,10 +242,10 @@ def read_range(
         tally: counts the bytes read.
         bodies: if false, only headers of batches are read, always from the broker, because they are a small part of a
             segment.
-        check_epoch: whether the range must have been observed in the broker's current start.
-        access: how sealed records are read.
+        check_epoch: whether the range must have been observed since the broker's last start.
+        access: whether records are read from segments without the broker.
 
-    Raises the errors of ``fetch_range``, and Unavailable if sealed records must be read without the broker but cannot.
+    Raises the errors of ``fetch_range``, and Unavailable if segments must be read without the broker but cannot.
     """
     epoch = wanted.epoch if check_epoch else ANY_EPOCH
     reading = _RangeRead(connect, wanted, epoch, tally, access)
@@ -248,7 +257,7 @@ def read_range(
 
 
 class _RangeRead:
-    """A range that is being read, first from files or the bucket, and where that fails from the broker."""
+    """A range that is being read: from files or the bucket where possible, otherwise from the broker."""
 
     def __init__(
         self, connect: Callable[[], BulkConnection], wanted: ReadRange, epoch: int, tally: Tally, access: SealedAccess
@@ -261,7 +270,7 @@ class _RangeRead:
         self._at = wanted.offset
 
     def runs(self) -> Iterator[tuple[_Source, SealedRange]]:
-        """Yield the runs of the range that are large enough, if this process can access them.
+        """Yield the segment parts of the range that are large enough, if this process can access them.
 
         Raises Unavailable if it cannot, and the options require it.
         """
@@ -309,7 +318,7 @@ class _RangeRead:
                 yield source, run
 
     def _refuse(self, reason: str) -> None:
-        """Raise Unavailable if the options do not allow to read sealed records from the broker."""
+        """Raise Unavailable if the options do not allow to read the records of segments from the broker."""
         if self._access.required:
             raise Unavailable(
                 ErrorCode.STORAGE_FAILED,
@@ -335,7 +344,7 @@ class _RangeRead:
             yield self._moved(chunk)
 
     def sealed(self, source: _Source, run: SealedRange) -> Iterator[StoredChunk]:
-        """Yield the records of a run that are in the range, up to the first part that cannot be read or is damaged."""
+        """Yield the records in a part of a segment, up to the first that cannot be read or is damaged."""
         wanted = self._wanted
         try:
             for data, next_offset in _pieces(source, run, wanted.incarnation):
@@ -355,9 +364,9 @@ class _RangeRead:
 
 
 def _pieces(source: _Source, run: SealedRange, incarnation: int) -> Iterator[tuple[memoryview, int]]:
-    """Yield the batches of a run in pieces: whole batches whose checksums match, and the offset after them.
+    """Yield whole batches in a part of a segment whose checksums match, and the offset after them.
 
-    Raises _NotRead if the run is not where it was located, BlobMissing, and BrokerError if it cannot be read.
+    Raises _NotRead if the batches are not where they were located, BlobMissing, and BrokerError if they cannot be read.
     """
     blob, arena = source.open(run), source.arena
     position, rest, next_offset = run.start, memoryview(b""), run.first_offset
@@ -389,15 +398,15 @@ def _pieces(source: _Source, run: SealedRange, incarnation: int) -> Iterator[tup
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """Files of a broker on this machine, or on a shared file system."""
+    """Reads segment files of a broker on this machine, or on a shared file system."""
 
     data_directory: DataDirectory
     arena: Arena
 
     def open(self, run: SealedRange) -> _Bytes:
-        """Return a run after checking the broker's token in the directory, which proves that the file is the broker's.
+        """Return a reader of a byte range, after checking that the file is the broker's.
 
-        Raises _NotRead.
+        The broker's token in the directory proves it. Raises _NotRead.
         """
         check_blob_name(run.blob)
         try:
@@ -414,7 +423,7 @@ class FileSource:
 
 
 def locate_ranges(options: SourceOptions, pieces: Pieces) -> Pieces:
-    """Return the ranges of the tasks with the locations of their sealed records, if these are in a bucket."""
+    """Return the ranges with the locations of their records in segments, if these are in a bucket."""
     if options.local_segments is LocalSegments.OFF or not pieces:
         return pieces
     records_min = 1 if options.local_segments is LocalSegments.REQUIRED else PACK_RECORDS
@@ -425,7 +434,7 @@ def locate_ranges(options: SourceOptions, pieces: Pieces) -> Pieces:
 
 
 class _Planner:
-    """Locates the sealed records of ranges. If the broker has no bucket, no more locations are requested."""
+    """Requests from the broker where the records of ranges are in segments. Stops if the broker has no bucket."""
 
     def __init__(self, options: SourceOptions, records_min: int) -> None:
         self._connection = snapshot.connect(options)

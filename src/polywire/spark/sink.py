@@ -221,11 +221,11 @@ def _numbers(column: pa.Array[Any]) -> memoryview | array[int]:
 
 
 class Write(NamedTuple):
-    """The key by which the broker detects a repeated write: it publishes each pair of writer and number only once.
+    """Id of a write. The broker publishes each write only once.
 
     Attributes:
         writer: name of the writer.
-        number: number that increases with each write of the writer.
+        number: sequence number, which increases with each write of the writer.
     """
 
     writer: str
@@ -238,7 +238,7 @@ class TaskWritten(WriterCommitMessage):
 
     Attributes:
         writer: name of the writer.
-        tokens: tokens under which the rows are staged; none if the rows were appended directly.
+        tokens: tokens to publish, so that the rows become visible; none if the rows were appended directly.
         records: number of rows.
     """
 
@@ -261,11 +261,11 @@ class BatchSink(DataSourceArrowWriter):
         return write_rows(self._options, self._write, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Publish the staged rows of all tasks, once. Raises the broker's error."""
+        """Make the rows of all tasks visible, once. Raises the broker's error."""
         publish(self._options, messages, self._write.number)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Drop the staged rows."""
+        """Delete the rows of all tasks."""
         abandon(self._options, messages)
 
 
@@ -285,16 +285,16 @@ class StreamSink(DataSourceStreamArrowWriter):
         return write_rows(self._options, stream_write(self._options), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Publish micro-batch ``batchId``, once. Raises the broker's error."""
+        """Make the rows of micro-batch ``batchId`` visible, once. Raises the broker's error."""
         publish(self._options, messages, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Drop the staged rows of micro-batch ``batchId``."""
+        """Delete the rows of micro-batch ``batchId``."""
         abandon(self._options, messages)
 
 
 def batch_write(options: SinkOptions) -> Write:
-    """Return the name of a batch write: a new one unless the options have a transaction.
+    """Return the id of a batch write: the transaction in the options, or a new one.
 
     Transactions of different topics are different writes, just as Delta's transactions are specific to a table.
     """
@@ -308,7 +308,7 @@ def batch_write(options: SinkOptions) -> Write:
 
 
 def stream_write(options: SinkOptions) -> Write:
-    """Return the name of the micro-batch to which this task belongs. Raises Invalid outside of a streaming query."""
+    """Return the id of the micro-batch to which this task belongs. Raises Invalid outside of a streaming query."""
     context = TaskContext.get()
     query = None if context is None else context.getLocalProperty(QUERY_ID)
     number = None if context is None else context.getLocalProperty(BATCH_ID)
@@ -321,7 +321,7 @@ def stream_write(options: SinkOptions) -> Write:
 
 
 def write_rows(options: SinkOptions, write: Write, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
-    """Write the rows of one task. If it fails, none of its staged rows becomes visible."""
+    """Write the rows of one task. With exactly-once, they are invisible until ``publish``."""
     depart_quietly()
     connection = snapshot.connect(options)
     task = _task_number()
@@ -356,11 +356,11 @@ def _put_all(writer: Writer, outgoing: Iterator[Outgoing]) -> tuple[tuple[bytes,
         ) from None
     finally:
         if not done:
-            _quietly(writer)
+            _abandon_ignoring_errors(writer)
 
 
-def _quietly(writer: Writer) -> None:
-    """Drop the staged rows of a failed task, and ignore errors.
+def _abandon_ignoring_errors(writer: Writer) -> None:
+    """Delete the rows of a failed task, and ignore errors.
 
     The rows expire anyway, and the user must see the error that made the task fail.
     """
@@ -397,7 +397,7 @@ def _task_number() -> int:
 
 
 def publish(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], number: int) -> None:
-    """Make the staged rows of all tasks visible, once. Raises the broker's error."""
+    """Make the rows of all tasks visible, once. Raises the broker's error."""
     depart_quietly()
     written = _written(messages)
     tokens = [token for message in written for token in message.tokens]
@@ -412,7 +412,7 @@ def publish(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]
 
 
 def abandon(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Drop the staged records. If the broker cannot be reached, they expire."""
+    """Delete the rows of all tasks. If the broker cannot be reached, they expire."""
     depart_quietly()
     tokens = [token for message in _written(messages) for token in message.tokens]
     try:

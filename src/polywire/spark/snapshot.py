@@ -60,7 +60,7 @@ def _no_such_topic(connection: BulkConnection, subscription: Subscription, error
 
 
 def epoch_reached(connection: BulkConnection, key: PartitionKey, position: Position) -> None:
-    """Check that the broker start in which a position was observed has stored all records before the position.
+    """Check that the broker still has all records before a position that was observed before its last start.
 
     Raises Conflict(EPOCH_ENDED) if some of them were lost in a power failure.
     """
@@ -72,7 +72,10 @@ def epoch_reached(connection: BulkConnection, key: PartitionKey, position: Posit
 
 
 def located(connection: BulkConnection, wanted: ReadRange, *, epoch: int) -> Iterator[messages.Located]:
-    """Yield where the sealed records of a range are. Raises the errors of ``BulkConnection.locate``, and Corrupt."""
+    """Yield the locations of a range's records in segments.
+
+    Raises the errors of ``BulkConnection.locate``, and Corrupt.
+    """
     offset, more = wanted.offset, True
     while more:
         answer = connection.locate(

@@ -48,30 +48,29 @@ def no_descriptor(error: OSError) -> Busy | None:
 
 
 class Blob(Protocol):
-    """An open blob, shared by all callers that opened it. It stays readable after it is deleted.
+    """An open file or object, shared by all callers that opened it. It stays readable after it is deleted.
 
-    Blobs are read, never mapped. Accessing a mapped page on a bad sector, or beyond the end of a truncated file, would
-    kill the process. A read only fails.
+    Its bytes are read, never mapped. Accessing a mapped page on a bad sector, or beyond the end of a truncated file,
+    would kill the process. A read only fails.
     """
 
     @property
-    def size(self) -> int:
-        """Size of the blob in bytes."""
+    def size(self) -> int: ...
 
     @property
     def is_cached(self) -> bool:
-        """Whether the blob was cached in memory when it was written, so that ``read_now`` can succeed."""
+        """Whether the content was cached in memory when it was written, so that ``read_now`` can succeed."""
 
     def pread_into(self, out: Buffer, position: int) -> int:
-        """Fill ``out`` with bytes from ``position``. Return their number, which is smaller only at the blob's end.
+        """Fill ``out`` with bytes from ``position``.
 
-        Raises Unavailable.
+        Return their number, which is smaller only at the end of the content. Raises Unavailable.
         """
 
     def read_now(self, out: Buffer, position: int) -> bool:
-        """Fill ``out`` with bytes from ``position`` without waiting for a disk.
+        """Fill ``out`` with bytes from ``position`` if that does not wait for a disk.
 
-        Returns False, with ``out`` undefined, if the read would wait, the blob is too short, or the store cannot
+        Returns False, with ``out`` undefined, if the read would wait, the content is too short, or the store cannot
         determine this.
         """
 
@@ -91,7 +90,7 @@ class Blob(Protocol):
 
 
 class Store(Protocol):
-    """Named immutable blobs. A name is a file name, or a directory, a slash and a file name (``segments/0001.pws``).
+    """Named immutable blobs (files or objects). A name is a file name, or a directory, a slash and a file name.
 
     All methods except ``put_new`` are idempotent. Failures of the underlying storage raise Unavailable(STORAGE_FAILED).
     BlobExists and BlobMissing are not BrokerErrors, because the callers handle them: the log resolves a name collision
@@ -142,9 +141,9 @@ class Store(Protocol):
         """Return the size of a blob in bytes. Raises BlobMissing."""
 
     def drop_copy(self, name: str) -> bool:
-        """Discard the local copy of a blob that failed verification.
+        """Discard the cached local copy of a blob whose checksum does not match.
 
-        Return whether another read can have a different result.
+        Return True if reading again may succeed.
         """
 
 

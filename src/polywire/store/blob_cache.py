@@ -30,10 +30,10 @@ GROWING_SHARE: Final = (
 
 
 class CachedBlob:
-    """One blob's bytes in memory. Thread-safe.
+    """One file's bytes in memory. Thread-safe.
 
     Args:
-        blocks: memory with the blob's bytes. The blocks have the same size and are filled one after the other.
+        blocks: memory with the bytes. The blocks have the same size and are filled one after the other.
     """
 
     __slots__ = ("_block_bytes", "_blocks", "_size")
@@ -48,7 +48,7 @@ class CachedBlob:
         return bool(self._blocks)
 
     def read(self, out: Buffer, position: int) -> bool:
-        """Fill ``out`` with bytes from ``position``. Return False if the blob is too short or was evicted."""
+        """Fill ``out`` with bytes from ``position``. Return False if the file is too short or was evicted."""
         blocks = self._blocks  # this reference keeps the blocks from being reused
         rest = memoryview(out).cast("B")
         if not blocks or position + len(rest) > self._size:
@@ -62,19 +62,19 @@ class CachedBlob:
         return True
 
     def evict(self) -> None:
-        """Evict the blob. Its memory is reused once its readers have finished."""
+        """Evict the file. Its memory is reused once its readers have finished."""
         self._blocks = ()
 
 
 class BlobCache:
-    """Cached blobs. The oldest are evicted first. Thread-safe.
+    """Memory cache of recently written files. The oldest are evicted first. Thread-safe.
 
     New memory is slow to allocate. Beyond the memory needed for writing, the cache spends at most an eighth of its
-    running time on allocating. So while the cache grows, it evicts older blobs although the limit would allow more.
+    running time on allocating. So while the cache grows, it evicts older files although the limit would allow more.
 
     Attributes:
-        block_bytes: size of a block.
-        stretch_bytes: size of the pieces in which blobs are written to disk.
+        block_bytes: size of a memory block.
+        stretch_bytes: size of the pieces in which files are written to disk.
 
     Args:
         bytes_max: limit of the cache. With 0 nothing is cached, but writers still get memory.
@@ -106,7 +106,7 @@ class BlobCache:
         self._growing_s = 0.0
 
     def take(self) -> memoryview | None:
-        """Return a block to fill, evicting the oldest blobs if necessary. Return None if there is no memory."""
+        """Return a memory block to fill, evicting the oldest files if necessary. Return None if there is no memory."""
         if self._begun_at is None:
             self._begun_at = self._clock.monotonic()
         while (block := self._arena.take_free(self.block_bytes, may_grow=False)) is None:
@@ -121,7 +121,7 @@ class BlobCache:
         return is_needed or self._growing_s <= GROWING_SHARE * (self._clock.monotonic() - self._begun_at)
 
     def _grow(self) -> memoryview | None:
-        """Allocate a block. Return None if the limit does not permit it or the system has no memory."""
+        """Allocate a memory block. Return None if the limit does not permit it or the system has no memory."""
         begun_at = self._clock.monotonic()
         try:
             block = self._arena.take_free(self.block_bytes)
@@ -133,7 +133,7 @@ class BlobCache:
         return block
 
     def may_grow(self, size: int) -> bool:
-        """Return whether a blob of this size may still be cached after another ``stretch_bytes``."""
+        """Return whether a file that has ``size`` bytes so far may still be cached when it is ``stretch_bytes`` larger."""
         return size + self.stretch_bytes <= self._bytes_max
 
     def add(self, name: str, blocks: Sequence[memoryview], size: int) -> None:
@@ -141,7 +141,7 @@ class BlobCache:
             self._blobs[name] = CachedBlob(blocks, size)
 
     def find(self, name: str) -> CachedBlob | None:
-        """Return the cached bytes of a blob, or None."""
+        """Return the cached bytes of a file, or None."""
         return self._blobs.get(name)
 
     def drop(self, name: str) -> None:

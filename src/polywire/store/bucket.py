@@ -110,7 +110,7 @@ class Bucket:
             self._check_stored(name, len(content), made)
 
     def _check_stored(self, name: str, size: int, made: PutResult) -> None:
-        """Raise Unavailable if a successful write has an ETag that does not look like one of a store.
+        """Raise Unavailable if the response to a write has an ETag that object stores do not use.
 
         A proxy may answer a request with status 200 and a page of its own.
         """

@@ -22,12 +22,12 @@ _CONTENT_BYTES_MAX: Final = 128  # a process id, a token and two line breaks, wi
 
 @dataclass(frozen=True, slots=True)
 class BlobRoot:
-    """Location of blobs, for processes that read them without the broker.
+    """Location of segment files, for processes that read them without the broker.
 
     Attributes:
         address: absolute path of a directory, or URL of a bucket.
         mark: random token that distinguishes this location from every other.
-        prefix: prefix of the names of blobs there.
+        prefix: prefix of the names of files there.
     """
 
     address: str
@@ -46,11 +46,11 @@ class BlobRoot:
 
 @dataclass(frozen=True, slots=True)
 class DataDirectory:
-    """A data directory and the broker run that owns it.
+    """A data directory and the broker process that owns it.
 
     Attributes:
         path: absolute path.
-        mark: random token of the broker run.
+        mark: random token, new at each start of the broker.
     """
 
     path: str
@@ -63,15 +63,15 @@ class DataDirectory:
 
     @classmethod
     def owned(cls, directory: Path, files: Files = SYSTEM_FILES) -> DataDirectory:
-        """Return the data directory that this process has just locked, with a new token."""
+        """Return the data directory that this process has just locked, with a new random token."""
         return cls(str(directory.resolve()), files.token(MARK_BYTES))
 
     def content(self, owner: int) -> bytes:
-        """Return the content of ``LOCK``: the process id, for people who read the file, and the token."""
+        """Return the content of the file ``LOCK``: the process id, for people who read the file, and the token."""
         return f"{owner}\n{self.mark.hex()}\n".encode("ascii")
 
     def is_here(self) -> bool:
-        """Return whether this process can access the directory and ``LOCK`` still has this broker run's token."""
+        """Return whether this process can access the directory and the file ``LOCK`` still has the token ``mark``."""
         try:
             content = read_file(SYSTEM_FILES, Path(self.path) / MARK_FILE, _CONTENT_BYTES_MAX)
         except (OSError, ValueError):  # the system does not accept the path

@@ -67,7 +67,7 @@ class FileBlob:
     """One open file.
 
     Args:
-        kept: its copy in memory, if any.
+        kept: its copy in the memory cache, if any.
     """
 
     __slots__ = ("_direct", "_file", "_files", "_kept", "_path", "_size")
@@ -156,7 +156,7 @@ class OpenBlobs:
             return blob
 
     def add(self, name: str, blob: FileBlob) -> FileBlob:
-        """Add a blob and return it. If another thread has added one with this name, return that one."""
+        """Add an open file and return it. If another thread has added one with this name, return that one."""
         with self._lock:
             known = self._blobs.setdefault(name, blob)
             while len(self._blobs) > self._count_max:
@@ -243,10 +243,10 @@ class _NewFile:
 
 
 class FileStore:
-    """Blobs as files below an existing directory.
+    """Stores blobs as files below an existing directory.
 
     Args:
-        kept_bytes: total size of the most recently created blobs that stay in memory.
+        kept_bytes: total size of the most recently created files that stay in memory.
     """
 
     __slots__ = ("_files", "_kept", "_open", "_root", "_unsynced")
@@ -280,7 +280,7 @@ class FileStore:
         self.put_cached(name, parts)
 
     def put_cached(self, name: str, parts: Iterable[Buffer]) -> Sequence[Buffer]:
-        """Store like ``put_new``. Return the memory with the cached blob, or nothing if it is not cached."""
+        """Store the parts as a new file. Return the memory with the cached content, or nothing if it is not cached."""
         files, path = self._files, self._path(name)
         temporary = path.with_name(f".{path.name}.{files.token(6).hex()}")
         with _storage_errors("write", path):
@@ -353,7 +353,7 @@ class FileStore:
             remove(self._files, path)
 
     def delete_in_steps(self, name: str) -> Iterator[int]:
-        """Delete a blob. Truncate its file step by step, once nothing else has the file open.
+        """Delete a file. Truncate it step by step, once nothing else has it open.
 
         The system frees an unlinked file at once when its last user closes it. For a large file that blocks the file
         system's journal, and with it every sync.
@@ -386,7 +386,7 @@ class FileStore:
         return False
 
     def forget(self, name: str) -> None:
-        """Drop a blob from the memory cache."""
+        """Drop a file from the memory cache."""
         self._kept.drop(name)
 
     def size(self, name: str) -> int:
@@ -434,7 +434,7 @@ class FileStore:
 
 
 def _write_all(file: File, parts: Iterable[Buffer]) -> None:
-    """Write the parts back to back. Each stretch is submitted to the disk as soon as it is complete."""
+    """Write the parts back to back. Each MiB or so is submitted to the disk as soon as it is complete."""
     size = begun = 0
     for part in parts:
         size = write_parts(file, [part], size)

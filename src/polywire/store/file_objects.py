@@ -33,7 +33,7 @@ LOCK_SUFFIX: Final = ".lock"
 
 
 class FileObjects:
-    """Implements ``Objects``. Names that begin with a dot are reserved."""
+    """Implements ``Objects`` with files, for ``file:///`` URLs. Names that begin with a dot are reserved."""
 
     __slots__ = ("_files", "_made", "_root")
 

@@ -46,7 +46,7 @@ class Hint(Enum):
 
 
 class Mapping(Protocol):
-    """A whole file mapped into memory.
+    """A whole file mapped into memory (mmap).
 
     Later writes to the file are visible in it. The mapping lasts as long as any view of it.
     """
@@ -66,7 +66,7 @@ class Mapping(Protocol):
 
 
 class File(Protocol):
-    """An open file. It stays the same file if its name is removed or reused.
+    """An open file. It stays the same file if its directory entry is removed or reused.
 
     An OSError that a method raises contains the path.
     """
@@ -109,7 +109,7 @@ class File(Protocol):
         """Map the file in its current size."""
 
     def hint(self, hint: Hint, start: int, size: int) -> None:
-        """Tell the system by ``posix_fadvise`` how ``size`` bytes from ``start`` on will be used.
+        """Tell the system with ``posix_fadvise`` how ``size`` bytes from ``start`` on will be used.
 
         A size of 0 means to the end.
         """
@@ -120,22 +120,21 @@ class File(Protocol):
     def is_shared(self) -> bool | None:
         """Return whether another descriptor or mapping, in any process, uses this unlinked file.
 
-        Returns None if the system cannot tell, or the file has another name.
+        Returns None if the system cannot determine it, or the file has another directory entry.
         """
 
-    def close(self) -> None:
-        """Close the file."""
+    def close(self) -> None: ...
 
 
 class Files(Protocol):
-    """Files by name, and directory entries."""
+    """File system operations on paths."""
 
     @property
     def owner(self) -> int:
         """Return the process id."""
 
     def open(self, path: Path, access: Access, mode: int = NEW_MODE) -> File:
-        """Open a file. ``mode`` applies to one that is created. Its name is durable once its directory is synced."""
+        """Open a file. ``mode`` applies to a file that is created. Its name is durable once its directory is synced."""
 
     def size(self, path: Path) -> int:
         """Return the size of a file in bytes. The number for a directory has no meaning. Raises FileNotFoundError."""
@@ -147,15 +146,15 @@ class Files(Protocol):
         """Create a directory in an existing one. Return False if it exists. It is durable once its parent is synced."""
 
     def link(self, path: Path, new: Path) -> None:
-        """Add a name to a file. Raises FileExistsError."""
+        """Add a hard link to a file. Raises FileExistsError."""
 
     def rename(self, path: Path, new: Path) -> None:
         """Rename a file, replacing the target atomically: readers see the old or the new file, never none."""
 
     def unlink(self, path: Path) -> None:
-        """Remove a name. Raises FileNotFoundError.
+        """Remove a directory entry. Raises FileNotFoundError.
 
-        The file's space is freed when its last name is gone and it is no longer open.
+        The file's space is freed when its last entry is gone and it is no longer open.
         """
 
     def sync_directory(self, path: Path) -> None:
@@ -181,7 +180,7 @@ def exists(files: Files, path: Path) -> bool:
 
 
 def remove(files: Files, path: Path) -> None:
-    """Remove a name if it exists."""
+    """Remove a file's directory entry if it exists."""
     with suppress(FileNotFoundError):
         files.unlink(path)
 
@@ -208,19 +207,19 @@ def read_file(files: Files, path: Path, size_max: int | None = None) -> bytes:
 
 
 def write_parts(file: File, parts: Sequence[Buffer], position: int, *, past_cache: bool = False) -> int:
-    """Write all parts, in as many calls as the system needs.
+    """Write all parts, in as many calls as the system needs. Return the end position.
 
-    Return the end position. See ``File.write`` for past_cache.
+    ``past_cache``: bypass the page cache where the system can.
     """
     views = [memoryview(part).cast("B") for part in parts]
     while views:
         count = file.write(views, position, past_cache=past_cache)
         position += count
-        take_off(views, count)
+        drop_written(views, count)
     return position
 
 
-def take_off(views: list[memoryview], count: int) -> None:
+def drop_written(views: list[memoryview], count: int) -> None:
     """Remove the first ``count`` bytes, which were already written, from these views."""
     while views and count >= len(views[0]):
         count -= len(views.pop(0))
@@ -243,7 +242,7 @@ def replace_file(files: Files, path: Path, parts: Iterable[Buffer], *, temporary
 
 
 def copy_file(files: Files, path: Path, copy: Path) -> None:
-    """Copy a file to another name and sync it. The name is durable once its directory is synced."""
+    """Copy a file and sync the copy. The copy's name is durable once its directory is synced."""
     source, target = files.open(path, Access.READ), files.open(copy, Access.REPLACE, COPY_MODE)
     try:
         block, position = memoryview(bytearray(COPIED_BYTES)), 0

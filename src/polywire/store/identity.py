@@ -29,7 +29,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     Attributes:
         id: distinguishes this log from every other, even after it is copied.
-        shards: number of journals.
+        shards: number of shards, each with its own journal.
         source: data directory that was imported into the bucket.
         importing: whether the import is unfinished.
     """
@@ -97,7 +97,9 @@ def make_identity(
 
 
 def make_key(objects: Objects, token: Callable[[int], bytes]) -> bytes:
-    """Return the secret with which the processes of a bucket authenticate to each other. The first caller creates it.
+    """Return the secret with which broker processes that share a bucket authenticate to each other.
+
+    Create it if missing.
 
     Args:
         token: returns random bytes.
@@ -163,12 +165,15 @@ def end_import(objects: Objects, identity: Identity) -> Identity:
 
 
 def forget_import(objects: Objects, identity: Identity) -> None:
-    """Remove the mark of an import before anything was copied. Raises Unavailable."""
+    """Unmark a bucket as the target of an import, before anything was copied. Raises Unavailable."""
     _replaced(objects, identity, msgspec.structs.replace(identity, source="", importing=False))
 
 
 def _replaced(objects: Objects, known: Identity, new: Identity) -> bool:
-    """Replace a known identity by a new one. Return False if another process has changed it meanwhile."""
+    """Replace the stored identity if it still is ``known``.
+
+    Return False if another process has changed it meanwhile.
+    """
     stored = objects.read(NAME)
     if msgspec.json.decode(stored.content, type=Identity) != known:
         return False

@@ -25,7 +25,7 @@ _Result = TypeVar("_Result")
 
 
 class Outcome(Enum):
-    """How a request ended."""
+    """How a request to a bucket ended."""
 
     DONE = "done"
     REFUSED = "refused"
@@ -36,7 +36,7 @@ class Outcome(Enum):
 
 
 class Charge(Enum):
-    """Kinds of requests that stores charge for."""
+    """Kinds of requests for which object stores charge."""
 
     PUT = "put"
     GET = "get"
@@ -58,7 +58,7 @@ CHARGED_AS: Final[Mapping[str, Charge]] = {
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """Snapshot of the counters.
+    """Snapshot of the counters of requests to buckets.
 
     Attributes:
         taken: durations of requests, by method and outcome.
@@ -74,7 +74,7 @@ class RequestCounts:
 
 
 class Meter:
-    """Counters for any number of buckets. Thread-safe."""
+    """Counters of requests to any number of buckets. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock: Final = clock

@@ -29,7 +29,7 @@ class Stored:
     """Content of an object.
 
     Attributes:
-        tag: identifies this content, for ``replace``.
+        tag: identifies this version of the content, for ``replace``.
     """
 
     content: bytes
@@ -37,7 +37,7 @@ class Stored:
 
 
 class Objects(Protocol):
-    """Objects below the root of one URL. A name is a path of ``a-z A-Z 0-9 _ . -`` and slashes.
+    """Objects of a bucket below one URL. A name is a path of ``a-z A-Z 0-9 _ . -`` and slashes.
 
     Requests are not retried. If a write raises Unavailable(STORAGE_FAILED), its outcome is unknown: it may have taken
     effect, or may do so later. BlobExists from ``create`` is not final either, because stores report it while another
@@ -81,7 +81,7 @@ def check_object_name(name: str) -> None:
 
 
 class Rooted:
-    """Implements ``Objects`` for the names of another bucket that begin with ``root``.
+    """The objects of another bucket whose names begin with ``root``. Implements ``Objects``.
 
     Args:
         root: prefix of every name, with a trailing slash.

@@ -16,7 +16,7 @@ from errno import EACCES, EAGAIN, EINVAL
 from pathlib import Path
 from typing import Final
 
-from polywire.store.files import NEW_MODE, Access, Hint, take_off
+from polywire.store.files import NEW_MODE, Access, Hint, drop_written
 from polywire.store.native_memory import address_of, find_call
 from polywire.types import Buffer
 
@@ -55,7 +55,7 @@ def _named(error: OSError, path: str) -> OSError:
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Add a file's path to errors raised inside this context. It is too slow for frequent calls."""
+    """Context that adds a file's path to errors raised inside. It is too slow for frequent calls."""
     try:
         yield
     except OSError as error:
@@ -63,7 +63,7 @@ def _naming(path: str) -> Iterator[None]:
 
 
 class SystemMapping:
-    """Implements ``Mapping``."""
+    """Implements ``Mapping`` with mmap."""
 
     __slots__ = ("_descriptor", "_map", "_path", "view")
 
@@ -81,7 +81,7 @@ class SystemMapping:
         """Sync a range with ``msync``, which writes only changed pages of the range.
 
         ``fdatasync`` has the same guarantee (on Linux both end in ``vfs_fsync_range``). But it would write every
-        changed page of the file, and a reused journal slot may have many that are not needed.
+        changed page of the file, and a reused journal file may have many that are not needed.
         """
         if _msync is None:
             with _naming(self._path):
@@ -166,7 +166,7 @@ class SystemFile:
                 self._set_direct(False)
                 continue
             position += count
-            take_off(views, count)
+            drop_written(views, count)
 
     def _wait_for_write(self) -> None:
         """Wait for pending writes. Raises OSError if one failed."""
@@ -237,7 +237,7 @@ class SystemFile:
 
 
 class SystemFiles:
-    """Implements ``Files``."""
+    """Implements ``Files`` with the operating system's files."""
 
     __slots__ = ()
 

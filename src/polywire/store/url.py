@@ -24,7 +24,7 @@ ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 def open_bucket(
     url: str, *, timeout_s: float = REQUEST_TIMEOUT_S, options: Mapping[str, str] | None = None, make: bool = True
 ) -> Objects:
-    """Return the objects below a URL.
+    """Return the objects of a bucket below a URL.
 
     Args:
         url: s3://, gs:// or az:// with bucket and prefix, or file:///absolute/path.

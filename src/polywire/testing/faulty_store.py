@@ -17,7 +17,7 @@ from polywire.types import Buffer
 
 
 class Fault(Enum):
-    """The kinds of faults.
+    """How a call of ``FaultyStore`` fails.
 
     Attributes:
         ERROR: the call fails without an effect.
@@ -57,7 +57,7 @@ _ALLOWED = {
 
 
 class FaultyStore:
-    """A store that passes calls to another one, except for injected faults."""
+    """A store for tests that passes calls to another one, and fails on demand."""
 
     def __init__(self, store: Store, *, wait: Callable[[], None] = lambda: None) -> None:
         self._store = store
@@ -72,7 +72,7 @@ class FaultyStore:
         return sum(fault is not None for faults in self._faults.values() for fault in faults)
 
     def fail(self, verb: Verb, fault: Fault, *, after: int = 0) -> None:
-        """Inject a fault into the next call of an operation. ``after`` is the number of calls before that one.
+        """Make a later call of an operation fail. ``after`` is the number of calls of that operation before it.
 
         Raises ValueError if the operation does not have this fault.
         """

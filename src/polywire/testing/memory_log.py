@@ -39,7 +39,7 @@ GROUP_BYTES_MAX: Final = 16 * 1024 * 1024  # decision 0102
 
 
 class NoPin:
-    """A pin that does nothing, because batches in memory are never overwritten."""
+    """Implements ``Pin`` for batches in memory, which are never overwritten."""
 
     __slots__ = ()
 
@@ -170,7 +170,7 @@ class MemoryPartition:
         )
 
     def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> int:
-        """See ``PartitionView.offset_of_address``. The result is always returned, so ``then`` is never called."""
+        """Return the offset of the record at a byte position, its offset in Kafka 0.7. ``then`` is never called."""
         if address == self.next_address:
             return self.next_offset
         index = bisect_right(self.headers, address, key=lambda header: header.base_address) - 1
@@ -181,7 +181,10 @@ class MemoryPartition:
         return NO_OFFSET if record < 0 else batches.offset_of(body, record)
 
     def address_of_offset(self, offset: int, then: Completion[int]) -> int:
-        """Return the address of a record. For the offset at the end, return ``next_address``."""
+        """Return the byte position of a record, its offset in Kafka 0.7.
+
+        For the end offset, return ``next_address``.
+        """
         if offset == self.next_offset:
             return self.next_address
         if not self.first_offset <= offset < self.next_offset:
@@ -190,7 +193,7 @@ class MemoryPartition:
         return batches.address_of(body, batches.record_at_offset(body, offset))
 
     def epoch_end(self, epoch: int) -> int:
-        """Return the offset at which the records of this epoch end."""
+        """Return the end offset of a leader epoch."""
         if not 1 <= epoch <= self._current_epoch:
             raise Missing(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -202,7 +205,7 @@ class MemoryPartition:
         return self.headers[index].base_offset if index < len(self.headers) else self.next_offset
 
     def epoch_at(self, offset: int) -> int:
-        """Return the epoch of the record at this offset. For ``next_offset``, return the current epoch."""
+        """Return the leader epoch of the record at this offset. For ``next_offset``, return the current epoch."""
         self._check_range(offset)
         return self._current_epoch if offset == self.next_offset else self.headers[self._index(offset)].epoch
 
@@ -232,11 +235,11 @@ class _Kind(Enum):
 
 @dataclass(slots=True)
 class _Entry:
-    """One addition to a write batch.
+    """An append, change or other addition that ``commit`` writes.
 
     Attributes:
         parts: pairs of incarnation and batch, whose offsets the commit assigns.
-        staged: a token, its batch and its expiry time.
+        staged: a token, its unpublished batch and the batch's expiry time.
         taken: tokens that were published or dropped.
     """
 
@@ -294,7 +297,7 @@ class MemoryLog:
     def __init__(
         self, loop: Loop, clock: Clock, replay: Replay, *, floor: Level = Level.WRITTEN, epoch: int = 1
     ) -> None:
-        """``floor`` is the lowest level at which appends and changes are acknowledged."""
+        """``floor`` is the lowest durability level at which appends and changes are acknowledged."""
         self.epoch: Final = epoch
         self.disk_full = False
         """If a test sets this, appends and changes raise Busy(DISK_FULL)."""
@@ -330,7 +333,10 @@ class MemoryLog:
         return self.crowded
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Register a callback. After a test resets ``crowded``, it must call ``relieve`` to call it."""
+        """Register a callback for the end of the congestion.
+
+        After a test resets ``crowded``, it must call ``relieve``.
+        """
         self._on_relief.append(callback)
         if not self.crowded:
             self.relieve()
@@ -373,7 +379,7 @@ class MemoryLog:
         self._add(_Entry(_Kind.TRIM, incarnation, first_offset))
 
     def compact(self, incarnation: int, *, null_age_us: int) -> None:
-        """Do nothing, because a log in memory has no sealed segments."""
+        """Do nothing, because a log in memory has no segments."""
         self.partition(incarnation)
 
     # Additions
@@ -424,7 +430,7 @@ class MemoryLog:
         staged.parts.append(part)
 
     def expire_by(self, clock: ElapsedClock, *, age_us_max: int) -> None:
-        """Do nothing, because no batches were staged by an earlier start."""
+        """Do nothing, because there are no unpublished batches from an earlier start."""
         self._elapsed = clock
 
     def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:
@@ -505,7 +511,7 @@ class MemoryLog:
         """Do nothing, because scheduled commits can stay."""
 
     def write(self) -> None:
-        """Store all pending appends and changes at once, without calling their callbacks."""
+        """Append all pending batches and apply all pending changes. Their completions are called later."""
         write_batch, self._write_batch = self._write_batch, []
         if not write_batch or self._failure is not None:
             return
@@ -524,7 +530,7 @@ class MemoryLog:
         self._wake()
 
     def commit(self) -> None:
-        """Store all pending appends and changes at once, then call their callbacks."""
+        """Append all pending batches, apply all pending changes, and call their completions."""
         self.write()
         written, self._written = self._written, []
         for done in written:
@@ -604,7 +610,7 @@ class MemoryLog:
     # Closing and recovery
 
     def close(self) -> None:
-        """Commit, sync and call all remaining callbacks."""
+        """Commit, and call all remaining completions."""
         if not self._closed:
             self.commit()
             self._sync()
@@ -624,7 +630,7 @@ class MemoryLog:
         self._snapshot = (self._replay.snapshot(), len(self._groups))
 
     def state(self) -> bytes:
-        """Return the broker's state after the current batch, encoded as in a snapshot."""
+        """Return the broker's state after all pending changes, encoded as in a snapshot."""
         self.commit()
         return self._replay.snapshot()
 

@@ -22,7 +22,7 @@ RACE_SECONDS: Final = 0.05  # time for which a defective store waits, so that an
 
 
 class ObjectFault(Enum):
-    """The kinds of faults.
+    """How a request to ``MemoryObjects`` fails.
 
     Attributes:
         DELAY: the call first calls the function ``wait`` of the store, and then succeeds.
@@ -43,7 +43,7 @@ class ObjectFault(Enum):
 
 
 class Defect(Enum):
-    """The defects of a bucket."""
+    """Permanent faults of a simulated bucket, which ``cluster.bucket_probe`` must find."""
 
     CHECKS_FIRST = "checks_first"
     """It checks the condition of a request and writes later, so that another request can write in between."""
@@ -64,12 +64,12 @@ class MemoryObjects:
         self._newest = ""
 
     def fail(self, verb: str, fault: ObjectFault, *, after: int = 0) -> None:
-        """Inject a fault into the next call of an operation. ``after`` is the number of calls before that one."""
+        """Make a later call of an operation fail. ``after`` is the number of calls of that operation before it."""
         self._faults[verb].extend([None] * after)
         self._faults[verb].append(fault)
 
     def deliver(self) -> None:
-        """Apply LATE requests, in order."""
+        """Execute the delayed requests (``ObjectFault.LATE``), in order."""
         late, self._late = self._late, []
         for request in late:
             try:

@@ -8,7 +8,7 @@ import pytest
 
 from polywire.broker.access import ROOT, ConfiguredUser, Principal
 from polywire.broker.authorization import AuditEvent, Outcome
-from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, caller_of, heir, owner_of_address
+from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, caller_of, next_owner, owner_of_address
 from polywire.broker.permissions import parse_grants
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.staging import PublishAnswer
@@ -245,7 +245,7 @@ def test_addresses_are_distinguished_by_their_networks() -> None:
 
 def test_ownership_passes_to_the_first_user_or_address() -> None:
     someone, address = Caller(None, 7), Caller(None, -5)
-    assert heir(UNOWNED, NO_CALLER) == UNOWNED
-    assert heir(UNOWNED, address) == -5
-    assert heir(-9, address) == -9
-    assert heir(-9, someone) == heir(UNOWNED, someone) == heir(7, address) == 7
+    assert next_owner(UNOWNED, NO_CALLER) == UNOWNED
+    assert next_owner(UNOWNED, address) == -5
+    assert next_owner(-9, address) == -9
+    assert next_owner(-9, someone) == next_owner(UNOWNED, someone) == next_owner(7, address) == 7

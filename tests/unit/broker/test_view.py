@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from polywire.broker import changes, view
-from polywire.broker.producers import settled
+from polywire.broker.producers import batch_with_offset
 from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.broker.state import State
 from polywire.types import Assignor, PositionKind
@@ -197,7 +197,7 @@ class Changing:
             self.number(9) + 1,
             b"p%d" % self.number(9),
             epoch=self.number(2),
-            batch=settled(self.number(9), 20, next(self.offsets)),
+            batch=batch_with_offset(self.number(9), 20, next(self.offsets)),
             now_us=NOW_US,
             owner=self.number(3),
         )

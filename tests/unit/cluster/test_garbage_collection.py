@@ -11,7 +11,7 @@ from polywire.cluster.garbage_collection import DELETED_PER_S, SWEPT_MAX, sweep
 from polywire.cluster.journal_chain import START_BYTES_MAX, ChainEnd, start_object
 from polywire.cluster.journal_floor import Floor
 from polywire.cluster.journal_objects import JournalObjects, object_name
-from polywire.cluster.opening import Place, open_shard
+from polywire.cluster.opening import ShardConfig, open_shard
 from polywire.log.journal.group import EntryKind, GroupHead
 from polywire.store.objects import FIRST, of_shard, shard_root
 from polywire.testing.memory_objects import MemoryObjects
@@ -130,7 +130,7 @@ def test_a_leader_sweeps_after_the_grace_period(tmp_path: Path) -> None:
     for name in names:
         objects.put(name, b"x")
     loop = RigLoop()
-    place = Place(objects, objects, tmp_path, "one", cache_bytes=1 << 20, delete_grace_s=0.2)
+    place = ShardConfig(objects, objects, tmp_path, "one", cache_bytes=1 << 20, delete_grace_s=0.2)
     log = open_shard(place, settings=STORED, loop=loop, clock=SystemClock(), replay=Memory())
     assert objects.list(f"{SHARD}segments/"), "not at once"
     loop.run_until(lambda: not objects.list(f"{SHARD}segments/") and not objects.list(f"{SHARD}snapshots/"))
@@ -140,7 +140,7 @@ def test_a_leader_sweeps_after_the_grace_period(tmp_path: Path) -> None:
 def test_a_stopping_broker_does_not_wait_for_the_grace_period(tmp_path: Path) -> None:
     objects = MemoryObjects()
     objects.put(f"{SHARD}{segment(0, 1)}", b"x")
-    place = Place(objects, objects, tmp_path, "one", cache_bytes=1 << 20)
+    place = ShardConfig(objects, objects, tmp_path, "one", cache_bytes=1 << 20)
     loop = RigLoop()
     log = open_shard(place, settings=STORED, loop=loop, clock=SystemClock(), replay=Memory())
     loop.run_pass(0.01)

@@ -15,7 +15,7 @@ from polywire.clock import SystemClock
 from polywire.cluster.journal_chain import JournalChain
 from polywire.cluster.journal_floor import Floor
 from polywire.cluster.journal_objects import object_name
-from polywire.cluster.opening import Place, ShardOpening, open_shard
+from polywire.cluster.opening import ShardConfig, ShardOpening, open_shard
 from polywire.errors import BrokerError, Corrupt, ErrorCode, Invalid
 from polywire.log.log import FileLog
 from polywire.log.segments.format import read_footer
@@ -44,7 +44,7 @@ class BucketRig(Rig):
 
     def open(self) -> FileLog:
         self.loop, self.memory = RigLoop(), Memory()
-        place = Place(self.objects, self.objects, next(self._directories), self.node, cache_bytes=1 << 20)
+        place = ShardConfig(self.objects, self.objects, next(self._directories), self.node, cache_bytes=1 << 20)
         clock = SystemClock()
         self.log = open_shard(place, settings=self.settings, loop=self.loop, clock=clock, replay=self.memory)
         return self.log
@@ -246,7 +246,7 @@ def test_unstored_records_are_reported_in_bytes_and_seconds(tmp_path: Path) -> N
     held, clock = Event(), SimulatedClock()
     objects = MemoryObjects(wait=lambda: wait_for(held))
     opening = ShardOpening(
-        Place(objects, objects, tmp_path / "cache", "one", cache_bytes=1 << 20),
+        ShardConfig(objects, objects, tmp_path / "cache", "one", cache_bytes=1 << 20),
         settings=STORED,
         loop=(loop := RigLoop()),
         clock=clock,

@@ -154,7 +154,7 @@ def test_the_epoch_is_that_of_the_last_record_read() -> None:
         PartitionKey("t", 0): extent(0, 12, epoch=2),
         PartitionKey("t", 1): extent(0, 10, epoch=2),
     }
-    assert [key.partition for key, _ in planning.doubtful(end, restarted)] == [0, 1]
+    assert [key.partition for key, _ in planning.positions_to_confirm(end, restarted)] == [0, 1]
     after = planning.advance(end, restarted, records_max=None)
     assert [position.epoch for position in after.positions.values()] == [2, 1]
 

@@ -18,7 +18,7 @@ from polywire.client.arrow import chunk_to_arrow
 from polywire.client.bulk import BulkConnection
 from polywire.clock import Clock
 from polywire.cluster import uploader
-from polywire.cluster.opening import Place, open_shard
+from polywire.cluster.opening import ShardConfig, open_shard
 from polywire.errors import ErrorCode, Unavailable
 from polywire.log.base import Log, Replay
 from polywire.protocols.polywire import messages
@@ -63,7 +63,7 @@ class ServedBucket(Served):
         objects = FileObjects(root)
         identity, _ = make_identity(objects, os.urandom, 1)
         bucket = BlobRoot(f"file://{root}", identity.mark, SHARD)
-        place = Place(objects, objects, data_dir / "cache", "one", 1 << 24, bucket)
+        place = ShardConfig(objects, objects, data_dir / "cache", "one", 1 << 24, bucket)
         own = replace(SLOTS, durability=Level.STORED)
 
         def recover(replay: Replay) -> Log:

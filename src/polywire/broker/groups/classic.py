@@ -44,7 +44,7 @@ _WEIGHT_BYTES: Final = 256  # this many bytes take as long to encode as a small 
 
 
 class Phase(Enum):
-    """Phase of a classic group's current generation."""
+    """State of a classic group's current generation."""
 
     EMPTY = "empty"
     PREPARING = "preparing_rebalance"
@@ -64,7 +64,9 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
 
 
 def check_no_classic(groups: Mapping[str, ClassicGroup], name: str, topic: str) -> None:
-    """Raise Conflict(GROUP_PROTOCOL_MISMATCH) if a classic group of this name has a leader that assigns the topic."""
+    """Raise Conflict(GROUP_PROTOCOL_MISMATCH) if the leader of a classic group of this name assigns the topic's
+    partitions.
+    """
     group = groups.get(name)
     if group is not None and not group.is_shared and group.reads(topic):
         raise Conflict(
@@ -74,12 +76,12 @@ def check_no_classic(groups: Mapping[str, ClassicGroup], name: str, topic: str) 
 
 
 class ClassicGroup:
-    """One classic group.
+    """One group of Kafka's classic protocol.
 
     Attributes:
         bytes: total size of the members.
-        is_shared: whether the group has members of other protocols, so that the broker assigns the partitions. Set it
-            before a call that may begin a generation.
+        is_shared: whether members of other protocols are in the group, so that the broker assigns the partitions. Set
+            it before a call that may begin a generation.
         revision: increases with every change that must survive a restart.
 
     Args:
@@ -136,7 +138,7 @@ class ClassicGroup:
 
     @property
     def member_count(self) -> int:
-        """Number of members, and of ids assigned to clients that have not joined with them yet."""
+        """Number of members, including ids that were assigned to clients that have not joined with them yet."""
         return len(self._members) + len(self._given)
 
     @property
@@ -144,8 +146,7 @@ class ClassicGroup:
         return bool(self._members)
 
     @property
-    def everybody(self) -> Collection[Member]:
-        """The members of the group, in the order in which they joined."""
+    def joined_members(self) -> Collection[Member]:
         return self._members.values()
 
     def member(self, member_id: str) -> Member | None:
@@ -154,8 +155,8 @@ class ClassicGroup:
     def can_be_shared(self, join: Join | None = None) -> bool:
         """Return whether the broker can assign partitions to all members, and to the sender of ``join``.
 
-        All members must use an assignment format that the broker can encode, and together subscribe to at most
-        ``SEATS_MAX`` topics.
+        It can if it knows the assignment format of all of them, and they subscribe to at most ``SEATS_MAX`` topics in
+        total.
         """
         joins = [member.join for member in self._members.values() if join is None or member.id != join.member_id]
         joins += [] if join is None else [join]
@@ -193,16 +194,19 @@ class ClassicGroup:
         return min(members, min(self._given.values(), default=math.inf), self._ends_at)
 
     def take_answers(self) -> list[Answer]:
-        """Return the answers to waiting members that were added since the last call, in order."""
+        """Return the responses to waiting JoinGroup and SyncGroup requests that were added since the last call, in
+        order.
+        """
         answers, self._answers = self._answers, []
         return answers
 
     # Joining
 
     def join(self, join: Join, *, new_id: str, now: float) -> str:
-        """Join or rejoin. Return the id of the member, to which the answer will be addressed.
+        """Handle a JoinGroup request.
 
-        Raises Conflict(GROUP_PROTOCOL_MISMATCH, MEMBER_FENCED), Missing(MEMBER_MISSING), Busy(BUSY).
+        Return the id of the member to which ``take_answers`` will address the response. Raises
+        Conflict(GROUP_PROTOCOL_MISMATCH, MEMBER_FENCED), Missing(MEMBER_MISSING), Busy(BUSY).
 
         Args:
             new_id: id for a member that has none.
@@ -249,7 +253,7 @@ class ClassicGroup:
         """Raise Busy(BUSY) if the group would exceed its limits of members, topics or metadata bytes.
 
         Args:
-            given: the member has an id that counts already.
+            given: the member joins with an id that the group has assigned and already counts.
             instead: member that this one replaces.
         """
         limits = self._limits
@@ -295,9 +299,9 @@ class ClassicGroup:
         self.bytes -= member.size
 
     def _rejoin(self, member: Member, join: Join, now: float, *, id_: str | None = None) -> Member:
-        """Replace a member's description, and its id if ``id_`` is given.
+        """Replace a member's metadata and timeouts, and its id if ``id_`` is given.
 
-        Its position among the members stays the same.
+        Its position in the join order stays.
         """
         order = [id_ if one == member.id and id_ is not None else one for one in self._members]
         self._take(member)
@@ -317,9 +321,9 @@ class ClassicGroup:
         return renewed
 
     def _join_again(self, member: Member, join: Join, now: float) -> str:
-        """Handle a join of a current member.
+        """Handle a JoinGroup request of a current member.
 
-        In a stable generation this begins a rebalance only if the member is the leader or its description has changed.
+        In a stable generation this begins a rebalance only if the member is the leader or its metadata has changed.
         """
         changed = member.join.protocols != join.protocols
         if changed or member.join != join:
@@ -334,7 +338,7 @@ class ClassicGroup:
         return member.id
 
     def _replace(self, old: Member, join: Join, new_id: str, now: float) -> str:
-        """Give a static member that has returned a new id, and fence its old id."""
+        """Give a returning static member a new id, and fence its old id."""
         self._refuse(old, self._fenced(old.id))
         led = old.id == self.leader
         member = self._rejoin(old, join, now, id_=new_id)
@@ -374,14 +378,14 @@ class ClassicGroup:
         self.revision += 1
 
     def resume(self, members: Collection[Member], *, protocol_type: str, protocol: str, leader: str) -> None:
-        """Continue a stored generation after a restart. The group must be empty."""
+        """Restore a stored generation after a restart. The group must be empty."""
         for member in members:
             self._put(member)
         self.protocol_type, self.protocol, self.leader = protocol_type, protocol, leader
         self._go(Phase.STABLE)
 
     def rebalance(self, now: float) -> None:
-        """Begin a rebalance because assignments should change. All members have to rejoin."""
+        """Begin a rebalance: all members have to rejoin."""
         if self._members:
             self._rebalance(now)
 
@@ -408,7 +412,7 @@ class ClassicGroup:
             self._complete(now)
 
     def _complete(self, now: float) -> None:
-        """Begin a generation after all members have joined or the time limit has passed.
+        """Begin a new generation after all members have joined or the rebalance timeout has passed.
 
         Static members that did not join remain members until their session ends.
         """
@@ -442,7 +446,7 @@ class ClassicGroup:
     def _choose(self) -> str:
         """Return the assignment protocol with most votes among those that all members support.
 
-        Of several with equally many votes, the current one is chosen, or else the one that was named first.
+        If several have equally many votes, return the current one, or else the one that was named first.
         """
         count = len(self._members)
         votes: Counter[str] = Counter()
@@ -465,12 +469,11 @@ class ClassicGroup:
         protocol: str | None = None,
         now: float,
     ) -> None:
-        """Add a member to those that wait for assignments.
+        """Handle a SyncGroup request.
 
-        The leader's request contains the assignments of all members.
-
-        A protocol type or protocol of None is not compared. Raises as ``heartbeat``, Conflict(GROUP_PROTOCOL_MISMATCH)
-        for another type or protocol, Busy(BUSY) if the assignments are too large.
+        ``take_answers`` returns the response once the leader has sent the assignments. The leader's request contains
+        the assignments of all members. A protocol type or protocol of None is not compared. Raises as ``heartbeat``,
+        Conflict(GROUP_PROTOCOL_MISMATCH) for another type or protocol, Busy(BUSY) if the assignments are too large.
         """
         member = self._find(member_id, instance_id)
         self._check_generation(generation)
@@ -489,16 +492,19 @@ class ClassicGroup:
             self._answer_synced(now)
 
     def settle(self, now: float) -> None:
-        """Complete the generation of a shared group.
+        """Complete the rebalance of a group whose partitions the broker assigns.
 
-        The broker has assigned partitions to all members with ``assign``.
+        All members must have got ``assign``.
         """
         assert self.leader == BROKER, "otherwise the leader settles the group"
         self._go(Phase.STABLE)
         self._answer_synced(now)
 
     def assign(self, member_id: str, assignment: bytes) -> None:
-        """Set the assignment of a member of a shared group. Raises Missing(MEMBER_MISSING), Busy(BUSY)."""
+        """Set a member's assignment, in a group whose partitions the broker assigns.
+
+        Raises Missing(MEMBER_MISSING), Busy(BUSY).
+        """
         self._put_assignments({member_id: assignment}, [self._find(member_id, None)])
 
     def _put_assignments(self, assignments: Mapping[str, bytes], members: Collection[Member]) -> None:
@@ -556,7 +562,7 @@ class ClassicGroup:
         """Record a heartbeat.
 
         Raises, checked in this order, Conflict(MEMBER_FENCED), Missing(MEMBER_MISSING), Conflict(GENERATION_STALE), and
-        Conflict(GROUP_REBALANCING) if the member must rejoin. Despite GROUP_REBALANCING, the heartbeat is recorded.
+        Conflict(GROUP_REBALANCING) if the member must rejoin. In the last case, the heartbeat is recorded nevertheless.
         """
         member = self._find(member_id, instance_id)
         self._check_generation(generation)
@@ -566,8 +572,8 @@ class ClassicGroup:
     def check_commit(self, member_id: str, generation: int, *, instance_id: str | None = None, now: float) -> None:
         """Check that a member may commit offsets: it must be in the current generation.
 
-        Any caller may commit to a group without members. Raises as ``heartbeat``, but GROUP_REBALANCING only while
-        members wait for assignments. While they rejoin, they may still commit for their old assignments.
+        Without members, any caller may commit. Raises as ``heartbeat``. GROUP_REBALANCING is raised only while members
+        wait for assignments: while they rejoin, they may still commit for their old assignments.
         """
         if not self._members and generation < 0:
             return
@@ -578,7 +584,7 @@ class ClassicGroup:
         member.heard_at = max(member.heard_at, now)
 
     def leave(self, member_id: str, *, instance_id: str | None = None, now: float) -> None:
-        """Leave the group. A member without an id is found by its instance id.
+        """Remove a member. A member without an id is found by its instance id.
 
         Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED).
         """
@@ -612,7 +618,7 @@ class ClassicGroup:
         member.is_joining = member.is_syncing = False
 
     def expire(self, now: float) -> None:
-        """Remove members whose session has ended, and end the phase if its time limit has passed."""
+        """Remove members whose session has timed out, and complete a rebalance whose timeout has passed."""
         due, was = self._ends_at <= now, (self.phase, self.generation)
         for id_ in [id_ for id_, until in self._given.items() if until <= now]:
             del self._given[id_]
@@ -636,7 +642,7 @@ class ClassicGroup:
 
 
 def stored(group: ClassicGroup, owner: int, *, bytes_max: int = KEPT_BYTES_MAX) -> ClassicGroupStored | None:
-    """Return a group as a change, or None if it is not settled, is shared, or exceeds ``bytes_max``."""
+    """Return a group as a change, or None if it is not stable, the broker assigns its partitions, or it is too large."""
     size = group.bytes + _MEMBER_BYTES * group.member_count
     if group.phase is not Phase.STABLE or group.is_shared or size > min(bytes_max, KEPT_BYTES_MAX):
         return None
@@ -646,7 +652,7 @@ def stored(group: ClassicGroup, owner: int, *, bytes_max: int = KEPT_BYTES_MAX) 
         protocol_type=group.protocol_type,
         protocol=group.protocol,
         leader=group.leader,
-        members=tuple(_stored_member(member) for member in group.everybody),
+        members=tuple(_stored_member(member) for member in group.joined_members),
         owner=owner,
     )
 
@@ -669,7 +675,7 @@ def _stored_member(member: Member) -> ClassicMemberStored:
 
 
 def restored(group: ClassicGroupStored, limits: Limits, writing: Writing, now: float) -> ClassicGroup:
-    """Return the group from a change. Each member counts as having sent a heartbeat at ``now``.
+    """Return the group from a stored change. Each member counts as having sent a heartbeat at ``now``.
 
     Args:
         writing: encodes the members' assignments.

@@ -31,7 +31,7 @@ from polywire.broker.groups.commits import Commit, Commits
 from polywire.broker.groups.coordinator import Coordinator, GroupBroker
 from polywire.broker.groups.memberships import SharedGroups, TopicGroups
 from polywire.broker.groups.offsets import Position
-from polywire.broker.owners import NO_CALLER, UNOWNED, Caller, heir
+from polywire.broker.owners import NO_CALLER, UNOWNED, Caller, next_owner
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import SECOND_US, BrokerSettings, check_name
 from polywire.broker.sliced import SlicedWork
@@ -46,7 +46,7 @@ KEEP_AGAIN_S: Final = 1.0  # seconds until a failed write of a group is retried;
 
 @dataclass(frozen=True, slots=True)
 class ClassicView:
-    """A group as shown in lists. Its members may use any protocol."""
+    """A group as shown to clients. Its members may use any protocol."""
 
     name: str
     phase: Phase
@@ -57,13 +57,13 @@ class ClassicView:
 
 @dataclass(slots=True)
 class _Entry:
-    """A group with its timer and what its owner is charged for.
+    """A classic group with its timer, its owner and its waiting requests.
 
     Attributes:
-        members, bytes: number and size of the members for which ``owner`` is charged.
+        members, bytes: number and size of the members that count against the owner's quota.
         has_begun: the group has had a member.
         kept: the revision that is in the journal.
-        waiting: completions of waiting requests by member and kind.
+        waiting: callbacks of waiting requests, by member and kind of request.
     """
 
     group: ClassicGroup
@@ -80,10 +80,10 @@ class _Entry:
 
 
 class ClassicGroups:
-    """All classic groups of one broker.
+    """All groups of Kafka's classic protocol.
 
     Args:
-        table: groups by name, for other parts of the broker. This class keeps it equal to its entries.
+        table: groups by name, for other parts of the broker. This class updates it.
     """
 
     __slots__ = (
@@ -140,7 +140,7 @@ class ClassicGroups:
     def join(
         self, group: str, join: Join, *, new_id: str, by: Caller = NO_CALLER, done: Completion[IdGiven | Joined]
     ) -> None:
-        """Join or rejoin. ``done`` is called with the generation once all members have joined.
+        """Handle a JoinGroup request. ``done`` is called with the new generation once all members have joined.
 
         Call ``check_topics`` first. Raises Invalid(INVALID_NAME, INVALID_SESSION_TIMEOUT), Denied(DENIED) for another
         user's group, Conflict(MEMBER_FENCED), Missing(MEMBER_MISSING), Busy(BUSY), and
@@ -154,18 +154,18 @@ class ClassicGroups:
         check_name(group, self._settings.name_bytes_max)
         self._check_session(join.session_timeout_s)
         found = self._entries.get(group)
-        has_others = self._check_others(group, found, join, by)
+        has_other_protocols = self._check_other_protocols(group, found, join, by)
         entry = found or self._begin(group, by)
         self._broker.check_owner(by, entry.owner, "group", group)
         if not join.member_id:
             self._state.quotas.admit(Kind.MEMBERS, by, MEMBER_BYTES + join.size, owner=entry.owner)
         try:
-            if has_others and not entry.group.is_shared:
+            if has_other_protocols and not entry.group.is_shared:
                 self._shared_groups.share(entry.group, by)
             member = entry.group.join(join, new_id=new_id, now=self._clock.monotonic())
             entry.by = by
             self._shared_groups.joined(entry.group, member, by)
-            entry.owner = self._inherit(entry, heir(entry.owner, by))
+            entry.owner = self._inherit(entry, next_owner(entry.owner, by))
             self._wait(entry, member, WaitingCall.JOIN, done)
         finally:
             self._settle(entry)
@@ -179,37 +179,37 @@ class ClassicGroups:
             )
 
     def check_topics(self, group: str, topics: Iterable[str], *, by: Caller) -> Iterator[None]:
-        """Raise Denied(DENIED) unless the caller may use a group in these topics. Yields after each topic.
+        """Raise Denied(DENIED) unless the caller may use the group in each of these topics. Yields after each topic.
 
-        Run this in slices before ``join``.
+        With many topics, run it in several passes of the loop. Call it before ``join``.
         """
         for topic in topics:
             self._broker.check_owner(by, self._state.group_owner(topic, group), "group", group)
             yield
 
-    def _check_others(self, group: str, entry: _Entry | None, join: Join, by: Caller) -> bool:
-        """Return whether the group has members of other protocols.
+    def _check_other_protocols(self, group: str, entry: _Entry | None, join: Join, by: Caller) -> bool:
+        """Return whether members of other protocols are in the group, so that the broker must assign its partitions.
 
-        If so, refuse a member to which the broker cannot assign.
+        Raises Conflict(GROUP_PROTOCOL_MISMATCH) if the broker then cannot assign partitions to the joining member.
         """
         there = join.topics & self._state.group_topics.get(group, frozenset())
         for _ in self.check_topics(group, there, by=by):
             pass  # check again: other members may have joined in the meantime
         is_shared = entry is not None and entry.group.is_shared
-        has_others = is_shared or any(self._shared_groups.has_others(group, topic) for topic in there)
+        has_other_protocols = is_shared or any(self._shared_groups.has_other_protocols(group, topic) for topic in there)
         known = ClassicGroup(group, self._limits) if entry is None else entry.group
-        if has_others and not known.can_be_shared(join):
+        if has_other_protocols and not known.can_be_shared(join):
             raise Conflict(
                 ErrorCode.GROUP_PROTOCOL_MISMATCH,
                 "the group has members of other protocols, and the broker cannot assign partitions to this member "
                 f"(unknown assignor, or too many topics) group={group!r}",
             )
-        return has_others
+        return has_other_protocols
 
     # Sharing with members of other protocols
 
     def _share_partitions(self, group: str, topic: str) -> None:
-        """Assign a classic group's partitions from now on, because a member of another protocol is about to join.
+        """Assign a group's partitions instead of its leader from now on: a member of another protocol is about to join.
 
         Raises Conflict(GROUP_PROTOCOL_MISMATCH) if the broker cannot assign to the group's members.
         """
@@ -232,7 +232,7 @@ class ClassicGroups:
         self._settle(entry)
 
     def _begin(self, group: str, by: Caller) -> _Entry:
-        owner = heir(UNOWNED, by)
+        owner = next_owner(UNOWNED, by)
         size = group_size(group, "")
         self._state.quotas.admit(Kind.GROUPS, by, size, owner=owner)
         self._state.usage.charge(Kind.GROUPS, owner, 1, size)
@@ -244,10 +244,10 @@ class ClassicGroups:
         return entry
 
     def restore(self, wire: str, writing: Writing) -> None:
-        """Restore the groups of a protocol after a restart.
+        """Restore the classic groups of a protocol after a restart.
 
         Members keep their generation and get a full session timeout. A group is restored without members if a later
-        generation has committed offsets, or if it was shared.
+        generation has committed offsets, or if the broker assigned its partitions.
 
         Args:
             writing: encodes the assignments of the protocol's members.
@@ -259,7 +259,7 @@ class ClassicGroups:
             topics = {topic for member in found.members for topic in member.topics}
             there = topics & self._state.group_topics.get(found.name, frozenset())
             is_late = self._last_generation(found.name) > found.generation
-            if is_late or any(self._shared_groups.has_others(found.name, topic) for topic in there):
+            if is_late or any(self._shared_groups.has_other_protocols(found.name, topic) for topic in there):
                 ended.append(changes.ClassicGroupDeleted(found.name))
                 continue
             group = restored(found, self._limits, writing, self._clock.monotonic())
@@ -271,7 +271,7 @@ class ClassicGroups:
             self._broker.change_all(ended, level=Level.WRITTEN, done=None)
 
     def _store_generation(self, entry: _Entry) -> None:
-        """Journal the group's generation if it is settled. Otherwise delete the generation that is in the journal."""
+        """Journal the group's generation if it is stable. Otherwise delete the stored one."""
         group = entry.group
         if entry.kept == group.revision:
             return
@@ -286,7 +286,10 @@ class ClassicGroups:
         entry.kept = group.revision
 
     def _last_generation(self, group: str) -> int:
-        """Return the latest generation in which an offset was committed, or -1. No earlier one is restored."""
+        """Return the latest generation in which an offset was committed, or -1.
+
+        Earlier generations are not restored.
+        """
         found = self._state.positions.of(PositionKind.GROUP, group)
         return max((position.generation for _, _, position in found), default=-1)
 
@@ -304,9 +307,9 @@ class ClassicGroups:
         usage.charge(Kind.MEMBERS, entry.owner, sign * entry.members, sign * size)
 
     def _wait(self, entry: _Entry, member: str, call: WaitingCall, done: Completion[Any]) -> None:
-        """Register the completion of a waiting request.
+        """Register the callback of a waiting request.
 
-        It replaces that of an earlier request of the same kind by the member.
+        It replaces that of the member's earlier request of the same kind.
         """
         earlier = entry.waiting.get((member, call))
         if earlier is not None:
@@ -317,7 +320,7 @@ class ClassicGroups:
         entry.waiting[member, call] = done
 
     def _settle(self, entry: _Entry) -> None:
-        """Apply the effects of a change of a group: answer waiting members, update quotas and set the timer."""
+        """Respond to waiting members, update quotas and set the timer, after a change of the group."""
         group = entry.group
         for member_id, call, answer in group.take_answers():
             done = entry.waiting.pop((member_id, call), None)
@@ -338,7 +341,7 @@ class ClassicGroups:
             self._schedule(entry)
 
     def _schedule(self, entry: _Entry) -> None:
-        """Set the timer to the group's deadline, the retry of a failed write, or the removal of an unused group."""
+        """Set the timer for the group's next timeout, the retry of a failed write, or the removal of an unused group."""
         due = entry.group.deadline
         if due == math.inf and not entry.members:
             due = entry.empty_at + self._settings.group_expiry_us / SECOND_US
@@ -416,7 +419,7 @@ class ClassicGroups:
         entry.group.heartbeat(member_id, generation, instance_id=instance_id, now=now)
 
     def leave(self, group: str, member_id: str, *, instance_id: str | None = None, by: Caller = NO_CALLER) -> None:
-        """Leave the group. Raises as ``ClassicGroup.leave``, Denied(DENIED)."""
+        """Remove a member. Raises as ``ClassicGroup.leave``, Denied(DENIED)."""
         entry = self._find(group, member_id, by)
         try:
             entry.group.leave(member_id, instance_id=instance_id, now=self._clock.monotonic())
@@ -437,7 +440,7 @@ class ClassicGroups:
     ) -> None:
         """Check that the caller may commit. While a group has members, only they may.
 
-        After a restart, a group that was not restored has no members until one joins. Until then, offsets may be
+        A group that could not be restored after a restart has no members until one joins. Until then, offsets may be
         committed in any generation that is not older than the last one with a commit. Raises as
         ``ClassicGroup.check_commit``, Denied(DENIED), Conflict(GENERATION_STALE) for an older generation.
         """
@@ -453,12 +456,10 @@ class ClassicGroups:
     def check_partitions(
         self, group: str, topic: str, member_id: str, partitions: Collection[int], *, by: Caller = NO_CALLER
     ) -> None:
-        """Raise Conflict(PARTITION_NOT_ASSIGNED) for partitions that other members read.
+        """Raise Conflict(PARTITION_NOT_ASSIGNED) for partitions that other members own.
 
-        Call it after ``check_commit``.
-
-        Also raises Denied(DENIED), and Missing(MEMBER_MISSING) if the group has members of other protocols in this
-        topic and the caller is not a member.
+        Call it after ``check_commit``. Also raises Denied(DENIED), and Missing(MEMBER_MISSING) if the group has members
+        of other protocols in this topic and the caller is not a member.
         """
         self._shared_groups.check(group, topic, member_id, partitions, by)
 
@@ -473,7 +474,7 @@ class ClassicGroups:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None,
     ) -> dict[str, BrokerError]:
-        """Store next offsets, by full name of the topic and partition number. Call it after ``check_commit``.
+        """Commit offsets, by full name of the topic and partition number. Call it after ``check_commit``.
 
         For each topic all offsets are stored, or none. Returns the refused topics with their errors:
         Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED), Busy(BUSY), and those of ``check_partitions``. Raises
@@ -491,7 +492,7 @@ class ClassicGroups:
         return refused
 
     def positions(self, group: str, topic: str) -> Mapping[int, Position]:
-        """Return all offsets of a group in a topic by partition number."""
+        """Return all committed offsets of a group in a topic, by partition number."""
         return self._commits.held(topic, group)
 
     def subscribed_topics(self, group: str) -> Set[str]:
@@ -518,20 +519,20 @@ class ClassicGroups:
     def view(self, group: str) -> ClassicView | None:
         """Return one group of any protocol, or None if it does not exist.
 
-        If the broker assigns the partitions, members of all protocols and topics are included.
+        If the broker assigns the partitions, the result has the members of all protocols and topics.
         """
         entry = self._entries.get(group)
         if entry is not None and entry.members:
             known = entry.group
-            members = (*known.members, *self._others(group))
+            members = (*known.members, *self._members_of_other_protocols(group))
             return ClassicView(group, known.phase, known.protocol_type, known.protocol, members)
         topics = self.topics(group)
-        members = self._others(group)
+        members = self._members_of_other_protocols(group)
         if entry is None and not topics:
             return None
         return ClassicView(group, Phase.STABLE if members else Phase.EMPTY, members=members)
 
-    def _others(self, group: str) -> tuple[MemberView, ...]:
+    def _members_of_other_protocols(self, group: str) -> tuple[MemberView, ...]:
         """Return the members of groups with this name that use other protocols."""
         ours = self._shared_groups.member_ids(group)
         views = [self._coordinator.view(group, topic) for topic in sorted(self._state.group_topics.get(group, ()))]
@@ -562,7 +563,7 @@ class ClassicGroups:
     def has_readers(self, group: str, topic: str) -> bool:
         """Return whether members of a group subscribe to a topic."""
         entry = self._entries.get(group)
-        return self._shared_groups.has_others(group, topic) or (entry is not None and entry.group.reads(topic))
+        return self._shared_groups.has_other_protocols(group, topic) or (entry is not None and entry.group.reads(topic))
 
     def delete(
         self, group: str, *, by: Caller = NO_CALLER, level: Level = Level.WRITTEN, done: Completion[int] | None = None
@@ -578,7 +579,7 @@ class ClassicGroups:
         self._broker.check_owner(by, self.owner(group), "group", group)
         for topic in topics:
             self._broker.check_owner(by, self._state.group_owner(topic, group), "group", group)
-            if self._shared_groups.has_others(group, topic):
+            if self._shared_groups.has_other_protocols(group, topic):
                 raise Conflict(
                     ErrorCode.GROUP_NOT_EMPTY,
                     f"the group has members of other protocols group={group!r} topic={topic!r}",

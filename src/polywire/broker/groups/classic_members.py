@@ -31,7 +31,7 @@ class Limits:
 
 
 class Writing(Protocol):
-    """The encoding of assignments in one protocol."""
+    """Encodes the assignments of one protocol's members."""
 
     def encode(self, partitions: Mapping[str, Collection[int]]) -> bytes:
         """Encode an assignment of partitions, by topic's full name."""
@@ -42,18 +42,18 @@ class Writing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A request to join or rejoin.
+    """A JoinGroup request.
 
     Attributes:
         member_id: empty for a new member.
-        instance_id: id of a static member, which remains a member while it is away.
+        instance_id: id of a static member, which remains a member while it is disconnected.
         protocols: the member's metadata by assignment protocol, in order of preference.
         topics: full names of the topics it subscribes to, if known.
         id_first: whether a new dynamic member gets an id first and must join again with it, so that a retry does not
             add a second member.
-        may_skip: whether a leader that rejoins a settled group may skip the assignment.
-        writing: encoding of assignments, None if only members can encode them.
-        kept: partitions, by full name of the topic, that the member still reads while it rejoins.
+        may_skip: whether a leader that rejoins a stable group may skip the assignment.
+        writing: encodes the member's assignment. None if the broker does not know the format.
+        kept: partitions, by full name of the topic, that the member still owns while it rejoins.
     """
 
     member_id: str
@@ -98,17 +98,17 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class IdGiven:
-    """The answer to a first join: the client must join again with this id."""
+    """The response to a first JoinGroup request: the client must join again with this id."""
 
     member_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The answer to a join: a generation has begun, or continues.
+    """The response to a JoinGroup request: a generation has begun, or continues.
 
     Attributes:
-        member_id: member that gets this answer.
+        member_id: member to which the response is sent.
         members: all members, only for the leader.
         skip_assignment: whether the assignments stay the same, so that the leader must not assign.
     """
@@ -124,7 +124,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """The leader's assignment to a member."""
+    """The response to a SyncGroup request: the member's assignment."""
 
     protocol_type: str
     protocol: str
@@ -137,7 +137,7 @@ class WaitingCall(Enum):
 
 
 class Answer(NamedTuple):
-    """The answer to a waiting member."""
+    """The response to a waiting request of a member."""
 
     member_id: str
     call: WaitingCall
@@ -168,12 +168,12 @@ class Member:
 
     @property
     def membership_id(self) -> str:
-        """The member's id in the coordinator's groups, which it joins if the broker assigns."""
+        """The id under which the member joins when the broker assigns the partitions."""
         return self.join.instance_id or self.id
 
     @property
     def reading(self) -> Mapping[str, Collection[int]]:
-        """Partitions that the member reads now, empty if the broker cannot decode its assignment."""
+        """Partitions in the member's assignment, empty if the broker cannot decode it."""
         if self.is_joining or not self.assignment or self.join.writing is None:
             return self.join.kept
         return self.join.writing.decode(self.assignment)
@@ -188,7 +188,7 @@ class Member:
 
     @property
     def gone_at(self) -> float:
-        """Time at which the session ends unless another heartbeat arrives."""
+        """Time at which the session times out unless another request arrives."""
         if self.is_joining:
             return self.heard_at + NEW_MEMBER_S if self.is_new else math.inf
         return math.inf if self.is_syncing else self.heard_at + self.join.session_timeout_s

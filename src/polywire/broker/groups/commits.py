@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 from polywire.broker import changes
 from polywire.broker.groups.classic import ClassicGroup, check_no_classic
 from polywire.broker.groups.offsets import NO_EPOCH, Position
-from polywire.broker.owners import NO_CALLER, UNOWNED, Caller, Owners, heir
+from polywire.broker.owners import NO_CALLER, UNOWNED, Caller, Owners, next_owner
 from polywire.broker.quotas import POSITION_BYTES, READER_BYTES, Kind
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.state import State, WriteBatchVerbs
@@ -30,10 +30,10 @@ _OFFSET_MAX: Final = 2**63 - 1
 
 
 class Commit(NamedTuple):
-    """A next offset to store.
+    """One offset to commit: the next offset to read.
 
     Attributes:
-        epoch: epoch of the last record read.
+        epoch: leader epoch of the last record read.
         metadata: text of the client.
     """
 
@@ -43,7 +43,7 @@ class Commit(NamedTuple):
 
     @property
     def is_noted(self) -> bool:
-        """Whether the commit has an epoch or metadata."""
+        """Whether the commit has a leader epoch or metadata."""
         return self.epoch != NO_EPOCH or bool(self.metadata)
 
 
@@ -71,7 +71,7 @@ class Commits:
         self._owners = owners
 
     def find(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> Position | None:
-        """Return a committed offset, or None. The offset counts as used."""
+        """Return a committed offset, or None. This counts as a use of the offset, so that it does not expire."""
         held = self._state.positions.held(self._state.topic_key(full_name), kind, name)
         if held is None:
             return None
@@ -79,7 +79,10 @@ class Commits:
         return held.partitions.get(partition_number)
 
     def held(self, full_name: str, name: str) -> Mapping[int, Position]:
-        """Return all offsets of a group in a topic by partition number. They count as used."""
+        """Return all committed offsets of a group in a topic, by partition number.
+
+        This counts as a use, so they do not expire.
+        """
         held = self._state.positions.held(self._state.topic_key(full_name), PositionKind.GROUP, name)
         if held is None:
             return MappingProxyType({})
@@ -87,7 +90,7 @@ class Commits:
         return MappingProxyType(held.partitions)
 
     def check_owner(self, by: Caller, full_name: str, kind: PositionKind, name: str) -> int:
-        """Raise Denied(DENIED) for another user's group. Return the owner of the offsets.
+        """Raise Denied(DENIED) for another user's group. Return the owner of the committed offsets.
 
         Any caller may use the offsets of a consumer without a group.
         """
@@ -101,7 +104,7 @@ class Commits:
     def stored_of_members(
         self, full_name: str, commits: Mapping[int, Commit], group: str, *, generation: int, by: Caller
     ) -> changes.PositionsStored:
-        """Return the change that stores offsets of Kafka members, which the caller has checked."""
+        """Return the change that stores offsets of Kafka members. The caller has checked that they may commit."""
         return self.stored(
             full_name,
             {number: commit.offset for number, commit in commits.items()},
@@ -125,10 +128,13 @@ class Commits:
         by: Caller,
         of_classic: bool = False,
     ) -> changes.PositionsStored:
-        """Return the change that stores these next offsets. Raises as ``PositionVerbs.commit_position``.
+        """Return the change that stores committed offsets.
+
+        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Busy(BUSY) for too many
+        offsets.
 
         Args:
-            notes: epoch and metadata by partition number.
+            notes: leader epoch and metadata by partition number.
             of_classic: whether a classic group has already checked the caller.
         """
         if kind is PositionKind.GROUP and not of_classic:
@@ -150,14 +156,14 @@ class Commits:
         if held is None:
             quotas.admit(Kind.READERS, by, READER_BYTES + len(name), owner=was)
         identity, now_us = changes.split_key(key), self._clock.now_us()
-        heirs = heir(was, by)
-        return changes.PositionsStored(*identity, kind, name, dict(offsets), generation, heirs, now_us, dict(notes))
+        new_owner = next_owner(was, by)
+        return changes.PositionsStored(*identity, kind, name, dict(offsets), generation, new_owner, now_us, dict(notes))
 
     def _check_notes(self, offsets: Mapping[int, int], notes: Mapping[int, tuple[int, str]]) -> int:
         """Return the total size of the metadata.
 
-        Raises Invalid(INVALID_REQUEST) for metadata without an offset, metadata above the limit, or an epoch out of
-        range.
+        Raises Invalid(INVALID_REQUEST) for metadata without an offset, metadata above the limit, or a leader epoch out
+        of range.
         """
         limit = self._settings.position_metadata_bytes_max
         for number, (epoch, metadata) in notes.items():
@@ -186,19 +192,19 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
     _commits: Commits
 
     def position(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> int | None:
-        """Return the next offset of a consumer or group, None if it never committed."""
+        """Return the committed offset of a consumer or group in one partition, None if it never committed."""
         found = self._commits.find(full_name, partition_number, kind, name)
         return None if found is None else found.offset
 
     def positions(self, kind: PositionKind, name: str) -> Mapping[tuple[str, int], int]:
-        """Return all offsets of one consumer or group by (topic's full name, partition number)."""
+        """Return all committed offsets of one consumer or group, by (topic's full name, partition number)."""
         found: dict[tuple[str, int], int] = {}
         for key, partition, position in self._state.positions.of(kind, name):
             found[self.topic_name(key), partition] = position.offset
         return found
 
     def position_owners(self, kind: PositionKind) -> Iterator[tuple[str, str]]:
-        """Yield (full name of the topic, name) of all consumers or groups with offsets.
+        """Yield (full name of the topic, name) of all consumers or groups with committed offsets.
 
         Offsets may change during the iteration.
         """
@@ -207,7 +213,7 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
     def positions_in(
         self, full_name: str, kind: PositionKind, name: str, among: Collection[int] | None = None
     ) -> dict[int, int]:
-        """Return the next offsets of a consumer or group in a topic, by partition number.
+        """Return the committed offsets of a consumer or group in a topic, by partition number.
 
         Args:
             among: if given, only the offsets of these partitions.
@@ -215,7 +221,6 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         return self._state.positions.offsets(self._state.topic_key(full_name), kind, name, among)
 
     def topic_name(self, key: changes.TopicKey) -> str:
-        """Return the full name of the topic with this key."""
         return key if isinstance(key, str) else _full_name(self._state.catalog.find_id(key))
 
     def commit_position(
@@ -231,7 +236,7 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Store a next offset. The topic need not exist, and the partition need not have this offset.
+        """Commit an offset. The topic need not exist, and the partition need not have a record at this offset.
 
         Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Busy(BUSY) for too many
         offsets.
@@ -251,12 +256,16 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Store next offsets by partition number, all or none. Raises as ``commit_position``."""
+        """Commit offsets by partition number, all or none.
+
+        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Busy(BUSY) for too many
+        offsets.
+        """
         made = self.positions_stored(full_name, offsets, kind, name, generation=generation, by=by)
         self.change_all([made], level=level, done=done)
 
     def check_owner(self, by: Caller, owner: int, what: str, name: str) -> None:
-        """Raise Denied(DENIED) if the caller may not use state of this owner.
+        """Raise Denied(DENIED) if the caller may not use a group, or other state, that belongs to ``owner``.
 
         Args:
             what, name: kind and name of the state, for the error.
@@ -273,7 +282,11 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         generation: int = -1,
         by: Caller = NO_CALLER,
     ) -> changes.PositionsStored:
-        """Return the change that stores these next offsets, after all checks. Raises as ``commit_position``."""
+        """Return the change that stores committed offsets, after all checks.
+
+        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Busy(BUSY) for too many
+        offsets.
+        """
         return self._commits.stored(full_name, offsets, kind, name, generation=generation, by=by)
 
     def delete_positions(
@@ -287,7 +300,7 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Delete offsets of a consumer or group, in one topic or all, in one partition or all.
+        """Delete committed offsets of a consumer or group, in one topic or all, in one partition or all.
 
         Raises Denied(DENIED) for another user's group.
         """

@@ -38,8 +38,8 @@ class Subscription:
 
     Attributes:
         names: full names of topics.
-        pattern: pattern for further topics, in the syntax of the member's protocol.
-        version: version of the list of topics against which the pattern was last matched.
+        pattern: pattern of topic names, in the syntax of the member's protocol, in addition to ``names``.
+        version: version of the broker's list of topics when the pattern was last matched.
     """
 
     names: frozenset[str] = frozenset()
@@ -49,11 +49,11 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A heartbeat. A field of None is unchanged since the last one.
+    """A ConsumerGroupHeartbeat request. A field of None is unchanged since the last request.
 
     Attributes:
-        epoch: last epoch that the member received, or JOINING, LEAVING, AWAY.
-        instance_id: id of a static member, which remains a member while it is away.
+        epoch: last member epoch that the member received, or JOINING, LEAVING, AWAY.
+        instance_id: id of a static member, which remains a member while it is disconnected.
         topics: full names of the topics that its subscription selects.
         owned: partitions that it reads now.
     """
@@ -73,7 +73,7 @@ class Beat:
 
     @property
     def is_full(self) -> bool:
-        """Whether the heartbeat has all fields, as when a member joins or has missed a response."""
+        """Whether the heartbeat has all fields. A member sends all of them after a response was lost."""
         return None not in (self.rebalance_timeout_s, self.topics, self.owned)
 
     @property
@@ -96,14 +96,14 @@ class MemberPhase(Enum):
 class Member:
     """A member of a consumer group.
 
-    It holds the partitions in ``assigned`` and ``revoking``, even in topics that it has left.
+    It owns the partitions in ``assigned`` and ``revoking``, even in topics to which it no longer subscribes.
 
     Attributes:
         last_full_beat: its last heartbeat with all fields, or the one with which it joined.
         assigned: partitions that it may read.
-        revoking: partitions that it must release.
-        revoke_by: time by which it must have released them.
-        seen: result of the last check of its shares.
+        revoking: partitions that it must revoke.
+        revoke_by: time by which it must have revoked them.
+        seen: result of the last check of its target assignment.
     """
 
     id: str
@@ -124,7 +124,7 @@ class Member:
 
 
 class ConsumerGroup:
-    """One consumer group.
+    """One group of Kafka's consumer group protocol (KIP-848).
 
     Attributes:
         bytes: total size of the members.
@@ -239,8 +239,8 @@ class ConsumerGroup:
     def _check_epoch(self, member: Member, beat: Beat) -> None:
         """Raise Conflict(GENERATION_STALE) unless the epoch of a heartbeat is the member's current or previous one.
 
-        The previous epoch is accepted because a member that missed a response repeats it, with the partitions that it
-        owns.
+        The previous one is accepted with the partitions that the member owns: a member sends both after a response was
+        lost.
         """
         if beat.epoch == member.epoch:
             return
@@ -259,7 +259,11 @@ class ConsumerGroup:
         )
 
     def check_epoch(self, member_id: str, epoch: int, instance_id: str | None = None) -> Member:
-        """Return the member. Raises as ``find``, and Conflict(GENERATION_STALE) if its epoch differs."""
+        """Return a member.
+
+        Raises Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED) if another member uses its instance id, and
+        Conflict(GENERATION_STALE) if its epoch differs.
+        """
         member = self.find(member_id, instance_id)
         if epoch != member.epoch:
             raise self._stale(member, epoch)
@@ -278,21 +282,21 @@ class ConsumerGroup:
         member.size = size
 
     def take(self, member: Member) -> None:
-        """Remove a member. The caller must release its partitions and leave its topics."""
+        """Remove a member. The caller must free its partitions and end its subscriptions."""
         del self._members[member.id]
         self.bytes -= member.size
         if member.last_full_beat.instance_id is not None:
             self._instances.pop(member.last_full_beat.instance_id, None)
 
     def depart(self, member: Member) -> None:
-        """Mark a member as leaving. The caller removes it later. To return, it must join again."""
+        """Mark a member as leaving, before the caller removes it. To return, it must join again."""
         member.epoch = member.previous_epoch = AWAY
         member.heard_at = -math.inf
 
     # Time
 
     def gone_at(self, member: Member) -> float:
-        """Return when a member must be removed if it neither sends a heartbeat nor releases its partitions."""
+        """Return when a member must be removed if it neither sends a heartbeat nor confirms its revocations."""
         return min(member.heard_at + self._session_s, member.revoke_by)
 
     @property
@@ -301,13 +305,13 @@ class ConsumerGroup:
         return min(map(self.gone_at, self._members.values()), default=math.inf)
 
     def expired(self, now: float) -> list[Member]:
-        """Return the members whose session or release has timed out."""
+        """Return the members whose session timeout or rebalance timeout has passed."""
         return [member for member in self._members.values() if self.gone_at(member) <= now]
 
     # Assignment
 
     def note_generations(self, shares: Mapping[bytes, Share]) -> None:
-        """Record the current generations of the coordinator's groups. If one is new, begin an epoch."""
+        """Begin a new group epoch if the assignment of one of these topics has a new generation."""
         generations = {id_: share.generation for id_, share in shares.items()}
         if any(self._generations.get(id_) != generation for id_, generation in generations.items()):
             self._generations.update(generations)
@@ -321,7 +325,7 @@ class ConsumerGroup:
         self._forget_above = 2 * len(self._generations) + FORGET_MIN
 
     def note_generation(self, topic_id: bytes, generation: int) -> None:
-        """Record a new generation in a topic that does not change the shares of this group's members."""
+        """Record a topic's new generation that does not change the assignments of this group's members."""
         self._generations[topic_id] = generation
 
     def reset(self, member: Member, shares: Mapping[bytes, Share]) -> None:
@@ -334,7 +338,7 @@ class ConsumerGroup:
 
         Args:
             shares: the member's target assignment by topic.
-            owned: partitions that the member reports as read, None if it reported none.
+            owned: partitions that the member reports as owned, None if it reported none.
         """
         seen = (self.epoch, [(id_, share.generation, share.holdings.releases) for id_, share in shares.items()])
         if seen == member.seen and owned is None and not member.revoking:
@@ -355,9 +359,9 @@ class ConsumerGroup:
         return is_new
 
     def _reach(self, member: Member, shares: Mapping[bytes, Share], now: float) -> None:
-        """Make a member release the partitions that are not in its shares.
+        """Make a member revoke the partitions that are not in its target assignment.
 
-        If there are none, assign it free ones of its shares.
+        If there are none, assign it those partitions of its target that no other member owns.
         """
         revoking = {
             id_: share.holdings.of(member.memberships.id) - set(share.partitions) for id_, share in shares.items()

@@ -34,7 +34,7 @@ from polywire.broker.groups.consumer import (
 from polywire.broker.groups.coordinator import Coordinator, GroupBroker
 from polywire.broker.groups.group import ConsumerGroupView, ConsumerView, GroupView
 from polywire.broker.groups.memberships import Share, TopicGroups
-from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, heir
+from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, next_owner
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.sliced import SlicedWork
@@ -64,11 +64,11 @@ class BeatResponse:
 
 @dataclass(slots=True)
 class _Entry:
-    """A group with its timer and what its owner is charged for.
+    """A consumer group with its timer and owner.
 
     Attributes:
-        owner: who is charged for the group.
-        bytes: size of the members for which the owner is charged.
+        owner: user or address against whose quota the group counts.
+        bytes: size of the members that count against the quota.
     """
 
     group: ConsumerGroup
@@ -79,7 +79,7 @@ class _Entry:
 
 
 class ConsumerGroups:
-    """All consumer groups of one broker. Every group has a member."""
+    """All groups of Kafka's consumer group protocol (KIP-848). Every group has a member."""
 
     __slots__ = (
         "_broker",
@@ -123,7 +123,7 @@ class ConsumerGroups:
     # Members
 
     def beat(self, group: str, beat: Beat, *, by: Caller = NO_CALLER) -> BeatResponse:
-        """Process a heartbeat, by which a member joins, stays or leaves.
+        """Handle a ConsumerGroupHeartbeat request, with which a member joins, stays or leaves.
 
         Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Missing(MEMBER_MISSING),
         Conflict(MEMBER_FENCED), Conflict(GENERATION_STALE), Busy(BUSY, DISK_FULL), and
@@ -152,7 +152,7 @@ class ConsumerGroups:
             self._settle(entry)
 
     def _begin(self, group: str, by: Caller) -> _Entry:
-        owner, size = heir(UNOWNED, by), group_size(group, "")
+        owner, size = next_owner(UNOWNED, by), group_size(group, "")
         self._state.quotas.admit(Kind.GROUPS, by, size, owner=owner)
         self._state.usage.charge(Kind.GROUPS, owner, 1, size)
         epoch = self._last_epoch(group) + 1
@@ -181,7 +181,7 @@ class ConsumerGroups:
             if beat.epoch == JOINING:
                 self._remove(entry, member)
             raise
-        entry.owner = self._inherit(entry, heir(entry.owner, by))
+        entry.owner = self._inherit(entry, next_owner(entry.owner, by))
         shares = self._shares(entry, member)
         joined_ids = set(member.memberships.topics.values())
         group.note_generations({id_: share for id_, share in shares.items() if id_ in joined_ids})
@@ -197,9 +197,9 @@ class ConsumerGroups:
         return BeatResponse(member.epoch, assigned, has_all and member.phase is MemberPhase.STABLE)
 
     def _join_topics(self, entry: _Entry, member: Member, assignor: Assignor | None, by: Caller) -> bool:
-        """Join the member's topics. If there are many, join the rest in slices. Return whether all are joined.
+        """Join the topics to which a member subscribes, in several passes if there are many.
 
-        Raises as ``Coordinator.join``.
+        Return whether all are joined. Raises as ``Coordinator.join``.
         """
         name = entry.group.name
         take = partial(
@@ -234,14 +234,14 @@ class ConsumerGroups:
         return BeatResponse(beat.epoch, None, is_settled=True)
 
     def _remove(self, entry: _Entry, member: Member) -> None:
-        """Remove a member and release its partitions. If this raises Busy(DISK_FULL), the member remains."""
+        """Remove a member and free its partitions. If this raises Busy(DISK_FULL), the member remains."""
         self._topic_groups.end(entry.group.name, member.memberships, {*member.assigned, *member.revoking})
         entry.group.take(member)
 
     def _shares(self, entry: _Entry, member: Member) -> dict[bytes, Share]:
         """Return a member's target assignment by topic.
 
-        For a topic in which the member only has to release partitions, the target is empty.
+        It is empty in a topic in which the member only has to revoke partitions.
         """
         name = entry.group.name
         shares = self._topic_groups.shares(name, member.memberships)
@@ -264,7 +264,7 @@ class ConsumerGroups:
         usage.charge(Kind.MEMBERS, entry.owner, 0, sign * entry.bytes)
 
     def _settle(self, entry: _Entry) -> None:
-        """Apply the effects of a change of a group: update quotas, and drop the group when its last member has left."""
+        """Update quotas after a change of a group, and drop the group when its last member has left."""
         size = entry.group.bytes + MEMBER_BYTES * len(entry.group.members)
         self._state.usage.charge(Kind.MEMBERS, entry.owner, 0, size - entry.bytes)
         entry.bytes = size
@@ -298,7 +298,7 @@ class ConsumerGroups:
         self._settle(entry)
 
     def end_memberships(self, wire: str, is_ours: Callable[[str], bool]) -> None:
-        """Remove the members of groups that another shard coordinates now, because they have joined there.
+        """Remove the members of groups that another shard coordinates now. They have joined there.
 
         Args:
             wire: protocol of the members.
@@ -320,7 +320,7 @@ class ConsumerGroups:
     # Positions
 
     def has_member(self, group: str, member_id: str) -> bool:
-        """Return whether a member exists, or existed before a restart and still has its partitions."""
+        """Return whether a member exists, or existed before a restart and still owns its partitions."""
         entry = self._entries.get(group)
         if entry is not None and member_id in entry.group.members:
             return True
@@ -330,7 +330,7 @@ class ConsumerGroups:
     def check_epoch(
         self, group: str, member_id: str, epoch: int, *, instance_id: str | None = None, by: Caller = NO_CALLER
     ) -> None:
-        """Raise unless a member has this epoch. A member that joined before a restart has its last epoch.
+        """Raise unless a member has this epoch. After a restart, a member has the last epoch from before.
 
         Raises Denied(DENIED), Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED), Conflict(GENERATION_STALE).
         """
@@ -345,9 +345,10 @@ class ConsumerGroups:
     def check_partitions(
         self, group: str, topic: str, member_id: str, partitions: Iterable[int], *, wire: str, by: Caller = NO_CALLER
     ) -> None:
-        """Raise unless a member may commit offsets of these partitions, by the rules of ``Coordinator.check_reader``.
+        """Raise Conflict(PARTITION_NOT_ASSIGNED) unless a member may commit offsets of these partitions.
 
-        Call ``check_epoch`` first. Raises Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED).
+        It must own them or, in a topic to which it does not subscribe, no other member may own them. Call
+        ``check_epoch`` first. Also raises Denied(DENIED).
         """
         entry = self._entries.get(group)
         member = None if entry is None else entry.group.members.get(member_id)
@@ -366,7 +367,7 @@ class ConsumerGroups:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None,
     ) -> dict[str, BrokerError]:
-        """Store next offsets, by full name of the topic and partition number. Call it after ``check_epoch``.
+        """Commit offsets, by full name of the topic and partition number. Call it after ``check_epoch``.
 
         For each topic all offsets are stored, or none. Returns the refused topics with their errors:
         Conflict(PARTITION_NOT_ASSIGNED), Invalid(INVALID_REQUEST), Denied(DENIED), Busy(BUSY). Raises Busy(DISK_FULL).
@@ -383,7 +384,7 @@ class ConsumerGroups:
         return refused
 
     def turn(self, group: str) -> int:
-        """Return a number that changes whenever a partition of the group is handed over from one member to another."""
+        """Return a number that changes whenever a partition of the group gets another owner."""
         return self._coordinator.holdings.turn(group)
 
     # Administration
@@ -415,11 +416,14 @@ class ConsumerGroups:
                 member.phase is MemberPhase.STABLE and member.epoch in (known.epoch, AWAY)
                 for member in known.members.values()
             ),
-            members=(*(self._member_view(group, member) for member in known.members.values()), *_others(there, ours)),
+            members=(
+                *(self._member_view(group, member) for member in known.members.values()),
+                *_members_of_other_protocols(there, ours),
+            ),
         )
 
     def _view_without_consumers(self, group: str, there: Sequence[GroupView]) -> ConsumerGroupView:
-        members = tuple(_others(there, frozenset()))
+        members = tuple(_members_of_other_protocols(there, frozenset()))
         return ConsumerGroupView(
             group, self._last_epoch(group), _assignor(there), is_settled=True, members=members, has_consumers=False
         )
@@ -471,7 +475,7 @@ def _assignor(views: Iterable[GroupView]) -> Assignor:
     return next((view.assignor for view in views), Assignor.ROUND_ROBIN)
 
 
-def _others(views: Iterable[GroupView], ours: Set[str]) -> list[ConsumerView]:
+def _members_of_other_protocols(views: Iterable[GroupView], ours: Set[str]) -> list[ConsumerView]:
     """Return the members of other protocols, with their partitions in all topics.
 
     Args:

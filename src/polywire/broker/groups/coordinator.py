@@ -25,7 +25,7 @@ from polywire.broker.groups.group import (
     difference,
     stored,
 )
-from polywire.broker.owners import NO_CALLER, UNOWNED, Caller, heir
+from polywire.broker.owners import NO_CALLER, UNOWNED, Caller, next_owner
 from polywire.broker.quotas import MEMBER_BYTES, Kind
 from polywire.broker.settings import SECOND_US, BrokerSettings, check_name
 from polywire.broker.state import Binding, State, binding_size, group_size
@@ -179,10 +179,10 @@ class Coordinator:
         else:
             begin = (first_generation, assignor or Assignor.ROUND_ROBIN)
             begin = begin if left is None else (left.generation + 1, left.assignor)
-            wanted = self._begin(topic, group, *begin, heir(owner, by))
+            wanted = self._begin(topic, group, *begin, next_owner(owner, by))
         wanted = wanted.with_assignor(assignor or wanted.assignor)
         gone = self._expired(wanted, now)
-        wanted = wanted.changed(gone=gone, partition_count=self._count(wanted)).with_owner(heir(owner, by))
+        wanted = wanted.changed(gone=gone, partition_count=self._count(wanted)).with_owner(next_owner(owner, by))
         if joined := [] if wanted.has(member) else [Member(member, wire, connected)]:
             if len(wanted.members) >= self._settings.members_max:
                 raise Busy(ErrorCode.BUSY, f"too many members group={group!r} limit={self._settings.members_max}")
@@ -216,7 +216,7 @@ class Coordinator:
         owner = self._check_owner(by, topic, group)
         if (topic, group) in self._state.groups:
             raise Conflict(ErrorCode.GROUP_EXISTS, f"group exists group={group!r} topic={topic!r}")
-        begun = self._begin(topic, group, generation, assignor, heir(owner, by))
+        begun = self._begin(topic, group, generation, assignor, next_owner(owner, by))
         self._broker.change_all([self._stored(replace(begun, kept=True))], level=level, done=done)
 
     def sync(
@@ -547,7 +547,7 @@ class Coordinator:
         if (wire, group) not in self._state.bindings:
             self._state.quotas.admit(Kind.BINDINGS, by, binding_size(group, topic))
         version = 0 if bound is None else bound.version + 1
-        return changes.GroupBound(wire, group, topic, heir(owner, by), self._elapsed.now_us(), version)
+        return changes.GroupBound(wire, group, topic, next_owner(owner, by), self._elapsed.now_us(), version)
 
     def _bound(self, wire: str, group: str) -> Binding | None:
         """Return the newest binding of a group name in any process."""

@@ -32,7 +32,7 @@ def assign(members: Iterable[str], partition_count: int, assignor: Assignor) -> 
 
 
 def share(index: int, member_count: int, partition_count: int, assignor: Assignor) -> range:
-    """Return the partitions of one member, ascending, from its index in the order of ids.
+    """Return the partitions of one member, ascending, from its index in the order of member ids.
 
     ROUND_ROBIN gives partition p to member p mod n. RANGE gives contiguous blocks, and the first P mod n blocks have
     one more partition. The result is a range, because lists for all members would take gigabytes at the broker's
@@ -50,7 +50,7 @@ def share(index: int, member_count: int, partition_count: int, assignor: Assigno
 
 
 def index_of(partition: int, member_count: int, partition_count: int, assignor: Assignor) -> int:
-    """Return the index, in the order of ids, of the member whose ``share`` contains a partition."""
+    """Return the index, in the order of member ids, of the member to which a partition is assigned."""
     match assignor:
         case Assignor.ROUND_ROBIN:
             return partition % member_count
@@ -63,7 +63,7 @@ def index_of(partition: int, member_count: int, partition_count: int, assignor: 
 
 
 def ordered(members: Iterable[str]) -> Sequence[bytes]:
-    """Return the ids as bytes, sorted."""
+    """Return the member ids as bytes, sorted."""
     return sorted({ordered_by(member) for member in members})
 
 
@@ -118,13 +118,13 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerView:
-    """A member of a group of Kafka's ``consumer`` protocol (KIP-848), as shown in lists.
+    """A member of a consumer group (KIP-848), as shown in lists.
 
     Attributes:
         reading: partitions that it reads now, by full name of the topic.
         target: partitions of its target assignment, by full name of the topic.
         topics, pattern: its subscription.
-        is_consumer: whether the member itself uses this protocol.
+        is_consumer: whether it uses Kafka's consumer group protocol, not another one.
     """
 
     id: str
@@ -142,10 +142,10 @@ class ConsumerView:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupView:
-    """A group of Kafka's ``consumer`` protocol (KIP-848), with its members of all protocols.
+    """A consumer group (KIP-848) with its members of all protocols.
 
     Attributes:
-        has_consumers: whether a member uses the ``consumer`` protocol.
+        has_consumers: whether a member uses Kafka's consumer group protocol.
     """
 
     name: str
@@ -157,15 +157,15 @@ class ConsumerGroupView:
 
 
 class Holdings:
-    """The held partitions of one group in one topic.
+    """The current owners of one group's partitions in one topic.
 
-    A member holds a partition from when it gets the partition until it confirms the release.
+    A member owns a partition from its assignment until it confirms the revocation.
 
     Attributes:
-        releases: number of releases so far.
+        releases: number of confirmed revocations so far.
 
     Args:
-        on_release: called after each release of a partition.
+        on_release: called after each confirmed revocation.
     """
 
     __slots__ = ("_held", "_holder", "_on_release", "_released", "releases")
@@ -182,11 +182,11 @@ class Holdings:
 
     @property
     def members(self) -> Collection[str]:
-        """Tracked members, which must release partitions before other members get them."""
+        """Members that must revoke partitions before other members get them."""
         return self._held.keys()
 
     def enter(self, member: str) -> None:
-        """Track a member. From now on it owns the partitions that it holds, instead of its whole share."""
+        """Track what a member owns. From now on it must revoke partitions before other members get them."""
         self._held.setdefault(member, set())
 
     def of(self, member: str) -> Set[int]:
@@ -196,14 +196,14 @@ class Holdings:
         return self._holder.get(partition)
 
     def take(self, member: str, partitions: Iterable[int]) -> None:
-        """Let a member hold those of these partitions that no other member holds."""
+        """Let a member own those of these partitions that no other member owns."""
         held = self._held.setdefault(member, set())
         for partition in partitions:
             if self._holder.setdefault(partition, member) == member:
                 held.add(partition)
 
     def release(self, member: str, partitions: Iterable[int]) -> None:
-        """Release those of these partitions that the member holds."""
+        """Free those of these partitions that the member owns, after it has revoked them."""
         held = self._held.get(member, set())
         for partition in [partition for partition in partitions if partition in held]:
             held.discard(partition)
@@ -213,24 +213,24 @@ class Holdings:
             self._on_release()
 
     def take_released(self) -> set[int]:
-        """Return the partitions that were released since the last call and have no new holder."""
+        """Return the partitions that were freed since the last call and have no new owner."""
         released, self._released = self._released - self._holder.keys(), set()
         return released
 
     def leave(self, member: str) -> None:
-        """Release all partitions of a member and stop tracking it."""
+        """Free all partitions of a member and stop tracking it."""
         self.release(member, list(self.of(member)))
         self._held.pop(member, None)
 
     def owned(self, member: str, share: range) -> Sequence[int]:
-        """Return the partitions that a member with this share may read now, ascending."""
+        """Return those partitions of a member's assignment that it may read now, ascending."""
         if member in self._held:
             return tuple(sorted(self._held[member]))
         return tuple([partition for partition in share if partition not in self._holder]) if self._holder else share
 
 
 class AllHoldings:
-    """The held partitions of all groups and topics."""
+    """The current owners of the partitions of all groups and topics."""
 
     __slots__ = ("_by_topic", "_numbers", "_turns")
 
@@ -247,30 +247,27 @@ class AllHoldings:
         return self._by_topic.get((topic_id, group))
 
     def held(self, group: str, topic_id: bytes) -> Holdings:
-        """Return the holdings of a group in a topic, created if missing."""
+        """Return the owners of a group's partitions in a topic. Creates an empty table if there is none."""
         found = self._by_topic.get((topic_id, group))
         if found is None:
             found = self._by_topic[topic_id, group] = Holdings(partial(self.turned, group))
         return found
 
     def forget(self, group: str, topic_id: bytes) -> None:
-        """Drop the holdings of a group in a topic if no member is tracked there."""
+        """Drop the owners of a group's partitions in a topic if no member is tracked there."""
         held = self._by_topic.get((topic_id, group))
         if held is not None and not held.members:
             del self._by_topic[topic_id, group]
 
     def turned(self, group: str) -> None:
-        """Record that a partition of a group was handed over to another member."""
+        """Record that a partition of a group has a new owner."""
         self._turns.pop(group, None)
         self._turns[group] = next(self._numbers)
         if len(self._turns) > TURNS_MAX:
             del self._turns[next(iter(self._turns))]
 
     def turn(self, group: str) -> int:
-        """Return a number that changes whenever a partition of the group is handed over to another member.
-
-        Returns 0 if no handover is remembered.
-        """
+        """Return a number that changes whenever a partition of the group gets another owner, 0 if that is not known."""
         return self._turns.get(group, 0)
 
 
@@ -289,13 +286,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group of one topic, with its members in the order in which they joined.
+    """The members of a group that read one topic, in the order in which they joined.
 
     Attributes:
         kept: whether the group was created explicitly, so that it is not deleted when unused.
-        at_us: time of the last change, in microseconds on the broker's monotonic clock.
-        has_consumers: whether the member that joined last used Kafka's ``consumer`` protocol (KIP-848). An empty group
-            keeps this, so that tools find the group with the API of its protocol.
+        at_us: time of the last change, in microseconds that count only while the broker runs.
+        has_consumers: whether the last member to join used Kafka's consumer group protocol. An empty group keeps this,
+            so that tools find the group with the API of its protocol.
         order: sorted member ids.
     """
 
@@ -326,11 +323,11 @@ class Group:
         return share(index, len(self.order), self.partition_count, self.assignor)
 
     def owner_of(self, partition: int) -> str:
-        """Return the member whose share contains a partition. The group must have members."""
+        """Return the member to which a partition is assigned. The group must have members."""
         return self.order[index_of(partition, len(self.order), self.partition_count, self.assignor)].decode()
 
     def renewed(self) -> Group:
-        """Return the same group in the next generation."""
+        """Return the same group with the next generation number."""
         return replace(self, generation=self.generation + 1)
 
     def with_assignor(self, assignor: Assignor) -> Group:
@@ -369,7 +366,7 @@ class Group:
         return replace(self, members=members, order=tuple(ordered(member.id for member in members)))
 
     def succeeding(self, old: Group) -> Group:
-        """Return this group as the successor of ``old``: with a generation above those of both.
+        """Return this group with a generation above its own and that of ``old``, whose members move to it.
 
         If it has no members, it gets the assignor of ``old``.
         """
@@ -389,7 +386,7 @@ class Group:
 
 
 def stored(group: Group, at_us: int) -> GroupStored:
-    """Return the group as a change."""
+    """Return the group as a change for the journal."""
     return GroupStored(
         topic=group.topic,
         name=group.name,
@@ -407,7 +404,7 @@ def stored(group: Group, at_us: int) -> GroupStored:
 def difference(
     now: Group, was: Group, *, gone: Collection[str] = (), joined: Collection[Member] = (), at_us: int
 ) -> GroupChanged:
-    """Return the change from ``was`` to ``now``, without the unchanged members."""
+    """Return the change from ``was`` to ``now`` for the journal, without the unchanged members."""
     assert len(now.members) == len(was.members) - len(gone) + len(joined), "no other member joined or left"
     return GroupChanged(
         topic=now.topic,

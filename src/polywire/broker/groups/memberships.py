@@ -38,10 +38,10 @@ RETRY_S: Final = 1.0  # seconds until a failed write is retried; usually the dis
 
 
 class Share(NamedTuple):
-    """A member's share of a topic in the coordinator's group.
+    """The partitions of one topic that are assigned to a member.
 
     Attributes:
-        holdings: current holders of the partitions.
+        holdings: current owners of the topic's partitions.
     """
 
     partitions: range
@@ -51,11 +51,11 @@ class Share(NamedTuple):
 
 @dataclass(slots=True)
 class Memberships:
-    """The memberships of one Kafka member, which all have the same id.
+    """The topics that one Kafka member has joined, under one member id.
 
     Attributes:
         topics: topic ids by full name.
-        is_consumer: whether the member uses Kafka's ``consumer`` protocol (KIP-848).
+        is_consumer: whether the member uses Kafka's consumer group protocol (KIP-848).
     """
 
     id: str
@@ -65,7 +65,11 @@ class Memberships:
 
 
 class TopicGroups:
-    """The memberships of all Kafka groups."""
+    """Joins and removes Kafka members in each of their topics.
+
+    ``Coordinator`` has one group for each topic, so a Kafka member with several topics is a member of several groups
+    there.
+    """
 
     __slots__ = ("_broker", "_coordinator")
 
@@ -83,9 +87,9 @@ class TopicGroups:
         by: Caller,
         at_most: int | None = None,
     ) -> bool:
-        """Join the given topics that exist, and leave all others. Return whether nothing is left to do.
+        """Join those of the given topics that exist, and leave all others.
 
-        Raises as ``Coordinator.join``.
+        Return False if ``at_most`` joins were not enough. Raises as ``Coordinator.join``.
 
         Args:
             at_most: maximum number of joins in this call.
@@ -115,7 +119,7 @@ class TopicGroups:
         return True
 
     def leave(self, group: str, memberships: Memberships, topic: str) -> None:
-        """Leave a topic. The member still holds its partitions until it releases them. Raises Busy(DISK_FULL)."""
+        """Leave a topic. The member owns its partitions there until it revokes them. Raises Busy(DISK_FULL)."""
         with suppress(Missing):  # the topic or the group was deleted
             self._coordinator.leave(group, topic, memberships.id, None, wire=memberships.wire, by=ITSELF)
         del memberships.topics[topic]
@@ -126,12 +130,12 @@ class TopicGroups:
         return not memberships.topics
 
     def end(self, group: str, memberships: Memberships, topic_ids: Collection[bytes]) -> None:
-        """Remove a member: leave all its topics and release its partitions.
+        """Remove a member: leave all its topics and free its partitions.
 
         If this raises Busy(DISK_FULL), the member remains.
 
         Args:
-            topic_ids: further topics in which it holds partitions.
+            topic_ids: further topics in which it owns partitions.
         """
         ids = {*topic_ids, *memberships.topics.values()}
         for topic in list(memberships.topics):
@@ -143,7 +147,7 @@ class TopicGroups:
             self._coordinator.holdings.forget(group, id_)
 
     def end_in(self, group: str, memberships: Memberships, topic: str) -> None:
-        """Remove a member from one topic and release its partitions there.
+        """Remove a member from one topic and free its partitions there.
 
         If this raises Busy(DISK_FULL), the member remains.
         """
@@ -154,7 +158,7 @@ class TopicGroups:
         self._coordinator.holdings.forget(group, id_)
 
     def hold(self, group: str, memberships: Memberships, topic: str, partitions: Collection[int]) -> None:
-        """Record partitions that a member reads before it joins the topic. Does nothing if the topic does not exist."""
+        """Record partitions that a member owns before it joins the topic. Does nothing if the topic does not exist."""
         id_ = self.topic_id(topic)
         if id_ is not None:
             memberships.topics[topic] = id_
@@ -178,7 +182,7 @@ class TopicGroups:
         return None if found is None else found.id
 
     def is_unclaimed(self, group: str, topic: str, membership_id: str) -> bool:
-        """Return whether a membership from before a restart still exists and has not been used since."""
+        """Return whether a member from before a restart still exists and has sent no request since."""
         if not self._coordinator.has_member(group, topic, membership_id) or self._coordinator.has_changed(group, topic):
             return False
         topic_id = self.topic_id(topic)
@@ -192,16 +196,16 @@ class TopicGroups:
         return self._coordinator.holdings.held(group, topic_id)
 
     def clear(self, group: str, memberships: Memberships, topic_id: bytes) -> None:
-        """Drop the holdings of a topic that the member has left, once it holds no partitions there."""
+        """Forget a topic that the member has left, once it owns no partitions there."""
         held = self._coordinator.holdings.held(group, topic_id)
         if not held.of(memberships.id):
             held.leave(memberships.id)
             self._coordinator.holdings.forget(group, topic_id)
 
     def hand_over(self, group: str, topic_ids: Collection[bytes]) -> Mapping[bytes, int]:
-        """Begin a generation in topics where partitions may be free, for members that must rejoin to get them.
+        """Begin a new generation in topics with free partitions that classic members can get only by rejoining.
 
-        Returns the generations by topic id.
+        Returns the new generations by topic id.
         """
         renewed: dict[bytes, int] = {}
         for id_ in topic_ids:
@@ -223,11 +227,11 @@ class TopicGroups:
 
 
 class SharedGroup:
-    """The memberships of one classic group's members in the coordinator's groups, one per topic.
+    """A classic group whose partitions the broker assigns, because the group has members of other protocols, too.
 
     Attributes:
         generation: generation at the last call of ``follow``.
-        by: user who owns the memberships.
+        by: user who owns the members.
         has_failed: whether a change could not be stored. Members then keep their assignments until a retry.
     """
 
@@ -281,32 +285,32 @@ class SharedGroup:
 
     @property
     def is_over(self) -> bool:
-        """Whether no memberships are left."""
+        """Whether all members have been removed."""
         return not self._current and not self._leaving
 
     # Changes of the group
 
     def begin(self, group: ClassicGroup) -> None:
-        """Assign the partitions of a group whose leader has assigned them so far.
+        """Assign the partitions of a group from now on, instead of its leader.
 
         Members keep the partitions that they read until they rejoin.
         """
         self.generation = group.generation
         self.follow(group)
-        for member in group.everybody:
+        for member in group.joined_members:
             for topic, partitions in member.reading.items():
                 if topic in member.join.topics:
                     self._topic_groups.hold(self._name, self._current[member.membership_id], topic, partitions)
 
     def end(self) -> None:
-        """Remove all memberships, in steps."""
+        """Remove all members from their topics. ``step`` does it piece by piece."""
         self._leaving |= self._current
         self._current.clear()
         self._unjoined.clear()
         self._assigning, self.has_failed = None, False
 
     def follow(self, group: ClassicGroup) -> None:
-        """Update the memberships after members have joined or left.
+        """Update the topics' members after members of the classic group have joined or left.
 
         In a new generation, changed subscriptions are applied as well.
         """
@@ -314,7 +318,7 @@ class SharedGroup:
         if not is_new and self._known == group.changes:
             return
         self._known = group.changes
-        members = {member.membership_id: member for member in group.everybody}
+        members = {member.membership_id: member for member in group.joined_members}
         for id_ in self._current.keys() - members.keys():
             self._leaving[id_] = self._current.pop(id_)
             self._unjoined.pop(id_, None)
@@ -327,7 +331,7 @@ class SharedGroup:
             self._assigning, self.has_failed = self._assign_all(group), False
 
     def joined(self, member: Member) -> None:
-        """Release the partitions that a rejoining member no longer claims to read."""
+        """Free the partitions that a rejoining member no longer claims to own."""
         memberships = self._current.get(member.membership_id) or self._leaving.get(member.membership_id)
         for topic, id_ in () if memberships is None else memberships.topics.items():
             held = self._topic_groups.held(self._name, id_)
@@ -395,13 +399,13 @@ class SharedGroup:
             self._assigning = None
 
     def _assign_all(self, group: ClassicGroup) -> Iterator[None]:
-        """Assign partitions to all members, which have their memberships by now."""
+        """Assign partitions to all members. They have joined their topics before."""
         inputs: dict[str, object] = {}
         for topic in group.topics:
             inputs[topic] = self._inputs_of(topic, self._topic_groups.group_in(self._name, topic))
             yield
         self._inputs, self._missing_partitions, self._next_check, self._topics_alone = inputs, {}, 0, 0
-        for id_ in [member.id for member in group.everybody]:
+        for id_ in [member.id for member in group.joined_members]:
             found: dict[str, Collection[int]] = {}
             for topic in list(self._memberships(group, id_).topics):
                 self._share(self._memberships(group, id_), topic, found)
@@ -416,9 +420,8 @@ class SharedGroup:
         return self._current[member.membership_id]
 
     def _share(self, memberships: Memberships, topic: str, found: dict[str, Collection[int]]) -> None:
-        """Add to ``found`` the partitions of a topic that the member may read in this generation.
-
-        These are its share, except partitions that other members must still release.
+        """Add to ``found`` the assigned partitions of a member in a topic, without those that other members must still
+        revoke.
         """
         share = self._topic_groups.share(self._name, memberships, topic)
         if share is None:
@@ -431,7 +434,7 @@ class SharedGroup:
     # Checks
 
     def is_due(self, group: ClassicGroup) -> bool:
-        """Return whether members must rejoin, because shares have changed or missing partitions have been released.
+        """Return whether members must rejoin, because assignments have changed or awaited partitions have been revoked.
 
         Each call checks only some of the topics.
         """
@@ -450,10 +453,12 @@ class SharedGroup:
         return [topics[(first + at) % len(topics)] for at in range(count)]
 
     def _has_changed(self, topic: str) -> bool:
-        """Return whether the shares in a topic differ from the assignments of this generation."""
+        """Return whether a topic's members, partitions or assignor differ from those that this generation was assigned
+        for.
+        """
         topic_group = self._topic_groups.group_in(self._name, topic)
-        has_others = topic_group is not None and any(member.id not in self for member in topic_group.members)
-        self._topics_alone = 0 if has_others else self._topics_alone + 1
+        has_other_protocols = topic_group is not None and any(member.id not in self for member in topic_group.members)
+        self._topics_alone = 0 if has_other_protocols else self._topics_alone + 1
         return self._inputs_of(topic, topic_group) != self._inputs[topic]
 
     def recheck(self) -> None:
@@ -466,9 +471,9 @@ class SharedGroup:
         return self._topics_alone >= len(self._inputs) > 0
 
     def check(self, member: Member, topic: str, partitions: Collection[int]) -> bool:
-        """Raise Conflict(PARTITION_NOT_ASSIGNED) for partitions that a member does not read.
+        """Raise Conflict(PARTITION_NOT_ASSIGNED) for partitions that a member does not own.
 
-        Returns whether the member has a membership in the topic.
+        Returns False if the member has not joined the topic.
         """
         id_ = self._current[member.membership_id].topics.get(topic) if member.membership_id in self._current else None
         held = None if id_ is None else self._topic_groups.held(self._name, id_)
@@ -491,7 +496,7 @@ class SharedGroup:
 
 
 class SharedGroups:
-    """The classic groups of one broker that are shared with other protocols.
+    """The classic groups whose partitions the broker assigns, because members of other protocols are in the group, too.
 
     Args:
         table: all classic groups by name.
@@ -534,19 +539,21 @@ class SharedGroups:
         self._working: set[str] = set()
 
     def member_ids(self, group: str) -> Container[str]:
-        """Return the members of the coordinator's group that are, or have just been, in the classic group."""
+        """Return the member ids that a classic group uses in its topics, including those of members that have just
+        left.
+        """
         return self._shared.get(group, ())
 
-    def has_others(self, group: str, topic: str) -> bool:
-        """Return whether the coordinator's group of this name has members outside the classic group."""
+    def has_other_protocols(self, group: str, topic: str) -> bool:
+        """Return whether a group has members of other protocols in a topic."""
         found, ours = self._coordinator.view(group, topic), self.member_ids(group)
         return found is not None and any(member.id not in ours for member in found.members)
 
     def share(self, group: ClassicGroup, by: Caller) -> None:
-        """Assign a group's partitions in place of its leader, from the next generation on.
+        """Assign a group's partitions instead of its leader, from the next generation on.
 
         Args:
-            by: user who owns the memberships.
+            by: user who owns the members.
         """
         shared = self._shared.setdefault(group.name, SharedGroup(group.name, self._topic_groups, by))
         shared.by = by
@@ -560,7 +567,7 @@ class SharedGroups:
         self._work(group.name)
 
     def joined(self, group: ClassicGroup, member_id: str, by: Caller) -> None:
-        """Update the memberships after a member has joined or begun to wait for the other members."""
+        """Update the members of the group's topics after a JoinGroup request."""
         if not group.is_shared:
             return
         shared, member = self._shared[group.name], group.member(member_id)
@@ -571,7 +578,10 @@ class SharedGroups:
             shared.joined(member)
 
     def follow(self, group: ClassicGroup) -> None:
-        """Update the memberships of a shared group. If its last member has left, it is no longer shared."""
+        """Update the members of the group's topics.
+
+        If the last classic member has left, stop assigning the group's partitions.
+        """
         if not group.is_shared:
             return
         if not group.has_members:
@@ -581,7 +591,7 @@ class SharedGroups:
         self._work(group.name)
 
     def is_due(self, group: ClassicGroup) -> bool:
-        """Return whether members must rejoin: shares have changed, or all members of other protocols have left."""
+        """Return whether members must rejoin: assignments have changed, or all members of other protocols have left."""
         if not group.is_shared or group.phase is not Phase.STABLE:
             return False
         shared = self._shared[group.name]
@@ -596,14 +606,14 @@ class SharedGroups:
             shared.recheck()
 
     def check(self, group: str, topic: str, member_id: str, partitions: Collection[int], by: Caller) -> None:
-        """Raise if a member commits offsets of partitions that it does not read.
+        """Raise Conflict(PARTITION_NOT_ASSIGNED) if a member commits offsets of partitions that it does not own.
 
-        Applies only if the group has members of other protocols. Raises Missing(MEMBER_MISSING),
-        Conflict(PARTITION_NOT_ASSIGNED), Denied(DENIED).
+        Does nothing if the group has no members of other protocols. Also raises Missing(MEMBER_MISSING),
+        Denied(DENIED).
         """
         found = self._table.get(group)
         member = None if found is None or not found.is_shared else found.member(member_id)
-        if member is None and self.has_others(group, topic):
+        if member is None and self.has_other_protocols(group, topic):
             raise Missing(
                 ErrorCode.MEMBER_MISSING, f"the group has members of other protocols group={group!r} topic={topic!r}"
             )
@@ -619,7 +629,7 @@ class SharedGroups:
             self._sliced.put(partial(self._work_on, name))
 
     def _work_on(self, name: str, end: float) -> bool:
-        """Work on a group until the time ``end``. Return whether work is left."""
+        """Do steps of a group's pending work until the time ``end``. Return whether work is left."""
         shared, found = self._shared[name], self._table.get(name)
         group = found if found is not None and found.is_shared else None
         while shared.step(group):

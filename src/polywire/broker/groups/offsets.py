@@ -25,7 +25,7 @@ class Position(NamedTuple):
 
     Attributes:
         generation: generation of the group that committed it, -1 if none.
-        epoch: epoch of the last record read, -1 if unknown.
+        epoch: leader epoch of the last record read, -1 if unknown.
         metadata: text that the client stored with the offset.
     """
 
@@ -43,7 +43,7 @@ class Held:
 
     Attributes:
         metadata_bytes: total size of the metadata.
-        at_us: time of the last commit on the broker's monotonic clock, 0 if unknown.
+        at_us: time of the last commit, in microseconds that count only while the broker runs. 0 if unknown.
         asked_at_us: time of the last read since the start.
     """
 
@@ -96,7 +96,7 @@ class Positions:
         return max((held.at_us for owners in self._by_topic.values() for held in owners.values()), default=0)
 
     def begin(self, now_us: int) -> None:
-        """End the recovery. Offsets whose time is unknown count as committed now."""
+        """End the recovery. For expiry, offsets whose time is unknown count as committed now."""
         for owners in self._by_topic.values():
             for held in owners.values():
                 held.at_us = held.at_us or now_us
@@ -108,7 +108,7 @@ class Positions:
     def offsets(
         self, topic: TopicKey, kind: PositionKind, name: str, among: Collection[int] | None = None
     ) -> dict[int, int]:
-        """Return the next offsets of a consumer or group in a topic, by partition number.
+        """Return the committed offsets of a consumer or group in a topic, by partition number.
 
         Args:
             among: if given, only the offsets of these partitions.
@@ -118,14 +118,14 @@ class Positions:
         return {number: kept[number].offset for number in (kept if among is None else among) if number in kept}
 
     def of(self, kind: PositionKind, name: str) -> Iterator[tuple[TopicKey, int, Position]]:
-        """Yield all offsets of one consumer or group: topic, partition, offset."""
+        """Yield (topic, partition number, offset) for all committed offsets of one consumer or group."""
         for topic, owners in self._by_topic.items():
             held = owners.get((kind, name))
             for partition, position in held.partitions.items() if held is not None else ():
                 yield topic, partition, position
 
     def owners(self, kind: PositionKind) -> Iterator[tuple[TopicKey, str, dict[int, Position]]]:
-        """Yield all consumers or groups with offsets: topic, name, offset by partition."""
+        """Yield (topic, name, offsets by partition number) for all consumers or all groups with committed offsets."""
         # iterate over copies, because the table may change while a caller pauses
         for topic, owners in list(self._by_topic.items()):
             for (owner_kind, name), held in list(owners.items()):
@@ -167,7 +167,7 @@ class Positions:
         return held
 
     def _charge(self, held: Held, sign: int) -> None:
-        """Charge these offsets to their owner, or refund them if ``sign`` is -1."""
+        """Add these offsets to their owner's quota, or subtract them if ``sign`` is -1."""
         self._usage.charge(Kind.READERS, held.owner, sign, sign * (READER_BYTES + held.name_bytes))
         size = len(held.partitions) * POSITION_BYTES + held.metadata_bytes
         self.count += sign * len(held.partitions)
@@ -179,7 +179,7 @@ class Positions:
         self._usage.charge(Kind.POSITIONS, held.owner, count, count * POSITION_BYTES + metadata_bytes)
 
     def bind(self, full_name: str, topic_id: bytes) -> None:
-        """Move the offsets that were stored under a name to the id of the new topic."""
+        """Move the offsets that were committed under a topic's name to its id, because the topic was created."""
         self._changing(full_name)
         waiting = self._by_topic.pop(full_name, None)
         if waiting is not None:

@@ -130,10 +130,10 @@ class GroupFields(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One directory entry.
+    """One entry of a journal write: where it is, and what it contains.
 
     Attributes:
-        position: where the content of the entry begins in the group's buffer.
+        position: byte position of the content in the journal file.
     """
 
     kind: int
@@ -146,10 +146,10 @@ class Entry(NamedTuple):
 
 @cython.cclass
 class GroupHead:
-    """Header and directory of the group being built. The object is reused for the next group.
+    """Header and list of entries of the journal write being built. The object is reused for the next one.
 
     Args:
-        seed: secret of the journal, included in the group's checksum.
+        seed: secret of the journal, included in the checksum.
     """
 
     _data: bytearray
@@ -178,12 +178,12 @@ class GroupHead:
 
     @property
     def size(self) -> int:
-        """Size of the whole group in bytes, if no more entries are added."""
+        """Size of the whole journal write in bytes, if no more entries are added."""
         return _HEADER_BYTES + self._count * _ENTRY_BYTES + self._payload
 
     @property
     def payload(self) -> int:
-        """Size of the group's entries in bytes, padding included."""
+        """Size of the journal write's entries in bytes, with padding, without the header."""
         return self._payload
 
     @property
@@ -228,10 +228,10 @@ class GroupHead:
     def batch(
         self, batch: Buffer, partition: int, epoch: int, base_offset: int, base_address: int, time_us: int
     ) -> tuple[int, int, bytearray | None]:
-        """Assign offset, address, epoch and time to a batch and add it to the directory.
+        """Add a batch to the journal write and assign its offset, epoch, time and Kafka 0.7 offset (``base_address``).
 
-        Returns (offset span, address span, header). If ``batch`` is writable, it is changed in place and the header is
-        None. Otherwise the caller must write the returned header instead of the batch's own.
+        Returns (number of offsets, bytes in Kafka 0.7's format, header). If ``batch`` is writable, it is changed in
+        place and the header is None. Otherwise the caller must write the returned header instead of the batch's own.
 
         Raises Invalid(INVALID_BATCH) unless ``batch`` is exactly one whole batch.
         """
@@ -261,15 +261,15 @@ class GroupHead:
         self._enter(kind, lent.size, partition, argument, xxh64_raw(lent.p, 0, lent.size))
 
     def published(self, content: Buffer, entries: Lendable, numbers: Lendable, epoch: int) -> None:
-        """Assign offsets to the staged batches of a publish and add them to the directory.
+        """Assign offsets to the batches of a publish and add them to the journal write.
 
         Args:
-            content: writable buffer of the entries. Each entry is a token and the headers of the batches staged under
+            content: writable buffer of the entries. Each entry is a token and the headers of the batches stored under
                 it for one partition.
             entries: for each entry, its end in ``content`` and the index of its partition, or -1 if the token is
                 abandoned.
             numbers: (incarnation, next offset, next address, time) of each partition. Updated in place.
-            epoch: epoch of this start.
+            epoch: leader epoch of this start.
 
         Raises:
             IndexError: the arguments contradict each other.
@@ -300,7 +300,7 @@ class GroupHead:
             start = end
 
     def staged(self, front: bytes, batch_bytes: int, partition: int, expires_at_us: int) -> None:
-        """Add a staged batch.
+        """Add a batch that is invisible until it is published.
 
         Args:
             front: token and batch header. The entry's checksum covers only these.
@@ -310,7 +310,10 @@ class GroupHead:
         self._enter(2, 16 + batch_bytes, partition, expires_at_us, xxh64_raw(lent.p, 0, lent.size))
 
     def finish(self, start: int, sequence: int, synced: int, previous: int, time_us: int) -> memoryview:
-        """Return header and directory. The caller writes them before the entries. They are valid until ``clear``."""
+        """Return the header and the list of entries.
+
+        The caller writes them before the entries. They are valid until ``clear``.
+        """
         lent: Lent = self._lent
         stop: cython.Py_ssize_t = _HEADER_BYTES + self._count * _ENTRY_BYTES
         store_u64(lent.p, 0, self._seed)
@@ -339,7 +342,7 @@ class GroupHead:
 @cython.nogil
 @cython.exceptval(check=False)
 def _group_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the length of the group at ``at``, or 0 if its sizes are inconsistent or it ends after ``limit``."""
+    """Return the length of the journal write at ``at``, or 0 if its sizes are inconsistent or it ends after ``limit``."""
     if at < 0 or limit - at < _HEADER_BYTES or load_u32(p, at) != _MAGIC:
         return 0
     length: cython.Py_ssize_t = load_u32(p, at + 4)
@@ -350,9 +353,9 @@ def _group_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.P
 
 
 def read_group(slot: Buffer, at: int, seed: int) -> GroupFields | None:
-    """Return the header of the group at ``at``. Entries are not checked.
+    """Parse the header of the journal write at byte position ``at``. Its entries are not checked.
 
-    Returns None if the header or the directory is damaged, or the group does not fit the slot.
+    Returns None if the header or the list of entries is damaged, or the journal write does not fit the file.
     """
     lent: Lent = lend(slot)
     position: cython.Py_ssize_t = at
@@ -394,7 +397,7 @@ def _batch_fits(p: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.P
 def _entry_fits(
     p: cython.p_const_uchar, entry: cython.Py_ssize_t, at: cython.Py_ssize_t, length: cython.Py_ssize_t
 ) -> cython.bint:
-    """Return whether the bytes at ``at`` match the directory entry at ``entry``."""
+    """Return whether the bytes at ``at`` match the checksum of the entry described at ``entry``."""
     kind: cython.uint = load_u32(p, entry)
     checksum: cython.ulonglong = load_u64(p, entry + 24)
     if kind == 1:
@@ -408,9 +411,9 @@ def _entry_fits(
 @cython.nogil
 @cython.exceptval(check=False)
 def _bad_entry(p: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the index of the first damaged entry of a group.
+    """Return the index of the first damaged entry of a journal write.
 
-    Returns -1 if all are valid and together fill the group exactly.
+    Returns -1 if all are valid and their sizes add up.
     """
     count: cython.Py_ssize_t = load_u32(p, at + 40)
     position: cython.Py_ssize_t = at + _HEADER_BYTES + count * _ENTRY_BYTES
@@ -428,7 +431,7 @@ def _bad_entry(p: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py
 
 
 def bad_entry(slot: Buffer, at: int) -> int:
-    """Return the index of the first damaged entry of a group that ``read_group`` accepted, or -1."""
+    """Return the index of the first damaged entry of a journal write with a valid header, or -1."""
     lent: Lent = lend(slot)
     position: cython.Py_ssize_t = at
     found: cython.Py_ssize_t
@@ -443,7 +446,7 @@ def bad_entry(slot: Buffer, at: int) -> int:
 
 
 def read_directory(slot: Buffer, at: int) -> list[Entry]:
-    """Return the entries of a verified group, in order."""
+    """Return the entries of a valid journal write, in order."""
     count = int.from_bytes(slot[at + 40 : at + 44], "little")
     position = at + GROUP_HEADER_BYTES + count * ENTRY_BYTES
     entries = []

@@ -44,21 +44,22 @@ _MERGE_SLACK_BYTES = cython.declare(cython.Py_ssize_t, MERGE_SLACK_BYTES)
 
 @cython.cclass
 class GroupWriter:
-    """The log's write batch and its journal.
+    """Collects appends and changes, and writes them to the journal, everything since the last write in one atomic disk
+    write.
 
     Attributes:
-        write_batch: accepts additions.
+        write_batch: accepts appends and changes.
         writing: write batch that is being written, None between writes.
-        sequence: sequence of the last group.
-        checksum: checksum of the last group.
+        sequence: sequence number of the last journal write.
+        checksum: checksum of the last journal write.
         capacities: for each ``Need``, the maximum size of the write batch.
         congested: whether to pause reading from producers.
-        failure: error of a failed write. After it, additions are refused.
-        closed: whether additions are refused because the log is closed.
+        failure: error of a failed write. After it, appends and changes are refused.
+        closed: whether appends and changes are refused because the log is closed.
 
     Args:
-        roll: called to continue the journal in the next slot.
-        changed: called after a group that contained more than appends.
+        roll: called to continue the journal in the next file.
+        changed: called after a write that contained more than appends.
         failed: called when a write failed.
         broken: called after an exception in the log's own code.
     """
@@ -156,10 +157,10 @@ class GroupWriter:
             self._schedule()
 
     def add(self, step: Step, size: int, *, closing: bool = False) -> None:
-        """Add a step for which ``admit`` has ensured capacity.
+        """Add an append or change for which ``admit`` has ensured capacity.
 
         Args:
-            closing: write later appends after this step, instead of merging them with earlier ones.
+            closing: write later appends after this one, instead of merging them with earlier ones.
         """
         if closing:
             self.write_batch.close()
@@ -176,7 +177,7 @@ class GroupWriter:
     # Capacity
 
     def admit(self, size: int, need: Need) -> None:
-        """Ensure capacity for ``size`` more bytes. Raises the errors of ``allocate``."""
+        """Ensure capacity for ``size`` more bytes. Raises Invalid(RECORD_TOO_LARGE), Busy(DISK_FULL, BUSY)."""
         if self.write_batch.size + size > self.capacities[need]:
             self.allocate(size, need)
 
@@ -185,7 +186,8 @@ class GroupWriter:
         return self.write_batch.size + size <= max(self.capacities[need], self.write_batch.granted)
 
     def allocate(self, size: int, need: Need) -> None:
-        """Make space for one more addition, writing the write batch if necessary, without calling completions.
+        """Make space for ``size`` bytes, if necessary by writing the pending appends first, without calling
+        completions.
 
         Raises:
             Invalid: RECORD_TOO_LARGE.
@@ -260,7 +262,7 @@ class GroupWriter:
 
     @cython.ccall
     def write(self) -> None:
-        """Write the additions as one group. Completions are called later."""
+        """Write all pending appends and changes to the journal in one disk write. Completions are called later."""
         if self.write_batch.steps and self.failure is None:
             self._write()
 
@@ -290,7 +292,7 @@ class GroupWriter:
 
     @cython.cfunc
     def _write_group(self, draft: Draft) -> cython.bint:
-        """Write the group and update the log's state. Return False if the write failed."""
+        """Write the draft to the journal and update the log's state. Return False if the write failed."""
         head, journal, syncer = draft.head, self._journal, self._syncer
         sequence: int = self.sequence + 1
         first = head.finish(draft.epoch, sequence, syncer.synced, self.checksum, draft.now_us)
@@ -327,7 +329,7 @@ class GroupWriter:
     def _show(self, ends: dict[FilePartition, int], notifications: list[Call], synced: BrokerError | None) -> None:
         """Make the synced records of these partitions readable, then call the completions.
 
-        Used with ``durability=synced``.
+        For ``durability=synced``.
 
         Args:
             ends: for each partition, the end of the records that were synced.
@@ -348,7 +350,7 @@ class GroupWriter:
             self._notifications.add(done, synced)
 
     def fail(self, error: BrokerError) -> list[Completion[int]]:
-        """Stop writing. Return the completions of the additions that were not written."""
+        """Stop writing. Return the completions of the appends and changes that were not written."""
         self.failure = error
         self.refresh()
         unwritten = [self.write_batch] if self.writing is None else [self.writing, self.write_batch]

@@ -32,7 +32,7 @@ _WRITTEN = cython.declare(cython.int, Level.WRITTEN)
 
 
 def merged(items: list[Append], slack: int) -> list[tuple[Buffer, Sequence[Append], Sequence[int]]]:
-    """Return the batches to write for these appends, each as (batch, its appends, record count of each append).
+    """Merge small appends. Return the batches to write, each as (batch, its appends, record count of each append).
 
     The counts are empty for a batch of a single append. A merged batch may be larger than its parts together, because
     its columns may need wider alignment. All merged batches together are at most ``slack`` bytes larger.
@@ -94,8 +94,8 @@ def answer(
     Args:
         owners: the appends.
         counts: number of records of each append. Empty if there is only one.
-        written: queue that is called once the group is written.
-        synced: queue that is called once the group is synced.
+        written: queue of calls to make once the batch is written.
+        synced: queue of calls to make once the batch is synced.
     """
     first: cython.longlong = offset
     i: cython.Py_ssize_t

@@ -31,12 +31,12 @@ Publishable = Sequence[bytes] | Publication
 
 
 class FilePublication:
-    """Implements ``Publication``.
+    """A publish in preparation. Implements ``Publication``.
 
     Attributes:
         tokens: tokens that this publish has reserved.
-        content: the group's entries back to back. Each entry is a token and the headers of the batches staged under it
-            for one partition.
+        content: entries of the journal write, back to back. Each entry is a token and the headers of the batches stored
+            under it for one partition.
         entries: for each entry, its end in ``content`` and the index of its partition in ``partitions``. The index is
             NO_PARTITION if all partitions of the token were dropped.
         positions: for each batch, the position to enter into the partition's ``TailIndex``.
@@ -73,7 +73,7 @@ class FilePublication:
 
     @property
     def size(self) -> int:
-        """Size of the publish in a journal group, in bytes."""
+        """Size of the publish in a journal write, in bytes."""
         return len(self.content) + ENTRY_BYTES * (len(self.entries) // 2)
 
     def add(self, tokens: Sequence[bytes]) -> Iterator[None]:
@@ -146,7 +146,9 @@ class FilePublication:
         self._sizes[index] += batch.length
 
     def settle(self, serial: int) -> None:
-        """Add the batches to their partitions and remove the tokens, after the group was written to slot ``serial``."""
+        """Make the batches readable and remove the tokens, after the publish was written to the journal file
+        ``serial``.
+        """
         self.group.serial = serial
         attach([partition.tail for partition in self.partitions], self.content, self.entries, self.positions, PUBLISHED)
         for partition, numbers, size in zip(self.partitions, self._numbers, self._sizes, strict=True):
@@ -159,7 +161,10 @@ class FilePublication:
 
 @contextmanager
 def prepared(state: LogState, tokens: Publishable) -> Iterator[FilePublication]:
-    """Yield a publication of these tokens. On a BrokerError it is cancelled. Raises as ``Publication.add`` does."""
+    """Yield a publication of these tokens. On a BrokerError it is cancelled.
+
+    Raises Missing(STAGE_MISSING) if a token is unknown, expired or used by another publish.
+    """
     made = FilePublication(state) if isinstance(tokens, Sequence) else tokens
     assert isinstance(made, FilePublication), "a publication of this log"
     try:

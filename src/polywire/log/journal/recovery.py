@@ -40,7 +40,7 @@ _NAMING: Final = 1 << EntryKind.SNAPSHOT | 1 << EntryKind.START
 
 @dataclass(frozen=True, slots=True)
 class FoundGroup:
-    """A group with a valid header, and its location.
+    """A journal write that recovery found, with a valid header, and its location.
 
     Attributes:
         whole: whether all entries are valid, too.
@@ -62,7 +62,7 @@ class Torn:
     """A torn write at the end of the journal.
 
     Attributes:
-        groups: number of incomplete or unconnected groups in it.
+        groups: number of incomplete or unconnected journal writes in it.
     """
 
     path: str
@@ -73,14 +73,14 @@ class Torn:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Result of recovery: the groups to replay.
+    """Result of recovery: the journal writes to replay.
 
     Attributes:
-        sealed: last group whose effect is in segments, like that of all earlier ones. ``groups`` follow it.
+        sealed: last journal write whose effect is in segments, like that of all earlier ones. ``groups`` follow it.
         snapshot: name of the newest snapshot, None if there is none.
-        rests_on: last group that the snapshot, or the segments it lists, depend on.
-        checksum: checksum of the last group.
-        slots: slots that were searched.
+        rests_on: last journal write that the snapshot, or the segments it lists, depend on.
+        checksum: checksum of the last journal write.
+        slots: journal files that were searched.
     """
 
     start: int
@@ -113,12 +113,12 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """A group's reference to a snapshot and segments.
+    """A list of segments and the name of a snapshot, as found in one journal write.
 
     Attributes:
-        sealed: last group whose effect is in the segments.
-        rests_on: last group that the snapshot and segments depend on. They are usable only if the journal is intact up
-            to this group.
+        sealed: last journal write whose effect is in the segments.
+        rests_on: last journal write that the snapshot and segments depend on. They are usable only if the journal is
+            intact up to it.
     """
 
     sealed: int
@@ -128,10 +128,10 @@ class _Reference:
 
 
 def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | None:
-    """Return the groups to replay, or None if no slot contains a group. Raises Corrupt.
+    """Return the journal writes to replay, or None if the journal files contain none. Raises Corrupt.
 
     Args:
-        through: last group that a repair retains. If given, batches with a damaged body are accepted.
+        through: last journal write that a repair retains. If given, batches with a damaged body are accepted.
     """
     found_groups = newest_groups(slots)
     if not found_groups:
@@ -152,7 +152,9 @@ def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | 
 
 
 def newest_groups(slots: Sequence[Slot]) -> dict[int, FoundGroup]:
-    """Return groups with valid headers, by sequence: those of the newest start, and of starts that it continues."""
+    """Return journal writes with valid headers, by sequence number: of the broker's newest start, and of those it
+    continues.
+    """
     found = [group for slot in slots for group in _search(slot)]
     if not found:
         return {}
@@ -162,7 +164,7 @@ def newest_groups(slots: Sequence[Slot]) -> dict[int, FoundGroup]:
 
 
 def damaged_bodies(group: FoundGroup) -> list[Entry] | None:
-    """Return the entries of a group whose batch body is damaged, or None if anything else in the group is damaged."""
+    """Return the batches with a damaged body in a journal write, or None if anything else in it is damaged."""
     found, view = [], group.slot.view
     for entry in read_directory(view, group.position):
         if entry.position + entry.length > group.position + group.length:
@@ -182,13 +184,14 @@ def damaged_bodies(group: FoundGroup) -> list[Entry] | None:
 
 
 def _with_continued_starts(found: Sequence[FoundGroup], found_groups: dict[int, FoundGroup]) -> dict[int, FoundGroup]:
-    """Return the groups of a start and of the earlier starts that it continues, by sequence.
+    """Return the journal writes of a start of the broker and of the earlier starts that it continues, by sequence
+    number.
 
-    A start continues an earlier one if there was no space to seal that one's groups (decision 0102).
+    A start continues an earlier one if there was no space to write that one's journal to segments (decision 0102).
 
     Args:
-        found: all groups.
-        found_groups: groups of the start.
+        found: all journal writes.
+        found_groups: journal writes of the start.
     """
     first = found_groups[min(found_groups)]
     if first.kinds & 1 << EntryKind.START and first.whole:
@@ -214,7 +217,7 @@ def _group_at(slot: Slot, at: int) -> FoundGroup | None:
 
 
 def _references(found_groups: dict[int, FoundGroup]) -> Iterator[_Reference]:
-    """Yield each group's reference to a snapshot and segments, newest group first."""
+    """Yield the snapshot and segments that each journal write names, newest first."""
     for sequence in sorted(found_groups, reverse=True):
         if found_groups[sequence].kinds & _NAMING and found_groups[sequence].whole:
             yield _read_reference(found_groups[sequence])
@@ -235,7 +238,10 @@ def _read_reference(group: FoundGroup) -> _Reference:
 def _unbroken_groups(
     found_groups: dict[int, FoundGroup], sealed: int, *, through: int | None = None
 ) -> Iterator[FoundGroup]:
-    """Yield consecutive whole groups from ``sealed + 1`` on. Args as in ``find_chain``."""
+    """Yield consecutive undamaged journal writes from ``sealed + 1`` on.
+
+    With ``through``, the last journal write that a repair retains, batches with a damaged body are accepted.
+    """
     last = None
     while (group := found_groups.get(sealed + 1 if last is None else last.sequence + 1)) is not None:
         if last is not None and group.previous != last.checksum:
@@ -251,7 +257,10 @@ def _unbroken_groups(
 def _examine_end(
     slots: Sequence[Slot], found_groups: dict[int, FoundGroup], *, start: int, sequence: int, last: FoundGroup | None
 ) -> Torn | None:
-    """Return the torn write after the last whole group, if any. Raises Corrupt if a synced group is damaged."""
+    """Return the torn write after the last undamaged journal write, if any.
+
+    Raises Corrupt if a synced one is damaged.
+    """
     expected = sequence + 1
     later = [group for group in found_groups.values() if group.sequence >= expected]
     if any(group.sequence > expected and group.synced >= expected for group in later):
@@ -275,7 +284,7 @@ def _damage_error(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], ex
 
 
 def _no_reference(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], start: int) -> Corrupt:
-    """Return the error for a journal from whose groups no usable snapshot or segments can be found."""
+    """Return the error for a journal that names no usable snapshot or segments."""
     newest = next(_references(found_groups), None)
     earliest = found_groups[min(found_groups)]
     damaged = _newest_damage(found_groups, earliest.sequence - 1 if newest is None else newest.sealed + 1)
@@ -291,7 +300,7 @@ def _no_reference(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], st
 
 
 def _newest_damage(found_groups: dict[int, FoundGroup], first: int) -> int | None:
-    """Return the sequence of the newest synced group from ``first`` on that is missing or damaged."""
+    """Return the sequence number of the newest synced journal write from ``first`` on that is missing or damaged."""
     synced = max(group.synced for group in found_groups.values())
     for sequence in range(synced, first - 1, -1):
         found = found_groups.get(sequence)
@@ -305,9 +314,9 @@ def _next_found(found_groups: dict[int, FoundGroup], sequence: int) -> FoundGrou
 
 
 def _locate(found_groups: dict[int, FoundGroup], sequence: int) -> tuple[Path, int, int]:
-    """Return (file, position, end) of a damaged group.
+    """Return (file, position, end) of a damaged journal write.
 
-    If its header is damaged, this is the range between the groups before and after it.
+    If its header is damaged, this is the range between the journal writes before and after it.
     """
     found = found_groups.get(sequence)
     last = found_groups.get(max((other for other in found_groups if other < sequence), default=-1))
@@ -323,7 +332,7 @@ def _locate(found_groups: dict[int, FoundGroup], sequence: int) -> tuple[Path, i
 
 
 def _other_locations(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], sequence: int) -> str:
-    """Return the part of an error message that names other possible locations of a damaged group.
+    """Return the part of an error message that names other possible locations of a damaged journal write.
 
     Returns "" if its location is certain.
     """
@@ -332,17 +341,17 @@ def _other_locations(slots: Sequence[Slot], found_groups: dict[int, FoundGroup],
 
 
 def _slots_without_group(slots: Sequence[Slot]) -> str:
-    """Return the part of an error message that names the slots without a group at their beginning."""
+    """Return the part of an error message that names the journal files that do not begin with a valid write."""
     headless = [slot for slot in slots if _group_at(slot, 0) is None]
     paths = " or ".join(repr(str(slot.path)) for slot in headless)
     return f", or at the beginning of {paths}" if paths else ""
 
 
 def _search(slot: Slot) -> Iterator[FoundGroup]:
-    """Yield every group with a valid header, at any position.
+    """Yield every journal write with a valid header, at any byte position of a file.
 
-    A group can be valid although earlier ones were never synced, so every position is searched. Only the inside of
-    whole groups is skipped: newer groups may have overwritten the second half of an old one.
+    One can be valid although earlier ones were never synced, so every position is searched. Only the inside of
+    undamaged ones is skipped: newer writes may have overwritten the second half of an old one.
     """
     at = slot.find(GROUP_MAGIC, 0)
     while at >= 0:
@@ -354,10 +363,10 @@ def _search(slot: Slot) -> Iterator[FoundGroup]:
 
 
 def _find_remains(slots: Sequence[Slot], *, start: int, last: FoundGroup) -> Torn | None:
-    """Return the torn write that follows group ``last``, or None.
+    """Return the torn write that follows ``last``, or None.
 
     Bytes count as a torn write if two of the four header fields checked are right. One of the two must be the sequence
-    or the checksum of the previous group, because those of an older group at this position are wrong.
+    number or the checksum of the previous journal write, because those of an older one at this position are wrong.
     """
     after = last.position + last.length
     boundary = -(-after // PAGE_BYTES) * PAGE_BYTES

@@ -38,7 +38,7 @@ _ALL: Final = 2**63 - 1
 
 
 class Player:
-    """Replays a recovered journal. Each entry is applied once, in commit order."""
+    """Replays a recovered journal. Each entry is applied once, in the order of the journal."""
 
     def __init__(self, store: Store, state: LogState, replay: Replay, chain: Chain) -> None:
         self._store = store
@@ -92,7 +92,7 @@ class Player:
         self._assign_runs(sorted({*snapshot.segments, *new} - removed))
 
     def _listed_segments(self) -> tuple[set[int], set[int]]:
-        """Return the segments that groups after the snapshot list, and those that they remove."""
+        """Return the segments that the journal adds after the snapshot, and those that it removes."""
         new: set[int] = set()
         removed: set[int] = set()
         for group in self._chain.groups:
@@ -106,7 +106,9 @@ class Player:
         return new, removed
 
     def _assign_runs(self, numbers: Sequence[int]) -> None:
-        """Assign the runs of these segments to their partitions in offset order, and staged batches to their tokens."""
+        """Assign the batches in these segments to their partitions in offset order, and unpublished batches to their
+        tokens.
+        """
         partitions = sorted(self._state.partitions.values(), key=lambda partition: partition.incarnation)
         incarnations = array("Q", (partition.incarnation for partition in partitions))
         kept = array("q", map(self._first_retained, partitions))
@@ -137,7 +139,7 @@ class Player:
     def _first_retained(self, partition: FilePartition) -> int:
         """Return the first offset that the partition will have after replay.
 
-        Segments and staged batches below it may already be deleted.
+        Segments and unpublished batches below it may already be deleted.
         """
         return max(partition.first_offset, self._gone.get(partition.incarnation, 0))
 
@@ -220,7 +222,7 @@ class Player:
                 )
 
     def _add_batch(self, partition: FilePartition, batch: Buffer, serial: int, position: int) -> None:
-        """Add a batch with offsets, which is in slot ``serial``, to the unsealed part of its partition."""
+        """Add a batch with offsets to its partition. It is at ``position`` of the journal file ``serial``."""
         offset, address, time_us, span, address_span = self._check_follows(partition, batch)
         length = len(batch)
         partition.tail.append(offset, position, length, serial, address, time_us)
@@ -229,9 +231,10 @@ class Player:
         self._replay_producer(batch)
 
     def _check_follows(self, partition: FilePartition, header: Buffer) -> tuple[int, int, int, int, int]:
-        """Return (offset, Kafka 0.7 address, time, number of offsets, number of addresses) of a batch header.
+        """Return the fields of a batch header that index entries need.
 
-        Raises Corrupt unless the batch begins where the partition ends.
+        They are (first offset, Kafka 0.7 offset, append time, number of offsets, bytes in Kafka 0.7's format). Raises
+        Corrupt unless the batch begins where the partition ends.
         """
         epoch, offset, address, time_us, address_span, offset_span = _numbers(header)
         if offset != partition.next_offset or address != partition.next_address:
@@ -289,7 +292,7 @@ class Player:
 
 
 def image_of_all(state: LogState, sequence: int) -> Image:
-    """Return the state after group ``sequence``, which must be the last one replayed."""
+    """Return a copy of the log's state after the journal write ``sequence``, which must be the last one replayed."""
     touched = dict.fromkeys(state.partitions.values())
     for contents in state.contents.values():
         touched.update(contents.partitions)  # include dropped partitions: an earlier image may contain them
@@ -297,12 +300,12 @@ def image_of_all(state: LogState, sequence: int) -> Image:
 
 
 def sort_runs(partition: FilePartition, breaks: Mapping[int, int], end: int, by_location: Mapping[int, Sealed]) -> int:
-    """Sort a partition's runs by offset and return the end of the last one. Raises Corrupt if there is a gap.
+    """Sort a partition's index of segments by offset, and return the end offset. Raises Corrupt if there is a gap.
 
     Args:
-        breaks: for each run that does not begin at the end of the run before it in segment order, its index and that
+        breaks: for each entry that does not begin at the end of the one before it in segment order, its index and that
             end.
-        end: end of the last run in segment order.
+        end: end offset of the last entry in segment order.
     """
     runs = partition.take_runs()
     entries = [runs.entry(number) for number in range(len(runs))]
@@ -326,7 +329,7 @@ def sort_runs(partition: FilePartition, breaks: Mapping[int, int], end: int, by_
 
 
 def _removed_ends(chain: Chain) -> dict[int, int]:
-    """For each partition, return the offset below which the journal trims or drops all records.
+    """Return, for each partition, the offset below which the journal trims or drops all records.
 
     Segments with only such records may already be deleted.
     """

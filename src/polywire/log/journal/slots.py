@@ -58,9 +58,9 @@ _SUFFIX: Final = ".pwj"
 
 
 def find_seed(files: Files, directory: Path, *, has_slots: bool) -> int:
-    """Return the seed of the journal in this directory. Create one if there is neither a seed nor a slot.
+    """Return the seed, a random number in the checksums of this directory's journal.
 
-    Raises Corrupt or OSError.
+    Create one if there is neither a seed nor a journal file. Raises Corrupt or OSError.
     """
     if has_slots or any(exists(files, directory / name) for name in SEED_NAMES):
         return read_seed(files, directory)
@@ -70,7 +70,7 @@ def find_seed(files: Files, directory: Path, *, has_slots: bool) -> int:
 
 
 def read_seed(files: Files, directory: Path) -> int:
-    """Return the seed of the journal in this directory. Raises Corrupt if no copy is intact."""
+    """Return the seed of this directory's journal from its seed files. Raises Corrupt if no copy is intact."""
     contents = seed_copies(files, directory)
     for content in contents:
         if is_seed(content):
@@ -112,10 +112,10 @@ class Slot:
     """One journal file, mapped read-only.
 
     Attributes:
-        serial: number of its current use. A reused slot gets a new number.
+        serial: number of its current use. A reused file gets a new number.
         pins: number of readers that use the mapped bytes.
-        first: sequence of its first group, 0 while it is empty.
-        last: sequence of its last group, 0 while it is empty.
+        first: sequence number of the first journal write in it, 0 while it is empty.
+        last: sequence number of the last journal write in it, 0 while it is empty.
 
     Args:
         seed: seed of the journal.
@@ -241,15 +241,15 @@ class Slot:
 
 
 class FileJournal:
-    """The slots of one directory.
+    """The journal files of one directory.
 
     Attributes:
-        slots: slots with needed data, by serial.
-        views: mapped bytes of these slots, by serial.
-        free: slots without needed data.
-        current: slot being written.
-        position: end of the written bytes in the current slot.
-        seed: secret that every group's checksum covers. Set by ``open_all``.
+        slots: files with data that is needed, by serial.
+        views: mapped bytes of these files, by serial.
+        free: files without needed data.
+        current: file being written.
+        position: end of the written bytes in the current file.
+        seed: secret that every checksum of the journal covers. Set by ``open_all``.
     """
 
     def __init__(self, directory: Path, *, slot_bytes: int, slot_count_max: int, files: Files = SYSTEM_FILES) -> None:
@@ -274,9 +274,9 @@ class FileJournal:
     # Slots
 
     def open_all(self) -> list[Slot]:
-        """Open all existing slots. Raises Corrupt, Unavailable or OSError.
+        """Open all existing journal files. Raises Corrupt, Unavailable or OSError.
 
-        Each slot counts as needed until ``release`` is called for it.
+        Each file counts as needed until ``release`` is called for it.
         """
         make_directories(self._files, self._directory)
         for name in self._files.names(self._directory):
@@ -290,7 +290,7 @@ class FileJournal:
         return list(self.slots.values())
 
     def open_to_read(self) -> list[Slot]:
-        """Open all existing slots read-only, changing nothing. Raises Corrupt or OSError."""
+        """Open all existing journal files read-only, changing nothing. Raises Corrupt or OSError."""
         self.seed = read_seed(self._files, self._directory) if any(self._slot_paths()) else 0
         return list(self._open_slots())
 
@@ -308,12 +308,12 @@ class FileJournal:
     def restore_seed(self) -> None:
         """Ensure that both seed files are intact. Raises OSError.
 
-        Call it only if groups were verified with the seed, or if there are no groups.
+        Call it only if the seed was right for the journal's checksums, or if the journal is empty.
         """
         restore_seed(self._files, self._directory, self.seed)
 
     def is_blank(self) -> bool:
-        """Return whether no data was ever written. The empty group that begins a start is no data."""
+        """Return whether no data was ever written. The empty journal write that begins a start is no data."""
         return all(slot.is_blank() for slot in self.slots.values())
 
     def _use(self, slot: Slot) -> None:
@@ -324,7 +324,7 @@ class FileJournal:
         self.views[slot.serial] = slot.view
 
     def assign_serials(self, slots: Iterable[Slot]) -> None:
-        """Assign new serials to slots, which are given oldest first. File names do not show their age."""
+        """Assign new serials to journal files, which are given oldest first. File names do not show their age."""
         for slot in slots:
             del self.slots[slot.serial], self.views[slot.serial]
             self._use(slot)
@@ -337,7 +337,7 @@ class FileJournal:
         return self.count + self._making < self._slot_count_max
 
     def plan_slot(self) -> Callable[[], Slot]:
-        """Return a function that creates a slot in any thread. The caller passes its result to ``add``."""
+        """Return a function that creates a journal file in any thread. The caller passes its result to ``add``."""
         taken = {slot.number for slot in (*self.slots.values(), *self.free)}
         first = self._planned + 1 if self._making else 0  # two slots created at the same time need different files
         self._planned = number = next(number for number in range(first, 1 << 16) if number not in taken)
@@ -346,17 +346,17 @@ class FileJournal:
         return lambda: make_slot(path, number, self._slot_bytes, self.seed, self._files)
 
     def add(self, slot: Slot | None) -> None:
-        """Add a created slot, or None if it could not be created."""
+        """Add a created journal file, or None if it could not be created."""
         self._making -= 1
         if slot is not None:
             slot.lock()
             self.free.append(slot)
 
     def release(self, slot: Slot) -> None:
-        """Make a slot without needed data free for new groups.
+        """Make a journal file without needed data free for new writes.
 
-        The slot is deleted if its size is wrong, or if there are too many slots and another one is free. One slot must
-        remain free, because sealing needs it once the current one is full.
+        The file is deleted if its size is wrong, or if there are too many files and another one is free. One file must
+        remain free: when the current file is full, the journal needs it to write the names of new segments.
         """
         del self.slots[slot.serial], self.views[slot.serial]
         slot.forget()
@@ -367,9 +367,9 @@ class FileJournal:
             slot.close()
 
     def close_with(self, head: GroupHead, start: int, sequence: int, checksum: int, now_us: int) -> None:
-        """Write a last, empty group, which records that everything up to ``sequence`` is on disk. Raises OSError.
+        """Write a last, empty journal write, which records that everything up to ``sequence`` is on disk.
 
-        With this record, later damage is not mistaken for a torn write.
+        Raises OSError. With this record, later damage is not mistaken for a torn write.
         """
         self.align()
         if self.capacity < GROUP_HEADER_BYTES:
@@ -383,9 +383,9 @@ class FileJournal:
         self.current.sync()
 
     def unlink(self, slot: Slot) -> None:
-        """Unlink a slot that only readers still use, so that another file can replace it.
+        """Unlink a journal file that only readers still use, so that another file can replace it.
 
-        The caller closes the slot when its readers finish.
+        The caller closes it when its readers finish.
         """
         del self.slots[slot.serial], self.views[slot.serial]
         self._files.unlink(slot.path)
@@ -402,15 +402,15 @@ class FileJournal:
 
     @property
     def capacity(self) -> int:
-        """Free bytes in the current slot."""
+        """Free bytes in the current journal file."""
         return 0 if self.current is None else self.current.size - self.position
 
     def align(self) -> None:
-        """Begin the next group on a new page, because the current page is being synced."""
+        """Begin the next journal write on a new page, because the current page is being synced."""
         self.position = -(-self.position // PAGE_BYTES) * PAGE_BYTES
 
     def roll(self) -> Slot | None:
-        """Continue in a free slot and return the slot that is full. Raises IndexError if no slot is free."""
+        """Continue in a free journal file and return the full one. Raises IndexError if no file is free."""
         full = self.current
         slot = self.free.popleft()
         self._use(slot)
@@ -418,12 +418,12 @@ class FileJournal:
         return full
 
     def continue_in(self, slot: Slot, position: int) -> None:
-        """Continue writing in a slot, on the first page after ``position``. Later content is overwritten."""
+        """Continue writing in a journal file, on the first page after ``position``. Later content is overwritten."""
         self.current, self.position = slot, position
         self.align()
 
     def write(self, parts: Sequence[Buffer], size: int, sequence: int) -> int:
-        """Write a group, which must fit the current slot, and return its position. Raises OSError."""
+        """Write ``parts``, which must fit the current journal file, and return their position in it. Raises OSError."""
         slot, position = self.current, self.position
         assert slot is not None
         assert position + size <= slot.size, "a group never spans slots"
@@ -443,7 +443,10 @@ def _write_slowly(slot: Slot, parts: Sequence[Buffer], position: int) -> None:
 
 
 def make_slot(path: Path, number: int, size: int, seed: int, files: Files = SYSTEM_FILES) -> Slot:
-    """Create a slot filled with zeros, and sync it and its directory. Raises OSError, leaving nothing behind."""
+    """Create a journal file filled with zeros, and sync it and its directory.
+
+    Raises OSError, leaving nothing behind.
+    """
     temporary = path.with_name(f".{path.name}")
     file = files.open(temporary, Access.REPLACE)
     try:

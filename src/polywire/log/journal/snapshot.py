@@ -36,11 +36,11 @@ _CLEAN: Final = Struct("<QQ")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Content of a snapshot blob.
+    """Content of a snapshot file.
 
     Attributes:
-        sequence: last journal group whose effect on the log is included.
-        broker_sequence: last journal group whose effect on the broker's state is included.
+        sequence: last journal write whose effect on the log is included.
+        broker_sequence: last journal write whose effect on the broker's state is included.
         partitions: packed partitions, back to back.
         segments: numbers of the log's segments.
         tokens: (token, expiry, segment with batches of the token).

@@ -18,14 +18,14 @@ NOWHERE: Final = -1
 
 
 class StagedBatch:
-    """One staged batch: its header, and the location of the whole batch.
+    """One unpublished batch: its header, and the location of the whole batch.
 
     Attributes:
-        serial: journal slot that holds the batch, NOWHERE if it was sealed.
-        location: segment that holds the batch, NOWHERE if it was not sealed.
-        position: position in the slot or segment.
+        serial: serial of the journal file that holds the batch, NOWHERE if a segment holds it.
+        location: segment that holds the batch, NOWHERE if the journal holds it.
+        position: byte position in that file.
         published: whether the batch was published to its partition.
-        needed: whether its bytes must be retained. False once it is abandoned, or both published and sealed.
+        needed: whether its bytes must be retained. False once it is abandoned, or both published and in a segment.
     """
 
     __slots__ = ("header", "incarnation", "length", "location", "needed", "position", "published", "serial", "token")
@@ -43,10 +43,10 @@ class StagedBatch:
 
 
 class StagedToken:
-    """All batches of one token.
+    """All unpublished batches of one token.
 
     Attributes:
-        claimed: whether a publish, or an abandon that is not yet committed, has reserved the token.
+        claimed: whether a publish, or a deletion that is not yet written, has reserved the token.
         size: total size of the batches.
     """
 
@@ -77,7 +77,7 @@ class StagedToken:
 
 
 class Staging:
-    """All tokens of a log.
+    """All tokens with unpublished batches.
 
     Attributes:
         size: bytes of batches that are neither published nor removed.
@@ -100,7 +100,7 @@ class Staging:
                 staged.expires_at_us = min(staged.expires_at_us, latest_us)
 
     def _now_us(self) -> int:
-        """Return the time for expiry checks. Without a clock, this is a time before all expiries."""
+        """Return the time for expiry checks. Before the clock is set, this is -1, so that nothing expires."""
         return -1 if self._clock is None else self._clock.now_us()
 
     def __iter__(self) -> Iterator[StagedToken]:

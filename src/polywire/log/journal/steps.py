@@ -35,9 +35,9 @@ class _Simple:
 
 @dataclass(frozen=True, slots=True)
 class Entered(_Simple):
-    """A journal entry that changes no state of the log.
+    """A journal entry that does not change the log's own state.
 
-    This is a broker change, a barrier (kind None), or an entry of the log itself.
+    This is a change of the broker's state, a barrier (kind None), or an entry for the log's bookkeeping.
     """
 
     kind: EntryKind | None
@@ -111,9 +111,9 @@ class Stage(_Simple):
 
 @dataclass(frozen=True, slots=True)
 class Publish(_Simple):
-    """Publish all batches staged under some tokens.
+    """Publish all batches under some tokens.
 
-    One group may publish tens of thousands of batches, so this step does no work per batch.
+    One publish may have tens of thousands of batches, so this step does no work per batch.
     """
 
     publication: FilePublication
@@ -154,13 +154,13 @@ class Abandon(_Simple):
 
 
 def sealed_content(new: Sequence[int], removed: Sequence[int]) -> bytes:
-    """Return the content of a SEALED entry: counts of new and removed segments, then their numbers."""
+    """Return the content of a SEALED journal entry: counts of new and removed segments, then their numbers."""
     numbers = [*new, *removed]
     return _NAMED.pack(len(new), len(removed)) + Struct(f"<{len(numbers)}Q").pack(*numbers)
 
 
 def read_sealed(content: Buffer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the new and the removed segments of a SEALED entry."""
+    """Return the new and the removed segments of a SEALED journal entry."""
     new, removed = _NAMED.unpack_from(content)
     numbers = Struct(f"<{new + removed}Q").unpack_from(content, _NAMED.size)
     return numbers[:new], numbers[new:]

@@ -27,12 +27,12 @@ RECHECK_MS_MAX: Final = 10  # pause between two checks whether the sealer is sti
 
 
 class Syncer(Protocol):
-    """Makes written groups durable.
+    """Makes journal writes durable.
 
     Attributes:
-        synced: last sequence up to which all groups are durable.
-        written: sequence of the last written group.
-        unsynced_bytes: total size of the groups after ``synced``.
+        synced: last sequence number up to which all journal writes are durable.
+        written: sequence number of the last journal write.
+        unsynced_bytes: total size of the journal writes after ``synced``.
     """
 
     synced: int
@@ -41,36 +41,35 @@ class Syncer(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether recovery reads the slots.
+        """Whether recovery reads local journal files, not a bucket.
 
-        If so, a group may be intact after a power loss although an earlier one is lost (decision 0102). Groups then
-        record the synced sequence, by which recovery distinguishes damage from a torn write.
+        If so, a journal write may be intact after a power loss although an earlier one is lost (decision 0102). Each
+        one then contains the last synced sequence number, by which recovery distinguishes damage from a torn write.
         """
 
     @property
     def is_long(self) -> bool:
-        """Whether to seal the current slot before it is full, because recovery would have to read too much."""
+        """Whether to write the current journal file to segments before it is full, because recovery would have to read
+        too much.
+        """
 
     def wrote(self, sequence: int, position: int, size: int) -> None:
-        """Record that group ``sequence`` was written to the current slot."""
+        """Record that the journal write ``sequence`` ended at ``position`` of the current journal file."""
 
     def wait(self, sequence: int, callback: Completion[None]) -> None:
-        """Call back once group ``sequence`` is durable. If it already is, call back at once."""
+        """Call ``callback`` once the journal write ``sequence`` is durable, at once if it already is."""
 
     def spare(self, slot: Slot) -> None:
-        """Do not sync the groups of a full slot, because segments listed in the last group contain them."""
+        """Do not sync a full journal file, because the last journal write names segments with its content."""
 
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
-        """Make only the last group durable, and skip the groups before it.
+        """Make only the last journal write durable, and skip those before it.
 
-        The last group lists the segments that replace ``slot``. Only for syncers with ``is_local``.
+        It names the segments that replace the journal file ``slot``. Only for syncers with ``is_local``.
         """
 
     def sealed(self, sequence: int, naming: int) -> None:
-        """Record that all groups up to ``sequence`` are in segments.
-
-        The durable group ``naming`` lists these segments.
-        """
+        """Record that all journal writes up to ``sequence`` are in segments, which the durable write ``naming`` names."""
 
     def finish(self) -> None:
         """Make everything durable now, before closing. Raises OSError, NotOwner or Unavailable."""
@@ -92,11 +91,11 @@ on failure. The last argument returns whether a slot is being sealed.
 
 @dataclass(slots=True)
 class _Unsynced:
-    """Bytes [start, stop) of a slot that are not on disk yet.
+    """Bytes [start, stop) of a journal file that are not on disk yet.
 
     Attributes:
         since: when the first of them was written.
-        size: total size of the groups in them, without padding.
+        size: total size of the journal writes in them, without padding.
     """
 
     slot: Slot
@@ -109,7 +108,7 @@ class _Unsynced:
 
 
 def flushing(journal: FileJournal, clock: Clock, make_worker: MakeWorker, settings: LogSettings) -> MakeSyncer:
-    """Return a factory of flushers for this journal."""
+    """Return a function that creates flushers for this journal."""
 
     def make(
         loop: Loop, advanced: Callable[[], None], failed: Callable[[BrokerError], None], sealing: Callable[[], bool]
@@ -122,10 +121,10 @@ def flushing(journal: FileJournal, clock: Clock, make_worker: MakeWorker, settin
 
 
 class Flusher:
-    """Implements ``Syncer``. Only one sync runs at a time.
+    """Makes journal writes durable with fsync, one at a time. Implements ``Syncer``.
 
-    A group also counts as synced if it is in segments that a group on disk lists. ``MakeSyncer`` describes the
-    arguments.
+    A journal write also counts as synced once a synced one names segments with its content. ``MakeSyncer`` describes
+    the arguments.
     """
 
     def __init__(
@@ -191,7 +190,7 @@ class Flusher:
             self.start()
 
     def wait(self, sequence: int, callback: Completion[None]) -> None:
-        """Call back once group ``sequence`` is synced. If it already is, call back at once.
+        """Call ``callback`` once the journal write ``sequence`` is synced, at once if it already is.
 
         Starts a sync if necessary. A call from inside a callback is queued after the callbacks already waiting.
         """
@@ -222,9 +221,9 @@ class Flusher:
             raise
 
     def _is_sealed_soon(self) -> bool:
-        """Return whether the sealer is busy and the oldest unsynced data is in a full slot.
+        """Return whether the oldest unsynced data is in a full journal file that is about to be written to segments.
 
-        The sealer will soon write that data to segments, so a sync now would write it to disk twice.
+        A sync now would write it to disk twice.
         """
         oldest = next(iter(self._unsynced.values()), None)
         return oldest is not None and oldest.slot is not self._journal.current and self._sealing()
@@ -251,7 +250,7 @@ class Flusher:
         self._reached(sequence, size)
 
     def _reached(self, sequence: int, size: int) -> None:
-        """Record that all groups up to ``sequence`` are on disk.
+        """Record that all journal writes up to ``sequence`` are on disk.
 
         ``size`` is the number of bytes synced since the last call.
         """
@@ -271,10 +270,10 @@ class Flusher:
             unsynced.start = unsynced.stop
 
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
-        """Sync only the last group, and skip the groups in ``slot`` and before it.
+        """Sync only the last journal write, and skip those in the journal file ``slot`` and before it.
 
-        The last group lists the segments that replace ``slot``, which must be the oldest one. When ``done`` is called,
-        the groups up to the end of the slot count as synced.
+        The last one names the segments that replace ``slot``, which must be the oldest file. When ``done`` is called,
+        everything up to the end of ``slot`` counts as synced.
         """
         current, spared = self._journal.current, self._unsynced.pop(slot.serial, None)
         assert current is not None

@@ -33,19 +33,14 @@ _REMOVING: Final = frozenset({EntryKind.DROP, EntryKind.TRIM, EntryKind.ABANDON}
 
 @cython.cclass
 class Draft:
-    """The journal group being written.
+    """The journal write being built.
 
     Attributes:
-        head: header and directory of the group.
+        head: header and list of entries.
         parts: bytes of the entries, in order.
-        indexed: (partition, its next offset before the entry, position among the entries, length, address, time). A
-            position of -1 - n refers to item n of ``then``. The offset is NO_OFFSET if the entry assigns no offsets.
-        placed: staged batches and their positions among the entries.
-        then: called with the slot's serial once the group is written and the entries before them in ``indexed`` were
-            applied.
-        written: completions to call once the group is written.
-        synced: completions to call once the group is synced.
-        only_appends: whether the group contains nothing but appends and entries of the log itself.
+        written: completions to call once everything is written.
+        synced: completions to call once everything is synced.
+        only_appends: whether there is nothing but appends and the log's bookkeeping.
     """
 
     if not cython.compiled:  # in the compiled module, write_batch.pxd declares the fields
@@ -92,14 +87,14 @@ class Draft:
 
     @cython.ccall
     def notify(self, level: Level, done: Completion[_Result] | None, result: _Result) -> None:
-        """Call ``done`` with ``result`` once the group has this level."""
+        """Call ``done`` with ``result`` once this journal write has reached the durability ``level``."""
         if done is not None:
             waiting = self.synced if self.all_synced or level > Level.WRITTEN else self.written
             waiting.append((done, (result,)))
 
     @cython.cfunc
     def notify_all(self, owners: Sequence[Append], counts: Sequence[int], offset: cython.longlong) -> None:
-        """Queue the completions of the appends in one batch.
+        """Queue the completions of the appends that were merged into one batch.
 
         Args:
             owners: the appends.
@@ -111,7 +106,7 @@ class Draft:
     @cython.cfunc
     @cython.exceptval(-1, check=True)
     def number(self, partition: FilePartition, batch: Buffer) -> cython.longlong:
-        """Assign offsets to a batch and add it to the group. Return its first offset."""
+        """Assign offsets to a batch and add it to the journal write. Return its first offset."""
         head = self.head
         offset: cython.longlong = partition.next_offset
         address: cython.longlong = partition.next_address
@@ -142,13 +137,13 @@ class Draft:
             self.parts.append(_PADDING[size & 7 :])
 
     def enter_published(self, made: FilePublication, numbers: array[int]) -> None:
-        """Assign offsets to the batches of a publish and add them to the group. See ``GroupHead.published``."""
+        """Assign offsets to the batches of a publish and add them to the journal write."""
         self.only_appends = False
         self.head.published(made.content, made.entries, numbers, self.epoch)
         self.parts.append(made.content)
 
     def after(self, partition: FilePartition | None, then: Callable[[int], None]) -> None:
-        """Call ``then`` with the slot's serial once the entries so far are written and indexed.
+        """Call ``then`` with the journal file's serial once the entries added so far are written and indexed.
 
         It may change ``partition``.
         """
@@ -156,7 +151,7 @@ class Draft:
         self.indexed.append((partition, NO_OFFSET, -len(self.then), 0, 0, 0))
 
     def touch(self, partitions: Sequence[FilePartition], offsets: Sequence[int], then: Callable[[int], None]) -> None:
-        """Call ``then`` with the slot's serial once the entries so far are written and indexed.
+        """Call ``then`` with the journal file's serial once the entries added so far are written and indexed.
 
         It may change ``partitions``.
 
@@ -177,7 +172,10 @@ class Draft:
                 partition.next_offset = offset
 
     def settle(self, contents: Contents, serial: int, start: int) -> None:
-        """Apply the written group to the log's state. Its entries begin at position ``start`` of the slot."""
+        """Apply what was written to the log's state.
+
+        Its entries begin at position ``start`` of the journal file ``serial``.
+        """
         touched = contents.partitions
         for partition, offset, position, length, address, time_us in self.indexed:
             if partition is not None:
@@ -194,13 +192,13 @@ class Draft:
 
 
 class Step(Protocol):
-    """One addition to a write batch."""
+    """One append or change that waits for the next journal write."""
 
     def prepare(self) -> None:
         """Do everything that may fail. Change nothing but the step itself."""
 
     def enter(self, draft: Draft) -> None:
-        """Add the step to the group. This must not fail, because offsets are assigned here."""
+        """Add the step to the journal write. This must not fail, because offsets are assigned here."""
 
     def owners(self) -> Sequence[Completion[Any]]:
         """Return the completions to call with an error if the step is not written."""
@@ -238,10 +236,10 @@ class Appends:
 
 @cython.cclass
 class WriteBatch:
-    """Steps to write as one journal group, in the order of the calls.
+    """Appends and changes for the next journal write, in the order of the calls.
 
     Attributes:
-        size: upper bound of their size in a group.
+        size: upper bound of their size in the journal.
         granted: bytes that callers have reserved.
         open: partitions whose last step accepts more batches.
     """
@@ -256,13 +254,13 @@ class WriteBatch:
         self.open: Final[list[FilePartition]] = []
 
     def close(self) -> None:
-        """Put later appends after everything added so far, instead of merging them with earlier ones."""
+        """Write later appends after everything added so far, instead of merging them with earlier ones."""
         for partition in self.open:
             partition.pending = None
         self.open.clear()
 
     def owners(self) -> list[Completion[Any]]:
-        """Return the completions to call with an error if nothing is written. Closes the write batch."""
+        """Return the completions to call with an error if nothing is written. Also calls ``close``."""
         self.close()
         return [owner for step in self.steps for owner in step.owners()]
 

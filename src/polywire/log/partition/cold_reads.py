@@ -56,11 +56,11 @@ Key = tuple[int, int]
 
 
 class Window:
-    """Stored batches of one partition with offsets ``first`` to ``end``, verified and in memory.
+    """A read buffer: verified batches of one partition with offsets ``first`` to ``end``.
 
     Attributes:
-        pieces: parts of consecutive segments, in offset order.
-        was_waited_for: a reader had to wait for the disk. The next window should be requested earlier.
+        pieces: the batches, as parts of consecutive segments, in offset order.
+        was_waited_for: a reader had to wait for the disk. The next buffer should be requested earlier.
     """
 
     __slots__ = ("_damages", "end", "first", "partition", "pieces", "was_waited_for")
@@ -74,23 +74,23 @@ class Window:
         self._damages = [piece.damage for piece in pieces if piece.damage is not None]
 
     def is_damaged_at(self, offset: int) -> bool:
-        """Return whether the record at this offset was damaged when the window was read."""
+        """Return whether the record at this offset was damaged when the buffer was read."""
         return any(damage.first_offset <= offset < damage.next_offset for damage in self._damages)
 
     def is_nearly_over(self, offset: int) -> bool:
-        """Return whether so little data follows an offset that a new window should begin there."""
+        """Return whether so little data follows an offset that a new read buffer should begin there."""
         return (self.end - offset) * 8 <= self.end - self.first
 
 
 class Stop(NamedTuple):
-    """The position in a window at which a read ended."""
+    """The position in a read buffer at which a read ended."""
 
     window: Window
     position: PiecePosition
 
 
 class ColdReads:
-    """Retained reads of sealed data, for all partitions: windows, read from disk, and glances, read from memory."""
+    """Reads of segments for all partitions, with a cache of read buffers (``Window``) for sequential readers."""
 
     __slots__ = (
         "_arena",
@@ -122,9 +122,9 @@ class ColdReads:
     def glance(
         self, segment: Segment, partition: int, offset: int, bytes_max: int, end: int, *, more: bool
     ) -> Window | None:
-        """Read up to ``bytes_max`` bytes of one segment, below offset ``end``, without waiting for a disk.
+        """Read up to ``bytes_max`` bytes of one segment, below offset ``end``, if that needs no disk access.
 
-        Return None if the bytes are not in memory or too many.
+        Return None if it does, or if the bytes are too many.
 
         Args:
             more: the reader is sequential, so read ahead.
@@ -146,7 +146,7 @@ class ColdReads:
         return window
 
     def body(self, segment: Segment, start: int, stop: int) -> memoryview | None:
-        """Return the body of a staged batch without waiting for a disk, or None if that is not possible."""
+        """Return the body of a published batch if that needs no disk access, else None."""
         key = (segment.name, start)
         body = self._bodies.get(key)
         if body is not None:
@@ -160,14 +160,14 @@ class ColdReads:
         return body
 
     def keep_body(self, segment: Segment, start: int, body: memoryview) -> None:
-        """Retain a staged batch for its next reader."""
+        """Cache the body of a published batch for its next reader."""
         self._bodies[segment.name, start] = body
         size = sum(map(len, self._bodies.values()))
         while size > BODIES_BYTES_MAX and len(self._bodies) > 1:
             size -= len(self._bodies.popitem(last=False)[1])
 
     def forget_body(self, segment: Segment, start: int) -> None:
-        """Drop a damaged staged batch, so that its next reader reads it from disk."""
+        """Drop a damaged body from the cache, so that its next reader reads it from disk."""
         self._bodies.pop((segment.name, start), None)
 
     # Sequential readers
@@ -182,7 +182,7 @@ class ColdReads:
         The client's next read may begin before ``end``, because it may consume less than it received.
 
         Args:
-            stop: position after the read data, None if the read reached the end of its window.
+            stop: position in the read buffer after the returned data, None if the read reached the end of the buffer.
         """
         reads = self._readers.get(partition)
         if reads is None:
@@ -196,9 +196,9 @@ class ColdReads:
                 self._stops.popitem(last=False)
 
     def resume(self, partition: int, offset: int) -> Stop | None:
-        """Return the position in a window at which an earlier read ended, if a read at this offset continues it.
+        """Return the position in a read buffer at which an earlier read ended, if a read at this offset continues it.
 
-        Returns None if there is no such read, or if its window was evicted or is damaged at this offset.
+        Returns None if there is no such read, or if its buffer was evicted or is damaged at this offset.
         """
         stop = self._stops.pop((partition, offset), None)
         if stop is None or stop.window.is_damaged_at(offset):
@@ -213,7 +213,7 @@ class ColdReads:
     # Windows
 
     def find(self, partition: int, offset: int) -> Window | None:
-        """Return a retained window in which the record at this offset is intact.
+        """Return a cached read buffer in which the record at this offset is intact.
 
         If there are several, return the one that ends last.
         """
@@ -240,14 +240,14 @@ class ColdReads:
         bytes_max: int,
         end: int = NO_END,
     ) -> None:
-        """Request a window of up to ``bytes_max`` bytes, below offset ``end``.
+        """Read up to ``bytes_max`` bytes, below offset ``end``, into a buffer, in the reader's thread.
 
-        Requests at the same offset share one window while it is being read.
+        Requests at the same offset share one buffer while it is being read.
 
         Args:
             segments: segments that contain the data, in order.
-            completed: called on the loop with the window, an error, or None if a segment was removed before it was
-                read. After None the caller requests the window again.
+            completed: called on the loop with the buffer, an error, or None if a segment was removed before it was
+                read. After None the caller must repeat the request.
         """
         known = self._windows.get(key)
         waiting = known if isinstance(known, list) else []
@@ -259,21 +259,21 @@ class ColdReads:
             self._worker.run(partial(self._read, key, segments, bytes_max, end), partial(self._arrived, key, waiting))
 
     def requested(self, key: Key) -> Sequence[Segment] | None:
-        """Return the segments from which a window at this key is being read, or None if none is being read."""
+        """Return the segments from which a buffer at this key is being read, or None if none is being read."""
         return self._asked.get(key)
 
     def is_under_way(self, key: Key) -> bool:
-        """Return whether a window at this key is being read."""
+        """Return whether a buffer at this key is being read."""
         return isinstance(self._windows.get(key), list)
 
     def begins_within(self, partition: int, first: int, last: int) -> bool:
-        """Return whether a window, read or being read, begins at an offset from ``first`` to ``last``."""
+        """Return whether a buffer that is cached or being read begins at an offset from ``first`` to ``last``."""
         return any(key[0] == partition and first <= key[1] <= last for key in self._windows)
 
     def forget(self, incarnation: int) -> None:
-        """Drop the windows of a partition that has changed.
+        """Drop the read buffers of a partition that has changed.
 
-        A window that is being read is passed to its waiting readers but not retained.
+        A buffer that is being read is passed to its waiting readers but not cached.
         """
         for key in [key for key in self._windows if key[0] == incarnation]:
             del self._windows[key]
@@ -299,12 +299,12 @@ class ColdReads:
             self._forget_stops(window)
 
     def _forget_stops(self, window: Window) -> None:
-        """Drop references to an evicted window, so that its memory can be reused."""
+        """Drop references to an evicted read buffer, so that its memory can be reused."""
         for key in [key for key, stop in self._stops.items() if stop.window is window]:
             del self._stops[key]
 
     def _read(self, key: Key, segments: Sequence[Segment], bytes_max: int, end: int) -> Window | None:
-        """Read a window, in the reader's thread. Return None if a segment was removed meanwhile.
+        """Read a buffer, in the reader's thread. Return None if a segment was removed meanwhile.
 
         Raises Unavailable or Corrupt.
         """

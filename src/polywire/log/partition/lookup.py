@@ -47,7 +47,10 @@ class Queries(Protocol):
         then: Completion[_T],
         again: Callable[[], None],
     ) -> None:
-        """Run ``job`` on segments, in the reader's thread. See ``Reader.query``."""
+        """Run ``job`` on segments in the reader's thread, and call ``then`` on the loop with its result.
+
+        If a segment was replaced before it was read, ``again`` is called instead, to repeat the lookup.
+        """
 
     def query_tail(
         self,
@@ -57,7 +60,11 @@ class Queries(Protocol):
         then: Completion[int],
         again: Callable[[], None],
     ) -> int | None:
-        """Run ``job`` on an unsealed batch of the partition. See ``Reader.query_tail``."""
+        """Run ``job`` on a batch that is not in a segment yet: entry ``number`` of the partition's tail index.
+
+        Return the result if the batch is in memory and uncompressed. Otherwise call ``then`` with it later or, if a
+        segment with parts of the batch was replaced meanwhile, ``again``.
+        """
 
 
 def offset_at(partition: FilePartition, reader: Queries, time_us: int, then: Completion[int]) -> int | Handle:
@@ -157,7 +164,7 @@ def locate(
 
 
 def _end_of(incarnation: int, segments: Sequence[Segment]) -> int:
-    """Return the end offset of a partition's runs in these segments. May read a footer from disk."""
+    """Return the offset after the last record that these segments have of a partition. May read a footer from disk."""
     (segment,) = segments
     return segment.run(incarnation).next_offset
 
@@ -183,14 +190,16 @@ def _by_offset(incarnation: int, offset: int, segments: Sequence[Segment]) -> in
 
 
 def _offset_in(address: int, covering: bool, batch: Buffer) -> int:
-    """Return the offset of the record in ``batch`` that begins at an address or, if ``covering``, contains it."""
+    """Return the offset of the record that begins at a byte position (Kafka 0.7) or, if ``covering``, contains it."""
     batch = expand_body(batch)
     index = record_at_address(batch, address, covering=covering)
     return NO_OFFSET if index < 0 else offset_of(batch, index)
 
 
 def _address_in(offset: int, batch: Buffer) -> int:
-    """Return the address of the first record at or after an offset, or the batch's end address if there is none."""
+    """Return the byte position (Kafka 0.7) of the first record at or after an offset, or the batch's end if there is
+    none.
+    """
     batch = expand_body(batch)
     index = record_at_offset(batch, offset)
     header = read_header(batch)
@@ -219,7 +228,7 @@ def _complete_located(
 
 
 def _repeat_lookup(again: Callable[[], None], then: Completion[int]) -> Completion[int]:
-    """Return a completion that calls ``again`` to repeat a lookup. Errors are passed to ``then``."""
+    """Return a callback that repeats a lookup by calling ``again``. Errors are passed to ``then``."""
 
     def completed(found: int | BrokerError) -> None:
         if isinstance(found, BrokerError):
@@ -231,19 +240,19 @@ def _repeat_lookup(again: Callable[[], None], then: Completion[int]) -> Completi
 
 
 def _at_least_first(partition: FilePartition, then: Completion[int]) -> Completion[int]:
-    """Return a completion that passes its result to ``then``, or the partition's first offset if that is higher."""
+    """Return a callback that passes its result to ``then``, or the partition's first offset if that is higher."""
     return lambda found: then(found if isinstance(found, BrokerError) else max(found, partition.first_offset))
 
 
 def _unless_trimmed(partition: FilePartition, then: Completion[int]) -> Completion[int]:
-    """Return a completion that passes its result to ``then``, or NO_OFFSET if that offset was trimmed meanwhile."""
+    """Return a callback that passes its result to ``then``, or NO_OFFSET if that offset was trimmed meanwhile."""
     return lambda found: then(found if isinstance(found, BrokerError) or found >= partition.first_offset else NO_OFFSET)
 
 
 def _retried(
     question: Callable[[int, Completion[_T]], _T | Handle], argument: int, waiter: Pending[_T]
 ) -> Callable[[], None]:
-    """Return a function that repeats a lookup and completes ``waiter`` with the result.
+    """Return a function that repeats a lookup and passes the result to ``waiter``.
 
     Args:
         question: method that performs the lookup.

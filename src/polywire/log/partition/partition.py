@@ -48,7 +48,7 @@ class PartitionReader(Protocol):
     def epoch(self) -> int: ...
 
     def run_now(self, location: int, incarnation: int) -> SegmentRun | None:
-        """Return a partition's run in a segment if its footer is in memory, else None."""
+        """Return a partition's entry in a segment's footer if the footer is in memory, else None."""
 
     def published_offset(self, number: int) -> int:
         """Return the first offset of a published batch, given the batch's number."""
@@ -81,16 +81,15 @@ class PartitionReader(Protocol):
 
 
 class FilePartition:
-    """Implements ``PartitionLog``.
+    """Index of one partition's records in segments and in the journal. Implements ``PartitionLog``.
 
-    The runs in segments, followed by the unsealed batches (the tail), cover the retained offsets up to ``next_offset``
-    without gaps.
+    Both parts of the index together cover all retained offsets up to ``next_offset`` without gaps.
 
     Attributes:
-        tail: index of the unsealed batches.
-        tail_bytes: total size of the unsealed batches.
-        sealed_bytes: total size of the runs.
-        opened: whether the journal group that creates the partition is written.
+        tail: index of the batches that are in the journal only.
+        tail_bytes: total size of these batches.
+        sealed_bytes: total size of the batches in segments.
+        opened: whether the journal write that creates the partition is done.
         ended: whether the partition was dropped, even if that is not written yet.
     """
 
@@ -161,7 +160,7 @@ class FilePartition:
 
     @property
     def tail_offset(self) -> int:
-        """Start of the unsealed part."""
+        """First offset that is in the journal only, not in a segment."""
         return self.tail.entry(0)[0] if len(self.tail) else self.next_offset
 
     # Reading
@@ -200,7 +199,7 @@ class FilePartition:
     # Epochs
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin this epoch at next_offset."""
+        """Begin this leader epoch at next_offset."""
         self.last_epoch = epoch
         self.epoch_numbers.append(epoch)
         self.epoch_offsets.append(self.next_offset)
@@ -233,7 +232,7 @@ class FilePartition:
     def _kept_by_age(self, since_us: int) -> int:
         """Return the first offset to retain. Everything before it was appended before ``since_us``.
 
-        If the footer of a run is not in memory, the whole run is retained until a later call.
+        If a segment's footer is not in memory, all its records are retained until a later call.
         """
         number = max(self.runs.find_time(since_us) - 1, 0)
         while number < len(self.runs):
@@ -267,19 +266,26 @@ class FilePartition:
         self.sealed_bytes += size
 
     def runs_between(self, first_offset: int, next_offset: int) -> range:
-        """Return the indexes of the runs that begin in [first_offset, next_offset)."""
+        """Return the index entries of the segments whose records begin in [first_offset, next_offset)."""
         start = self.runs.find_offset(first_offset - 1) + 1 if first_offset else 0
         return range(start, self.runs.find_offset(next_offset - 1) + 1)
 
     def join_runs(self, numbers: range, location: int, size: int) -> list[tuple[int, int]]:
-        """Replace runs by a single run in another segment. Return (location, size) of each old run."""
+        """Replace index entries of several segments by one of a merged segment.
+
+        Return (location, size) of each old entry.
+        """
         entries = [self.runs.entry(number) for number in numbers]
         self.sealed_bytes += size - sum(entry[2] for entry in entries)
         self.runs.join(numbers.start, numbers.stop, size, location)
         return [(entry[3], entry[2]) for entry in entries]
 
     def drop_tail(self, next_offset: int) -> list[int]:
-        """Remove unsealed batches that begin below ``next_offset``. Return the numbers of those that were published."""
+        """Remove the batches in the journal that begin below ``next_offset``.
+
+        Return the numbers of the published batches among them. The body of a published batch was written to the journal
+        before its header.
+        """
         count = self.tail.find_offset(next_offset - 1) + 1
         if count:
             self.tail_bytes -= self.tail.take(self.tail.entry(0)[0], _ALL, next_offset)[2]
@@ -290,15 +296,15 @@ class FilePartition:
         return gone
 
     def take_runs(self) -> RunIndex:
-        """Remove and return all sealed runs."""
+        """Remove and return all index entries of segments."""
         taken, self.runs = self.runs, RunIndex()
         self.sealed_bytes = 0
         return taken
 
     def trim(self, first_offset: int, end: int) -> tuple[RunIndex, list[int]]:
-        """Make offsets below ``first_offset`` unreadable. Remove runs and batches that contain only such offsets.
+        """Make offsets below ``first_offset`` unreadable. Remove index entries that have only such offsets.
 
-        Returns the removed runs and the numbers of the removed published batches.
+        Returns the removed entries of segments and the numbers of the removed published batches.
 
         Args:
             end: end of the indexed batches. Later batches have offsets but are not indexed yet.
@@ -316,7 +322,10 @@ class FilePartition:
         return runs, gone
 
     def _trim_runs(self, end: int) -> RunIndex:
-        """Remove runs that end at or below the first offset. The last run ends where the unsealed part begins."""
+        """Remove index entries of segments whose records end at or below the first offset.
+
+        The records of the last segment end where those of the journal begin.
+        """
         if self.first_offset >= (self.tail.entry(0)[0] if len(self.tail) else end):
             return self.take_runs()
         gone = RunIndex()
@@ -346,7 +355,7 @@ class FilePartition:
         )
 
     def unpack(self, content: Buffer, at: int) -> int:
-        """Load the state that ``pack`` made, which begins at ``at``. Return the position after it."""
+        """Load the state encoded by ``pack`` from byte ``at`` of ``content``. Return the position after it."""
         fields = _NUMBERS.unpack_from(content, at)
         self.first_offset, self.next_offset, self.next_address, self.last_append_time_us = fields[1:5]
         self.synced_offset = self.next_offset
@@ -362,5 +371,5 @@ class FilePartition:
 
 
 def packed_incarnation(content: Buffer, at: int) -> int:
-    """Return the incarnation of the packed partition at ``at``."""
+    """Return the incarnation of the encoded partition at byte ``at``."""
     return int.from_bytes(memoryview(content)[at : at + 8], "little")

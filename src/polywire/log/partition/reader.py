@@ -47,7 +47,7 @@ class PublishedGroup:
 
     Attributes:
         headers: headers of the batches, with offsets.
-        serial: slot with the journal group that published them.
+        serial: serial of the journal file with the publish.
     """
 
     __slots__ = ("headers", "serial")
@@ -58,7 +58,10 @@ class PublishedGroup:
 
 
 class PublishedBatch:
-    """A published batch: the location of its header, and its staged batch, which has the body."""
+    """A published batch that is not in a segment yet.
+
+    Its body was written to the journal before the publish, its header by the publish.
+    """
 
     __slots__ = ("_at", "batch", "group")
 
@@ -81,7 +84,7 @@ class PublishedBatch:
 
 
 class NoPin:
-    """Pin of memory that is released by reference counting."""
+    """Implements ``Pin`` for memory that is freed by reference counting."""
 
     __slots__ = ()
 
@@ -93,7 +96,7 @@ NO_PIN: Final = NoPin()
 
 
 class SlotsPin:
-    """Prevents slots from being reused until it is released."""
+    """Prevents journal files from being reused until it is released."""
 
     __slots__ = ("_slots", "_unpinned")
 
@@ -115,10 +118,10 @@ class Reader:
     """Reads the records of all partitions of one log.
 
     Attributes:
-        epoch: current epoch.
+        epoch: current leader epoch.
         root: location of the segments.
-        published: unsealed published batches, by number.
-        unpinned: called when the last reader of a slot has finished.
+        published: published batches that are not in a segment of their partition yet, by number.
+        unpinned: called when the last reader of a journal file has finished.
     """
 
     def __init__(
@@ -135,14 +138,14 @@ class Reader:
         self._fetching = 0
 
     def segment(self, location: int) -> Segment:
-        """Return a sealed segment by its location. Raises Missing if it was removed meanwhile."""
+        """Return a segment by its location. Raises Missing if it was removed meanwhile."""
         sealed = self._segments.by_location.get(location)
         if sealed is None:
             raise Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"segment was removed location={location}")
         return sealed.segment
 
     def run_now(self, location: int, incarnation: int) -> SegmentRun | None:
-        """Return a partition's run in a segment if its footer is in memory.
+        """Return a partition's entry in a segment's footer if the footer is in memory.
 
         Otherwise return None, and read the footer in the background for a later call.
         """
@@ -162,7 +165,7 @@ class Reader:
         return self.published[number].offset
 
     def staged_view(self, batch: StagedBatch, *, strict: bool = False) -> Buffer:
-        """Return a staged batch as stored, without verifying it. The call may wait for the disk.
+        """Return an unpublished batch as stored, without verifying it. The call may wait for the disk.
 
         Args:
             strict: raise Busy if the disk cannot read it. Otherwise unreadable parts become zeros.
@@ -185,7 +188,7 @@ class Reader:
             raise
 
     def join(self, published: PublishedBatch, *, strict: bool = False) -> bytearray:
-        """Return a published batch: its header with offsets, then its staged body, without verifying it.
+        """Return a published batch, its header with offsets followed by its body, without verifying it.
 
         Args:
             strict: raise Busy if the disk cannot read the body. Otherwise unreadable parts become zeros.
@@ -209,7 +212,10 @@ class Reader:
         return self._cold.body(self.segment(batch.location), batch.position, batch.position + batch.length)
 
     def tail_batch(self, partition: FilePartition, number: int) -> Buffer:
-        """Return an unsealed batch. May wait for the disk if its body was staged and is in a segment."""
+        """Return a batch that is not in a segment yet, by its number in the partition's tail index.
+
+        May wait for the disk.
+        """
         _, position, length, serial, _, _ = partition.tail.entry(number)
         if serial == PUBLISHED:
             return self.joined(position >> PUBLISHED_SHIFT)
@@ -249,11 +255,13 @@ class Reader:
         then: Completion[int],
         again: Callable[[], None],
     ) -> int | None:
-        """Run ``job`` on an unsealed batch of the partition.
+        """Run ``job`` on a batch that is not in a segment yet: entry ``number`` of the partition's tail index.
 
-        If the batch is in memory and uncompressed, the result is returned. Otherwise the job runs in the reader's
-        thread. Then ``then`` is called on the loop with the result, or ``again`` if the caller should repeat the
-        lookup.
+        Return the result if the batch is in memory and uncompressed. Otherwise run the job in the reader's thread.
+
+        Args:
+            then: called on the loop with the job's result.
+            again: called instead of ``then`` if a segment with the batch's body was replaced before it was read.
         """
         _, position, _, serial, _, _ = partition.tail.entry(number)
         published = self.published[position >> PUBLISHED_SHIFT] if serial == PUBLISHED else None
@@ -332,7 +340,7 @@ class Reader:
         return self._read_sealed(partition, offset, bytes_max, end, then)
 
     def _warm_stop(self, partition: FilePartition, start: int, stop: int) -> int:
-        """Return the first of the unsealed batches [start, stop) whose body must be read from disk, or ``stop``."""
+        """Return the first of the tail index entries [start, stop) whose body must be read from disk, or ``stop``."""
         for number in range(start, stop) if partition.published else ():
             _, position, _, serial, _, _ = partition.tail.entry(number)
             if serial == PUBLISHED and not self._is_at_hand(position >> PUBLISHED_SHIFT):
@@ -340,7 +348,7 @@ class Reader:
         return stop
 
     def _warm_up(self, partition: FilePartition, number: int, again: Completion[None]) -> None:
-        """Read the sealed body of a published batch into memory, in the reader's thread, then call ``again``."""
+        """Read the body of a published batch from its segment into memory, in the reader's thread, then call ``again``."""
         batch = self.published[partition.tail.entry(number)[1] >> PUBLISHED_SHIFT].batch
         location, segment = batch.location, self.segment(batch.location)
 
@@ -365,7 +373,7 @@ class Reader:
         waiter: Pending[Read],
         fetched: BrokerError | None,
     ) -> None:
-        """Repeat a read after the data it was waiting for was fetched, and complete ``waiter``.
+        """Repeat a read after the data it was waiting for was read from disk, and pass the result to ``waiter``.
 
         If its offset was trimmed meanwhile, the read begins at the first remaining record.
         """
@@ -389,7 +397,9 @@ class Reader:
     def _tail_chunks(
         self, partition: FilePartition, start: int, stop: int, size: int
     ) -> tuple[list[memoryview], list[Slot]]:
-        """Return the unsealed batches [start, stop), which have ``size`` bytes, and the slots that contain them."""
+        """Return the batches at tail index entries [start, stop), which have ``size`` bytes, and the journal files that
+        hold them.
+        """
         extents = partition.tail.extents(start, stop)
         has_published = bool(partition.published) and any(extent[0] == PUBLISHED for extent in extents)
         if not has_published and len(extents) > EXTENTS_MAX and size < len(extents) * EXTENT_BYTES_MIN:
@@ -409,14 +419,14 @@ class Reader:
     def _read_sealed(
         self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Completion[Read]
     ) -> Read | Handle:
-        """Begin a read whose first record is in a segment. It continues in later segments and in the unsealed part."""
+        """Begin a read whose first record is in a segment. It may continue in later segments and in the journal."""
         return self._collect(SealedRead(partition, offset, bytes_max, end, then), None)
 
     def _collect(self, sealed: SealedRead, window: Window | None) -> Read | Pending[Read]:
         """Add data to a read until it is complete or must wait for a disk. Raises Corrupt.
 
         Args:
-            window: window to use first.
+            window: read buffer to use first.
         """
         partition, position = sealed.partition, BEGINNING
         tail_offset = partition.tail_offset
@@ -451,7 +461,7 @@ class Reader:
         return self._cold.glance(segment, partition.incarnation, at, sealed.bytes_left, sealed.end, more=more)
 
     def _fetch(self, sealed: SealedRead) -> Pending[Read]:
-        """Request the data that a read waits for. Sequential readers get a whole window."""
+        """Request the data that a read waits for. Sequential readers get a whole read buffer."""
         waiter: Pending[Read] = pending(sealed.then)
         sealed.then = waiter
         key = (sealed.partition.incarnation, sealed.at)
@@ -464,9 +474,9 @@ class Reader:
         return self._cold.is_sequential(sealed.partition.incarnation, sealed.offset)
 
     def _read_ahead(self, sealed: SealedRead, window: Window) -> None:
-        """Request the next window if a reader is past the middle of ``window``.
+        """Request the next read buffer if a reader is past the middle of ``window``.
 
-        The new window begins at the end of ``window``, or at the reader's position if little of ``window`` is left.
+        The new buffer begins at the end of ``window``, or at the reader's position if little of ``window`` is left.
         """
         partition, at = sealed.partition, sealed.at
         if (window.end - at) * 2 > window.end - window.first:
@@ -482,13 +492,15 @@ class Reader:
             )
 
     def _segments_from(self, partition: FilePartition, offset: int) -> list[Segment]:
-        """Return the segments of a partition's runs from ``offset`` on, at most as many as one window can cover."""
+        """Return the segments with a partition's records from ``offset`` on, at most as many as one read buffer can
+        hold.
+        """
         number = partition.runs.find_offset(offset)
         stop = min(number + PIECES_MAX, len(partition.runs))
         return [self.segment(partition.runs.entry(index)[3]) for index in range(number, stop)]
 
     def _continue(self, partition: FilePartition, chunks: list[memoryview], at: int, bytes_left: int, end: int) -> Read:
-        """Complete a read of sealed data with as much unsealed data as fits."""
+        """Complete a read of segments with as many batches from the journal as fit."""
         if bytes_left > 0 and at < end:
             start, stop, size = partition.tail.take(at, bytes_left, end)
             if stop > start and size <= bytes_left and self._warm_stop(partition, start, stop) == stop:
@@ -503,12 +515,12 @@ class Reader:
         requested: Sequence[Segment],
         window: Window | BrokerError | None,
     ) -> None:
-        """Continue a read with its window, or request the window again if one of its segments was replaced.
+        """Continue a read with its buffer, or request the buffer again if one of its segments was replaced.
 
         Raises Corrupt if a segment is missing although it was not replaced.
 
         Args:
-            requested: segments from which the window was read.
+            requested: segments from which the buffer was read.
         """
         partition = sealed.partition
         if not isinstance(window, Window):
@@ -551,7 +563,7 @@ class SealedRead:
         self.bytes_left = bytes_max
 
     def take(self, window: Window, position: PiecePosition) -> PiecePosition:
-        """Add as much of a window as fits, and return the position reached.
+        """Add as many batches of a read buffer as fit, and return the position reached.
 
         Raises Corrupt if the data begins with damage.
 
@@ -581,7 +593,7 @@ def _released(pin: SlotsPin, then: Completion[int]) -> Completion[int]:
 
 
 def _entry_offset(partition: FilePartition, number: int) -> int:
-    """Return the first offset of the unsealed batch ``number``, or the partition's next offset if there is none."""
+    """Return the first offset of tail index entry ``number``, or the end of the tail if there is no such entry."""
     return partition.tail.entry(number)[0] if number < len(partition.tail) else partition.next_offset
 
 

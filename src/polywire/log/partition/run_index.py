@@ -145,10 +145,10 @@ def _field_of(b: cython.p_const_uchar, row: cython.Py_ssize_t, field: cython.Py_
 
 @cython.cclass
 class RunIndex:
-    """Index entries of one partition's sealed runs, in offset order.
+    """Index of one partition's records in segments: one entry for each segment, in offset order.
 
-    Entries can be appended, removed at the front and joined. Offsets and addresses increase from entry to entry, and
-    times never decrease.
+    Entries can be appended, removed at the front and joined. Offsets and addresses (byte positions, for Kafka 0.7)
+    increase from entry to entry, and times never decrease.
     """
 
     if cython.compiled:
@@ -261,12 +261,12 @@ class RunIndex:
     def find_offset(self, offset: cython.longlong) -> int:
         """Return the index of the last entry that begins at or below ``offset``, or -1.
 
-        Only this run can contain the offset.
+        Only this segment can contain the offset.
         """
         return self._last_at(_OFFSET, offset)
 
     def find_address(self, address: cython.longlong) -> int:
-        """Return the index of the last entry that begins at or below a Kafka 0.7 address, or -1."""
+        """Return the index of the last entry that begins at or below a byte position (Kafka 0.7), or -1."""
         return self._last_at(_ADDRESS, address)
 
     def find_time(self, time_us: cython.longlong) -> int:
@@ -305,8 +305,8 @@ class RunIndex:
         """Replace entries [start, stop) by one that begins where the first of them does. Raises IndexError.
 
         Args:
-            size: size of the new run in bytes.
-            location: segment of the new run.
+            size: size in bytes of the partition's records in the new segment.
+            location: the new segment.
         """
         self._check_range(start, stop)
         if start == stop:
@@ -332,9 +332,9 @@ class RunIndex:
 
     @cython.cfunc
     def _repack(self, block: cython.Py_ssize_t, last: cython.Py_ssize_t, entries: list[Entry]) -> cython.void:
-        """Replace blocks [block, last) by these entries.
+        """Replace the packed entries of blocks [block, last) by ``entries``.
 
-        If these are the last blocks, unpacked rows are replaced, too.
+        If these are the last blocks, entries that are not packed yet are replaced, too.
         """
         made: RunIndex = RunIndex()
         for entry in entries:
@@ -388,15 +388,15 @@ def assign_runs(
     breaks: list[tuple[int, int, int]],
     staged: list[int],
 ) -> tuple[int, int, int, bool]:
-    """Assign the runs in a segment's footer (layout in ``segments.format``) to their partitions.
+    """Add the entries of a segment's footer to the indexes of their partitions.
 
-    Returns (number of assigned runs, their total size, their earliest append time, whether runs of other partitions
-    were skipped). Runs that end at or below the first retained offset are skipped as well.
+    Returns (number of added entries, their total size, their earliest append time, whether entries of other partitions
+    were skipped). Entries that end at or below the first retained offset are skipped as well.
 
-    ``partitions`` are sorted incarnations (``array('Q')``). For each there is an index to which its runs are added, in
-    ``kept`` its first retained offset, in ``ends`` the end of its last assigned run or -1, and in ``sizes`` its
-    assigned bytes; the last two are updated. ``breaks`` gets (index of the partition, index of the entry, end of the
-    previous run) for each run after a gap. ``staged`` gets the number of each run of staged batches.
+    ``partitions`` are sorted incarnations (``array('Q')``). For each, ``kept`` has the first retained offset, ``ends``
+    the end of the last added entry or -1, and ``sizes`` the added bytes. The last two are updated. ``breaks`` receives
+    (index of the partition, index of the entry, end of the previous entry) for each gap, ``staged`` the number of each
+    entry of unpublished batches.
     """
     table: Lent = lend(runs)
     numbers: Lent = lend(memoryview(partitions))

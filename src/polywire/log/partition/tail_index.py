@@ -59,11 +59,12 @@ def _bytes_of(data: bytearray) -> cython.p_uchar:
 
 @cython.cclass
 class TailIndex:
-    """Index entries of one partition's unsealed batches, in offset order.
+    """Index of one partition's batches that are in the journal only, in offset order.
 
     An entry is (offset, position, length, slot, address, append time), 40 bytes. ``slot`` is a number that the caller
-    chooses for the memory that contains the batch. Entries can be appended, removed at the front and joined. Offsets
-    and addresses increase from entry to entry, and times never decrease. An empty index costs 112 bytes.
+    chooses for the memory that contains the batch, such as a journal file. ``address`` is the batch's offset in Kafka
+    0.7. Entries can be appended, removed at the front and joined. Offsets and addresses increase from entry to entry,
+    and times never decrease. An empty index costs 112 bytes.
     """
 
     if cython.compiled:
@@ -129,7 +130,7 @@ class TailIndex:
         return used
 
     def entry(self, index: cython.Py_ssize_t) -> tuple[int, int, int, int, int, int]:
-        """Return (offset, position, length, slot, address, append time) of an entry. Raises IndexError."""
+        """Return (offset, position, length, slot, Kafka 0.7 offset, append time) of an entry. Raises IndexError."""
         if index < 0 or index >= self._count:
             raise IndexError(index)
         p: cython.p_const_uchar = _bytes_of(self._data)
@@ -166,7 +167,7 @@ class TailIndex:
         return self._last_at(0, offset)
 
     def find_address(self, address: cython.longlong) -> int:
-        """Return the index of the last entry that begins at or below a Kafka 0.7 address, or -1."""
+        """Return the index of the last entry that begins at or below a Kafka 0.7 offset (a byte position), or -1."""
         return self._last_at(24, address)
 
     def find_time(self, time_us: cython.longlong) -> int:
@@ -200,7 +201,10 @@ class TailIndex:
         return start, stop, total
 
     def extents(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> list[tuple[int, int, int]]:
-        """Return (slot, position, bytes) of entries [start, stop). Adjacent entries are joined. Raises IndexError."""
+        """Return (slot, position, bytes) of the memory of entries [start, stop).
+
+        Adjacent entries are joined. Raises IndexError.
+        """
         self._check_range(start, stop)
         p: cython.p_const_uchar = _bytes_of(self._data)
         found: list[tuple[int, int, int]] = []
@@ -225,10 +229,10 @@ class TailIndex:
         """Copy the batches of entries [start, stop) back to back into ``out`` and return their total size.
 
         Args:
-            slots: content of every slot that the entries refer to.
+            slots: memory to which the entries refer, by ``slot`` number.
 
         Raises:
-            IndexError: an entry is outside its slot, or ``out`` is too small.
+            IndexError: an entry is outside its memory, or ``out`` is too small.
         """
         self._check_range(start, stop)
         p: cython.p_const_uchar = _bytes_of(self._data)
@@ -304,10 +308,10 @@ def attach(tails: list[TailIndex], content: Buffer, entries: Lendable, positions
 
     Args:
         tails: index of each partition.
-        content: the publish's entries, as passed to ``GroupHead.published``.
-        entries: for each entry, its end in ``content`` and the index of its partition.
+        content: the publish's journal entries, as passed to ``GroupHead.published``.
+        entries: for each journal entry, its end in ``content`` and the index of its partition.
         positions: position of each batch.
-        slot: slot of all batches.
+        slot: number of the memory that contains all batches.
 
     Raises:
         IndexError: the arguments contradict each other.
@@ -347,7 +351,7 @@ def attach(tails: list[TailIndex], content: Buffer, entries: Lendable, positions
 def spans_of(
     tails: list[TailIndex], first_slot: cython.uint, last_slot: cython.uint, joined: cython.uint
 ) -> tuple[array[int], array[int], array[int], array[int]]:
-    """Return the entries in slots ``first_slot`` to ``last_slot`` or in slot ``joined``, in offset order per index.
+    """Return the index entries whose ``slot`` is ``joined`` or from ``first_slot`` to ``last_slot``, in offset order.
 
     The result is (end of each index's entries, slots, positions, lengths), each an ``array('q')``.
     """

@@ -78,10 +78,10 @@ RUN_STATE_COUNT: Final = 12
 
 @cython.cclass
 class _Pieces:
-    """Pieces of one buffer, with raw pointers for the scans.
+    """Byte ranges of one buffer, with raw pointers for the scans.
 
     Attributes:
-        count: length of both arrays.
+        count: number of byte ranges.
     """
 
     if cython.compiled:
@@ -149,12 +149,13 @@ def verify(
     bytes_max: cython.longlong,
     copied_from: cython.longlong,
 ) -> int:
-    """Verify pieces [start, stop), up to about ``bytes_max`` bytes, so that a copy still finds them in the CPU cache.
+    """Verify the checksums of the batches at ranges [start, stop) of ``base``, up to about ``bytes_max`` bytes.
 
-    Returns the index of the first piece not verified, or -1 - n if piece n is damaged.
+    The limit ensures that a copy still finds them in the CPU cache. Returns the index of the first range not verified,
+    or -1 - n if the batches at range n are damaged.
 
     Args:
-        copied_from: for pieces of at least this many bytes only the header is verified, because they are copied with
+        copied_from: for batches of at least this many bytes only the header is verified, because they are copied with
             their existing checksum.
 
     Raises:
@@ -216,13 +217,13 @@ def copy_batches(
     out: Buffer,
     cursor: array[int],
 ) -> None:
-    """Copy pieces of ``base`` back to back into ``out`` until it is full or piece ``stop`` is reached.
+    """Copy ranges of ``base`` back to back into ``out`` until it is full or range ``stop`` is reached.
 
     Args:
-        cursor: an ``array("q")`` of (next piece, bytes of that piece already copied, position in ``out``). Updated.
+        cursor: an ``array("q")`` of (next range, bytes of that range already copied, position in ``out``). Updated.
 
     Raises:
-        IndexError: a piece is empty or outside ``base``.
+        IndexError: a range is empty or outside ``base``.
     """
     pieces: _Pieces = _Pieces(base, positions, lengths)
     source: Lent = pieces.base
@@ -246,7 +247,7 @@ def copy_batches(
 @cython.nogil
 @cython.exceptval(check=False)
 def _enter(run: cython.p_uchar, p: cython.p_const_uchar, at: cython.longlong, entries: cython.p_uchar) -> cython.void:
-    """Add the batch at ``at`` to the run's state. Also add an index entry if this 64 KiB part of the run has none."""
+    """Count the batch at ``at`` in ``run``. Add it to the index if its 64 KiB block has no entry yet."""
     is_numbered: cython.bint = load_i64(run, 32) >= 0
     offset: cython.longlong = load_base_offset(p, at) if is_numbered else 0
     address: cython.longlong = load_base_address(p, at) if is_numbered else 0
@@ -310,18 +311,18 @@ def survey(
     state: array[int],
     entries: bytearray,
 ) -> int:
-    """Add the headers of pieces [start, stop) to the ``state`` of a run, and write index entries, one per 64 KiB.
+    """Add the headers of batches [start, stop) to ``state`` and the index, for one partition in a new segment.
 
-    Returns one of:
+    There is one index entry per 64 KiB. Returns one of:
 
-    * ``stop``, if all pieces were added;
-    * the index of the first batch of another epoch, which is not added;
-    * -1 - n if piece n is invalid: it is not a whole batch of that length and partition, or its offset is not above the
+    * ``stop``, if all batches were added;
+    * the index of the first batch of another leader epoch, which is not added;
+    * -1 - n if batch n is invalid: it is not a whole batch of that length and partition, or its offset is not above the
       earlier ones.
 
     Args:
-        state: the values at the RUN_ indexes. Updated.
-        entries: index entries of the run, with space for ``(bytes of the pieces) / 64 KiB + 1`` more.
+        state: record count, offsets, sizes and times so far, at the RUN_ indexes. Updated.
+        entries: index entries of the partition, with space for ``(bytes of the batches) / 64 KiB + 1`` more.
 
     Raises:
         IndexError: an array is too small.
@@ -357,7 +358,7 @@ def _merge_stop(
     stop: cython.Py_ssize_t,
     bytes_max: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Return the end of the longest sequence of pieces that begins at ``index`` and can be merged."""
+    """Return the end of the longest sequence of batches that begins at ``index`` and can be merged."""
     first: cython.longlong = load_i64(starts, index * 8)
     begun: cython.Py_ssize_t = index
     total: cython.longlong = 0
@@ -393,11 +394,11 @@ def next_merge(
     stop: cython.Py_ssize_t,
     bytes_max: cython.longlong,
 ) -> tuple[int, int]:
-    """Return (start, stop) of the next two or more pieces in [start, stop) that can be merged, or (stop, stop).
+    """Return (start, stop) of the next two or more batches in [start, stop) that can be merged, or (stop, stop).
 
-    Pieces can be merged if they are adjacent by offset, each is below 32 KiB, and their total is at most ``bytes_max``.
-    They must have the same epoch and append time, no producer, and be neither compressed nor compacted. Raises
-    IndexError for an invalid range.
+    Batches can be merged if they are adjacent by offset, each is below 32 KiB, and their total is at most
+    ``bytes_max``. They must have the same epoch and append time, no producer, and be neither compressed nor compacted.
+    Raises IndexError for an invalid range.
     """
     pieces: _Pieces = _Pieces(base, positions, lengths)
     p: Lent = pieces.base

@@ -43,14 +43,14 @@ _length: Final = header_fields("length")
 
 
 class Compaction:
-    """One pass over one partition.
+    """One pass of log compaction over one partition: first collect the newest offset of each key, then rewrite.
 
-    Runs are rewritten in order, and each rewritten group of runs is synced before the next. So if a key's newest record
-    is a null, it is removed only after all older records of the key.
+    Segments are rewritten in order, and each step is synced before the next. So if a key's newest record is a null, it
+    is removed only after all older records of the key.
 
     Attributes:
-        noting: whether the pass is in its first half, which fills the table.
-        noted: end of the offsets whose keys are in the table. They begin where the last pass ended.
+        noting: whether the newest offset of each key is still being collected.
+        noted: end of the offsets whose keys are collected. They begin where the last pass ended.
         written: end of the rewritten offsets.
     """
 
@@ -65,7 +65,7 @@ class Compaction:
         self.noting = True
 
     def segments(self, reader: Reader) -> list[Segment]:
-        """Return the segments of the next step, or none at the end of the first or second half."""
+        """Return the segments of the next step, or none if all keys are collected or everything is rewritten."""
         partition, size = self.partition, 0
         found: list[Segment] = []
         if self.noting:
@@ -84,17 +84,18 @@ class Compaction:
         return found
 
     def sources(self, segments: Sequence[Segment]) -> list[Source]:
-        """Return the partition's runs in these segments. In the first half, runs already in the table are skipped.
+        """Return the partition's records in these segments.
 
-        Call it in the sealer's thread, because footers may have to be read. Raises BlobMissing or Corrupt.
+        While keys are collected, skip segments whose keys are collected already. Call it in a thread, because footers
+        may have to be read. Raises BlobMissing or Corrupt.
         """
         runs = [(segment, segment.run(self.partition.incarnation)) for segment in segments]
         return [source for source in runs if not self.noting or source[1].next_offset > self.noted]
 
     def note(self, sources: Sequence[Source]) -> tuple[int, bool]:
-        """Add the keys of these runs to the table, in the sealer's thread.
+        """Collect the keys of these records, in a thread.
 
-        Return (end of the offsets added, whether the table is full). Raises Corrupt.
+        Return (end of the offsets collected, whether the table of keys is full). Raises Corrupt.
         """
         for part in StoredParts(sources, None):
             for batch in self._left_to_note(part):
@@ -105,9 +106,9 @@ class Compaction:
         return sources[-1][1].next_offset, False
 
     def _left_to_note(self, part: Part) -> Iterator[memoryview]:
-        """Add uncompressed batches to the table.
+        """Collect the keys of uncompressed batches.
 
-        Yield those that it did not accept because of compression or lack of space.
+        Yield the batches whose keys were not collected, because they are compressed or the table is full.
         """
         chunk, at = memoryview(part.base), 0
         end = part.positions[-1] + part.lengths[-1]
@@ -121,7 +122,7 @@ class Compaction:
             at += length
 
     def write(self, store: Store, name: str, merge: Merge) -> SegmentInfo | None:
-        """Rewrite a group of runs without obsolete records, in the sealer's thread. Return None if there are none.
+        """Write a segment with the records that remain, in a thread. Return None if none remain.
 
         Raises Corrupt, and errors of the store.
         """
@@ -133,7 +134,7 @@ class Compaction:
 
 
 class _KeptParts(Iterable[Part]):
-    """The remaining records of consecutive runs, as batches that cover the runs' offsets and addresses without a gap."""
+    """The records that compaction retains, as batches that cover the offsets of the old segments without a gap."""
 
     def __init__(
         self,
@@ -191,11 +192,11 @@ class _KeptParts(Iterable[Part]):
         """Return a batch with the remaining records of ``batch``, or None if there are none.
 
         The returned batch begins at ``covered``, so that it covers removed offsets before it. To cover removed offsets
-        at the end, the last record of the runs is always retained. A record is also retained if the removed range
+        at the end, the last record of the segments is always retained. A record is also retained if the removed range
         before it becomes too wide for a batch.
 
         Args:
-            covered: offset and address after the previous batch.
+            covered: offset, and byte position for Kafka 0.7, after the previous batch.
         """
         flags, records, offset, address, address_span, span = _facts(batch)
         plain = expand_body(batch)
@@ -228,7 +229,7 @@ def _packed_as(batch: Buffer, flags: int) -> Buffer:
 
 
 def is_worth_a_pass(partition: FilePartition) -> bool:
-    """Return whether at least half of the sealed data, and at least ``DIRTY_BYTES_MIN``, was never compacted."""
+    """Return whether at least half of the data in segments, and at least ``DIRTY_BYTES_MIN``, was never compacted."""
     runs, dirty = partition.runs, 0
     first = 0 if not partition.clean_offset else runs.find_offset(partition.clean_offset - 1) + 1
     for number in range(first, len(runs)):

@@ -69,7 +69,7 @@ class Piece(NamedTuple):
 
 
 class DamageNotes:
-    """Damage that was already logged, so that each is logged once. Thread-safe."""
+    """Logs damage of segments, each damage once. Thread-safe."""
 
     __slots__ = ("_lock", "_noted")
 
@@ -138,7 +138,7 @@ class VerifiedRanges:
 
 
 def split_sound(data: memoryview, marks: Sequence[Mark], *, segment: str, partition: int) -> list[Piece]:
-    """Split bytes of a partition's run into intact pieces and damaged ones.
+    """Split bytes of a partition's batches in a segment into intact pieces and damaged ones.
 
     Args:
         marks: in order, the start of ``data``, the known starts of batches in it, and its end.
@@ -202,8 +202,8 @@ def read_pieces(
 ) -> tuple[int, int, PiecePosition]:
     """Append batches from ``offset`` on to ``chunks``, up to the limits or to damaged data.
 
-    Returns (offset after the last record, what is left of ``bytes_max``, position reached). A record is never added
-    twice, even if batches were merged since an earlier call with the same ``chunks``.
+    Returns (offset after the last record, ``bytes_max`` minus the bytes added, position reached). A record is never
+    added twice, even if batches were merged since an earlier call with the same ``chunks``.
 
     Args:
         pieces: consecutive pieces.
@@ -237,7 +237,7 @@ def read_pieces(
 
 
 def salvaged(blob: Blob, block: memoryview, start: int) -> memoryview:
-    """Fill ``block`` with bytes of a blob from ``start`` on. Unreadable parts are filled with zeros."""
+    """Fill ``block`` with bytes of a segment file from ``start`` on. Unreadable parts are filled with zeros."""
     block[:] = bytes(len(block))
     for at in range(0, len(block), SALVAGE_BYTES):
         piece = block[at : at + SALVAGE_BYTES]

@@ -55,9 +55,9 @@ _ZERO_TOKEN: Final = bytes(TOKEN_BYTES)
 
 
 class SegmentRun(NamedTuple):
-    """Batches of one partition in one segment. Those staged under a token are a separate run.
+    """Location of one partition's batches in a segment.
 
-    Positions are byte positions in the blob.
+    Batches stored under a token for a publish are listed separately. Positions are byte positions in the segment file.
     """
 
     partition: int
@@ -97,7 +97,7 @@ class SegmentInfo:
         return len(self.runs) // RUN.size
 
     def run(self, number: int) -> SegmentRun:
-        """Return a run by its index. Raises IndexError."""
+        """Return an entry of the footer by its index. Raises IndexError."""
         if not 0 <= number < self.run_count:
             raise IndexError(number)
         fields = RUN.unpack_from(self.runs, number * RUN.size)
@@ -117,20 +117,24 @@ class SegmentInfo:
         return None
 
     def epochs_of(self, run: SegmentRun) -> list[tuple[int, int]]:
-        """Return (epoch, first offset of the epoch in the run) in order."""
+        """Return (leader epoch, first offset of the epoch among these batches) in order."""
         table = self.epochs[run.epoch_start * EPOCH.size : (run.epoch_start + run.epoch_count) * EPOCH.size]
         return [(epoch, first_offset) for epoch, _, first_offset in EPOCH.iter_unpack(table)]
 
 
 def read_info(store: Store, name: str, block: memoryview | None = None) -> SegmentInfo:
-    """Read and verify a segment's trailer and footer. Args as in ``read_footer``."""
+    """Read and verify a segment's trailer and footer. Raises BlobMissing or Corrupt.
+
+    Args:
+        block: memory from ``aligned_buffer`` for a direct read, to which the result then refers.
+    """
     return read_footer(store, name, block)[0]
 
 
 def read_footer(store: Store, name: str, block: memoryview | None = None) -> tuple[SegmentInfo, bytes | memoryview]:
     """Read a segment's footer and index entries from the first valid copy. Raises BlobMissing or Corrupt.
 
-    If the local copy of a remote blob is damaged, it is discarded and the blob is read again.
+    If the local copy of an object in a bucket is damaged, it is discarded and the object is read again.
 
     Args:
         block: memory from ``aligned_buffer`` for a direct read. The result refers to this memory, so the caller must
@@ -172,7 +176,7 @@ def _read_footer(store: Store, name: str, block: memoryview | None) -> tuple[Seg
 
 
 def _stored(store: Store, name: str, start: int, stop: int, block: memoryview | None) -> bytes | memoryview:
-    """Read bytes of a blob, directly into ``block`` if possible, otherwise through the page cache."""
+    """Read bytes of a segment file, directly into ``block`` if possible, otherwise through the page cache."""
     if block is not None and 0 <= start < stop and len(block) >= stop - start + 2 * BLOCK_BYTES:
         with suppress(Unavailable):
             return store.open(name).read_direct(block, start, stop)
@@ -180,7 +184,7 @@ def _stored(store: Store, name: str, start: int, stop: int, block: memoryview | 
 
 
 def _find_trailer(store: Store, name: str, size: int, block: memoryview | None = None) -> bytes:
-    """Return the last trailer or, if it is damaged, the one before the second footer. Raises Corrupt."""
+    """Return the trailer at the end of the file or, if it is damaged, the copy before it. Raises Corrupt."""
     if size < TRAILER.size:
         raise blob_corrupt(name, f"blob is too short size={size}")
     trailer = bytes(_stored(store, name, size - TRAILER.size, size, block))

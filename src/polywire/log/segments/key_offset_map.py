@@ -111,7 +111,7 @@ def _note(
     at: cython.Py_ssize_t,
     columns: cython.p_longlong,
 ) -> cython.longlong:
-    """Enter the keys of one batch. Return the number of new keys."""
+    """Add the keys of one batch to the table. Return the number of new keys."""
     found: cython.longlong = 0
     base: cython.longlong = load_base_offset(p, at)
     count: cython.longlong = load_record_count(p, at)
@@ -195,7 +195,7 @@ def _retained_rows(
 @cython.final
 @cython.cclass
 class KeyOffsetMap:
-    """Hash table from key to newest offset. It is full when three quarters of its slots are used."""
+    """Hash table from key to newest offset, for compaction. It is full when three quarters of its slots are used."""
 
     if cython.compiled:
         _table: Lent
@@ -213,10 +213,10 @@ class KeyOffsetMap:
         self._count = 0
 
     def note(self, chunk: Buffer) -> int:
-        """Enter the keys of batches, which are back to back and in offset order.
+        """Add the keys of batches, which are back to back and in offset order.
 
-        Returns NOTED_ALL, or the position of the first batch that was not entered. That batch is compressed, or the
-        table may be too small for its keys.
+        Returns NOTED_ALL, or the position of the first batch that was not added. That batch is compressed, or the table
+        may be too small for its keys.
         """
         lent: Lent = lend(chunk)
         table: Lent = self._table
@@ -272,7 +272,12 @@ class KeyOffsetMap:
         return counts
 
     def rows_kept(self, batch: Buffer, *, noted_end: int, null_time_us: int) -> array[int]:
-        """Return the indexes (i32) of the records to retain in one uncompressed batch. Args as in ``count_kept``."""
+        """Return the indexes (i32) of the records to retain in one uncompressed batch.
+
+        Args:
+            noted_end: end of the offsets whose keys are in the table.
+            null_time_us: a null older than this is removed even if it is the newest record of its key.
+        """
         lent: Lent = lend(batch)
         table: Lent = self._table
         found: cython.Py_ssize_t

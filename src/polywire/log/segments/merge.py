@@ -43,7 +43,7 @@ class Merge:
 
     Attributes:
         old: segments to replace.
-        runs: for each partition, the runs to copy, in offset order.
+        runs: for each partition, the locations of the batches to copy, in offset order.
         damaged: gets each segment in which a checksum does not match.
         over: called with None when the new segment is on disk or not needed, or with an error.
     """
@@ -57,10 +57,10 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Segments that may be merged, with the runs in their footers.
+    """Segments that may be merged into one, with their footers.
 
     Attributes:
-        failed: segment whose footer could not be read. The group is not merged.
+        failed: segment whose footer could not be read. The segments are not merged then.
         error: why it could not be read.
     """
 
@@ -71,13 +71,13 @@ class Group:
 
 
 def choose(state: LogState, now_us: int, *, merging: bool) -> list[list[Sealed]]:
-    """Return the next groups of segments to merge, best first.
+    """Return the next lists of segments to merge, best first.
 
     A segment comes first if half of its data is unneeded, or if it holds data of a partition that was dropped some time
     ago.
 
     Args:
-        merging: add groups of small neighbours.
+        merging: also merge small neighbours.
     """
     living = [
         item for item in state.segments.by_location.values() if item.live and not item.staged and not item.damaged
@@ -90,7 +90,7 @@ def choose(state: LogState, now_us: int, *, merging: bool) -> list[list[Sealed]]
 
 
 def read_groups(groups: Sequence[Sequence[Sealed]]) -> list[Group]:
-    """Read the footers, in the sealer's thread."""
+    """Read the footers of the segments, in a thread."""
     return [_read_group(old) for old in groups]
 
 
@@ -116,7 +116,7 @@ def is_wasteful(sealed: Sealed, now_us: int) -> bool:
 
 
 def small_neighbours(living: Sequence[Sealed]) -> list[list[Sealed]]:
-    """Return groups of at least four consecutive small segments, each group at most 64 MiB."""
+    """Return lists of at least four consecutive small segments, each list at most 64 MiB."""
     groups: list[list[Sealed]] = [[]]
     size = runs = 0
     for sealed in living:
@@ -146,7 +146,7 @@ def plan(state: LogState, group: Group) -> Merge | None:
 
 
 def _serves_reads(partition: FilePartition, run: SegmentRun, sealed: Sealed) -> bool:
-    """Return whether reads of the run's offsets use this segment.
+    """Return whether reads of these offsets use this segment.
 
     They do not if the offsets were trimmed, or compacted into another segment.
     """
@@ -157,7 +157,7 @@ def _serves_reads(partition: FilePartition, run: SegmentRun, sealed: Sealed) -> 
 
 
 def write_merged(store: Store, name: str, merge: Merge) -> SegmentInfo:
-    """Write the new segment, in the sealer's thread.
+    """Write the new segment, in a thread.
 
     Raises errors of the store. Raises Corrupt after adding the damaged segment to ``merge.damaged``.
     """

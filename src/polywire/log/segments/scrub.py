@@ -27,7 +27,7 @@ logger: Final = structlog.get_logger("polywire.log")
 
 
 class Scrub:
-    """Repeated passes over all segments. One piece is read at a time, and removed segments are skipped.
+    """Verifies the checksums of all segments in a thread, again and again. Removed segments are skipped.
 
     Args:
         hours: duration of a pass; 0 disables scrubbing.
@@ -60,13 +60,13 @@ class Scrub:
             self._loop.call_later(self._pause(), self.step)
 
     def _pause(self) -> float:
-        """Return the seconds until the next piece, so that a pass takes the configured time."""
+        """Return the seconds until the next read, so that a pass takes the configured time."""
         size = sum(sealed.live_bytes for sealed in self._segments.by_location.values())
         pause = self._hours * HOUR_S * CHUNK_BYTES / max(size, 1)
         return min(max(pause, PAUSE_S_MIN), PAUSE_S_MAX)
 
     def step(self) -> None:
-        """Verify the next piece."""
+        """Verify the next part of a segment."""
         if self._stopped:
             return
         if self._pieces is None:
@@ -85,7 +85,7 @@ class Scrub:
             self._loop.call_later(self._pause(), self.step)
 
     def _pass(self, segments: list[Segment]) -> Iterator[None]:
-        """Verify one piece per step, in the thread. Damage is logged."""
+        """Verify one part of a segment per step, in the thread. Damage is logged."""
         self._block = block = aligned_buffer(BATCH_BYTES_MAX + CHUNK_BYTES + 2 * BLOCK_BYTES)
         for segment in segments:
             yield from self._segment(segment, block)
@@ -102,6 +102,6 @@ class Scrub:
             logger.error("stored segment cannot be verified", segment=segment.name, error=str(error))
 
     def stop(self) -> None:
-        """Finish the current piece and stop the thread."""
+        """Finish the current read and stop the thread."""
         self._stopped = True
         self._worker.stop()

@@ -45,37 +45,39 @@ logger: Final = structlog.get_logger("polywire.log")
 
 
 class Owner(Protocol):
-    """Methods of the log that the sealer uses."""
+    """Methods of the log that ``Sealer`` uses."""
 
     def broker_state(self) -> tuple[Encoding, int]:
-        """Return the broker's current state, and the last journal group that a snapshot of it depends on.
+        """Return the broker's current state, and the last journal write that a snapshot of it depends on.
 
-        All groups after that one only append.
+        Later journal writes only append records.
         """
 
     def name_slot(self, slot: Slot, new: Sequence[int], snapshot: tuple[str, int], done: Callable[[], None]) -> None:
-        """Write a journal group that lists the segments made from a slot, and a snapshot.
+        """Journal which segments contain a journal file's records, and the name of a snapshot.
 
         Args:
-            slot: the sealed slot.
+            slot: the journal file.
             new: numbers of the segments.
-            snapshot: name of the snapshot, and the last group that its broker state depends on.
-            done: called once the journal group is durable.
+            snapshot: name of the snapshot, and the last journal write that its broker state depends on.
+            done: called once this is durable.
         """
 
     def name_sealed(self, sequence: int, new: Sequence[int], removed: Sequence[int], done: Callable[[], None]) -> None:
-        """Write a journal group that lists new and removed segments of a merge or a removal.
+        """Journal that a merge or a removal has added and removed segments.
 
         Args:
-            sequence: last group whose effect is in segments.
-            done: called once the journal group is synced.
+            sequence: last journal write whose effect is in segments.
+            new: numbers of added segments.
+            removed: numbers of removed segments.
+            done: called once this is synced.
         """
 
     def seal_failed(self, error: BrokerError) -> None:
-        """Handle a failed seal: Busy(DISK_FULL) is temporary, any other error permanent."""
+        """Handle a failure to write segments: Busy(DISK_FULL) is temporary, any other error permanent."""
 
     def has_capacity(self, groups: int) -> bool:
-        """Return whether the journal has space for this many of the sealer's groups."""
+        """Return whether the journal has space for this many lists of segments."""
 
     def slot_freed(self) -> None: ...
 
@@ -88,11 +90,11 @@ class _Full:
 
 @dataclass(slots=True)
 class _Named:
-    """A slot whose segments are listed in the journal.
+    """A journal file whose content is in segments that the journal names.
 
     Attributes:
         replaced: name of the previous snapshot.
-        is_durable: whether the journal group that lists the segments is durable.
+        is_durable: whether the names of the segments are durable.
     """
 
     full: _Full
@@ -103,12 +105,12 @@ class _Named:
 
 
 class Sealer:
-    """Seals slots, merges and compacts segments, one job at a time.
+    """Writes full journal files to segments, merges segments and compacts them, one job at a time.
 
     Attributes:
-        sealing: whether the segments of a slot are being written.
-        sealed: last group whose effect is in segments, according to the durable part of the journal.
-        named: like ``sealed``, but includes what was written and is not yet durable.
+        sealing: whether the segments of a journal file are being written.
+        sealed: last journal write whose effect is in segments that the durable part of the journal names.
+        named: like ``sealed``, but includes names that are written and not yet durable.
     """
 
     def __init__(
@@ -162,20 +164,20 @@ class Sealer:
 
     @property
     def waiting(self) -> int:
-        """Number of full slots that are not yet free."""
+        """Number of full journal files that are not yet free."""
         return len(self._queue) + len(self._named) + len(self._parked)
 
     @property
     def parked(self) -> bool:
-        """Whether a sealed slot waits for its last reader."""
+        """Whether a journal file cannot be reused because of its last reader."""
         return bool(self._parked)
 
     def add(self, slot: Slot, image: Image) -> None:
-        """Queue a full slot. ``image`` is the state after its last group."""
+        """Queue a full journal file. ``image`` is a copy of the log's state at its end."""
         self._queue.append(_Full(slot, image))
 
     def advance(self) -> None:
-        """Seal the next slot, unless another job is in progress."""
+        """Write the next journal file to segments, unless another job is in progress."""
         if self._stopped or self._running or not self._queue:
             return
         full = self._queue[0]
@@ -230,7 +232,7 @@ class Sealer:
         self._install_next()
 
     def _install_next(self) -> None:
-        """Use the segments of the oldest slot for reads, if the journal group that lists them is durable."""
+        """Use the segments of the oldest journal file for reads, if their names are durable."""
         if self._installing or not self._named or not self._named[0].is_durable:
             return
         self._installing = True
@@ -238,7 +240,10 @@ class Sealer:
         self._in_slices(install(self._state, named.written, named.sealed), partial(self._installed, named))
 
     def _installed(self, named: _Named) -> None:
-        """Free a slot whose segments are used for reads now. Earlier reads from the slot may still be in progress."""
+        """Free a journal file whose segments are used for reads now.
+
+        Earlier reads from the file may still be in progress.
+        """
         self._installing = False
         self._named.popleft()
         self.sealed = named.full.image.sequence
@@ -261,7 +266,7 @@ class Sealer:
         over()
 
     def free_parked(self) -> None:
-        """Free the sealed slots that readers no longer use."""
+        """Free the journal files that readers no longer use."""
         still = [slot for slot in self._parked if slot.pins]
         free = [slot for slot in self._parked if not slot.pins]
         self._parked = still
@@ -278,7 +283,7 @@ class Sealer:
         self._close_returned()
 
     def _replace_pinned(self) -> None:
-        """If no slot is free, replace the oldest sealed slot that readers still use by a new file.
+        """If no journal file is free, replace the oldest one that readers still use by a new file.
 
         The readers continue to read the unlinked file, so writers need not wait for them.
         """
@@ -309,7 +314,10 @@ class Sealer:
         self.free_parked()
 
     def _close_returned(self) -> None:
-        """Close, in the thread, unlinked slots that readers no longer use. The system then frees their disk space."""
+        """Close, in the thread, unlinked journal files that readers no longer use.
+
+        The system then frees their disk space.
+        """
         for slot in [slot for slot in self._lent if not slot.pins]:
             self._lent.remove(slot)
             self._worker.run(slot.close, _ignore)
@@ -327,7 +335,7 @@ class Sealer:
             self._subtract_released()
 
     def _subtract_released(self) -> None:
-        """Subtract runs that are no longer needed in portions, so that other work can run on the event loop."""
+        """Update the segments' counts of needed data in several passes of the loop."""
         self._state.subtract_released(LOST_MAX)
         self._counting = self._state.has_released and not self._stopped
         if self._counting:
@@ -335,7 +343,7 @@ class Sealer:
         self._remove_soon()
 
     def remove(self) -> None:
-        """Write a group that removes segments without needed data, then delete their blobs."""
+        """Journal the removal of segments without needed data, then delete their files."""
         self._removing = False
         if self._stopped or not self._owner.has_capacity(2):
             return  # freeing a slot has priority; the log's timer calls this again
@@ -374,7 +382,7 @@ class Sealer:
             self._compact_next(again)
 
     def _groups_read(self, again: Callable[[], None], merging: bool, groups: Sequence[Group] | BrokerError) -> None:
-        """Begin the first possible merge of these groups, unless a slot has become full."""
+        """Begin the first possible merge, unless a journal file has become full."""
         self._running = False
         if self._stopped:
             return
@@ -479,10 +487,10 @@ class Sealer:
             self._tidy_soon(again)
 
     def _compacted(self, compaction: Compaction, end: int, merged: BrokerError | None) -> None:
-        """Continue after a group of runs was rewritten up to offset ``end``, or failed with an error.
+        """Continue after segments were rewritten up to offset ``end``, or failed with an error.
 
         A damaged partition is not compacted again: a key's newest null could be removed while older records of the key
-        remain. If a run was trimmed meanwhile (Missing), a later pass handles the partition.
+        remain. If a segment was trimmed meanwhile (Missing), a later pass handles the partition.
         """
         compaction.written = end
         self._state.reader.forget(compaction.partition)
@@ -554,9 +562,9 @@ class Sealer:
                 )
 
     def _name_merged(self, merge: Merge, new: Sealed, info: SegmentInfo, again: Callable[[], None]) -> None:
-        """Write one group that adds the new segment and removes the old ones.
+        """Journal the addition of the new segment and the removal of the old ones.
 
-        Reads use the old ones until that group is synced.
+        Reads use the old ones until that is synced.
         """
         self._replacing = True
         old = self._state.segments.leave(merge.old)
@@ -575,7 +583,7 @@ class Sealer:
         self._owner.name_sealed(self.named, [new.number], [sealed.number for sealed in old], counts)
 
     def stop(self) -> None:
-        """Finish the current job and stop the thread. Recovery deletes files that no journal group lists."""
+        """Finish the current job and stop the thread. Recovery deletes files that the journal does not name."""
         self._stopped = True
         self._deleter.stop()
         self._worker.stop()

@@ -34,21 +34,21 @@ Key = tuple[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """Content of full slots, collected on the event loop for the sealer's thread.
+class CollectedSlots:
+    """Content of full journal files, collected on the event loop and written to segments by a thread.
 
     Attributes:
-        views: content of the slots, by serial.
-        image: state after the last group in the slots.
-        partitions: partitions with unsealed batches in the slots.
+        views: content of the files, by serial.
+        image: copy of the log's state at the end of the files.
+        partitions: partitions with batches in the files.
         ends: end of each partition's entries in the next three arrays.
-        slots: slot of each unsealed batch.
-        positions: position of each unsealed batch.
-        lengths: length of each unsealed batch.
+        slots: journal file of each batch.
+        positions: position of each batch.
+        lengths: length of each batch.
         segments: older segments, which the snapshot lists besides the new ones.
         clean: offset up to which each partition is compacted.
-        strict: raise Busy if the disk cannot read a staged body, so that sealing is retried. Otherwise the body is
-            stored as zeros, and its records stay damaged.
+        strict: raise Busy if the disk cannot read a published batch, so that the whole job is retried. Otherwise the
+            batch is stored as zeros, and its records stay damaged.
     """
 
     reader: Reader
@@ -71,8 +71,8 @@ class Plan:
     """Content of the new segments.
 
     Attributes:
-        blobs: runs of each segment.
-        staged: batches of each run of staged batches, in order.
+        blobs: for each segment, the partitions and tokens whose batches it contains.
+        staged: batches of each token, in order.
     """
 
     blobs: Sequence[Sequence[RunSource]]
@@ -94,10 +94,9 @@ class Written:
 
 
 class _Parts(Sequence[Part]):
-    """The batches of one partition that will form a run of a segment.
+    """One partition's batches to write to a segment.
 
-    The body of a published batch is read only when its part is accessed, because all bodies together may not fit in
-    memory.
+    The body of a published batch is read only on access, because all bodies together may exceed memory.
     """
 
     def __init__(self, reader: Reader, parts: Sequence[Part | PublishedBatch], *, strict: bool) -> None:
@@ -119,14 +118,14 @@ class _Parts(Sequence[Part]):
 
 def collect_slots(
     state: LogState, contents: Mapping[int, Contents], views: Mapping[int, Buffer], image: Image, *, strict: bool
-) -> Taken:
-    """Collect the content of full slots for the sealer's thread.
+) -> CollectedSlots:
+    """Collect the content of full journal files, so that a thread can write it to segments.
 
     Args:
-        contents: partitions and staged batches in each slot, by serial, oldest first.
-        views: content of the slots, by serial.
-        image: state after the last group in the slots.
-        strict: see ``Taken``.
+        contents: partitions and unpublished batches in each file, by serial, oldest first.
+        views: content of the files, by serial.
+        image: copy of the log's state at the end of the files.
+        strict: raise Busy later if the disk cannot read a published batch.
     """
     partitions = list(dict.fromkeys(partition for content in contents.values() for partition in content.partitions))
     serials = list(contents)
@@ -134,7 +133,7 @@ def collect_slots(
         [partition.tail for partition in partitions], min(serials, default=0), max(serials, default=0), PUBLISHED
     )
     segments = state.segments
-    return Taken(
+    return CollectedSlots(
         state.reader, views, segments, image, serials, partitions, *found, segments.numbers(), dict(state.clean), strict
     )
 
@@ -142,7 +141,7 @@ def collect_slots(
 # In the sealer's thread
 
 
-def plan_slots(taken: Taken) -> Plan:
+def plan_slots(taken: CollectedSlots) -> Plan:
     sources: dict[Key, RunSource] = {}
     sizes: dict[Key, int] = {}
     start = 0
@@ -162,8 +161,8 @@ def plan_slots(taken: Taken) -> Plan:
     return Plan(blobs, staged)
 
 
-def _parts_of(taken: Taken, start: int, end: int) -> tuple[Sequence[Part], int]:
-    """Return the unsealed batches ``start`` to ``end``, which belong to one partition, and their total size."""
+def _parts_of(taken: CollectedSlots, start: int, end: int) -> tuple[Sequence[Part], int]:
+    """Return batches ``start`` to ``end``, which belong to one partition, and their total size."""
     parts: list[Part | PublishedBatch] = []
     size, at, has_published = 0, start, False
     for slot, entries in groupby(taken.slots[start:end]):
@@ -188,8 +187,8 @@ def _parts_of(taken: Taken, start: int, end: int) -> tuple[Sequence[Part], int]:
     return _Parts(taken.reader, parts, strict=taken.strict) if has_published else parts, size  # type: ignore[return-value]
 
 
-def _staged_runs(taken: Taken) -> dict[Key, list[StagedBatch]]:
-    """Return the batches of these slots that were still staged at the end of the slots."""
+def _staged_runs(taken: CollectedSlots) -> dict[Key, list[StagedBatch]]:
+    """Return the batches that were still unpublished at the end of these journal files."""
     found: dict[Key, list[StagedBatch]] = {}
     for staged in taken.image.staged:
         for batch in staged.batches:
@@ -198,12 +197,14 @@ def _staged_runs(taken: Taken) -> dict[Key, list[StagedBatch]]:
     return found
 
 
-def snapshot_of(taken: Taken, plan: Plan, numbers: Sequence[int], broker: tuple[Sequence[bytes], int]) -> Snapshot:
+def snapshot_of(
+    taken: CollectedSlots, plan: Plan, numbers: Sequence[int], broker: tuple[Sequence[bytes], int]
+) -> Snapshot:
     """Return the snapshot to store with the new segments.
 
     Args:
         numbers: numbers of the new segments.
-        broker: pieces of the broker's state, and the last journal group that the state depends on.
+        broker: pieces of the broker's state, and the last journal write that the state depends on.
     """
     image = taken.image
     expiries = {staged.token: staged.expires_at_us for staged in image.staged}
@@ -227,9 +228,13 @@ def snapshot_of(taken: Taken, plan: Plan, numbers: Sequence[int], broker: tuple[
 
 
 def seal(
-    store: Store, taken: Taken, next_number: Callable[[], int], snapshot_name: str, broker: tuple[Sequence[bytes], int]
+    store: Store,
+    taken: CollectedSlots,
+    next_number: Callable[[], int],
+    snapshot_name: str,
+    broker: tuple[Sequence[bytes], int],
 ) -> Written:
-    """Write the segments for ``taken``, and the snapshot that lists them.
+    """Write full journal files to segments, and the snapshot that lists these.
 
     No other caller may use ``next_number`` meanwhile. If this raises an error of the store, nothing is left behind.
     """
@@ -251,7 +256,7 @@ def seal(
 
 
 def install(state: LogState, written: Written, sealed: Sequence[Sealed]) -> Iterator[None]:
-    """Use these segments for reads from now on, and remove their batches from the tails.
+    """Use these segments for reads from now on, instead of the journal files.
 
     Yields so that other work can run on the event loop. At any moment readers find each record exactly once.
     """

@@ -85,7 +85,7 @@ def _batch_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py
 def _scan(
     p: cython.p_const_uchar, size: cython.Py_ssize_t, at: cython.Py_ssize_t, field: cython.int, key: cython.longlong
 ) -> cython.Py_ssize_t:
-    """Return the position of the first batch whose ``field`` ends beyond ``key``.
+    """Return the position of the first batch whose ``field`` (see ``scan_to``) ends beyond ``key``.
 
     Returns ``size`` if there is none, or -1 if a batch is invalid.
     """
@@ -113,8 +113,9 @@ def scan_to(chunk: Buffer, start: cython.Py_ssize_t, field: cython.int, key: cyt
 
     A batch must begin at ``start``. ``field`` selects what is compared with ``key``:
 
-    * BY_OFFSET, BY_ADDRESS: the offset or address at which the batch ends, exclusive.
-    * BY_POSITION: the position at which the batch ends, exclusive.
+    * BY_OFFSET: the offset after the batch's last record.
+    * BY_ADDRESS: the same as a byte position, Kafka 0.7's offset.
+    * BY_POSITION: the position in ``chunk`` after the batch.
     * BY_TIME: the append time of the batch.
 
     Returns the chunk's size if there is no such batch, or -1 if a batch is invalid.
@@ -212,9 +213,9 @@ def find_entry(
 
 
 def find_run(runs: Buffer, partition: cython.ulonglong) -> int:
-    """Return the index of a partition's first run in a sorted table.
+    """Return the index of a partition's first entry in a segment's sorted footer.
 
-    If there is none, return the index of the first run of a higher partition, or the table's length.
+    If there is none, return the index of the first entry of a higher partition, or the table's length.
     """
     lent: Lent = lend(runs)
     low: cython.Py_ssize_t = 0

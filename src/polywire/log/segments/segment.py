@@ -79,7 +79,7 @@ class _Cache(Generic[_T]):
 
 
 class EntryCache(_Cache[bytes]):
-    """Cache of index entries, footers and decoded runs of all segments."""
+    """Cache of index entries and footers of all segments."""
 
     __slots__ = ("footers", "runs")
 
@@ -99,12 +99,12 @@ def _footer_bytes(info: SegmentInfo) -> int:
 
 
 class Segment:
-    """One open segment.
+    """One open segment file.
 
-    Positions are byte positions in the blob. Returned batches are verified unless stated otherwise.
+    Positions are byte positions in the file. Returned batches are verified unless stated otherwise.
 
     Methods may wait for a disk, so they must not be called on the event loop. The exceptions are those whose names end
-    in ``_now``. The footer is retained only in a cache, because all footers of a long log would exceed memory.
+    in ``_now``. The footer is only cached, because all footers of a long log would exceed memory.
     """
 
     __slots__ = (
@@ -144,7 +144,7 @@ class Segment:
 
     @property
     def info(self) -> SegmentInfo:
-        """The footer, from the cache or from the blob. Raises BlobMissing or Corrupt."""
+        """The footer, from the cache or from the file. Raises BlobMissing or Corrupt."""
         info = self._cache.footers.get(self.name)
         if info is None:
             info = read_info(self._store, self.name)
@@ -152,7 +152,7 @@ class Segment:
         return info
 
     def run(self, partition: int) -> SegmentRun:
-        """Return the run of a partition's ordinary (not staged) batches.
+        """Return the footer's entry for a partition's batches, without those that are unpublished.
 
         Raises Missing(PARTITION_MISSING), and as ``info``.
         """
@@ -180,21 +180,21 @@ class Segment:
         return run
 
     def epochs(self, partition: int) -> list[tuple[int, int]]:
-        """Return (epoch, first offset of the epoch in this segment) in order."""
+        """Return (leader epoch, first offset of the epoch in this segment) in order."""
         return self.info.epochs_of(self.run(partition))
 
     def locate(self, partition: int, offset: int, bytes_max: int = 0, offset_end: int = NO_END) -> tuple[int, int]:
-        """Return the positions [start, stop) that a read needs, rounded to strides.
+        """Return the byte range [start, stop) that a read needs, rounded to blocks of about 64 KiB.
 
-        The first stride is that of ``offset``. Reads index entries from the store unless they are cached. Raises
+        The first block is that of ``offset``. Reads index entries from the store unless they are cached. Raises
         Missing(OFFSET_OUT_OF_RANGE).
         """
         return self._strides(self._checked_run(partition, offset), self._entries(), offset, bytes_max, offset_end)
 
     def span(self, partition: int, first_offset: int, next_offset: int) -> tuple[int, int]:
-        """Return positions [start, stop) of whole batches that contain records [first_offset, next_offset).
+        """Return the byte range [start, stop) of the whole batches that contain records [first_offset, next_offset).
 
-        Reads index entries from the store unless they are cached or the range is the whole run. Raises
+        Reads index entries from the store unless they are cached or the range is the partition's whole content. Raises
         Missing(OFFSET_OUT_OF_RANGE).
         """
         run = self._checked_run(partition, first_offset)
@@ -204,7 +204,7 @@ class Segment:
         return self._strides(run, self._entries(), first_offset, run.size, next_offset)
 
     def span_now(self, partition: int, first_offset: int, next_offset: int) -> tuple[int, int] | None:
-        """Return the result of ``span`` if that needs no disk, else None."""
+        """Return the result of ``span``, or None if that needs a disk."""
         if self.run_now(partition) is None:
             return None
         run = self._checked_run(partition, first_offset)
@@ -243,16 +243,17 @@ class Segment:
         return chunks[0], next_offset
 
     def pieces(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
-        """Read bytes [start, stop) of the segment into ``block`` and verify the batches.
+        """Read bytes [start, stop) of a partition, which must be whole 64 KiB blocks, into ``block`` and verify their
+        checksums.
 
-        Both positions must be ends of strides of the partition's run. The call may wait for the disk and uses the page cache.
+        The call may wait for the disk.
         """
         return self._read_and_verify(self.read_into, block, partition, start, stop)
 
     def pieces_now(self, block: memoryview, partition: int, start: int, stop: int) -> list[Piece] | None:
-        """Return the result of ``pieces`` if that needs no disk, else None.
+        """Return the result of ``pieces``, or None if that needs a disk.
 
-        Bytes that were verified recently are not verified again.
+        Bytes verified recently are not verified again.
         """
         data = self.read_now(block, start, stop, only_known=True)
         if data is None:
@@ -265,14 +266,14 @@ class Segment:
         return self._sound(data, partition, start, stop)
 
     def verify_uncached(self, block: memoryview, partition: int, start: int, stop: int) -> list[Damage]:
-        """Return the damage in bytes [start, stop), which must be ends of strides. Reads bypass the page cache."""
+        """Return the damage in bytes [start, stop), which must be whole 64 KiB blocks. Reads bypass the page cache."""
         pieces = self._read_and_verify(self.read_uncached, block, partition, start, stop)
         return [piece.damage for piece in pieces if piece.damage is not None]
 
     def windows(self, partition: int, bytes_max: int) -> Iterator[tuple[int, int]]:
-        """Yield consecutive ranges (start, stop) that together cover a partition's run.
+        """Yield consecutive byte ranges (start, stop) that together cover a partition's batches.
 
-        Each range consists of as many strides as fit ``bytes_max``, but at least one.
+        Each range consists of as many 64 KiB blocks as fit ``bytes_max``, but at least one.
         """
         run = self.run(partition)
         positions = [mark[0] for mark in self._marks(run, run.position, run.stop)]
@@ -295,7 +296,9 @@ class Segment:
         return self._strides(self._checked_run(partition, offset), entries, offset, bytes_max, offset_end)
 
     def offset_at(self, partition: int, position: int) -> int:
-        """Return the offset at a position, which is the start of a stride or the end of the run."""
+        """Return the offset at a byte position, which is the start of a 64 KiB block or the end of the partition's
+        batches.
+        """
         run = self.run(partition)
         if position >= run.stop:
             return run.next_offset
@@ -304,9 +307,9 @@ class Segment:
         return int(ENTRY.unpack_from(entries, (run.index_start + number) * ENTRY.size)[0])
 
     def _read_and_verify(self, read: _Read, block: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
-        """Read whole strides with ``read`` and verify them.
+        """Read whole 64 KiB blocks with ``read`` and verify them.
 
-        If the local copy of a remote blob is damaged, it is discarded and the blob is read again.
+        If the local copy of an object in a bucket is damaged, it is discarded and the object is read again.
         """
         data = read(block, start, stop)
         if first_damaged(data) < 0:
@@ -391,7 +394,10 @@ class Segment:
         return found if len(found) == stop - start else salvaged(blob, block[: stop - start], start)
 
     def read_uncached(self, block: memoryview, start: int, stop: int) -> memoryview:
-        """Read like ``read_into``, but never through the page cache. For scans that read everything once."""
+        """Read bytes [start, stop) into the caller's memory, bypassing the page cache. Does not verify them.
+
+        For scans that read everything once.
+        """
         return self._read(block, start, stop, past=True)
 
     def batch_at(self, partition: int, offset: int) -> memoryview:
@@ -399,7 +405,8 @@ class Segment:
         return self.read(partition, offset, 0)[0]
 
     def by_time(self, partition: int, time_us: int) -> int:
-        """Return the first offset appended at or after ``time_us``, or the run's next offset if there is none.
+        """Return the first offset appended at or after ``time_us``, or the offset after the last record if there is
+        none.
 
         Raises Corrupt.
         """
@@ -420,7 +427,8 @@ class Segment:
         return int(ENTRY.unpack_from(entries, (run.index_start + number) * ENTRY.size)[0])
 
     def by_address(self, partition: int, address: int) -> memoryview | None:
-        """Return the batch with the record at this Kafka 0.7 address, or None if the run has none there.
+        """Return the batch with the record at a byte position (Kafka 0.7's offset), or None if this segment has none
+        there.
 
         Raises Corrupt.
         """
@@ -447,7 +455,7 @@ class Segment:
         return None
 
     def stored(self, start: int, stop: int, *, strict: bool = False) -> memoryview:
-        """Return bytes [start, stop) of a staged batch or of its header, not verified.
+        """Return bytes [start, stop) of an unpublished batch or of its header, not verified.
 
         Args:
             strict: raise Busy if the disk cannot read them. Otherwise unreadable bytes become zeros.
@@ -462,9 +470,9 @@ class Segment:
         return memoryview(found)
 
     def staged(self, start: int, stop: int, *, strict: bool = False) -> memoryview:
-        """Return a staged batch.
+        """Return an unpublished batch.
 
-        If the local copy of a remote blob is damaged, it is discarded and the blob is read again.
+        If the local copy of an object in a bucket is damaged, it is discarded and the object is read again.
 
         Args:
             strict: raise Busy if the disk cannot read the batch. Otherwise unreadable bytes become zeros.
@@ -498,7 +506,9 @@ class Segment:
         return entries
 
     def _stride(self, run: SegmentRun, entries: bytes, number: int) -> tuple[int, int]:
-        """Return positions [start, stop) of the stride at index entry ``number``, or of the first stride for -1."""
+        """Return the byte range [start, stop) of the 64 KiB block at index entry ``number``, or of the first block for
+        -1.
+        """
         number = max(number, 0)
         start, stop = run.position, run.stop
         if number < run.index_count:

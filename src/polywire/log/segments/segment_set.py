@@ -31,10 +31,10 @@ class Sealed:
 
     Attributes:
         location: number of the segment in this process, used in indexes.
-        live: number of needed runs and staged batches in it.
-        live_bytes: total size of these runs and batches.
-        staged: number of needed staged batches in it.
-        begun_us: earliest append time of its runs.
+        live: number of partitions and unpublished batches for which it is needed.
+        live_bytes: total size of their data in it.
+        staged: number of unpublished batches for which it is needed.
+        begun_us: earliest append time of its batches.
         lost_partition: whether it holds data of a dropped partition.
         lost_at_us: time when this was noticed, 0 before.
         damaged: whether a checksum did not match. If so, the segment is never rewritten.
@@ -66,7 +66,7 @@ class SegmentSet:
     """All segments of a log.
 
     Attributes:
-        by_location: segments whose blobs must be retained.
+        by_location: segments whose files must be retained.
         dead: segments without needed data.
     """
 
@@ -103,11 +103,11 @@ class SegmentSet:
         return sealed
 
     def settle(self, sealed: Iterable[Sealed]) -> None:
-        """Add those of these segments that have no needed runs to ``dead``."""
+        """Add those of these segments that have no needed data to ``dead``."""
         self.dead.extend(item for item in sealed if item.live == 0)
 
     def drop(self, location: int, size: int) -> None:
-        """Record that a run or staged batch of this size is no longer needed."""
+        """Record that a partition's data of this size, or an unpublished batch, is no longer needed."""
         sealed = self.by_location[location]
         sealed.live -= 1
         sealed.live_bytes -= size
@@ -116,10 +116,10 @@ class SegmentSet:
             self.dead.append(sealed)
 
     def release(self, location: int, size: int, *, dropped: bool) -> None:
-        """Record that a run is no longer needed. Its segment may already be removed.
+        """Record that a partition's data is no longer needed. Its segment may already be removed.
 
         Args:
-            dropped: whether the run's partition was dropped.
+            dropped: whether the partition was dropped.
         """
         sealed = self.by_location.get(location)
         if sealed is not None:
@@ -159,7 +159,7 @@ class SegmentSet:
         return names
 
     def names(self) -> frozenset[str]:
-        """Return the names of all blobs that are in use. Other blobs may be deleted if they are older."""
+        """Return the names of all files that are in use. Other files may be deleted if they are older."""
         return frozenset([*self.snapshots, *(sealed.segment.name for sealed in self.by_location.values())])
 
     def numbers(self) -> list[int]:

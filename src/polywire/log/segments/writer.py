@@ -89,11 +89,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class RunSource:
-    """Content of one run to write.
+    """One partition's batches to write to a segment.
 
     Attributes:
-        parts: batches of the run, in order.
-        token: if not empty, the batches are staged: they have no offsets and are never merged.
+        parts: the batches, in order.
+        token: if not empty, the batches are unpublished: they have no offsets and are never merged.
         compression: for bodies that are large enough and not yet compressed.
     """
 
@@ -104,7 +104,7 @@ class RunSource:
 
     @classmethod
     def of_batches(cls, partition: int, batches: Sequence[Buffer], token: bytes = NO_TOKEN) -> RunSource:
-        """Return a run of batches that are in separate buffers."""
+        """Return a source of batches that are in separate buffers."""
         parts = [Part(batch, array("q", (0,)), array("q", (len(batch),))) for batch in batches]
         return cls(partition, parts, token)
 
@@ -116,9 +116,9 @@ class RunSource:
         damaged: Callable[[Segment], None] | None = None,
         compression: Compression | None = None,
     ) -> RunSource:
-        """Return a run that joins runs of one partition (or token) from older segments, in order.
+        """Return a source that copies the batches of one partition (or token) from older segments, in order.
 
-        The runs are read while the new run is written, in the writer's thread.
+        They are read while the new segment is written, in the writer's thread.
 
         Args:
             damaged: called with the segment if the checksum of a batch does not match. Writing then raises Corrupt.
@@ -127,7 +127,7 @@ class RunSource:
 
 
 class StoredParts(Iterable[Part]):
-    """Whole batches of older segments, read in windows that bypass the page cache.
+    """Whole batches of older segments, read in buffers that bypass the page cache.
 
     A part is valid until the next one is read.
     """
@@ -169,9 +169,9 @@ class StoredParts(Iterable[Part]):
 
 
 def plan_blobs(sizes: Mapping[Key, int]) -> list[list[Key]]:
-    """Assign runs to blobs. A run of 4 MiB or more gets its own blob. All other runs share the last blob.
+    """Assign partitions to segment files.
 
-    The order of runs is preserved.
+    A partition with 4 MiB or more gets its own file. All others share the last file. Their order is preserved.
     """
     own = [[key] for key, size in sizes.items() if size >= OWN_BLOB_BYTES_MIN]
     shared = [key for key, size in sizes.items() if size < OWN_BLOB_BYTES_MIN]
@@ -181,14 +181,14 @@ def plan_blobs(sizes: Mapping[Key, int]) -> list[list[Key]]:
 def write_segment(
     store: Store, name: str, runs: Sequence[RunSource], *, chunk_bytes: int = WRITTEN_BYTES
 ) -> SegmentInfo:
-    """Write one blob with these runs. It is durable on return.
+    """Write one segment file. It is durable on return.
 
     Args:
         chunk_bytes: size of a write.
 
     Raises:
         BlobExists: the name is in use.
-        Corrupt: a run contains something other than batches of its partition, in offset order.
+        Corrupt: a source contains something other than batches of its partition, in offset order.
     """
     writer = _SegmentWriter(runs, memoryview(bytearray(chunk_bytes)))
     store.put_new(name, writer.chunks())
@@ -212,7 +212,7 @@ class _Stretch:
 
 
 class _SegmentWriter:
-    """Builds a segment chunk by chunk, in one reused buffer."""
+    """Builds a segment file chunk by chunk, in one reused buffer."""
 
     def __init__(self, runs: Sequence[RunSource], chunk: memoryview) -> None:
         self._sources = sorted(runs, key=lambda run: (run.partition, run.token))
@@ -226,7 +226,7 @@ class _SegmentWriter:
         self._entries = bytearray()
 
     def chunks(self) -> Iterator[memoryview]:
-        """Yield the blob in chunks. Each chunk is valid until the next one is yielded."""
+        """Yield the file in chunks. Each chunk is valid until the next one is yielded."""
         for source in self._sources:
             yield from self._run(source)
         del self._entries[self._state[RUN_ENTRIES] * ENTRY.size :]
@@ -370,7 +370,8 @@ def _between(stretch: _Stretch, start: int, stop: int) -> Iterator[_Stretch]:
 def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
     """Yield a part's batches as they are written: merged, compressed, and verified before they get another checksum.
 
-    A damaged batch is copied with its wrong checksum, so that reading it fails and the rest of the run stays intact.
+    A damaged batch is copied with its wrong checksum, so that reading it fails and the rest of the segment stays
+    intact.
     """
     copied_from = SMALL_BYTES if source.compression is None else BATCH_BYTES_MAX + 1
     for whole in _verified(part, copied_from):
@@ -389,9 +390,9 @@ def _prepared(part: Part, source: RunSource) -> Iterator[_Stretch]:
 
 
 def _verified(part: Part, copied_from: int) -> Iterator[_Stretch]:
-    """Yield the part in verified slices that are still in the CPU cache when they are copied.
+    """Yield the part in pieces that are verified and still in the CPU cache when they are copied.
 
-    A damaged batch is a slice by itself. Of batches of at least ``copied_from`` bytes, only the header is verified,
+    A damaged batch is a piece by itself. Of batches of at least ``copied_from`` bytes, only the header is verified,
     because they are copied with their existing checksum.
     """
     at, count = 0, len(part.positions)
@@ -410,7 +411,7 @@ def _verified(part: Part, copied_from: int) -> Iterator[_Stretch]:
 
 
 def _stretches(whole: _Stretch, *, merging: bool) -> Iterator[_Stretch]:
-    """Yield a stretch in order: slices to copy unchanged, and merged batches between them.
+    """Yield pieces of ``whole`` in order: pieces to copy unchanged, and merged batches between them.
 
     Args:
         merging: whether to merge batches at all.

@@ -36,7 +36,7 @@ Words = tuple[str, str]
 
 
 class AccessGuard:
-    """Implements ``context.Guard`` with the broker's users and permissions."""
+    """Checks logins and permissions with the broker's users. Implements ``context.Guard``."""
 
     __slots__ = ("_access", "_acting", "_broker", "_payload", "_verdicts")
 
@@ -73,7 +73,7 @@ class AccessGuard:
             _identify(peer, self._acting)
 
     def admit_batch(self, peer: Peer, /) -> None:
-        """Raise Refused if the client must log in first, with AUTH. ``admit_topic`` then checks the topic."""
+        """Raise Refused if the client must log in with AUTH first. Permissions for the topic are checked later."""
         self._acting = None
         if not self._access.is_open:
             self._acting = self._connection_user(peer)

@@ -30,12 +30,12 @@ _ACKED: Final = b'{"status":"OK","last_offset":%d,"producer_epoch":%d,"producer_
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The head of a batch, and properties that all of its messages share. The messages are in the scratch arrays.
+    """The fields of a batch, and properties that all of its messages share. The messages are in the scratch arrays.
 
     Attributes:
         producer, epoch: those of the first message.
         last_producer, last_epoch: those of the last message, for the acknowledgement.
-        first_sequence, last_sequence: for the acknowledgement.
+        first_sequence, last_sequence: sequence numbers, for the acknowledgement.
     """
 
     topic: str
@@ -53,7 +53,7 @@ class Batch:
 
 
 def read_batch(body: Buffer, scratch: ScratchArrays) -> Batch:
-    """Decode a batch in the first layout that fits (spec: cursus#older-batch-layouts).
+    """Decode a batch in the first layout that fits, the current one or an older one (spec: cursus#older-batch-layouts).
 
     Raises Refused ``batch_decode_failed`` if no layout fits.
     """
@@ -71,9 +71,9 @@ def read_batch(body: Buffer, scratch: ScratchArrays) -> Batch:
 
 
 def _begins_positional(body: Buffer) -> bool:
-    """Return whether the partition field consists of decimal digits, as in the positional layout.
+    """Return whether the partition field consists of decimal digits, as in the layout of older clients.
 
-    In the modern layout, these bytes would be a partition number above 65,536, which no topic has.
+    In the current layout, these bytes would be a partition number above 65,536, which no topic has.
     """
     view = memoryview(body)
     at = 4 + int.from_bytes(view[2:4], "big")
@@ -161,9 +161,9 @@ def acknowledged(
 
 
 def opening(topic: str, partition: int, *, positional: bool) -> bytes:
-    """Return the beginning of a batch for a consumer, up to its sequences (spec: cursus#consume).
+    """Return the beginning of a batch for a consumer, up to its sequence numbers (spec: cursus#consume).
 
-    The layout is that of the positional dialect if ``positional``, otherwise the modern one.
+    The layout is that of older clients if ``positional``, otherwise the current one.
     """
     if positional:
         number = encoded(str(partition))
@@ -185,7 +185,7 @@ def put_head(out: bytearray, begin: bytes, *, size: int, first: int, last: int, 
     Args:
         begin: the result of ``opening``.
         size: size of the frame in bytes.
-        first, last: sequences of the first and last message.
+        first, last: sequence numbers of the first and last message.
     """
     out[:PREFIX_BYTES] = (size - PREFIX_BYTES).to_bytes(4, "big")
     end = PREFIX_BYTES + len(begin)

@@ -54,7 +54,7 @@ class CursusBroker(TopicVerbs, RecordVerbs, ProducerVerbs, PositionVerbs, WireBr
 
     @property
     def events(self) -> Events:
-        """Event sourcing: versions and snapshots of aggregates."""
+        """Appends and reads events of aggregates."""
 
     @property
     def transactions(self) -> Transactions: ...
@@ -67,9 +67,10 @@ class CursusParts(Parts, Protocol):
     """The processes of a broker."""
 
     def join_epoch(self, id_: str, epoch: int, *, by: Caller) -> Latest | None:
-        """Let this shard participate in a transaction that another shard coordinates. Raises Pending.
+        """Let this shard participate in a transaction that another shard coordinates.
 
-        See ``Participants.join_epoch``.
+        Returns the transactional id's latest transaction, or None if there is none. Raises Pending until the
+        coordinator has responded.
         """
 
 
@@ -124,7 +125,7 @@ class CursusSettings:
 
 
 class Peer(Protocol):
-    """The connection of a request, as a guard sees it."""
+    """The connection of a request, for permission checks."""
 
     @property
     def output(self) -> Output:
@@ -147,7 +148,7 @@ class Guard(Protocol):
     """Checks permissions of requests (spec: cursus#credentials)."""
 
     def admit(self, peer: Peer, request: Request, actions: Sequence[Action], /) -> None:
-        """Check whether a command that needs permission for ``actions`` may be executed.
+        """Check whether the client may execute a command that needs permission for ``actions``.
 
         Raises Refused ``authentication_required``, ``authentication_failed`` or ``NOT_AUTHORIZED_FOR_OPERATION``.
         Raises Pending if that takes time; the session then calls ``admit`` again with the same request.
@@ -157,7 +158,7 @@ class Guard(Protocol):
         """Authenticate the client of a request that another process authorizes and executes. Raises as ``admit``."""
 
     def admit_batch(self, peer: Peer, /) -> None:
-        """Raise Refused if the connection may not write batches, or Pending as ``admit``."""
+        """Raise Refused if the connection may not write batches. Raises Pending if that takes time."""
 
     def admits_topic(self, peer: Peer, topic: Topic | TopicName, action: Action, /) -> bool: ...
 
@@ -183,17 +184,17 @@ Where = tuple[str, int]
 
 
 class Places(Protocol):
-    """Addresses that responses report to clients, in a cluster. ``at`` is the address that the client has used."""
+    """Addresses of brokers in responses to clients, in a cluster. ``at`` is the address that the client has used."""
 
     def lasting(self, at: Where, /) -> Where:
         """Return an address that remains valid if another process becomes the leader."""
 
     def alone(self, at: Where, /) -> Where:
-        """Return the address at which clients reach only this process, if they may use one; otherwise ``at``."""
+        """Return the address of this process, if it has one that clients may use; otherwise ``at``."""
 
 
 class Forwards(Protocol):
-    """Executes requests in other processes. See ``forwarding``."""
+    """Executes requests in other processes."""
 
     def __call__(self, session: Any, command: Any, request: Request, body: memoryview, /) -> bool: ...
 
@@ -209,7 +210,7 @@ class Replaceable(Protocol):
 
 
 class OpenStreams:
-    """The streams of this process by group.
+    """The push streams of this process by group. A stream pushes one partition's records to a client.
 
     In all processes together, a group has one stream of a partition: the newest.
     """
@@ -293,10 +294,10 @@ class CursusState:
         round_robin: next partition for a record without a key, by topic id.
         scratch: reusable arrays.
         reply_buffers: reusable buffers for large responses.
-        generations_used: see ``GenerationsUsed``.
-        repeats: digests of published payloads of the legacy dialect; None if repeated payloads are stored again.
+        generations_used: last generation in which each member of a group has sent a request.
+        repeats: digests of recently published payloads, to drop duplicates; None if duplicates are stored.
         streams, stream_count: the streams of groups, and the number of all open streams.
-        off_loop: the queue for long frames.
+        off_loop: queue in which long frames are decompressed in a thread.
         large_scratch: arrays for the messages of the current long frame.
         byte_positions: by partition, where the last read of the legacy dialect ended: byte offset and record offset.
         piece_bytes_max: size limit for messages that are stored as one batch.

@@ -164,7 +164,7 @@ def _i64(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
 def _scan_head(
     p: cython.p_const_uchar, size: cython.Py_ssize_t, layout: cython.int, head: cython.p_uchar
 ) -> cython.Py_ssize_t:
-    """Parse everything before the messages. Return the position of the first message.
+    """Parse everything before the messages of a batch. Return the position of the first message.
 
     For a truncated field, returns -1 minus its index in ``FIELDS``.
     """
@@ -284,7 +284,10 @@ def _scan_event(
     details: cython.p_uchar,
     detail: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Parse the event fields of a message. Returns the same as ``_scan_message``."""
+    """Parse the event fields of a message, and return the position after them.
+
+    For a truncated field, returns -1 minus its index in ``FIELDS``.
+    """
     length: cython.longlong
     if size - at < 2 or size - at - 2 < _u16(p, at):
         return -13
@@ -314,7 +317,8 @@ def _scan_event(
 def _traits(p: cython.p_const_uchar, details: cython.p_const_uchar, row: cython.Py_ssize_t) -> cython.longlong:
     """Compare a message with the one before it.
 
-    Return the differences as bits MIXED and GAPS, and EVENTS for event fields.
+    Return a bit mask: MIXED for another producer or epoch, GAPS for a gap in the sequence numbers, EVENTS for event
+    fields.
     """
     one: cython.Py_ssize_t = 80 * row
     before: cython.Py_ssize_t = one - 80
@@ -344,11 +348,12 @@ def _traits(p: cython.p_const_uchar, details: cython.p_const_uchar, row: cython.
 
 
 def scan(body: Buffer, layout: int, head: Lendable, spans: Lendable, details: Lendable) -> int:
-    """Parse a batch in one of the layouts. Returns 0 if it fills the body, 1 if more bytes follow.
+    """Parse a batch in one of the layouts into the arrays ``head``, ``spans`` and ``details``.
 
-    ``head`` has space for HEAD_WORDS words. ``spans`` and ``details`` have space for len(body) // MESSAGE_BYTES_MIN
-    messages, at most RECORDS_MAX. For a truncated field, returns -1 minus its index in ``FIELDS``, and writes the
-    message's index to FAULT_MESSAGE (-1: the head). Raises ValueError if there is too little space.
+    Returns 0 if the batch fills the body, 1 if more bytes follow. For a truncated field, returns -1 minus its index in
+    ``FIELDS``, and writes the message's index to FAULT_MESSAGE (-1: a field before the messages). ``head`` has
+    HEAD_WORDS values. The other arrays have space for len(body) // MESSAGE_BYTES_MIN messages, at most RECORDS_MAX.
+    Raises ValueError if there is too little space.
     """
     source: Lent = lend(body)
     numbers: Lent = lend_writable(head)
@@ -396,10 +401,10 @@ def scan(body: Buffer, layout: int, head: Lendable, spans: Lendable, details: Le
 
 
 def reach(body: Buffer, spans: Lendable, details: Lendable, start: int, count: int, traits: int, bytes_max: int) -> int:
-    """Return the end of the run that begins at message ``start``. A run becomes one stored batch.
+    """Return the end of the messages from ``start`` on that can be stored as one batch.
 
-    It ends before a message that differs from the one before it in one of ``traits`` (MIXED, GAPS), and at
-    ``bytes_max``, but has at least one message. Raises ValueError for messages out of range.
+    It is before a message that differs from the one before it in one of ``traits`` (MIXED, GAPS), and at ``bytes_max``,
+    but after at least one message. Raises ValueError for messages out of range.
     """
     source: Lent = lend(body)
     places: Lent = lend(spans)
@@ -427,7 +432,7 @@ def reach(body: Buffer, spans: Lendable, details: Lendable, start: int, count: i
 def _stored_bytes(
     spans: cython.p_const_uchar, details: cython.p_const_uchar, row: cython.Py_ssize_t
 ) -> cython.longlong:
-    """Return the size in bytes of a stored message, without its producer."""
+    """Return the size in bytes that a message has in a stored batch, without its producer."""
     return (
         48
         + load_i64(spans, 32 * row + 8)
@@ -444,9 +449,9 @@ def _check_rows(details: Lent, start: cython.Py_ssize_t, stop: cython.Py_ssize_t
 
 
 def pick(details: Lendable, word: int, start: int, stop: int, out: Lendable) -> None:
-    """Copy one word (see the ``details`` words above) of each message from ``start`` to ``stop`` to ``out``.
+    """Copy one value (an index into ``details``) of each message from ``start`` to ``stop`` to ``out``.
 
-    Words are written as u32 if ``out`` has half the size of i64 words, otherwise as i64. Raises ValueError if ``out``
+    Values are written as u32 if ``out`` has half the size of i64 values, otherwise as i64. Raises ValueError if ``out``
     is too small.
     """
     source: Lent = lend(details)

@@ -127,7 +127,7 @@ def _fits(
 ) -> cython.bint:
     """Return whether a text lies within the bytes of its column.
 
-    Stored batches are checked here when they are read, so that damage cannot cause reads out of bounds.
+    Stored batches are checked when they are read, so that damage cannot cause reads out of bounds.
     """
     offsets: cython.longlong = places[2 * column]
     return offsets < 0 or (
@@ -206,7 +206,7 @@ def _put_rows(
     out: cython.p_uchar,
     size: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write rows from ``state[5]`` on. Return DONE, FULL, -1 for invalid data, or the bytes that the next row needs."""
+    """Write records from number ``state[5]`` on. Return DONE, FULL, -1 if invalid, or the bytes that the next needs."""
     count: cython.Py_ssize_t = load_record_count(p, batch)
     base: cython.longlong = load_base_offset(p, batch)
     row: cython.Py_ssize_t = load_i64(state, 40)
@@ -259,10 +259,11 @@ def _put_rows(
 
 
 def put(chunk: Buffer, state: Lendable, out: Buffer) -> int:
-    """Write the records of a chunk of stored batches to ``out``, as messages of the modern layout.
+    """Write the records of a chunk of stored batches to ``out``, as messages of the current layout.
 
-    Returns DONE, FULL, COMPRESSED, or the number of bytes that the next record needs. ``state`` has the PUT_WORDS words
-    above; START and STOP are not changed. Raises ValueError for invalid batches.
+    Returns DONE, FULL, COMPRESSED, or the number of bytes that the next record needs. ``state`` has PUT_WORDS words:
+    the range of offsets, limits and the position. START and STOP are not changed. Raises ValueError for invalid
+    batches.
     """
     return _put_chunk(chunk, state, out, alone=False)
 
@@ -319,7 +320,7 @@ def _put_value_rows(
     out: cython.p_uchar,
     size: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Write the values of one batch, from row ``state[5]`` on.
+    """Write the values of one batch, beginning with record number ``state[5]``.
 
     Returns DONE, FULL, -1 for invalid data, or the number of bytes that the next value needs.
     """

@@ -100,7 +100,7 @@ def class_of(code: str) -> str:
 def encode_error(error: Refused, dialect: Dialect, *, structured: bool) -> bytes:
     """Return the body of an error response.
 
-    ``structured``: whether the client has negotiated ``structured_errors_v1``.
+    ``structured``: whether the client has negotiated the feature ``structured_errors_v1``.
     """
     if dialect is Dialect.LEGACY and error.legacy is not None:
         return encoded(f"ERROR: {error.legacy}")

@@ -42,7 +42,7 @@ _SCHEMA_MAX: Final = 2**32 - 1
 
 
 def _topic(session: CursusSession, request: Request, action: Action) -> Topic:
-    """Return the topic of a stream. Raises Refused if it does not exist or is not event-sourced."""
+    """Return the event-sourced topic in the request. Raises Refused if it does not exist or is not event-sourced."""
     name = request.need("topic")
     topic = session.state.local.find_topic(name)
     if topic is None:
@@ -83,7 +83,7 @@ def _text(request: Request, key: str) -> bytes:
 
 
 def append(session: CursusSession, request: Request, /) -> Reply | None:
-    """APPEND_STREAM: append one event. Its version must be the stream's version plus one."""
+    """APPEND_STREAM: append one event of a key. Its version must be the latest version plus one."""
     for name in ("topic", "key", "version"):
         request.need(name)
     value = _message(request)
@@ -135,7 +135,7 @@ def save_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def version_of(session: CursusSession, request: Request, /) -> Reply:
-    """STREAM_VERSION: return the version of a key's latest event; 0 if it has none."""
+    """STREAM_VERSION: return the version of a key's latest event; 0 if the key has none."""
     topic = _topic(session, request, Action.FETCH)
     key = encoded(request.need("key"))
     return encoded(f"OK version={session.state.local.events.version(_partition_of(session, topic, key), key)}")
@@ -178,7 +178,7 @@ def _failed(error: Refused) -> bytes:
 
 
 class StreamRead:
-    """A READ_STREAM request in progress."""
+    """A READ_STREAM request in progress, which reads the events of a key."""
 
     __slots__ = (
         "_answer",
@@ -229,7 +229,7 @@ class StreamRead:
     def _take_events(self, end: float) -> bool:
         """Read until all events are found, or data must be read from disk.
 
-        Return True if only the time slice is over.
+        Return True if only the time for this connection is over.
         """
         if self._session.closed:
             self._drop()
@@ -251,7 +251,7 @@ class StreamRead:
         return False
 
     def _read_later(self, read: Read | BrokerError) -> None:
-        """Continue in a time slice, because many reads may have waited for the same data."""
+        """Continue in a later pass of the loop, because many requests may have waited for the same data."""
         if isinstance(read, BrokerError):
             self._fail(read.message)
         else:

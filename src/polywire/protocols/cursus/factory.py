@@ -61,7 +61,7 @@ class CursusFactory:
     """Opens sessions for Cursus clients. Implements ``protocols.runtime.session.SessionFactory``.
 
     Args:
-        off_loop: the process's queue for work in threads.
+        off_loop: queue in which long frames are decompressed in a thread.
         places: addresses of the brokers of a cluster; None without one.
         router: the topics of all processes; None if there is only one.
     """
@@ -109,7 +109,7 @@ class CursusFactory:
         )
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether the bytes begin a frame with a batch, or with a known command in an envelope or without one.
+        """Return whether the bytes begin a frame with a batch or a known command, with or without an envelope.
 
         The frame may have at most 64 MiB. Returns None if more bytes are needed.
         """

@@ -105,12 +105,10 @@ def _matching(
     number: int,
     offset: int | None,
 ) -> Iterator[ReadCursor | Partition | Refused | None]:
-    """Yield the partition to read of each topic that matches a pattern.
+    """Yield the partition to read of each topic that matches a pattern. Also yields None now and then, to pause.
 
-    Runs in slices. Refused is yielded last, if it occurs.
-
-    Partitions of other processes are yielded without an offset. ``acting`` is the user of the request: the guard may
-    have admitted other requests meanwhile.
+    Partitions of other processes are yielded without an offset. Refused is yielded last, if it occurs. ``acting`` is
+    the user of the request: the connection may have begun other requests meanwhile.
     """
     access = session.broker.access
     found = 0
@@ -133,7 +131,7 @@ def _matching(
 
 
 class ConsumeReply:
-    """A CONSUME request in progress."""
+    """Builds the response to one CONSUME request."""
 
     __slots__ = (
         "_answer",
@@ -152,7 +150,7 @@ class ConsumeReply:
     def __init__(self, session: CursusSession, request: Request, number: int, wait_ms: int) -> None:
         """``wait_ms`` is the longest wait for records.
 
-        Then the response is an empty batch. Later batches do not wait for it.
+        Then the response is an empty batch.
         """
         self._session = session
         self._request = request
@@ -194,7 +192,7 @@ class ConsumeReply:
         then: Callable[[ReadCursor], None],
         pending: Pending | None = None,
     ) -> None:
-        """Ask the process of a partition for the offset at which reading begins."""
+        """Find the offset at which reading begins, if necessary by a request to the process that owns the partition."""
         if self._answer.parts is not None:  # another partition was refused
             return
         try:
@@ -236,7 +234,7 @@ class ConsumeReply:
         self._session.state.broker.loop.call_soon(self._refresh)
 
     def _refresh(self, pending: Pending | None = None) -> None:
-        """Read when it is known which records are readable."""
+        """Read when the partitions' end offsets are known."""
         if self._session.closed:
             return
         try:
@@ -273,14 +271,14 @@ class ConsumeReply:
         self._continue()
 
     def _continue(self) -> None:
-        """Continue to read, if necessary in several time slices."""
+        """Continue to read, if necessary in several passes of the loop."""
         if self._take_cursors(self._session.broker.clock.monotonic() + QUANTUM_S):
             self._session.broker.sliced.put(self._take_cursors)
 
     def _take_cursors(self, end: float) -> bool:
         """Read partitions until the batch is full, or data must be read from disk.
 
-        Return True if only the time slice is over.
+        Return True if only the time for this connection is over.
         """
         broker = self._session.broker
         while self._open:

@@ -44,7 +44,7 @@ NEVER: Final = "0001-01-01T00:00:00Z"
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """Group, topic, member and generation of a request. The generation is None if the request has none."""
+    """A request of a group member. The generation is None if the request has none."""
 
     session: CursusSession
     topic: str
@@ -81,7 +81,7 @@ class GroupRequest:
 
     @property
     def _hint(self) -> str:
-        """Return the word from which clients of the positional dialect learn that they must rejoin.
+        """Return the word by which clients of the older protocol version recognise that they must rejoin.
 
         A member that leaves sends no generation and gets no such word, because it will not rejoin.
         """
@@ -93,7 +93,7 @@ class GroupRequest:
         return Refused("NOT_OWNER", f"partition={partition} {facts}")
 
     def stale(self, current: int) -> Refused:
-        """Return the error for a fenced member, with the word from which clients learn it (spec: cursus#fencing)."""
+        """Return the error for a fenced member, with the word by which clients recognise it (spec: cursus#fencing)."""
         facts = f"current={current} requested={self.generation} group={self.group} member={self.member}"
         return Refused("GEN_MISMATCH", f"{facts} {REJOIN}")
 
@@ -110,7 +110,10 @@ def number(request: Request, key: str) -> int:
 
 
 def admit(session: CursusSession, topic: str, action: Action) -> None:
-    """Raise Refused if the client may not read the topic, because then it may not change the topic's groups either."""
+    """Raise Refused if the client may not perform the action on the topic.
+
+    It then may not use the topic's groups either.
+    """
     found = session.state.local.find_topic(topic)
     if found is not None:
         session.state.guard.admit_topic(session, found, action)
@@ -122,7 +125,7 @@ def _may_see(session: CursusSession, topic: str) -> bool:
 
 
 def check_topic(session: CursusSession, request: Request, topic: str, group: str) -> None:
-    """Raise Refused if the group reads another topic: in the modern dialect, a group has only one topic.
+    """Raise Refused if the group already reads another topic: for current clients, a group has only one topic.
 
     The group that clients use by default is exempt.
     """
@@ -145,8 +148,7 @@ def member_request(session: CursusSession, request: Request, *, generation: bool
 def _member_id(session: CursusSession, request: Request, topic: str, group: str, member: str) -> str:
     """Return the member's id.
 
-    In the positional dialect, a request may have the name with which the member joined instead (spec:
-    cursus#answers-by-dialect).
+    Older clients may send the name with which the member joined instead (spec: cursus#answers-by-dialect).
     """
     view = session.state.local.groups.view(group, topic)
     if view is None or request.dialect is Dialect.MODERN:
@@ -169,7 +171,7 @@ def base_of(member: str) -> str:
 
 
 def join(session: CursusSession, request: Request, /) -> Reply | None:
-    """JOIN_GROUP of a new member, of one that resumes, or of a fenced one that returns."""
+    """JOIN_GROUP: add a new member, let a member continue after a reconnect, or let a fenced member rejoin."""
     topic, group, given = (request.need(key) for key in ("topic", "group", "member"))
     wanted = number(request, "generation") if request.options.get("generation") else None
     broker = session.state.local
@@ -211,10 +213,10 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _continued_member(group_request: GroupRequest) -> str | None:
-    """Return the id of the membership that this request continues, or None (spec: cursus#joining-again).
+    """Return the id of the existing member for which a JOIN_GROUP is sent again, or None (spec: cursus#joining-again).
 
-    A request with the name of a member without partitions continues its membership, too: Java's client rejoins every
-    second while it has none.
+    A request with the name of a member without partitions is such a request, too: Java's client rejoins every second
+    while it has none.
     """
     view = group_request.view()
     if view is None:
@@ -298,7 +300,7 @@ def heartbeat(session: CursusSession, request: Request, /) -> Reply:
 
 
 def leave(session: CursusSession, request: Request, /) -> Reply | None:
-    """LEAVE_GROUP.
+    """LEAVE_GROUP: remove a member.
 
     The generation is compared only if the client sends one; most do not (spec: cursus#group-answers).
     """
@@ -400,9 +402,10 @@ def list_groups(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _list(broker: CursusBroker, acting: Principal | None, pairs: Iterable[tuple[str, str]]) -> Iterator[bytes]:
-    """Yield the names of groups in slices.
+    """Yield the response with the names of groups.
 
-    ``acting`` is the user of the request: the guard may have admitted other requests meanwhile.
+    Before it, empty bytes are yielded, so that other requests can run. ``acting`` is the user of the request: the
+    connection may have begun other requests meanwhile.
     """
     found: set[str] = set()
     for full_name, name in pairs:

@@ -41,14 +41,14 @@ def stored_id(producer: bytes) -> bytes:
 
 
 class Rejected(Exception):
-    """Sequences that must not be stored. The acknowledgement has the text of this error."""
+    """Raised for sequence numbers that must not be stored. The acknowledgement has the text of this error."""
 
 
 def already_stored(known: tuple[int, int] | None, *, producer: str, epoch: int, first: int, last: int) -> int:
-    """Return how many of the messages with sequences ``first`` to ``last`` are stored already.
+    """Return how many of the messages with sequence numbers ``first`` to ``last`` are stored already.
 
-    ``known`` is the producer's latest epoch and sequence in this partition; None for a new producer. Raises Rejected if
-    the messages must not be stored.
+    ``known`` is the producer's latest (epoch, sequence number) in this partition; None for a new producer. Raises
+    Rejected if the messages must not be stored.
     """
     if known is None:
         if first != 1:
@@ -70,7 +70,7 @@ def already_stored(known: tuple[int, int] | None, *, producer: str, epoch: int, 
 
 
 def append_failure(error: BrokerError) -> str:
-    """Return the text for a failed append, with the words from which clients learn that the producer must end."""
+    """Return the text for a failed append, with the words by which clients recognise that the producer must end."""
     if error.code is ErrorCode.PRODUCER_FENCED:
         return f"stale_producer_epoch {error.message}"
     if error.code is ErrorCode.SEQUENCE_GAP:
@@ -85,8 +85,8 @@ class Checked(msgspec.Struct, frozen=True, array_like=True):
     """The result of a forwarded batch.
 
     Attributes:
-        offset: of the last record; -1 if unknown.
-        latest: the partition's latest offset if the batch was stored before, otherwise -1.
+        offset: offset of the last record; -1 if unknown.
+        latest: the partition's latest offset if the batch is a duplicate, otherwise -1.
         epoch: the producer's current epoch after an error; -1 if unknown.
         error: why the batch was not stored; empty if it was.
     """
@@ -98,7 +98,7 @@ class Checked(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckedBroker(RecordVerbs, ProducerVerbs, WireBroker, Protocol):
-    """The methods of the broker that checked appends use."""
+    """The methods of the broker that ``CheckedAppends`` uses."""
 
 
 class _Append(NamedTuple):
@@ -121,7 +121,7 @@ class CheckedAppends:
     def append(
         self, partition: Partition, batch: bytes, *, level: Level, by: Caller, then: Completion[Checked]
     ) -> None:
-        """Append a batch of one producer, unless it is stored already."""
+        """Append a batch of one producer, unless it is a duplicate."""
         append = _Append(batch, level, by, then, self._broker.clock.monotonic() + BUSY_WAIT_S)
         waiting = self._waiting.get(partition)
         if waiting is not None:

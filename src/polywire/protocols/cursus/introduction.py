@@ -63,7 +63,7 @@ def _stand_alone(request: Request) -> None:
 
 
 def negotiate(session: CursusSession, request: Request, /) -> Reply:
-    """NEGOTIATE: replace the features of this connection. A rejected negotiation changes nothing.
+    """NEGOTIATE: replace the features of this connection. If the request is rejected, they stay the same.
 
     Errors always have the error class, even if ``structured_errors_v1`` was not negotiated.
     """

@@ -31,9 +31,9 @@ BYTE_POSITIONS_MAX: Final = 1_024  # partitions for which the end of the last re
 
 
 def consume_values(session: CursusSession, request: Request) -> Reply | None:
-    """CONSUME with several frames as the response.
+    """CONSUME of the oldest clients: send each value in a frame of its own.
 
-    The client learns from the end of the connection that the response is complete. So the connection is closed, unless
+    The client recognises the end of the response by the end of the connection. So the connection is closed, unless
     another request follows soon.
     """
     if len(request.words) != 3:
@@ -52,7 +52,7 @@ def consume_values(session: CursusSession, request: Request) -> Reply | None:
 
 
 class ValueRead:
-    """A CONSUME request in progress. ``start`` is the requested byte offset; 0 means the first retained record."""
+    """A CONSUME request of the oldest clients. ``start`` is a byte offset; 0 means the first retained record."""
 
     __slots__ = ("_answer", "_lookups", "_offset", "_partition", "_reply_batch", "_session", "_start")
 
@@ -83,11 +83,10 @@ class ValueRead:
         self._read()
 
     def _look_up(self) -> None:
-        """Look up an address that is nearer to the requested record.
+        """Look up a record that is nearer to the requested byte offset than the last one that was found.
 
-        The address of the record with offset n is its byte offset plus ``HEAD_BYTES * n``. For a lower offset than n,
-        this sum is an address between the record with that offset and the requested record. So the record at this
-        address is at least as near.
+        If that record has offset n, look up the Kafka 0.7 offset that is the requested byte offset plus ``HEAD_BYTES *
+        n``. It is at or before the requested record, because the record's own offset is at least n.
         """
         while self._lookups < LOOKUPS_MAX:
             self._lookups += 1
@@ -179,10 +178,7 @@ class ValueRead:
         return wanted
 
     def _finish(self) -> None:
-        """Send the response.
-
-        Its end is shown by the end of the connection, or by the next response.
-        """
+        """Send the response. The client recognises its end by the end of the connection, or by the next response."""
         reply_batch, self._reply_batch = self._reply_batch, None
         assert reply_batch is not None, "an answer is filled once"
         parts, released = reply_batch.finish()

@@ -30,18 +30,18 @@ class PendingBatch(Protocol):
         """
 
     def store_at_once(self) -> bool:
-        """Store all messages. Return False, without an effect, if the log has no space now."""
+        """Store all messages. Return False, without an effect, if the log's write buffer is full."""
 
 
 class Host(Protocol):
-    """The session of a long frame."""
+    """The methods of the session that ``LongFrame`` uses."""
 
     @property
     def state(self) -> CursusState: ...
 
     @property
     def output(self) -> Output:
-        """The output of the connection, which pins the received bytes."""
+        """The connection, which can keep the received bytes in memory and writes responses."""
 
     def take_long(self, body: memoryview, packed: Algorithm | None, /) -> PendingBatch | None:
         """Execute the request in a long frame. The caller must store the returned batch, if there is one.
@@ -50,16 +50,19 @@ class Host(Protocol):
         """
 
     def hold(self, pending: Pending, /) -> None:
-        """Call the frame's ``begin`` when its request can be repeated."""
+        """Execute the frame's request again when ``pending`` allows it."""
 
     def frame_done(self) -> None:
-        """Handle the next request: the frame's request was executed."""
+        """Handle the next request, because that of the frame was executed."""
 
     def failed(self, error: PeerError, /) -> None: ...
 
 
 class LongFrame:
-    """A long frame of a session, which handles no other request until it is done. Its received bytes are pinned."""
+    """A long frame, which is decompressed in a thread.
+
+    Until its request was executed, the session handles no other one. Its received bytes stay in memory meanwhile.
+    """
 
     __slots__ = ("_body", "_is_done", "_packed", "_received", "_session", "_storing", "_unpin", "_work")
 

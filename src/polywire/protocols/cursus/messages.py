@@ -50,7 +50,7 @@ def words(text: str) -> frozenset[str]:
 
 
 class Dialect(Enum):
-    """The form of a request, which determines the form of its response (spec: cursus#dialects)."""
+    """The version of the protocol in which a request is written. The response has the same (spec: cursus#dialects)."""
 
     MODERN = "modern"
     POSITIONAL = "positional"
@@ -103,7 +103,7 @@ KNOWN_KEYS: Final = words(
 
 
 class Refused(Exception):
-    """A request that gets an error: a code, facts (``k=v``), and the text for the legacy dialect.
+    """An error response: a code, details (``k=v``), and the text for the oldest clients.
 
     ``classed``: whether ``facts`` already has the error class.
     """
@@ -128,7 +128,7 @@ class Request:
         options: values by key; positional arguments have the keys in ``POSITIONS``.
         message: everything after ``message=``; None if absent or empty. For a positional PUBLISH, the unchanged text
             after the blank that follows the topic.
-        telling: whether only one dialect has this form, so that the client's dialect is known.
+        telling: whether only one protocol version has this syntax, so that the client's version is known.
         pattern: whether the topic has wildcards, which CONSUME allows; its escapes were not decoded.
     """
 
@@ -155,9 +155,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class BarePublish:
-    """An envelope whose payload is not a command.
+    """An envelope (topic and payload) whose payload is not a command.
 
-    The legacy dialect publishes the payload to the envelope's topic unless it is empty (spec: cursus#envelope).
+    For the oldest clients, the payload is published to the envelope's topic unless it is empty (spec: cursus#envelope).
     """
 
     topic: str
@@ -169,9 +169,9 @@ def read_text(body: bytes, spoken: Dialect | None, forced: Dialect | None = None
 
     Args:
         body: at most one byte more than ``TEXT_FRAME_BYTES_MAX`` need be passed, because longer bodies are rejected.
-        spoken: dialect of the connection's latest unambiguous request; None before the first. Used for ambiguous
-            requests.
-        forced: the only dialect of the listener, if it has one.
+        spoken: protocol version of the connection's latest unambiguous request; None before the first. Used for
+            ambiguous requests.
+        forced: the only version that the listener accepts, if it is configured.
 
     Raises Refused ``decode_failed`` or ``malformed_input``, after which the connection remains open.
     """
@@ -236,10 +236,10 @@ def _too_long(name: str) -> Refused:
 
 
 def _dialect(name: str, arguments: str, envelope: str | None, spoken: Dialect | None) -> tuple[Dialect, bool]:
-    """Return the dialect of a request, and whether its form is unambiguous (spec: cursus#recognising-the-dialect).
+    """Return the protocol version of a request, and whether only that version has its syntax.
 
-    A request that both positional dialects have is treated as one of the older, except for an ambiguous CONSUME and a
-    SUBSCRIBE with a group.
+    There are three versions. A request that is valid in both older ones counts as one of the oldest, except for an
+    ambiguous CONSUME and a SUBSCRIBE with a group (spec: cursus#recognising-the-dialect).
     """
     words = arguments.split()
     key, equals, _ = words[0].partition("=") if words else ("", "", "")
@@ -329,12 +329,12 @@ def enveloped(topic: str, payload: bytes) -> bytes:
 
 
 def decoded(text: bytes) -> str:
-    """Decode text. Invalid bytes are restored by ``encoded``."""
+    """Decode text. ``encoded`` restores bytes that are not valid UTF-8."""
     return text.decode("utf-8", "surrogateescape")
 
 
 def encoded(text: str) -> bytes:
-    """Encode the result of ``decoded``."""
+    """Encode text that ``decoded`` has decoded, including bytes that are not valid UTF-8."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -369,7 +369,7 @@ def topic_word(name: str) -> str:
 
 
 def topic_name(word: str) -> str:
-    """Decode the result of ``topic_word``. Raises Refused for an invalid escape."""
+    """Decode a topic's name that was encoded with ``topic_word``. Raises Refused for an invalid escape."""
     try:
         return names.unescape(word)
     except Invalid:

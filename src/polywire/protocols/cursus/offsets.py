@@ -90,7 +90,7 @@ def _batch_regression(group_request: GroupRequest, partition: int, current: int,
 
 
 def check_offsets(group_request: GroupRequest, pairs: Pairs, regression: Regression) -> None:
-    """Raise Refused if the member may not commit these offsets. The check counts as a heartbeat."""
+    """Raise Refused if the member may not commit these offsets. This counts as a heartbeat."""
     assert group_request.generation is not None, "a fenced commit has a generation"
     groups, by = group_request.session.state.local.groups, group_request.session.caller
     who = group_request.group, group_request.topic, group_request.member, group_request.generation
@@ -140,7 +140,7 @@ def _store(group_request: GroupRequest, pairs: Pairs, answer: Answer) -> None:
 
 
 def commit_unfenced(session: CursusSession, request: Request, /) -> Reply | None:
-    """COMMIT of the positional dialect, which needs no membership.
+    """COMMIT of older clients, which need not be members of the group.
 
     Offsets must not decrease (spec: cursus#group-answers).
     """

@@ -35,7 +35,7 @@ _AUTH_POLICIES: Final = frozenset({"open", "deny_write", "deny_read", "acl"})
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A topic's policy.
+    """A topic's settings as Cursus clients see them.
 
     Attributes:
         retention_hours, retention_bytes: 0 is the broker's default; UNLIMITED retains records forever.
@@ -57,7 +57,9 @@ class Policy:
         )
 
     def described(self) -> dict[str, object]:
-        """Format the policy for DESCRIBE: the first three fields, and other fields if they were set."""
+        """Format the policy for DESCRIBE: cleanup policy, partitioner and auth policy, and other fields if they were
+        set.
+        """
         shown: dict[str, object] = {
             "cleanup_policy": self.cleanup_policy,
             "partitioner": self.partitioner,

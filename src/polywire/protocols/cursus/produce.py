@@ -49,10 +49,10 @@ PIECES_MAX: Final = 256  # stored batches that one request may need: one per pro
 
 @dataclass(frozen=True, slots=True)
 class ProducerSpan:
-    """A run: consecutive messages of one producer, which are stored as one batch.
+    """Consecutive messages of one producer, which are stored as one batch.
 
     Attributes:
-        checked: whether their sequences are checked and remembered.
+        checked: whether duplicates of them are detected by their sequence numbers.
     """
 
     start: int
@@ -101,9 +101,8 @@ def find_partition(topic: Topic, number: int) -> Partition:
 def take_batch(session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> PendingBatch | None:
     """Parse a batch frame and return the batch to store.
 
-    If the batch is invalid, respond with the error and return None.
-
-    Raises Pending if the request must be repeated later.
+    If the batch is invalid, respond with the error and return None. Raises Pending if the request must be repeated
+    later.
     """
     try:
         session.state.guard.admit_batch(session)
@@ -138,7 +137,7 @@ def _checked_topic(session: CursusSession, batch: Batch) -> Topic:
 def _runs(
     body: memoryview, scratch: ScratchArrays, batch: Batch, *, idempotent: bool, piece_bytes_max: int
 ) -> list[ProducerSpan]:
-    """Split the messages into runs, nearly always a single one. Raises Refused for an invalid batch."""
+    """Split the messages into batches to store, nearly always a single one. Raises Refused for an invalid batch."""
     details = scratch.details
     if (
         not batch.traits & decoder.MIXED
@@ -164,7 +163,7 @@ def _runs(
 def _without_producers(
     body: memoryview, scratch: ScratchArrays, count: int, piece_bytes_max: int
 ) -> list[ProducerSpan]:
-    """Return runs without producer ids, for a batch whose messages have too many different producers."""
+    """Split the messages into batches without producer ids, because they have too many different producers."""
     runs: list[ProducerSpan] = []
     start = 0
     while start < count:
@@ -204,7 +203,7 @@ def append_checked(
 
 
 def close_if_lost(session: CursusSession, partition: Partition, error: BrokerError) -> None:
-    """Close the connection if a partition's process has ended, because it is unknown whether a write was stored.
+    """Close the connection if the process that owns a partition has ended: it is unknown whether a write was stored.
 
     A producer then sends its unanswered batches again, in order. After an error response, it would continue with the
     next batch.
@@ -214,10 +213,10 @@ def close_if_lost(session: CursusSession, partition: Partition, error: BrokerErr
 
 
 class ForwardedBatch:
-    """A batch of several runs for a partition of another process, which stores it as if its client had sent it there.
+    """A batch of several producers for a partition of another process. Implements ``PendingBatch``.
 
-    Implements ``PendingBatch``. It waits for earlier batches, because they are forwarded in another way and may arrive
-    later.
+    The other process stores it as if the client had sent it there. It waits for earlier batches, because they are
+    forwarded in another way and may arrive later.
     """
 
     __slots__ = ("_body", "_client", "_forward", "_partition", "_session")
@@ -248,7 +247,7 @@ class ForwardedBatch:
 class BatchAppend:
     """A batch that is being stored, and its acknowledgement. Implements ``PendingBatch``.
 
-    It is acknowledged when all runs that were passed to the broker have completed. The first error is reported.
+    It is acknowledged when all parts that were passed to the broker have completed. The first error is reported.
     """
 
     __slots__ = (
@@ -297,10 +296,10 @@ class BatchAppend:
         self._waiting = 1  # results to wait for; one of them is the end of the runs
 
     def store(self, end: float | None = None) -> float | None:
-        """Append runs in order, until time ``end`` if given.
+        """Append the batch's parts in order, until time ``end`` if given.
 
         Returns None when all were passed to the broker, otherwise the seconds until the next attempt. After a rejected
-        run, nothing is stored. If ``end`` is given, a run is repeated while the log is full.
+        part, nothing is stored. If ``end`` is given, a part is repeated while the log's write buffer is full.
         """
         now = self._session.state.broker.clock.monotonic
         for run in self._runs:
@@ -328,7 +327,7 @@ class BatchAppend:
         return None
 
     def store_at_once(self) -> bool:
-        """Append all runs now. Return False, without an effect, if the log has no space."""
+        """Append all parts now. Return False, without an effect, if the log's write buffer is full."""
         if self.store(inf) is None:
             return True
         if self._waiting == 1 and self._last_offset < 0:
@@ -338,7 +337,7 @@ class BatchAppend:
         return True
 
     def _may_wait(self, error: Busy, now: float) -> bool:
-        """Return whether to try again: runs of a large batch may have to wait until earlier ones are sealed."""
+        """Return whether to try again: parts of a large batch may have to wait until the log has written earlier ones."""
         if self._busy_until is None:
             self._busy_until = now + BUSY_WAIT_S
         return error.code is ErrorCode.BUSY and now < self._busy_until
@@ -389,7 +388,7 @@ class BatchAppend:
         self._finish()
 
     def _checked(self, run: ProducerSpan, result: Checked | BrokerError) -> None:
-        """Completion of the only run of a batch, which another process has checked."""
+        """Completion for a batch of one producer that another process has checked for duplicates."""
         if isinstance(result, BrokerError):
             self._stored(run, 0, 0, result)
         elif result.error:
@@ -400,7 +399,7 @@ class BatchAppend:
             self._finish()
 
     def _repeated(self, run: ProducerSpan, before: int, result: int | BrokerError) -> None:
-        """Report success for a run that was stored before (spec: cursus#idempotent-producers).
+        """Report success for a duplicate (spec: cursus#idempotent-producers).
 
         The original offset is reported if it is known.
         """
@@ -451,11 +450,11 @@ class BatchAppend:
 def _columns(
     body: memoryview, details: memoryview, run: ProducerSpan, start: int, *, events: bool
 ) -> dict[int, Lendable]:
-    """Return the columns of a run, except keys and values.
+    """Return the columns of messages that are stored as one batch, except keys and values.
 
-    Sequences are stored if they have gaps. They are also stored for a producer that is not checked, to retain its
-    epoch. Without them, a batch with an epoch and consecutive sequences would be checked for duplicates (decision 0101,
-    ``broker.producers``).
+    Sequence numbers are stored if they have gaps. They are also stored for a producer that is not checked, to retain
+    its epoch. Without them, a batch with an epoch and consecutive sequence numbers would be checked for duplicates
+    (decision 0101, ``broker.producers``).
     """
     columns: dict[int, Lendable] = {}
     count = run.stop - start

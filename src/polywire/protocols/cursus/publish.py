@@ -83,7 +83,7 @@ def publish(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def choose_partition(session: CursusSession, topic: Topic, key: Buffer) -> Partition:
-    """Choose a partition by the key or round-robin, as the topic's partitioner requires (spec: cursus#partitioning)."""
+    """Choose a partition by the key or round-robin, depending on the topic's partitioner (spec: cursus#partitioning)."""
     if key and policy_of(topic).partitioner == "hash_key":
         return session.state.broker.partition_of_key(topic, key, KeyHash.FNV64)
     number = session.state.round_robin.get(topic.id, 0)
@@ -128,7 +128,7 @@ class PublishAppend:
         self._answer: Answer = session.later(request.dialect)
 
     def begin(self, key: bytes, value: bytes) -> None:
-        """Append the record, unless it is stored already."""
+        """Append the record, unless it is a duplicate."""
         run, level, by = self._run, LEVELS[self._acks], self._session.caller
         try:
             stored = 0
@@ -155,7 +155,7 @@ class PublishAppend:
             self._failed(append_failure(error))
 
     def _checked(self, result: Checked | BrokerError) -> None:
-        """Completion of a record that another process has checked."""
+        """Completion of a record that another process has checked for duplicates."""
         if isinstance(result, BrokerError):
             self._stored(result)
         elif result.error:
@@ -207,7 +207,7 @@ def append(
     level: Level,
     done: Completion[int],
 ) -> None:
-    """Append a batch. While the log is full, Pending is raised, for as long as a batch would wait.
+    """Append a batch. While the log's write buffer is full, Pending is raised, for as long as a batch would wait.
 
     Also raises the broker's errors.
     """
@@ -265,7 +265,7 @@ def publish_bare(session: CursusSession, request: Request, /) -> Reply | None:
 def _publish_plain(session: CursusSession, name: str, value: bytes, reply: bytes) -> Reply | None:
     """Append one record without a key.
 
-    If repeated payloads are dropped, a repeated one gets the response of the original.
+    If duplicate payloads are dropped, a duplicate gets the response of the original.
     """
     topic = writable_topic(session, name)
     broker, repeats = session.state.broker, session.state.repeats

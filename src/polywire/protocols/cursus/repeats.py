@@ -20,7 +20,7 @@ _DIGEST_BYTES: Final = 16
 
 
 class Repeats:
-    """Digests of payloads that were published in the last ``lasting_s`` seconds."""
+    """Digests of payloads that were published in the last ``lasting_s`` seconds, to detect duplicates."""
 
     __slots__ = ("_lasting_s", "_monotonic", "_until")
 

@@ -31,15 +31,12 @@ Parts = tuple[list[Buffer], Callable[[], None] | None]
 
 
 class ReplyBatch:
-    """Records that are encoded into one batch, or into one frame per value."""
+    """Records of a response, encoded as one batch, or as one frame per value for the oldest clients."""
 
     __slots__ = ("_begin", "_buffer", "_put", "_reply_buffers", "_state")
 
     def __init__(self, reply_buffers: ReplyBuffers, begin: bytes | None, records_max: int) -> None:
-        """``begin`` is the result of ``batches.opening``.
-
-        If it is None, each value becomes a frame (legacy dialect).
-        """
+        """``begin`` is the result of ``batches.opening``, or None to encode each value as a frame."""
         self._reply_buffers = reply_buffers
         self._begin = begin
         self._buffer = reply_buffers.take()
@@ -62,9 +59,9 @@ class ReplyBatch:
         return self._state[encoder.NEXT]
 
     def take(self, read: Read, start: int, end: int) -> bool:
-        """Add the records with ``start <= offset < end``.
+        """Add the records with ``start <= offset < end``. Return False if no more fit.
 
-        Return False if no more fit. Raises Invalid for a damaged batch.
+        Raises Invalid for a damaged batch.
         """
         state = self._state
         state[encoder.START], state[encoder.STOP] = start, end

@@ -22,7 +22,7 @@ PACKED_HERE_BYTES_MAX: Final = 64 * 1024
 
 
 class ReplyOwner(Protocol):
-    """The methods of a session that a reply slot uses."""
+    """The methods of a session that its responses use."""
 
     @property
     def broker(self) -> CursusBroker:
@@ -43,7 +43,7 @@ class ReplyOwner(Protocol):
 
 
 class Answer(ReplySlot[ReplyOwner]):
-    """The slot of one response.
+    """One response, which is sent after the responses to all earlier requests.
 
     Attributes:
         body: the body that ``done`` sends.

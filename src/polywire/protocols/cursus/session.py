@@ -71,7 +71,7 @@ class Command(commands.Command[str, Handler]):
 
 
 class Pushing(Protocol):
-    """A stream that pushes records and has the connection for itself."""
+    """A stream that pushes records to the client. The connection handles no requests meanwhile."""
 
     def drained(self) -> None: ...
 
@@ -91,7 +91,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     """The session of one client.
 
     Attributes:
-        spoken: dialect of the latest unambiguous request; None before the first.
+        spoken: protocol version of the latest unambiguous request; None before the first.
         principal: the user set by AUTH.
         group: set by SETGROUP.
         structured: whether errors have their class.
@@ -247,11 +247,10 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._take_plain(body, data[at + PREFIX_BYTES : end], packed)
 
     def _take_plain(self, body: memoryview, received: memoryview, packed: Algorithm | None) -> bool:
-        """Execute a frame that is not compressed any more.
+        """Execute a frame after its decompression.
 
-        Return False if it must wait for earlier responses. Raises Pending.
-
-        ``received`` is the frame before decompression.
+        Return False if it must wait for earlier responses. Raises Pending. ``received`` is the frame before
+        decompression.
         """
         self._packed = packed
         if not self._is_batch(body):
@@ -293,7 +292,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return None
 
     def hold(self, pending: Pending) -> None:
-        """Delay the long frame until its request can be repeated."""
+        """Execute the long frame again when ``pending`` allows it."""
         self._await_pending(pending)
 
     def _resume_pending(self) -> None:
@@ -374,7 +373,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return forward is not None and forward(self, command, request, body)
 
     def _slot_for(self, request: Request) -> Answer:
-        """Return the slot for an error: that of the failed command if it has taken one, otherwise a new one."""
+        """Return the response for an error: that of the failed command if it has created one, otherwise a new one."""
         return self._slot or self.later(request.dialect)
 
     # Methods for commands
@@ -385,9 +384,9 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of this broker for clients. They remain valid after a failover.
+        """Host and port of this broker for clients: as configured, or as used by this client.
 
-        They are the configured ones, or those that this client has used.
+        Valid after a failover.
         """
         settings, places, at = self.state.settings, self.state.places, self.output.local
         host, port = at if places is None else places.lasting(at)
@@ -415,9 +414,9 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._caller
 
     def later(self, dialect: Dialect, *, blocking: bool = False) -> Answer:
-        """Return the slot of a response that is sent later. ``blocking``: whether later requests wait for it.
+        """Return a response that is sent later. ``blocking``: whether later requests wait for it.
 
-        If the handler raises an error afterwards, the error is sent in this slot. Only in the legacy dialect are
+        If the handler raises an error afterwards, this response has the error. Only for the oldest clients are
         responses compressed, with the algorithm of the request.
         """
         packing = self._packed if dialect is Dialect.LEGACY else None
@@ -425,15 +424,12 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._slot
 
     def withdraw(self, answer: Answer) -> None:
-        """Remove the newest slot, because its request is repeated later."""
+        """Remove the newest response, because its request is repeated later."""
         self._remove_newest(answer)
         self._slot = None
 
     def wait_for_topic(self, name: str) -> None:
-        """Raise Pending until the topic exists or the waiting time is over (spec: cursus#publish).
-
-        The topic may be about to be created.
-        """
+        """Raise Pending until the topic exists or the waiting time is over (spec: cursus#publish)."""
         now = self.state.broker.clock.monotonic()
         waited, until = self._topic_wait
         if waited != name:
@@ -445,7 +441,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         raise Pending(name, partial(self.broker.loop.call_later, min(TOPIC_CHECK_S, max(until - now, 0.001))))
 
     def end(self) -> None:
-        """Accept no more requests, and close the connection after the outstanding responses."""
+        """Accept no more requests, and close the connection after the responses to those that have started."""
         self._stop_receiving()
         self._end_when_done()
 
@@ -461,12 +457,12 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             self._unused = None
 
     def push(self, pushing: Pushing) -> None:
-        """Give the connection to a stream. Bytes that are received from now on are ignored."""
+        """Let a stream push records to the client. Bytes that are received from now on are ignored."""
         self._pushing = pushing
         self._awaited = None
 
     def pull(self) -> None:
-        """Accept requests again for a limited time: the stream has ended (spec: cursus#stream)."""
+        """Accept requests again for a limited time, because the stream has ended (spec: cursus#stream)."""
         self._pushing = None
         self._heard_at = self.state.broker.clock.monotonic()
         self._timer.cancel()

@@ -36,10 +36,10 @@ FRAMES_PER_PASS: Final = 2  # frames pushed before other connections are served
 
 
 class Stream:
-    """A stream: pushes the batches of one partition to a connection.
+    """Pushes the batches of one partition to a connection.
 
-    In the positional dialect, a stream has only batches and errors. It has no keepalive frames, because TCP keepalive
-    detects dead clients, and it ends with an error. A new stream of a group ends the group's older stream of the same
+    For older clients, a stream has only batches and errors. It has no keepalive frames, because TCP keepalive detects
+    dead clients, and it ends with an error. A new stream of a group ends the group's older stream of the same
     partition.
     """
 
@@ -219,11 +219,11 @@ class Stream:
         self._leave("offset_out_of_range", Refused("OFFSET_OUT_OF_RANGE", bounds), " " + bounds)
 
     def _leave(self, reason: str, error: Refused, facts: str = "") -> None:
-        """End the stream and report why. The client may open another one (spec: cursus#stream).
+        """End the stream and send the reason. The client may open another one (spec: cursus#stream).
 
         Args:
             reason, facts: for the control frame, which also has the offset at which to continue.
-            error: for the positional dialect.
+            error: for older clients.
         """
         self.drop()
         if self._dialect is Dialect.POSITIONAL:

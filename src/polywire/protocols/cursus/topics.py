@@ -177,7 +177,7 @@ def delete(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def list_topics(session: CursusSession, request: Request, /) -> Reply | None:
-    """LIST.
+    """LIST: return the names of topics.
 
     If the request names a topic, the response is that of METADATA, which Java's producer expects (spec: cursus#list).
     """
@@ -194,9 +194,10 @@ def list_topics(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _list(broker: CursusBroker, acting: Principal | None, *, legacy: bool) -> Iterator[bytes]:
-    """Yield the names in slices.
+    """Yield the response with the names of topics.
 
-    ``acting`` is the user of the request: the guard may have admitted other requests meanwhile.
+    Before it, empty bytes are yielded, so that other requests can run. ``acting`` is the user of the request: the
+    connection may have begun other requests meanwhile.
     """
     names: list[str] = []
     for topic in broker.topics():

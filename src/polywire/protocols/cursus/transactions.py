@@ -88,7 +88,7 @@ class TransactionRequest:
             raise Refused(failure, f"reason={quote(f'producer mismatch {facts}')}")
 
     def opened(self, failure: str) -> Transaction:
-        """Return the transaction, or its participant if another shard coordinates it.
+        """Return the open transaction or, if another shard coordinates it, this shard's part of it.
 
         Raises Refused ``failure`` if it is not open, and else as ``transaction``. Raises Pending until the coordinator
         has added this shard.
@@ -105,7 +105,9 @@ class TransactionRequest:
         return found
 
     def _participant(self, parts: CursusParts, failure: str) -> Transaction | Latest:
-        """Return this shard's participant, or the coordinator's transaction if this shard cannot participate."""
+        """Return this shard's part of the transaction, or the coordinator's transaction if this shard cannot
+        participate.
+        """
         participants, by = self.session.state.local.participants, self.session.caller
         known = participants.find(self.name, by=by)
         if known is not None and known.is_open and known.epoch == self.epoch and not known.has_producer:
@@ -134,7 +136,7 @@ def _not_found(name: str) -> Refused:
 
 
 def begin_epoch(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle INIT_PRODUCER_ID: begin an epoch.
+    """INIT_PRODUCER_ID: begin a new epoch of a transactional id.
 
     It fences producers with earlier epochs and aborts their open transactions.
     """
@@ -173,9 +175,9 @@ def _others(parts: CursusParts) -> list[int]:
 
 
 def begin(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle BEGIN_TXN.
+    """BEGIN_TXN: begin a transaction.
 
-    It may follow an earlier transaction of the epoch, and may be repeated until something is staged.
+    It may follow an earlier transaction of the epoch, and may be repeated until the transaction has a record.
     """
     asked = TransactionRequest.read(session, request)
     transaction = asked.transaction("transaction_begin_failed")
@@ -196,7 +198,10 @@ def begin(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def publish(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle TXN_PUBLISH: stage a record. If its partition already has the sequence, the record is a repeat."""
+    """TXN_PUBLISH: add a record to the transaction.
+
+    If its partition already has the sequence number, it is a duplicate.
+    """
     name = _name(request)
     request.need("topic")
     asked = TransactionRequest.read(session, request)
@@ -236,9 +241,9 @@ def _writable(session: CursusSession, name: str) -> Topic:
 
 
 def _partition(session: CursusSession, request: Request, topic: Topic, key: bytes, sequence: int) -> Partition:
-    """Return the partition that is named, or else one that is chosen by key or sequence.
+    """Return the partition in the request, or else one that is chosen by key or sequence number.
 
-    Sequences select the partitions in turn, so a repeat gets the same partition as the original.
+    Sequence numbers select the partitions in turn, so a duplicate gets the same partition as the original.
     """
     given = request.options.get("partition", "-1")
     number = integer(given)
@@ -252,7 +257,7 @@ def _partition(session: CursusSession, request: Request, topic: Topic, key: byte
 
 
 def send_offsets(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle SEND_OFFSETS_TO_TXN for a member of a group.
+    """SEND_OFFSETS_TO_TXN: add offsets of a group to the transaction.
 
     The member's generation is checked now and again at the commit.
     """
@@ -321,7 +326,7 @@ def _failed_offsets(reason: str) -> Refused:
 
 
 def end(session: CursusSession, request: Request, /) -> Reply | None:
-    """Handle END_TXN: commit or abort. A repeated request gets the same response."""
+    """END_TXN: commit or abort. A repeated request gets the same response."""
     asked = TransactionRequest.read(session, request)
     result = request.options.get("result", "commit").lower()
     if result not in ("commit", "abort"):
@@ -397,7 +402,10 @@ def _check_member(session: CursusSession, transaction: Transaction) -> None:
 
 
 class Staged(NamedTuple):
-    """Numbers of records and offsets that one shard has staged, and why it refuses the commit (code and facts)."""
+    """The part of a transaction in one shard.
+
+    Numbers of its uncommitted records and offsets, and why the shard refuses the commit (code and facts).
+    """
 
     records: int = 0
     offsets: int = 0
@@ -406,7 +414,7 @@ class Staged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Client:
-    """A client of another process, as far as checks of its group membership need it."""
+    """User and address of a client of another process, to check its group membership."""
 
     state: CursusState
     caller: Caller
@@ -414,7 +422,7 @@ class _Client:
 
 
 def staged(state: CursusState, name: str, token: bytes, *, checks: bool, dialect: Dialect | None, by: Caller) -> Staged:
-    """Return what this shard, as a participant, has staged for a transaction.
+    """Return the numbers of records and offsets that this shard, as a participant, has stored for a transaction.
 
     If ``checks``, check that the client may commit it. This is the last check, because the outcome is decided in
     another shard.
@@ -438,7 +446,7 @@ def _check_participant(state: CursusState, participant: Transaction, by: Caller)
 
 
 def _counts(session: CursusSession, transaction: Transaction, *, checks: bool = False) -> str:
-    """Return the numbers of records and offsets that are staged in all shards.
+    """Return the numbers of the transaction's records and offsets in all shards.
 
     If ``checks``, the other shards check that they can be committed. Raises Refused if not, and Pending.
     """

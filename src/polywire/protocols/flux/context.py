@@ -32,7 +32,7 @@ class FluxRouter(Forwarding, Protocol):
         """Whether sessions should delay their next request, because a shard has too many unanswered ones."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once, when the shard has answered most requests."""
+        """Call ``callback`` once when ``is_clogged`` becomes False."""
 
     def wire_state(self, wire: str) -> Mapping[str, bytes]:
         """Return the values that a protocol has stored in the first shard, as far as they are known here."""
@@ -41,7 +41,7 @@ class FluxRouter(Forwarding, Protocol):
         """Call ``changed`` with each such value that is stored or removed. See ``shards.Parts``."""
 
     def topics(self) -> list[Topic]:
-        """Return the topics of all processes that have reported theirs."""
+        """Return the topics of all processes that have reported their topics."""
 
     def require_reported(self) -> None:
         """Raise Pending until all processes have reported their topics, or Unavailable if one does not."""

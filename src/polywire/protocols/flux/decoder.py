@@ -83,7 +83,7 @@ def _topic_byte(c: int) -> bool:
 @cython.returns(cython.Py_ssize_t)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _after_id(data: Buffer, i: int, stop: int) -> int:
-    """Return the position of the pipe after the plain correlation id at ``i`` if ``PRODUCE|`` follows; otherwise -1."""
+    """Return the position of the pipe after the correlation id at ``i`` if ``PRODUCE|`` follows it; otherwise -1."""
     start = cython.declare(cython.Py_ssize_t, i)
     while i < stop and data[i] != 0x7C:
         if data[i] == 0x0A:
@@ -239,7 +239,10 @@ def _after_line(data: Buffer, i: int, stop: int) -> int:
     topics=cython.Py_ssize_t,
 )
 def _topic_number(data: Buffer, at: int, size: int, work: Numbers, topics: int) -> int:
-    """Return the number of a topic within the run, to which a new topic is added. Returns -1 if there is no space."""
+    """Return the number of a topic among those of the decoded lines, adding a new one.
+
+    Returns -1 if there is no space.
+    """
     t = cython.declare(cython.Py_ssize_t, topics - 1)
     k = cython.declare(cython.Py_ssize_t)
     other = cython.declare(cython.Py_ssize_t)
@@ -274,9 +277,9 @@ def _topic_number(data: Buffer, at: int, size: int, work: Numbers, topics: int) 
     line_max=cython.Py_ssize_t,
 )
 def _produce_line(data: Buffer, at: int, stop: int, work: Numbers, k: int, topics: int, line_max: int) -> int:
-    """Add the plain PRODUCE line at ``at`` to the run, as record ``k``.
+    """Decode the PRODUCE line at ``at`` as record ``k``, if it has no unusual syntax.
 
-    Returns the position after the line, or -1 if it is incomplete or of another kind.
+    Returns the position after the line, or -1 if it is incomplete or needs the full parser.
     """
     id_end = cython.declare(cython.Py_ssize_t)
     topic_end = cython.declare(cython.Py_ssize_t)
@@ -342,11 +345,11 @@ def _line_end(data: Buffer, i: int, stop: int) -> int:
 def scan(
     data: Buffer, start: int, stop: int, work: Numbers, line_max: int = LINE_BYTES_MAX
 ) -> tuple[int, int, int, int, int]:
-    """Decode the run of plain PRODUCE lines at ``start``. ``line_max`` is the limit for a line with its ending.
+    """Decode the consecutive PRODUCE lines at ``start`` that need no full parser.
 
-    Returns (reason for the end, position after the run, end of the next line, number of records, number of topics). The
-    end of the next line is only determined if the reason is LINE; otherwise it is the position after the run. Raises
-    ValueError if the arguments do not fit the buffers.
+    ``line_max`` is the limit for a line with its ending. Returns (reason for the end, position after these lines, end
+    of the next line, number of records, number of topics). The end of the next line is only determined if the reason is
+    LINE; otherwise it is the position after the lines. Raises ValueError if the arguments do not fit the buffers.
     """
     if not 0 <= start <= stop <= len(data) or len(work) < 7 * 2048 + 2 * 16:
         raise ValueError(f"scan range is outside the buffers start={start} stop={stop}")
@@ -375,7 +378,7 @@ def scan(
 
 @cython.locals(data="const unsigned char[::1]", work="const long long[::1]", at=cython.Py_ssize_t, i=cython.int)
 def first_of(data: Buffer, work: Numbers) -> tuple[bytes, str, bytes]:
-    """Return the correlation id, topic and key of the first record of a run."""
+    """Return the correlation id, topic and key of the first record that ``scan`` decoded."""
     if len(work) < 7 * 2048 + 2:
         raise ValueError(f"work array is too small words={len(work)}")
     for i in (4 * 2048, 7 * 2048, 0):
@@ -410,11 +413,10 @@ def _bytes_at(data: Buffer, at: int, size: int) -> bytes:
     size=cython.Py_ssize_t,
 )
 def pack_ids(data: Buffer, work: Numbers, count: int, out: Buffer) -> int:
-    """Copy the correlation ids of a run, each with an LF, to ``out``.
+    """Copy the correlation ids of the decoded lines, each with an LF, to ``out``.
 
-    Return the bytes written, or -1 if they do not fit.
-
-    The ids are copied because replies are written after the commit, when the receive buffer may have other content.
+    Return the bytes written, or -1 if they do not fit. The ids are copied because replies are written after the commit,
+    when the receive buffer may have other content.
     """
     if not 0 <= count <= 2048 or len(work) < 6 * 2048:
         raise ValueError(f"number of records is outside the buffers count={count}")
@@ -445,7 +447,10 @@ def pack_ids(data: Buffer, work: Numbers, count: int, out: Buffer) -> int:
     j=cython.Py_ssize_t,
 )
 def select(work: Numbers, count: int, topic: int, spans: Numbers, records: Numbers) -> int:
-    """Copy the spans of one topic's records, and the numbers of these records within the run. Return their number."""
+    """Copy positions and lengths of one topic's records to ``spans``, and the records' numbers to ``records``.
+
+    Return how many there are.
+    """
     if not 0 <= count <= 2048 or len(work) < 7 * 2048 or len(spans) < 4 * count or len(records) < count:
         raise ValueError(f"number of records is outside the buffers count={count}")
     n = 0
@@ -483,14 +488,16 @@ def divide(
     rows: Numbers,
     bounds: Numbers,
 ) -> int:
-    """Group the records of a topic by partition, in the order of their first appearance. Return the number of groups.
+    """Group the records of a topic by partition, in the order of their first appearance.
+
+    Return the number of groups.
 
     Args:
         partitions: the partition of each record.
-        records: the records' numbers within the run; None for all records of the run.
+        records: the records' numbers among all decoded lines; None for all of them.
         base: number of the first group.
         slots: one zero per partition of the topic; all are zero again afterwards.
-        groups: receives the group of each record of the run.
+        groups: receives the group of each record.
         rows: receives the indexes of the records, group after group.
         bounds: receives, for each group, its end in ``rows`` and its partition.
     """

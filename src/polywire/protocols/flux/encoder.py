@@ -119,13 +119,13 @@ def _put_text(out: bytearray, at: int, text: Buffer) -> int:
     offset=cython.longlong,
 )
 def put_produced(ids: Buffer, groups: Numbers, numbers: Numbers, out: Buffer) -> int:
-    """Write the replies of a run to ``out``. Return the bytes written.
+    """Write the replies to consecutive PRODUCE lines to ``out``. Return the bytes written.
 
     Args:
         ids: the result of ``pack_ids``.
         groups: the group of each record. A group is a batch for one partition.
-        numbers: for each group, the partition, the offset of its next record, and the lowest high watermark (hw) to
-            report. The offset is incremented for each reply. A reply reports at least the record's offset as the hw.
+        numbers: for each group, the partition, the offset of its next record, and the lowest high watermark to report.
+            The offset is incremented for each reply. A reply never reports a high watermark below the record's offset.
     """
     if len(out) < len(ids) + len(groups) * 96:
         raise ValueError(f"replies do not fit bytes={len(out)} records={len(groups)}")
@@ -189,9 +189,9 @@ def _clean(data: Buffer, i: int, stop: int) -> bool:
 @cython.returns(cython.bint)
 @cython.locals(data="const unsigned char[::1]", i=cython.Py_ssize_t, stop=cython.Py_ssize_t)
 def _one_word(data: Buffer, i: int, stop: int) -> bool:
-    """Return whether a value has no ASCII white space, so that a line can have contained it.
+    """Return whether a value has no ASCII white space, so that a FLUX line can have contained it.
 
-    The stored flag alone does not prove that: other protocols set it, too.
+    The record's flag does not prove that, because other protocols set it, too.
     """
     while i < stop:
         if data[i] == 0x20 or 0x09 <= data[i] <= 0x0D:
@@ -290,7 +290,7 @@ def _put_escaped(data: Buffer, i: int, stop: int, out: bytearray, at: int) -> in
     out="unsigned char[::1]",
 )
 def _put_rows(data: Buffer, p: memoryview, places: list[int], batch: int, state: Numbers, out: bytearray) -> int:
-    """Write the records of a batch, beginning at the row in ``state``.
+    """Write the records of a batch, beginning at the record number in ``state``.
 
     Returns 0 at the end of the batch, -1 if it is corrupt, otherwise a result of ``put_chunk``.
     """

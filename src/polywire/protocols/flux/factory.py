@@ -55,7 +55,7 @@ _PREFIX_BYTES: Final = 64
 
 
 class FluxFactory:
-    """Implements ``protocols.runtime.session.SessionFactory``."""
+    """Opens sessions of the FLUX protocol. Implements ``protocols.runtime.session.SessionFactory``."""
 
     __slots__ = ("_broker", "_router", "_scratch", "_waiting", "commands", "state")
 
@@ -100,7 +100,7 @@ class FluxFactory:
         return FluxSession(*shared, output, resume)
 
     def execute(self, sender: Sender, requests: memoryview, then: Completion[bytes]) -> ForwardedRequests:
-        """Execute lines of a client of another process (see ``Executor``).
+        """Execute requests of a client that is connected to another process.
 
         Raises Denied if its user was deleted.
         """

@@ -86,7 +86,7 @@ def broker_fetch(session: FluxSession, request: Request, /) -> bytes | None:
 
 
 class RecordsReply:
-    """A response with records (decision 0119)."""
+    """A response with records, sent in pieces (decision 0119)."""
 
     __slots__ = (
         "_answer",
@@ -158,7 +158,7 @@ class RecordsReply:
     def _read_more(self, end: float) -> bool:
         """Read and write until everything is written, data must be read from disk, or the client must read.
 
-        Returns True if only the time slice is over.
+        Returns True if only the time for this connection is over.
         """
         session = self._session
         limit = max(min(self._state[encoder.CAP], FETCH_BYTES_MAX), FETCH_BYTES_MIN)
@@ -201,9 +201,9 @@ class RecordsReply:
             self._finish()
 
     def _encode(self, read: Read) -> bool:
-        """Encode the records of a read as text, and send the buffer if it is full. Return whether to read more.
+        """Append the records of a read to the output buffer, and send the buffer if it is full.
 
-        Raises BrokerError for damaged batches.
+        Return whether to read more. Raises BrokerError for damaged batches.
         """
         state, before = self._state, self._next_offset
         if self._buffer is None:
@@ -246,7 +246,7 @@ class RecordsReply:
         return b"" if self._hw is None else b" hw=%d" % self._hw
 
     def _stop(self, error: BrokerError) -> None:
-        """End the response with the records so far: the next ones cannot be read. The next request gets the error."""
+        """End the response after the records that could be read. The client's next request gets the error."""
         if not self._has_written and not self._state[encoder.AT]:
             answer = self._answer
             self._drop()

@@ -84,7 +84,7 @@ def leave(session: FluxSession, request: Request, /) -> None:
 
 
 def commit(session: FluxSession, request: Request, /) -> None:
-    """COMMIT: store the offset. It need not exist."""
+    """COMMIT: store the group's offset. The partition need not have a record at it."""
     usage(request, "<group> <topic> <consumer_id> <generation> <partition> <offset>", 6)
     names = _names(request)
     place = integer(request.args[4], "partition"), integer(request.args[5], "offset")
@@ -95,7 +95,7 @@ def commit(session: FluxSession, request: Request, /) -> None:
 
 
 def offset(session: FluxSession, request: Request, /) -> bytes:
-    """OFFSET: return the group's next offset; 0 if the group has not committed one."""
+    """OFFSET: return the group's committed offset; 0 if there is none."""
     usage(request, "<group> <topic> <partition>", 3)
     number = integer(request.args[2], "partition")
     group, topic = text_of(request.args[0]), named(request.args[1])

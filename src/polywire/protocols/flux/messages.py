@@ -203,7 +203,10 @@ def topic_word(name: str) -> str:
 
 
 def named(text: bytes) -> str:
-    """Decode the result of ``topic_word``. Raises Refused ``invalid topic`` if it cannot be decoded."""
+    """Decode a topic's name that was encoded with ``topic_word``.
+
+    Raises Refused ``invalid topic`` if it cannot be decoded.
+    """
     try:
         return names.unescape(text_of(text))
     except Invalid:
@@ -211,7 +214,7 @@ def named(text: bytes) -> str:
 
 
 def topic_name(text: bytes) -> str:
-    """Decode the result of ``topic_word``.
+    """Decode a topic's name that was encoded with ``topic_word``.
 
     Raises Refused ``invalid topic`` if the name is not allowed (decision 0116).
     """

@@ -71,7 +71,7 @@ class _Waiter:
 
 @dataclass(slots=True)
 class PartitionView:
-    """A partition with followers, or one that this broker does not lead.
+    """Leader, followers and high watermark (hw) of a partition that has followers or another leader.
 
     Attributes:
         followers: acknowledged offset and time of the last report, by replica id.
@@ -89,7 +89,7 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """The in-sync set and the hw of a partition (spec: flux#replication)."""
+    """The in-sync replicas and the high watermark of a partition (spec: flux#replication)."""
 
     hw: int
     isr: list[int]
@@ -97,10 +97,10 @@ class Replication:
 
 
 class FluxState:
-    """Registered brokers, roles and replication.
+    """Registered brokers, partition leaders and replication, as FLUX clients set them.
 
-    A partition without a ``PartitionView`` is led by this broker and has no followers. Its hw is its last readable
-    offset.
+    A partition without a ``PartitionView`` is led by this broker and has no followers. Its high watermark is its last
+    readable offset.
     """
 
     __slots__ = (
@@ -198,7 +198,7 @@ class FluxState:
         self._store_broker(number, entry, done, by)
 
     def _admit_broker(self, by: Caller) -> None:
-        """Raise Refused if the maximum number of brokers is registered, or one client has registered half of it."""
+        """Raise Refused if the maximum number of brokers is registered, or one client has registered half of them."""
         owners = [self._broker.wire_owner(WIRE, f"{BROKER_KEY}{number}") for number in self._brokers]
         if len(owners) >= BROKERS_MAX or owners.count(by.owner) >= BROKERS_MAX // 2:
             raise bad(f"too many brokers are registered limit={BROKERS_MAX}")
@@ -300,7 +300,8 @@ class FluxState:
         self._store_index(steps, done, Level.WRITTEN if automatic else Level.SYNCED)
 
     def recreated(self, topic: Topic, factor: int, *, by: Caller = ITSELF) -> None:
-        """Set the number of replicas of an existing topic, and drop reports of followers above this number.
+        """Set the number of replicas of a topic that a client creates again, and drop reports of followers above this
+        number.
 
         Raises Busy if the limit of stored metadata is reached.
         """
@@ -381,7 +382,7 @@ class FluxState:
     def is_plain(self, partition: Partition) -> bool:
         """Return whether this broker leads the partition and it has no followers.
 
-        Then the hw after a record is its offset.
+        Then the high watermark after a record is the record's offset.
         """
         return partition.incarnation not in self._views
 
@@ -395,19 +396,19 @@ class FluxState:
         return view is None or view.role is Role.LEADER
 
     def hw(self, partition: Partition) -> int:
-        """Return the offset of the last record that FLUX readers may see; -1 for none."""
+        """Return the high watermark: the offset of the last record that FLUX clients may read; -1 for none."""
         if partition.incarnation not in self._views:
             return partition.log.readable_offset - 1
         return self.recompute(partition).hw
 
     def hw_after(self, partition: Partition, offset: int) -> int:
-        """Return the hw immediately after the record at ``offset`` was appended."""
+        """Return the high watermark immediately after the record at ``offset`` was appended."""
         if partition.incarnation not in self._views:
             return offset
         return self.recompute(partition, leo=offset).hw
 
     def recompute(self, partition: Partition, *, leo: int | None = None) -> Replication:
-        """Compute the in-sync set and the hw (spec: flux#replication).
+        """Compute the in-sync replicas and the high watermark (spec: flux#replication).
 
         ``leo`` is the last offset of the log to assume; None for the current one.
         """

@@ -59,7 +59,7 @@ class AcksAll:
         self.timer: Handle | None = None
 
     def stored(self, offset: int | BrokerError) -> None:
-        """Completion of the append. If the record is synced, wait for the replicas."""
+        """Completion of the append: wait for the replicas if the record is synced, otherwise respond with the error."""
         if self._answer.parts is not None:
             return
         if isinstance(offset, BrokerError):

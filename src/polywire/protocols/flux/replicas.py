@@ -36,7 +36,7 @@ def replica_fetch(session: FluxSession, request: Request, /) -> bytes:
 
 
 def broker_replica_ack(session: FluxSession, request: Request, /) -> bytes:
-    """BROKER_REPLICA_ACK: the same report, between brokers."""
+    """BROKER_REPLICA_ACK: record the offset that a follower has reached, as reported by another broker."""
     usage(request, "<topic> <partition> <follower_id> <acked_offset>", 4)
     number, follower, offset, now = _report(session, request, "follower_id", "acked_offset")
     head = b"topic=%b partition=%d follower=%d " % (request.args[0], number, follower)

@@ -56,7 +56,7 @@ class ScratchArrays:
 
 
 class ReplyOwner(Protocol):
-    """The methods of a session that a reply slot uses."""
+    """The methods of a session that its responses use."""
 
     @property
     def broker(self) -> FluxBroker:
@@ -77,7 +77,7 @@ class ReplyOwner(Protocol):
 
 @cython.cclass
 class Answer(BareSlot):
-    """The slot of one response.
+    """One response, which is sent after the responses to all earlier requests.
 
     Attributes:
         payload: the payload that ``done`` sends.
@@ -140,7 +140,9 @@ class Produced(Answer):
 
 
 class ProducedLines(Answer):
-    """The slot of the responses to a run of PRODUCE lines. A group is a batch of the run for one partition.
+    """The responses to consecutive PRODUCE lines that are executed together.
+
+    A group is a batch of them for one partition.
 
     Attributes:
         ids: the correlation ids, each with an LF.
@@ -161,14 +163,14 @@ class ProducedLines(Answer):
         self.outstanding = 1  # 1 for this object itself, until all of its batches were passed on
 
     def add_group(self, partition: Partition | None) -> int:
-        """Add a group, and return its number. ``partition`` is None if the topic cannot be written."""
+        """Add a batch for a partition, and return its number. ``partition`` is None if the topic cannot be written."""
         self.partitions.append(partition)
         self.numbers.extend((0 if partition is None else partition.number, -1, -1))
         self.outstanding += 1
         return len(self.partitions) - 1
 
     def fill_groups(self, group: int, count: int, records: memoryview | None) -> None:
-        """Assign records to a group. ``records`` are their numbers within the run; None for all."""
+        """Assign records to a batch. ``records`` are their numbers among all lines; None for all."""
         for index in range(count):
             self.groups[index if records is None else records[index]] = group
 
@@ -180,12 +182,12 @@ class ProducedLines(Answer):
         self.batch_done()
 
     def fail(self, group: int, error: Refused) -> None:
-        """Record the error of a group whose batch was not appended."""
+        """Record the error of a batch that was not appended."""
         self.errors[group] = error
         self.batch_done()
 
     def batch_done(self) -> None:
-        """Count the end of a batch, or that all batches were passed to the broker. Respond when none is outstanding."""
+        """Count a batch as completed, or all batches as passed to the broker. Respond after the last of these calls."""
         self.outstanding -= 1
         if self.outstanding == 0:
             self.fill([self._replies()])

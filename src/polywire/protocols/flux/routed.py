@@ -52,7 +52,7 @@ _TOPIC_NUMBERS_AT: Final = 6 * decoder.RUN_RECORDS_MAX
 
 
 class RoutedFluxSession(FluxSession):
-    """The session of one client."""
+    """The session of one client that forwards requests to the processes that own the topics."""
 
     __slots__ = ("_call", "_has_failed", "_known_sender", "_uncredited", "router")
 
@@ -79,9 +79,9 @@ class RoutedFluxSession(FluxSession):
     # Which process executes a line
 
     def _shard_of(self, name: str, new_shard: Callable[[], int] | None) -> tuple[int, bool]:
-        """Return the shard of a topic, and whether the line creates the topic there.
+        """Return the shard of a topic, and whether the request creates the topic there.
 
-        ``new_shard`` returns the shard for a new topic. It is None if the line does not create topics.
+        ``new_shard`` returns the shard for a new topic. It is None if the request does not create topics.
         """
         shards = self.router.shards
         if self.broker.find_topic(name) is not None:
@@ -119,7 +119,7 @@ class RoutedFluxSession(FluxSession):
             super()._produce_run(data, start, end, count, topics)
 
     def _forward_run(self, data: memoryview, start: int, end: int, count: int, topics: int) -> bool:
-        """Forward a run of PRODUCE lines. Return False if all topics belong to this process."""
+        """Forward consecutive PRODUCE lines. Return False if this process owns all of their topics."""
         found: list[tuple[int, bool]] = []
         for number in range(topics):
             name = self._topic_text(data, number)
@@ -192,7 +192,7 @@ class RoutedFluxSession(FluxSession):
         self._continue()
 
     def _forward(self, shard: int, lines: bytes, *, blocking: bool, in_pieces: bool = False) -> None:
-        """Execute a run of PRODUCE lines, or another line, in another process.
+        """Execute requests in another process: consecutive PRODUCE lines, or one line with any other command.
 
         ``in_pieces``: whether the response may be long and is sent as it arrives.
         """
@@ -224,7 +224,10 @@ class RoutedFluxSession(FluxSession):
             self._call.credit(count)
 
     def _split(self, lines: bytes, shards: Sequence[int]) -> None:
-        """Execute each PRODUCE line in its shard. The next lines wait, so that lines for one topic remain in order."""
+        """Execute each PRODUCE line in the shard of its topic.
+
+        Later lines wait, so that lines for one topic remain in order.
+        """
         answer = self.append(Answer(self, b"", blocking=True))
         by_shard: dict[int, list[bytes]] = {shard: [] for shard in shards}
         for shard, line in zip(shards, lines.split(b"\n"), strict=False):
@@ -245,10 +248,10 @@ def _fill(answer: Answer, responses: bytes) -> None:
 
 
 class ForwardedFluxSession(FluxSession):
-    """Executes what another process has forwarded: consecutive PRODUCE lines, or one line with any other command.
+    """Executes requests forwarded by another process: consecutive PRODUCE lines, or one line with any other command.
 
-    If the log has no space, the batches of all such sessions wait in one queue. They are stored even if the client closes
-    its connection.
+    If the log's write buffer is full, the batches of all such sessions wait in one queue. They are stored even if the
+    client closes its connection.
     """
 
     __slots__ = ("_sessions",)
@@ -275,7 +278,7 @@ class ForwardedFluxSession(FluxSession):
 
 
 class ForwardedBatches(AppendQueue):
-    """The batches of all forwarded lines that wait for space in the log.
+    """The batches of all forwarded PRODUCE lines that wait for space in the log's write buffer.
 
     Attributes:
         sessions: the open sessions, in the order in which their lines arrived.

@@ -70,7 +70,9 @@ class Handler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Command(commands.Command[str, Handler]):
-    """A command of the protocol. Its first action is always checked, others by the handler.
+    """A command of the protocol.
+
+    The session checks the user's permission for the first of its ``actions``. The handler checks any others.
 
     Attributes:
         topic_at: index of the argument with the topic; None if the command has no topic.
@@ -84,7 +86,7 @@ class FluxSession(BarePipelined):
     """The session of one client.
 
     Attributes:
-        drain: continues a response that is written in pieces, if there is one. No other response is then outstanding.
+        drain: continues a response that is written in pieces, if there is one. No other response then waits.
     """
 
     if not cython.compiled:  # fields and types of the base class
@@ -172,7 +174,7 @@ class FluxSession(BarePipelined):
         return len(data)
 
     def _end(self) -> None:
-        """Accept no more requests. Outstanding responses are still sent."""
+        """Accept no more requests. Responses to requests that have started are still sent."""
         self._stop_receiving()
         self._end_when_done()
 
@@ -213,16 +215,15 @@ class FluxSession(BarePipelined):
         return command.handler(self, request)
 
     def topics(self) -> list[Topic]:
-        """Return all topics."""
         return list(self.broker.topics())
 
     def later(self, request: Request, *, blocking: bool = False) -> Answer:
-        """Return the slot of a response that is sent later. ``blocking``: whether later requests wait for it."""
+        """Return a response that is sent later. ``blocking``: whether later requests wait for it."""
         return self.append(Answer(self, request.id, blocking=blocking))
 
     @property
     def caller(self) -> Caller:
-        """The client's user or address, which owns the objects that the client creates.
+        """The client's user or address, against whose quota the topics that the client creates count.
 
         Raises Denied if the client needs a certificate.
         """
@@ -297,7 +298,7 @@ class FluxSession(BarePipelined):
         return topic
 
     def _produce_one(self, data: memoryview, start: int, end: int) -> None:
-        """Append the record of a run with one line, ``data[start:end]``. This is faster than ``_produce_run``."""
+        """Append the record of the single PRODUCE line ``data[start:end]``. This is faster than ``_produce_run``."""
         del start, end
         work = self.scratch.work
         request_id, name, key = decoder.first_of(data, work)
@@ -316,7 +317,7 @@ class FluxSession(BarePipelined):
         self.append_queue.produce(partition, from_spans(data, work[:4]), Level.WRITTEN, answer.done)
 
     def _produce_run(self, data: memoryview, start: int, end: int, count: int, topics: int) -> None:
-        """Append ``count`` records, which are the consecutive PRODUCE lines in ``data[start:end]``."""
+        """Append ``count`` records of ``topics`` topics from the consecutive PRODUCE lines ``data[start:end]``."""
         scratch = self.scratch
         scratch.ids = _sized(scratch.ids, end - start)
         answer = ProducedLines(
@@ -347,7 +348,7 @@ class FluxSession(BarePipelined):
     ) -> None:
         """Append the records of one topic, grouped by partition.
 
-        ``records`` are their numbers within the run; None for all.
+        ``records`` are their numbers among all lines; None for all.
         """
         scratch = self.scratch
         base = len(answer.partitions)

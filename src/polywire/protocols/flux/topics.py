@@ -57,7 +57,7 @@ def _known_partition(session: FluxSession, name: str, number: int) -> Partition:
 
 
 def set_partition_role(session: FluxSession, request: Request, /) -> None:
-    """SET_PARTITION_ROLE. The role applies until the next SET_PARTITION_ROLE (spec: flux#our-choices)."""
+    """SET_PARTITION_ROLE: set this broker's role for a partition, until the next such request (spec: flux#our-choices)."""
     usage(request, "<topic> <partition> <leader|follower>", 3)
     number = integer(request.args[1], "partition")
     name = topic_name(request.args[0])
@@ -71,10 +71,9 @@ def set_partition_role(session: FluxSession, request: Request, /) -> None:
 
 
 def create_topic(session: FluxSession, request: Request, /) -> None:
-    """ADMIN_CREATE_TOPIC.
+    """ADMIN_CREATE_TOPIC: create a topic, or add partitions to an existing one.
 
-    An existing topic may get more partitions. It never gets fewer, and its records are unchanged (spec:
-    flux#our-choices).
+    A topic never gets fewer partitions, and its records are unchanged (spec: flux#our-choices).
     """
     usage(request, "<topic> <partitions> <replication_factor>", 3)
     count = integer(request.args[1], "partitions")
@@ -139,7 +138,7 @@ def broker_heartbeat(session: FluxSession, request: Request, /) -> None:
 
 
 def set_partition_leader(session: FluxSession, request: Request, /) -> None:
-    """ADMIN_SET_PARTITION_LEADER. Leader and replicas need not be registered."""
+    """ADMIN_SET_PARTITION_LEADER: set the leader and replicas. They need not be registered."""
     usage(request, "<topic> <partition> <leader_id> <isr_csv>", 4)
     number, leader = integer(request.args[1], "partition"), integer(request.args[2], "leader_id")
     isr = integers(request.args[3])

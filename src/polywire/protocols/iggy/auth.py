@@ -182,8 +182,8 @@ def _granted(flags: tuple[bool, ...], rights: tuple[Permission, ...]) -> int:
 def grants_of(flags: PermissionFlags | None, directory: Directory, base: int) -> Grants | None:
     """Convert the protocol's permissions to the broker's.
 
-    The protocol's refer to numbers of streams and topics, the broker's to names. Missing streams and topics are skipped,
-    because their numbers may later be assigned to other users' streams and topics.
+    The protocol's refer to numbers of streams and topics, the broker's to names. Missing streams and topics are
+    skipped, because their numbers may later be assigned to other users' streams and topics.
     """
     if flags is None:
         return None
@@ -252,7 +252,7 @@ def _current_user(session: IggySession) -> User:
 
 
 def _allow(session: IggySession, action: Action, user: User) -> None:
-    """Raise Denied if the client may not perform an action on a user. On themselves, users may perform all."""
+    """Raise Denied if the client may not perform an action on a user. Users may perform every action on themselves."""
     if session.principal is None or session.principal.user_id != user.id:
         session.authorize(action)
 
@@ -265,7 +265,7 @@ def _completed(answer: Answer, user: User | BrokerError) -> None:
 
 
 def _renewing(session: IggySession, answer: Answer, user: User) -> Completion[User]:
-    """Return a completion that replies after a change of a user.
+    """Return a callback that replies after a change of a user.
 
     The change ends the user's logins. If users change themselves, this connection stays logged in.
     """

@@ -122,7 +122,9 @@ def name(text: str) -> bytes:
 
 
 def place(consumer: Consumer, topic: bytes, partition: int) -> bytes:
-    """Encode the beginning of polls and of stored offsets: consumer, stream, topic and partition (0: none)."""
+    """Encode the first fields of polls and of requests for stored offsets: consumer, stream, topic and partition (0:
+    none).
+    """
     assert isinstance(consumer.identifier, int), "consumers of this dialect are numbers"
     return bytes((2 if consumer.group else 1,)) + U32.pack(consumer.identifier) + topic + U32.pack(partition)
 

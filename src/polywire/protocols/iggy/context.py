@@ -81,7 +81,7 @@ class ClientState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Poller(Protocol):
-    """The client that polls: a session, or a client of another process."""
+    """The client that sent a poll: a session, or a client of another process."""
 
     @property
     def shared(self) -> Shared: ...
@@ -94,7 +94,7 @@ class Poller(Protocol):
 
     @property
     def caller(self) -> Caller:
-        """The client's user, who becomes the owner of objects that the client creates."""
+        """The client's user, against whose quota the groups that the client creates count."""
 
     @property
     def members(self) -> MutableMapping[tuple[bytes, str], tuple[Topic, int]]: ...
@@ -105,7 +105,7 @@ class Poller(Protocol):
     def authorize(self, action: Action, where: Where = None) -> None: ...
 
     def named_incarnation(self, answer: Any) -> int:
-        """Return the number of the partition history that the current request names; 0 if it names none."""
+        """Return the partition's incarnation number in the current request; 0 if it has none."""
 
 
 class Client(Poller, Protocol):
@@ -114,15 +114,14 @@ class Client(Poller, Protocol):
     @property
     def client_id(self) -> int: ...
 
-    def describe(self) -> ClientState:
-        """Return the description for replies to GET_CLIENTS."""
+    def describe(self) -> ClientState: ...
 
 
 class Shared:
     """State shared by the sessions of one listener.
 
     Attributes:
-        clients: open sessions by client number.
+        clients: open sessions by client id.
         directory: the streams, topics and groups of all processes.
         inside: the state for requests that other processes send; it has only the topics of this process.
         parts: all processes; None if there is only one.
@@ -167,7 +166,7 @@ class Shared:
         self.reply_buffers: Final = ReplyBuffers()
 
     def enter(self, session: Client, peer: str) -> int:
-        """Assign a client number: the hash of the address, as in Iggy's server, or the next free number."""
+        """Assign a client id to a session: the hash of the address, as in Iggy's server, or the next free id."""
         first, mask = self._client_numbers
         number = first + (crc32(peer.encode()) & mask)
         while number == 0 or number in self.clients:
@@ -177,7 +176,7 @@ class Shared:
 
     @property
     def _client_numbers(self) -> tuple[int, int]:
-        """Return the lowest client number that this shard may assign, and a mask of the bits that may vary."""
+        """Return (lowest client id of this shard, mask of the bits that may vary within the shard)."""
         if self.parts is None:
             return 0, 0xFFFFFFFF
         return self.parts.shards.own << CLIENT_BITS, (1 << CLIENT_BITS) - 1
@@ -195,7 +194,7 @@ class Shared:
         return self.epochs
 
     def membership(self, session: Poller, topic: Topic, group: str) -> Membership:
-        """Return the membership of a client in a group. The client joins the group if it is not a member.
+        """Return a client's membership in a group. The client joins the group if it is not a member.
 
         Raises BrokerError if it cannot join.
         """
@@ -212,16 +211,15 @@ class Shared:
     # All processes
 
     def owns(self, topic: Topic) -> bool:
-        """Return whether a topic belongs to this process."""
         return self.parts is None or self.parts.shard_of_topic(topic) == self.parts.shards.own
 
     def list_clients(self, then: Completion[list[ClientState]]) -> None:
-        """Describe the clients of this process, sorted by number. Runs in slices."""
+        """Describe the clients of this process, sorted by client id, in several passes of the loop."""
         clients = sorted(self.clients.items())
         Slices(self.broker, (client.describe() for number, client in clients if number in self.clients), then)
 
     def count(self, then: Completion[tuple[int, int]]) -> None:
-        """Count the clients of this process, and the groups of its topics. Runs in slices."""
+        """Count the clients of this process, and the groups of its topics, in several passes of the loop."""
         directory = self.inside.directory
         topics = [topic for stream in directory.streams() for topic in directory.topics(stream)]
 
@@ -231,12 +229,12 @@ class Shared:
         Slices(self.broker, (len(directory.groups(topic)) for topic in topics if directory.is_alive(topic)), counted)
 
     def call_for(self, topic: Topic, function: Callable[..., Any], /, *values: Any, **options: Any) -> None:
-        """Call a function in the process of a topic, with the ``Shared`` of that process as first argument."""
+        """Call a function in the process that owns a topic, with the ``Shared`` of that process as first argument."""
         assert self.parts is not None, "the topic is in another process"
         self.parts.call_part(self.parts.shard_of_topic(topic), CLIENTS_PART, function, *values, **options)
 
     def call_all(self, function: Callable[[Shared, Completion[Any]], None], then: Completion[list[Any]]) -> None:
-        """Call a function in all processes. ``then`` gets the results, or an error if one has failed."""
+        """Call a function in all processes. ``then`` is called with the results, or with an error if one has failed."""
         parts = self.parts
         if parts is None:
             function(self, lambda result: then(result if isinstance(result, BrokerError) else [result]))

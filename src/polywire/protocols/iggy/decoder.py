@@ -153,7 +153,10 @@ def _split(
 def _check_frame(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, i: cython.Py_ssize_t
 ) -> cython.int:
-    """Check the index, the reserved field and the checksum of a D3 message. Returns 0 or an error number."""
+    """Check the index, the reserved field and the checksum of a message in Iggy's newest layout (D3).
+
+    Returns 0 or an error number.
+    """
     if load_u32(p, at + 24) != cython.cast(cython.uint, i):
         return 4036
     if load_u64(p, at + 40) != 0:
@@ -177,8 +180,8 @@ def _measure(
 ) -> cython.int:
     """Check all messages. Returns 0 or an error number.
 
-    ``sums`` gets totals: number, key bytes and value bytes of headers, payload bytes, and the number of messages with
-    an id.
+    ``sums`` receives totals: number, key bytes and value bytes of headers, payload bytes, and the number of messages
+    with an id.
     """
     start: cython.Py_ssize_t = at
     id_at: cython.Py_ssize_t = 0 if head <= 24 else 8
@@ -340,7 +343,7 @@ def _arrange(
     key: cython.Py_ssize_t,
     timed: cython.bint,
 ) -> cython.void:
-    """Compute the sizes of the columns and write them to ``places``."""
+    """Compute the sizes of the batch's columns and write them to ``places``."""
     i: cython.int
     for i in range(_COLUMN_COUNT):
         places[2 * i + 1] = -1
@@ -408,11 +411,10 @@ def _build(
 def from_indexed(
     source: Lendable, index_at: int, stop: int, count: int, head: int, key: Buffer | None = None
 ) -> bytearray | int:
-    """Build a batch of the ``count`` messages of a D2 request, whose index is at ``index_at``.
+    """Build a batch of the ``count`` messages of a request whose index is at ``index_at`` (layout D2).
 
-    Returns it, or an error number.
-
-    ``head`` is the size of a message's head (see ``message_head``). ``key`` becomes the key of each record.
+    Returns the batch, or an error number. ``head`` is the size of a message's fixed fields (see ``message_head``).
+    ``key`` becomes the key of each record.
     """
     lent: Lent = lend(source)
     at: cython.Py_ssize_t = index_at
@@ -424,9 +426,10 @@ def from_indexed(
 
 
 def from_flat(source: Lendable, start: int, stop: int, key: Buffer | None = None, head: int = 24) -> bytearray | int:
-    """Build a batch of the messages of a D0 or D1 request. Returns it, or an error number.
+    """Build a batch of the messages of a request without an index (layouts D0 and D1).
 
-    ``head`` is the size of a message's head: 24, or ``LISTED``. ``key`` becomes the key of each record.
+    Returns the batch, or an error number. ``head`` is the size of a message's fixed fields: 24, or ``LISTED``. ``key``
+    becomes the key of each record.
     """
     lent: Lent = lend(source)
     first: cython.Py_ssize_t = start
@@ -448,7 +451,7 @@ def from_flat(source: Lendable, start: int, stop: int, key: Buffer | None = None
 
 
 def message_head(source: Lendable, index_at: int, stop: int, count: int) -> int:
-    """Return the size of a message's head in a D2 request, 56 or 64, or 0 if neither is possible.
+    """Return the size of a message's fixed fields in a request with an index (D2): 56, 64, or 0 if neither is possible.
 
     It is computed from the index entry of the first message (spec: iggy#recognising-the-dialect).
     """
@@ -471,9 +474,9 @@ def batch_checksum(
     count: cython.Py_ssize_t,
     scratch: cython.p_uchar,
 ) -> cython.ulonglong:
-    """Return the checksum of the D3 batch at ``at``, whose messages must have been checked.
+    """Return the checksum of the batch at ``at`` in Iggy's newest layout (D3). Its messages must have been checked.
 
-    It covers 40 bytes of the batch's head, the number of messages, the producer if there is one, and the checksums of
+    It covers 40 bytes of the batch's header, the number of messages, the producer if there is one, and the checksums of
     the messages. ``scratch`` is memory for these bytes.
     """
     place: cython.Py_ssize_t = 44
@@ -512,9 +515,9 @@ def _check_batch_head(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cyth
 
 
 def from_frames(source: Lendable, start: int, stop: int, key: Buffer | None = None) -> bytearray | int:
-    """Build a batch of the messages of a D3 request.
+    """Build a batch of the messages of a request in Iggy's newest layout (D3).
 
-    Returns it, or an error number. ``key`` becomes the key of each record.
+    Returns the batch, or an error number. ``key`` becomes the key of each record.
     """
     lent: Lent = lend(source)
     at: cython.Py_ssize_t = start

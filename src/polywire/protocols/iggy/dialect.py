@@ -13,13 +13,13 @@ from polywire.protocols.iggy import encoder
 
 
 def packed(major: int, minor: int, patch: int = 0) -> int:
-    """Return a protocol version as D3 logins encode it: ten bits for each number."""
+    """Return a protocol version as logins since protocol version D3 encode it: ten bits for each number."""
     return major << 20 | minor << 10 | patch
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One dialect.
+    """One version of the Iggy protocol, and its differences from others.
 
     Attributes:
         one_based: ids and partitions count from 1.
@@ -35,11 +35,11 @@ class Dialect:
         returns_created: replies to create requests describe the created resource.
         empty_when_missing: the reply to a request for a missing resource is a success without a payload.
         batched: messages follow metadata and an index, or are in frames.
-        framed: the dialect uses the headered framing.
-        protocols: the protocol versions with which clients of the headered framing log in.
+        framed: each request begins with a header of 256 bytes.
+        protocols: the protocol versions with which clients log in, if ``framed``.
         server_version: version of Iggy's own server with this dialect, as reported to clients.
-        contexts: polls, routes and topics contain the incarnations of partitions; streams and users have two blocks of
-            options.
+        contexts: polls, routes and topics contain the incarnation numbers of partitions; streams and users have two
+            blocks of options.
         member_lists: each partition in a topic's description lists the nodes that store it.
         message_head: layout of sent messages, see ``decoder``.
         form: layout of polled messages, see ``encoder``.
@@ -68,7 +68,7 @@ class Dialect:
 
     @property
     def option_blocks(self) -> int:
-        """Number of option blocks that follow a stream or a user."""
+        """Number of option blocks that the encoding of a stream or a user has."""
         return int(self.framed) + int(self.contexts)
 
     @property

@@ -74,7 +74,7 @@ class StoredStream(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredTopic(msgspec.Struct, frozen=True, array_like=True):
-    """The protocol's stored state of a topic.
+    """Stored state of a topic for the Iggy protocol.
 
     Attributes:
         expiry_us: 0 means never, None the default.
@@ -122,7 +122,10 @@ class DirectoryBroker(TopicVerbs, WireStateVerbs, WireBroker, Protocol):
 
 
 class Directory:
-    """All streams, and their topics. After each change of topics by other protocols, a scan updates them."""
+    """The numbers and names of all streams and topics for Iggy clients.
+
+    Other protocols create topics without numbers. After each such change, a scan assigns them.
+    """
 
     __slots__ = (
         "_balanced",
@@ -173,7 +176,7 @@ class Directory:
         ]
 
     def find_stream(self, identifier: int | str) -> Stream | None:
-        """Find a stream by number, by name, or by namespace."""
+        """Find a stream by number, by name, or by the name that other protocols use (namespace)."""
         found = self._look_up(identifier)
         if found is None:
             self._refresh()
@@ -185,7 +188,7 @@ class Directory:
         return self._shard in (None, STREAMS_SHARD)
 
     def in_namespace(self, namespace: str) -> Stream:
-        """Return the stream with this namespace.
+        """Return the stream that other protocols know under this name.
 
         If another shard stores the streams, a missing stream is added, because it may exist there. Otherwise, raises
         Refused 1010.
@@ -196,7 +199,7 @@ class Directory:
         return found or self._add_namespace(namespace, self._broker.clock.now_us())
 
     def has_topics(self, namespace: str) -> bool:
-        """Return whether this shard has topics with this namespace."""
+        """Return whether this shard has topics in a stream, which is given by its name in other protocols."""
         stream = self.find_namespace(namespace)
         return stream is not None and bool(self.topics(stream))
 
@@ -218,7 +221,7 @@ class Directory:
         return self._by_name.get(identifier) or self._by_namespace.get(identifier)
 
     def create_stream(self, name: str, number: int | None, by: Caller, then: Completion[StoredStream]) -> None:
-        """Create an empty stream. ``then`` gets it when it is stored.
+        """Create an empty stream. ``then`` is called with it when it is stored.
 
         Raises Refused 1011, 1012 or 1013, and Busy if there are too many streams.
         """
@@ -238,15 +241,15 @@ class Directory:
         self._store(stream, partial(_stored, stream.stored, then), by=by)
 
     def _admit_stream(self, by: Caller) -> None:
-        """Raise Busy if the caller owns the largest allowed share of all streams (``bulk_share``)."""
+        """Raise Busy if the caller already owns as many streams as one user may (``bulk_share`` of ``STREAMS_MAX``)."""
         owned = [self._broker.wire_owner(WIRE, f"{STREAM_KEY}{number}") for number in self._by_number]
         if by.owner != UNOWNED and owned.count(by.owner) >= STREAMS_MAX * self._broker.settings.bulk_share:
             raise Busy(ErrorCode.BUSY, "too many streams for one user or address")
 
     def rename_stream(self, stream: Stream, name: str, done: Completion[int] | None) -> None:
-        """Change the name for Iggy clients.
+        """Change the name for Iggy clients. Clients of other protocols see the old name.
 
-        Clients of other protocols see the old name. Raises Refused 1012 or 1013.
+        Raises Refused 1012 or 1013.
         """
         other = self.find_stream(name)
         if other is not None and other is not stream:
@@ -258,10 +261,10 @@ class Directory:
         self._store(stream, done)
 
     def delete_stream(self, stream: Stream, done: Completion[int]) -> None:
-        """Delete a stream's topics, then the stream.
+        """Delete a stream's topics, one after the other if they are many, then the stream.
 
-        Many topics are deleted one after the other. If the broker stops or an error occurs, the stream and its
-        remaining topics still exist. Topics that are created meanwhile are deleted, too, unless there are too many.
+        If the broker stops or an error occurs, the stream and its remaining topics still exist. Topics that are created
+        meanwhile are deleted, too, unless there are too many.
         """
 
         def emptied() -> None:
@@ -349,7 +352,7 @@ class Directory:
         return found
 
     def find_namespace(self, namespace: str) -> Stream | None:
-        """Return the stream with this namespace, or None."""
+        """Return the stream that other protocols know under this name, or None."""
         self._refresh()
         return self._by_namespace.get(namespace)
 
@@ -377,7 +380,7 @@ class Directory:
     ) -> None:
         """Create a topic, which clients of other protocols see as ``stream.topic``.
 
-        ``then`` gets the topic when it can be used, and ``done`` is called when it is stored. If another topic gets the
+        ``then`` is called with the topic when it can be used, and ``done`` when it is stored. If another topic gets the
         number or the name in the meantime, this one gets a different number or name. Raises Refused 2012, 2013 or 2014,
         and BrokerError.
         """
@@ -403,7 +406,7 @@ class Directory:
     def _topic_created(self, stream: Stream, topic: Topic, stored: StoredTopic) -> None:
         if (
             self._by_namespace.get(topic.name.stream) is not stream
-            or self._belongs_elsewhere(stream, topic, stored)
+            or self._belongs_to_another_stream(stream, topic, stored)
             or stream.by_name.get(stored.name, topic) is not topic
         ):
             self._number(self._by_namespace.get(topic.name.stream) or self._add_stream_of(topic), topic)
@@ -424,7 +427,7 @@ class Directory:
         self._add_topic(stream, topic, stored)
 
     def stored(self, topic: Topic) -> StoredTopic:
-        """Return the protocol's state of a topic."""
+        """Return the stored state of a topic for the Iggy protocol."""
         known = self._topics.get(topic.id)
         if known is not None and known[0] is topic.settings:
             return known[1]
@@ -445,9 +448,9 @@ class Directory:
         self._topics[topic.id] = (topic.settings, stored)
 
     def _number(self, stream: Stream, topic: Topic) -> None:
-        """Assign a number and a name to a topic of another protocol.
+        """Assign a number and a name for Iggy clients to a topic of another protocol.
 
-        The name is the broker's, unless another topic has it.
+        The name is the topic's, unless another topic has it.
         """
         known = self._topics.get(topic.id)
         if known is not None:
@@ -479,7 +482,7 @@ class Directory:
         return bool(is_long) and version != self._failed_version
 
     def scan_in_slices(self, then: Callable[[], None]) -> None:
-        """Scan all topics in slices, then call ``then``."""
+        """Scan all topics in several passes of the loop, then call ``then``."""
         self._waiting.append(then)
         if len(self._waiting) == 1:
             Slices(self._broker, self._steps(), self._scanned)
@@ -490,7 +493,7 @@ class Directory:
     def number_topics(self, then: Callable[[], None]) -> None:
         """Assign numbers to all topics that have none, then call ``then``.
 
-        Runs in slices if there are many. Raises Busy.
+        With many topics, this takes several passes of the loop. Raises Busy.
         """
         if self.needs_long_scan:
             self.scan_in_slices(then)
@@ -524,7 +527,7 @@ class Directory:
             known = self._stream_in(topic)
             value = topic.settings.wire_options.get(WIRE)
             stored = None if value is None else TOPICS.decode(value)
-            if known is None or stored is None or self._belongs_elsewhere(known, topic, stored):
+            if known is None or stored is None or self._belongs_to_another_stream(known, topic, stored):
                 new_topics.append(topic)
             else:
                 self._add_topic(known, topic, stored)
@@ -532,7 +535,7 @@ class Directory:
             self._seen_version = max(self._seen_version, version)
 
     def _stream_in(self, topic: Topic) -> Stream | None:
-        """Return the stream of a topic; None if another process must assign a number to it first."""
+        """Return the stream of a topic; None if another process must assign a number to the stream first."""
         return self._by_namespace.get(topic.name.stream) or self._add_stream_of(topic)
 
     def _number_all(self, new_topics: Sequence[Topic]) -> Generator[None, None, bool]:
@@ -556,8 +559,8 @@ class Directory:
             if stream.by_name.get(name) is topic and not self.is_alive(topic):
                 del stream.by_name[name]
 
-    def _belongs_elsewhere(self, stream: Stream, topic: Topic, stored: StoredTopic) -> bool:
-        """Return whether the topic's stored state belongs to another stream than ``stream``.
+    def _belongs_to_another_stream(self, stream: Stream, topic: Topic, stored: StoredTopic) -> bool:
+        """Return whether the stored data of a topic belongs to another stream than ``stream``.
 
         An earlier release stored the topic in ``default``. Then its stored name is the full name, or another topic has
         its number.
@@ -610,7 +613,8 @@ class Directory:
     def _group_number(self, name: str, taken: dict[int, str]) -> int:
         """Return the number for a new group.
 
-        D0 names a group after its number. A new group with such a name gets that number, so that D0 clients find it.
+        The oldest clients (D0) address a group by number only. If the new group's name is a number, it gets that
+        number.
         """
         digits = name.removeprefix(_NAMELESS) if name.startswith(_NAMELESS) else ""
         known = 0 < len(digits) <= _NAMELESS_DIGITS_MAX and consists_of(digits, DIGITS) and digits[0] != "0"
@@ -635,13 +639,13 @@ class Directory:
         return found
 
     def group_number(self, topic: Topic, name: str) -> int | None:
-        """Return the number of a group that was found before; None if it was deleted meanwhile."""
+        """Return the number that ``groups`` has assigned to a group; None if the group was deleted meanwhile."""
         return next((number for number, known in self.stored(topic).groups.items() if known == name), None)
 
     def create_group(self, topic: Topic, name: str, number: int | None, by: Caller, then: Completion[int]) -> None:
-        """Create a group without members.
+        """Create a group without members. ``then`` is called with its number when it is stored.
 
-        ``then`` gets its number when it is stored. Raises Refused 5001, 5004 or 5005.
+        Raises Refused 5001, 5004 or 5005.
         """
         groups = self.groups(topic)
         if number is not None and number in groups:
@@ -656,7 +660,7 @@ class Directory:
         self.update_topic(topic, stored, topic.settings, partial(_stored, number, then))
 
     def delete_group(self, topic: Topic, number: int, by: Caller, done: Completion[int]) -> None:
-        """Delete a group with its members and offsets. Raises Missing(GROUP_MISSING), Denied(DENIED)."""
+        """Delete a group with its members and committed offsets. Raises Missing(GROUP_MISSING), Denied(DENIED)."""
         groups = dict(self.groups(topic))
         self._broker.groups.delete(groups.pop(number), topic.name.full, by=by)
         self.update_topic(topic, msgspec.structs.replace(self.stored(topic), groups=groups), topic.settings, done)

@@ -32,12 +32,12 @@ NAMED: Final = replace(D0, auto_ids=True)  # for requests with a name in place o
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of a payload.
+    """The layout of a request's payload.
 
     Attributes:
-        before: number of bytes at the beginning.
-        idents: number of identifiers after them.
-        behind: number of bytes after these.
+        before: number of bytes before the identifiers.
+        idents: number of identifiers.
+        behind: number of bytes after the identifiers.
         named: whether a name follows.
     """
 
@@ -79,7 +79,8 @@ _LISTED: Final[Mapping[int, tuple[tuple[bool, int], ...]]] = {
 
 
 def reader_of(code: int, payload: memoryview) -> Reader:
-    """Return a reader of the payload as a struct, whichever of the two forms it has.
+    """Return a reader of a payload, whether the client encodes it as a struct or as the byte list in Iggy's
+    documentation.
 
     Raises Refused 3 for an invalid payload. Raises Refused 1014 or 2016 if its id is a name other than the request's
     name.
@@ -129,7 +130,7 @@ def _may_be_letters(code: int, payload: memoryview) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ListedPayload:
-    """A payload in the form of the byte list.
+    """A payload in the form of a byte list, as in Iggy's documentation.
 
     Attributes:
         front: the bytes before the id.
@@ -154,7 +155,7 @@ class ListedPayload:
 
 
 def _listed_payloads(code: int, payload: memoryview) -> Iterator[ListedPayload]:
-    """Yield every interpretation of a payload as a byte list that has no bytes left."""
+    """Yield every way to parse a payload as a byte list that leaves no bytes over."""
     for has_ident, size in _LISTED[code]:
         reader = Reader(payload, D0)
         try:

@@ -126,7 +126,10 @@ def _put_id(
     state: cython.p_const_longlong,
     offset: cython.longlong,
 ) -> cython.void:
-    """Write a record's id. A record without an id gets a UUID that is computed from the seed and the offset."""
+    """Write a record's id.
+
+    A record without an id gets a UUID that is computed from the partition's seed and the offset.
+    """
     low: cython.ulonglong = 0
     high: cython.ulonglong = 0
     if places[16] >= 0:
@@ -146,9 +149,9 @@ def _put_id(
 def _is_shown(
     p: cython.p_const_uchar, places: cython.p_const_longlong, entry: cython.Py_ssize_t, typed: cython.bint
 ) -> cython.bint:
-    """Return whether Iggy clients get a header.
+    """Return whether a header is sent to Iggy clients.
 
-    Its key and its value must have 1 to 255 bytes. Before D2c, the key must be text.
+    Its key and its value must have 1 to 255 bytes. Before layout D2c, the key must be text.
     """
     size: cython.longlong = load_i32(p, places[26] + 4 * entry + 4) - load_i32(p, places[26] + 4 * entry)
     if size < 1 or size > _VALUE_MAX or (not typed and p[places[24] + entry] != 2):
@@ -219,7 +222,7 @@ def _put_entry(
     value_size: cython.Py_ssize_t,
     value_kind: cython.uchar,
 ) -> cython.Py_ssize_t:
-    """Write one header, and the kind of its key if the dialect has it. Return the position after the header."""
+    """Write one header, and the type of its key if the dialect has it. Return the position after the header."""
     if key_kind != 0:
         out[at] = key_kind
         at += 1
@@ -291,7 +294,7 @@ def _put_flat(
     offset: cython.longlong,
     append_time: cython.longlong,
 ) -> cython.Py_ssize_t:
-    """Write a message of D0 or D1. Return the position after it."""
+    """Write a message in the layout of D0 and D1. Return the position after it."""
     at: cython.Py_ssize_t = state[3]
     value_at: cython.Py_ssize_t = places[2] + load_i32(p, places[0] + 4 * row)
     size: cython.Py_ssize_t = load_i32(p, places[0] + 4 * row + 4) - load_i32(p, places[0] + 4 * row)
@@ -365,7 +368,7 @@ def _finish_indexed(
     origin: cython.longlong,
     form: cython.int,
 ) -> cython.void:
-    """Write offset, times and checksum of a message of D2."""
+    """Write offset, times and checksum of a message in a layout of D2."""
     store_i64(out, at + 24, offset)
     store_i64(out, at + 32, append_time)
     store_i64(out, at + 40, origin)
@@ -456,7 +459,7 @@ def _open_record(
     earliest: cython.longlong,
     first: cython.longlong,
 ) -> cython.longlong:
-    """Begin a batch of D3, and return its origin time: the earliest of its messages.
+    """Begin a batch in Iggy's newest layout (D3), and return its origin time: the earliest of its messages.
 
     If that time is too early for a delta, the batch's time is that of the first message.
     """
@@ -472,7 +475,7 @@ def _open_record(
 def _put_framed(
     source: Lent, places: cython.p_const_longlong, at: cython.Py_ssize_t, target: Lent, state: cython.p_longlong
 ) -> cython.int:
-    """Write the messages of a stored batch as batches of D3. Return DONE or FULL.
+    """Write the messages of a stored batch as batches in Iggy's newest layout (D3). Return DONE or FULL.
 
     A new one begins when a message's time cannot be encoded as a delta to the batch's time.
     """
@@ -528,12 +531,10 @@ def _put_framed(
 
 
 def put_chunk(chunk: Lendable, at: int, out: Lendable, state: Lendable, form: int) -> int:
-    """Write the messages of a chunk, from position ``at`` on, as far as ``state`` allows.
+    """Write the messages of a chunk, from position ``at`` on, up to the limits in ``state``.
 
-    Return DONE, FULL or COMPRESSED.
-
-    Call it with each chunk of a read in turn and the same state. Bytes of ``out`` after the position in ``state`` are
-    undefined. Raises ValueError if the state allows more bytes than ``out`` has.
+    Return DONE, FULL or COMPRESSED. Call it with each chunk of a read in turn and the same state. Bytes of ``out``
+    after the position in ``state`` are undefined. Raises ValueError if the state allows more bytes than ``out`` has.
     """
     source: Lent = lend(chunk)
     target: Lent = lend_writable(out)
@@ -572,7 +573,7 @@ def put_chunk(chunk: Lendable, at: int, out: Lendable, state: Lendable, form: in
 
 
 def new_state() -> array[int]:
-    """Return a state that allows no messages; the caller sets its words."""
+    """Return a state for ``put_chunk`` with limits of zero. The caller sets its words."""
     return array("q", bytes(8 * STATE_WORDS))
 
 

@@ -76,7 +76,7 @@ CLASSIC: Final = frozenset(code for code, command in COMMANDS.items() if not com
 
 
 class IggyFactory:
-    """Implements ``protocols.runtime.session.SessionFactory``."""
+    """Opens sessions of the Iggy protocol. Implements ``protocols.runtime.session.SessionFactory``."""
 
     __slots__ = ("_commands", "shared")
 
@@ -96,10 +96,10 @@ class IggyFactory:
         return (WIRE, self.shared.inside.directory, FUNCTIONS), (CLIENTS_PART, self.shared, functions)
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether the bytes begin an Iggy request in one of the framings.
+        """Return whether the bytes begin an Iggy request, in the older format or in that with a header of 256 bytes.
 
-        A request in the classic framing must have a known command. The headered framing begins with zeros. Returns None
-        if more bytes are needed (spec: iggy#recognising-the-framing).
+        A request in the older format must have a known command. The newer one begins with zeros. Returns None if more
+        bytes are needed (spec: iggy#recognising-the-framing).
         """
         if len(prefix) < HEAD.size:
             length = int.from_bytes(prefix[:4].ljust(4, b"\xff"), "little")

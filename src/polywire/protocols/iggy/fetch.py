@@ -97,7 +97,7 @@ def nothing_owned(dialect: Dialect) -> bytes:
 
 
 def read_poll(session: Poller, answer: Answer, reader: Reader, consumer: Consumer, topic: Topic) -> PollArguments:
-    """Decode the arguments after the topic, which all kinds of polls have, and check permissions.
+    """Decode the arguments of a poll after its topic, and check permissions.
 
     Raises Refused for an invalid poll, and Denied without permission.
     """
@@ -142,7 +142,8 @@ def _members_partition(
 ) -> Partition | None:
     """Return the partition from which a group member reads; None if it has none.
 
-    In D3, the request may name it. Otherwise, the member's partitions are used in turn.
+    In Iggy's newest protocol (D3), the request may name it. Otherwise, each poll reads the next of the member's
+    partitions.
     """
     key = (topic.id, group)
     if key not in session.members:
@@ -182,7 +183,7 @@ def start_of(
 
 
 class PollReply:
-    """The reply to a poll in progress."""
+    """Builds the reply to one poll."""
 
     __slots__ = ("_answer", "_bytes_max", "_commit", "_count", "_is_limited", "_partition", "_session", "_state")
 
@@ -210,7 +211,7 @@ class PollReply:
         self._answer.refuse(error)
 
     def found(self, start: int | BrokerError) -> None:
-        """Continue with the start offset that was searched, or with the error of the search."""
+        """Continue with the start offset that was looked up, or with the error of the look-up."""
         if isinstance(start, BrokerError):
             self.refuse(start)
             return
@@ -225,7 +226,7 @@ class PollReply:
     def begin(self, start: int) -> bytes | None:
         """Read from ``start`` on. Return the reply if there is nothing to read.
 
-        Otherwise, return None and fill the reply slot now or later. Raises BrokerError.
+        Otherwise, return None and reply now or later. Raises BrokerError.
         """
         if start < self._partition.log.readable_offset:
             self._fetch(start)
@@ -293,7 +294,7 @@ class PollReply:
         self._finish(buffer)
 
     def _space(self, read: Read) -> int:
-        """Return the estimated size of the reply: all messages are assumed to be like those of the first batch."""
+        """Return the estimated size of the reply, assuming that all messages are like those of the first batch."""
         if not read.chunks:
             return 0
         length, records = _sizes(read.chunks[0])
@@ -375,9 +376,9 @@ class PollReply:
 
 
 class RemotePoller:
-    """A client of another process.
+    """A client of another process, which has forwarded its poll.
 
-    Implements ``Poller`` and ``ReplyOwner`` for its poll, which that process has authorized.
+    Implements ``Poller`` and ``ReplyOwner`` for the poll, which that process has authorized.
     """
 
     closed: Final = False
@@ -394,20 +395,16 @@ class RemotePoller:
         self.slot_filled: Final = slot_filled
         self._incarnation: Final = incarnation
 
-    def authorize(self, action: Action, where: Where = None) -> None:
-        """Do nothing, because the client's process has checked the permissions."""
+    def authorize(self, action: Action, where: Where = None) -> None: ...
 
     def named_incarnation(self, _: Answer) -> int:
         return self._incarnation
 
-    def end(self) -> None:
-        """Do nothing, because the client's process has the connection."""
+    def end(self) -> None: ...
 
-    def fail(self, _: PeerError) -> None:
-        """Do nothing, as in ``end``."""
+    def fail(self, _: PeerError) -> None: ...
 
-    def store_reply(self, head: vsr.Head, reply: bytes) -> None:
-        """Do nothing: only replies in the headered framing are stored."""
+    def store_reply(self, head: vsr.Head, reply: bytes) -> None: ...
 
 
 def _poll_remote(
@@ -415,7 +412,8 @@ def _poll_remote(
 ) -> bytes | None:
     """Poll a topic of another process.
 
-    If the poll uses more than records, such as a group or a stored offset, that process executes it with one call.
+    If the poll also uses a group or a stored offset, that process executes the whole poll. Otherwise, only the records
+    are read from it.
     """
     begin, dialect = reader.at, reader.dialect
     reader.partition()
@@ -483,10 +481,10 @@ def execute_poll(
 
     Args:
         payload: the request after the name of the topic.
-        incarnation: number of the partition history that the request names, or 0.
+        incarnation: the partition's incarnation number in the request, or 0.
         connected: whether the client is a member of the group.
         polls: how often the client has polled the group.
-        then: gets the reply in the classic framing, and the partition of the group that was polled, or -1.
+        then: called with the reply and the partition of the group that was polled, or -1.
     """
     del wire
     inside = shared.inside
@@ -516,7 +514,7 @@ def execute_poll(
 
 @lru_cache(maxsize=4096)
 def _seeds(topic_id: bytes, number: int) -> tuple[int, int]:
-    """Return the seed from which the ids of a partition's records without an id are computed."""
+    """Return two numbers from which the ids of a partition's records without an id are computed."""
     seed = blake2b(topic_id + number.to_bytes(4, "little"), digest_size=16).digest()
     low, high = _SEEDS.unpack(seed)
     return low, high

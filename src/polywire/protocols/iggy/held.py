@@ -48,7 +48,7 @@ def check_wait(wait_us: int, timeout_us: int) -> None:
 
 
 class HeldRequests:
-    """The held requests of one connection. Implements ``ReplyOwner`` for their replies.
+    """Requests of one connection that wait for messages. Implements ``ReplyOwner`` for their replies.
 
     Attributes:
         waits: number of partitions for which the requests wait.
@@ -97,7 +97,7 @@ class HeldRequests:
     # Holding
 
     def open(self, dialect: Dialect, head: vsr.Head, number: int) -> Answer | None:
-        """Return the reply slot for a new request; None if too many requests are held, or one has the same number."""
+        """Return a reply for a new request; None if too many requests wait, or one has the same number."""
         if len(self._slots) >= HELD_MAX or head.number in self._slots:
             return None
         answer = Answer(self, dialect, head, number=number)
@@ -195,7 +195,7 @@ class Holding:
             self._listen(offsets)
 
     def _listen(self, offsets: list[Offset]) -> None:
-        """Wait for all partitions. If a partition was deleted, try again immediately."""
+        """Wait for messages in all partitions of the request. If a partition was deleted, try again immediately."""
         loop, ticket = self._broker.loop, self._ticket
 
         def wake() -> None:

@@ -48,7 +48,7 @@ _SECTION: Final = Struct("<IIQI24sQI")
 
 
 def _hold(answer: Answer, payload: bytes, wait_us: int, attempt: Attempt) -> None:
-    """Try a request until its reply is sent."""
+    """Call ``attempt`` repeatedly, until its reply is sent or ``wait_us`` microseconds have passed."""
     owner = answer.session
     assert isinstance(owner, HeldRequests), "the reply of a held request is out of order"
     Holding(answer, owner, payload, wait_us, attempt).run()
@@ -107,7 +107,7 @@ def _attempt_poll(session: IggySession, answer: Answer, reader: Reader, last: bo
 
 
 class Target(NamedTuple):
-    """A partition to read, and the strategy that selects the first offset."""
+    """A partition to read, and the polling strategy that selects the first offset."""
 
     number: int
     starts: tuple[int, int]
@@ -116,7 +116,7 @@ class Target(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A target after its look-up: its start offset, or an error number."""
+    """A partition to read with its start offset, or an error number."""
 
     target: Target
     partition: Partition | None
@@ -129,7 +129,7 @@ class Found(NamedTuple):
 
 
 def _targets(targets: list[Target]) -> list[Target]:
-    """Return the targets of a request. Raises Refused if there are none, duplicates, or unsupported strategies."""
+    """Return the partitions of a request. Raises Refused if there are none, duplicates, or unsupported strategies."""
     numbers = {target.number for target in targets}
     if not targets or len(numbers) < len(targets) or any(of.starts[0] not in (_BY_OFFSET, NEXT) for of in targets):
         raise Refused(errors.UNKNOWN_COMMAND)
@@ -137,7 +137,7 @@ def _targets(targets: list[Target]) -> list[Target]:
 
 
 def _count(reader: Reader, size: int) -> int:
-    """Decode the number of targets. Raises Refused unless as many targets follow."""
+    """Decode the number of partitions in a request. Raises Refused unless as many follow."""
     count = reader.u32()
     if count > TARGETS_MAX or reader.left != count * size:
         raise Refused(errors.UNKNOWN_COMMAND)
@@ -145,7 +145,7 @@ def _count(reader: Reader, size: int) -> int:
 
 
 class Finder(NamedTuple):
-    """Looks up targets in one topic for one consumer.
+    """Looks up the start offsets of partitions in one topic for one consumer.
 
     Attributes:
         owned: the partitions of a group member; None for a single consumer.
@@ -180,7 +180,7 @@ class Finder(NamedTuple):
 
 
 def _finder(session: IggySession, topic: Topic, consumer: Consumer, reader: Reader, *, commits: bool) -> Finder:
-    """Return a finder for this consumer.
+    """Return a ``Finder`` for this consumer.
 
     Raises Denied if the client may not read the topic, and Refused if it is not a member of the group.
     """
@@ -259,9 +259,8 @@ def _attempt_fetch(session: IggySession, answer: Answer, reader: Reader, last: b
 class FetchReply:
     """Builds the reply to FETCH_MESSAGES.
 
-    It reads the partitions one after the other, with pauses for other connections.
-
-    When the limit of messages or bytes is reached, the remaining partitions are skipped. The next request reads them.
+    It reads the partitions one after the other, with pauses for other connections. When the limit of messages or bytes
+    is reached, the remaining partitions are skipped. The next request reads them.
     """
 
     __slots__ = (
@@ -302,7 +301,7 @@ class FetchReply:
         self._is_running = False
 
     def run(self) -> None:
-        """Read partitions, until a read must wait for the disk or the time slice is over."""
+        """Read partitions, until a read must wait for the disk or the time for this connection is over."""
         broker = self._session.broker
         until = broker.clock.monotonic() + QUANTUM_S
         self._is_running = True
@@ -331,7 +330,7 @@ class FetchReply:
             section.refuse(error)
 
     def ended(self, found: Found, error: int = 0, read: tuple[int, int, bytes] | None = None) -> None:
-        """Add the section of a partition, and continue with the next one.
+        """Add a partition's result to the reply, and continue with the next partition.
 
         ``read`` has the number of messages, the offset after the last one, and the encoded messages.
         """

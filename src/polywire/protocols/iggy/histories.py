@@ -27,22 +27,22 @@ _ROUTE: Final = Struct("<QQIIB")
 
 
 def incarnation_of(partition: Partition) -> int:
-    """Return the number of a partition's history. It is never 0, which clients send if they know no history."""
+    """Return the partition's incarnation number. It is never 0, which clients send if they do not know it."""
     return partition.incarnation + 1
 
 
 def context_bytes(partition: Partition, generation: int = 0, position: int = 0) -> bytes:
-    """Encode the context of a partition.
+    """Encode the incarnation number and other data that replies have about a partition since protocol 0.12.
 
     Args:
         generation: generation of the group that polls.
-        position: position of the change of metadata that clients must see first.
+        position: number of the metadata change that clients must have received before.
     """
     return _CONTEXT.pack(incarnation_of(partition), generation, position)
 
 
 def check_history(session: Poller, answer: Answer, partition: Partition) -> None:
-    """Raise Refused if the request names the history of a deleted partition with the same number."""
+    """Raise Refused if the request has the incarnation number of a deleted partition with the same number."""
     named = session.named_incarnation(answer)
     if named and named != incarnation_of(partition):
         raise Refused(errors.HISTORY_GONE)

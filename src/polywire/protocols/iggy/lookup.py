@@ -25,7 +25,7 @@ def identifier(reader: Reader) -> int | str:
 
 
 def stream_of(session: IggySession, reader: Reader, action: Action) -> Stream:
-    """Read the stream at the reader's position, and return it.
+    """Read an identifier of a stream, and return the stream.
 
     Raises Denied if the client may not perform the action on it, and Refused if it does not exist.
     """
@@ -38,7 +38,7 @@ def stream_of(session: IggySession, reader: Reader, action: Action) -> Stream:
 
 
 def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
-    """Read the stream and topic at the reader's position, and return the topic.
+    """Read identifiers of a stream and a topic, and return the topic.
 
     Raises Denied if the client may not perform the action on it, and Refused if it does not exist.
     """
@@ -59,7 +59,9 @@ def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
 
 
 def _namespace(named: int | str) -> str | None:
-    """Return the namespace that a missing stream would have; None for a number, which could be any stream."""
+    """Return the name in other protocols that a missing stream would have; None for a number, which could be any
+    stream.
+    """
     return namespace_of(named) if isinstance(named, str) else None
 
 
@@ -73,7 +75,7 @@ def partition_at(topic: Topic, number: int) -> Partition:
 def consumers_partition(reader: Reader, number: int | None) -> int:
     """Return the partition number for a single consumer: that in the request, or the first partition.
 
-    In D0, the request must have it (spec: iggy#polling).
+    In the oldest protocol (D0), the request must have it (spec: iggy#polling).
     """
     if number is not None:
         return number
@@ -83,7 +85,7 @@ def consumers_partition(reader: Reader, number: int | None) -> int:
 
 
 def consumer_name(session: Poller, topic: Topic, consumer: Consumer, reader: Reader) -> str:
-    """Return the name under which the broker stores the offsets of a consumer or group.
+    """Return the name under which the broker stores the committed offsets of a consumer or group.
 
     Raises Refused 5000 or 5003 if the group does not exist.
     """

@@ -30,7 +30,10 @@ _TOPIC_FLAGS: Final = 4
 
 
 class Code(IntEnum):
-    """Commands, by their number in the classic framing. Operations of the headered framing are mapped to these."""
+    """Commands, by their number in requests without a header of 256 bytes.
+
+    Operations of newer requests are mapped to these.
+    """
 
     PING = 1
     GET_STATS = 10
@@ -103,7 +106,7 @@ class Refused(BrokerError):
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """A single consumer or a group. Numbers count as in the dialect."""
+    """A single consumer or a group. Numbers count from 0 or 1, as in the client's protocol version."""
 
     group: bool
     identifier: int | str
@@ -128,7 +131,7 @@ class TopicFields:
 class PermissionFlags:
     """The protocol's permissions: ten flags for all streams, six for each listed stream, four for each listed topic.
 
-    Numbers of streams and topics count as in the dialect.
+    Numbers of streams and topics count from 0 or 1, as in the client's protocol version.
     """
 
     everywhere: tuple[bool, ...]
@@ -194,7 +197,7 @@ class Reader:
         return self.text(self.u32())
 
     def ident(self) -> int | str:
-        """Read an identifier: a number, as the dialect counts, or a name."""
+        """Read an identifier: a name, or a number that counts from 0 or 1, as in the client's protocol version."""
         kind, size = self.u8(), self.u8()
         if kind == 1 and size == 4:
             return self.u32()
@@ -205,12 +208,12 @@ class Reader:
     def number(self) -> int:
         """Read a number of a stream, topic or partition. Return it counted from 0.
 
-        In a dialect that counts from 1, the invalid value 0 becomes -1.
+        If the client counts from 1, the invalid value 0 becomes -1.
         """
         return self.u32() - self.dialect.base
 
     def partition(self) -> int | None:
-        """Read a partition number. Return it counted from 0, or None if the request names no partition."""
+        """Read a partition number. Return it counted from 0, or None if the request has none."""
         if self.dialect.optional_partition:
             given = self.flag()
             number = self.u32()
@@ -225,13 +228,13 @@ class Reader:
         return Consumer(kind == 2, self.ident() if self.dialect.ident_consumers else self.u32())
 
     def group(self) -> int | str:
-        """Read a group, which is a plain number in dialects whose groups have no names."""
+        """Read a group's identifier, which is a plain number in protocol versions whose groups have no names."""
         return self.ident() if self.dialect.named_groups else self.u32()
 
     def topic_fields(self, *, is_patch: bool = False) -> TopicFields:
         """Read the fields of a topic after its ids and partitions.
 
-        ``is_patch``: whether the request is a patch of protocol 0.12, in which the name may be empty.
+        ``is_patch``: whether the request changes only some fields (since protocol 0.12), so that the name may be empty.
         """
         layout = self.dialect.topic_settings
         if layout == 4:

@@ -27,9 +27,9 @@ def numbered(name: str, number: int) -> str:
 
 
 def namespace_of(name: str) -> str:
-    """Return the broker's name for a new stream.
+    """Return the name in other protocols for a new stream (decision 0116).
 
-    Dots become ``=``, because a dot ends a stream's name (decision 0116).
+    Dots become ``=``, because a dot ends a stream's name there.
     """
     return name.replace(".", "=")
 
@@ -39,7 +39,7 @@ def is_broker_name(name: str) -> bool:
 
 
 def normalised(name: str, number: int) -> str:
-    """Return a name as the dialects of 2023 and 2024 store it.
+    """Return a name as Iggy's servers of 2023 and 2024 store it.
 
     Raises Refused with the error number ``number`` for a name that they do not allow (spec: iggy#names-and-ids).
     """
@@ -54,5 +54,5 @@ def is_allowed(name: str) -> bool:
 
 
 def shortened(name: str) -> str:
-    """Lower-case a name and replace its white space, as the dialects of 2023 and 2024 do."""
+    """Lower-case a name and replace its white space, as Iggy's servers of 2023 and 2024 do."""
     return ".".join(name.lower().split())

@@ -38,7 +38,7 @@ def store(
 def _owner(
     session: IggySession, reader: Reader, *, group: Action, consumer: Action
 ) -> tuple[Partition, tuple[PositionKind, str]]:
-    """Read the consumer or group and the partition of a stored offset, and return them.
+    """Read the partition and the consumer or group of a stored offset, and return them.
 
     Raises Denied if the client may not perform the action.
     """

@@ -94,7 +94,7 @@ _SIZES: Final = {
 def described(*, today: bool) -> bytes:
     """Return the encoded descriptions of all topic options.
 
-    ``today``: for clients since protocol 0.12, with a byte that tells how each option may be changed.
+    ``today``: for clients since protocol 0.12, with a byte that says how each option may be changed.
     """
     keys = _keys(today=today)
     body = U32.pack(len(keys))
@@ -113,7 +113,7 @@ def _keys(*, today: bool) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class TopicOptions:
-    """The options that affect the broker. None means not set, 0 means no limit.
+    """The topic options that affect the broker. None means not set, 0 means no limit.
 
     Attributes:
         given: all options that were set, encoded with their canonical types.
@@ -126,7 +126,10 @@ class TopicOptions:
 
 
 def parse_options(block: bytes) -> dict[bytes, tuple[int, bytes]]:
-    """Decode a block. Return the kind and value of each key. Raises Refused 4042 or 4043 for an invalid block."""
+    """Decode a block of options.
+
+    Return the type and value of each key. Raises Refused 4042 or 4043 for an invalid block.
+    """
     if len(block) > BYTES_MAX:
         raise Refused(errors.OPTIONS_TOO_BIG)
     found: dict[bytes, tuple[int, bytes]] = {}
@@ -153,9 +156,10 @@ def _part(block: bytes, at: int) -> tuple[int, bytes, int]:
 
 
 def topic_options(block: bytes, before: bytes | None = None) -> TopicOptions:
-    """Return a topic's options: those that it had ``before``, updated by the block.
+    """Return a topic's options: those that it had ``before``, updated by the block of options in a request.
 
-    Raises Refused 4041 for an unknown key, 4042 for an invalid value or the change of a fixed option, and 4043.
+    Raises Refused 4041 for an unknown key, 4042 for an invalid value or the change of a fixed option, and 4043 for a
+    block that is too large.
     """
     found = parse_options(block)
     if not found.keys() <= _KNOWN.keys():
@@ -225,7 +229,8 @@ def _number(value: bytes | None) -> int | None:
 
 
 def _canonical(key: bytes, kind: int, value: bytes) -> bytes | None:
-    """Return a value as DESCRIBE_OPTIONS reports its type; None for a 64-bit 0, which requests the default.
+    """Return an option's value in the type that DESCRIBE_OPTIONS reports; None for a 64-bit 0, which requests the
+    default.
 
     Raises Refused for an invalid value.
     """
@@ -247,7 +252,7 @@ def _canonical(key: bytes, kind: int, value: bytes) -> bytes | None:
 
 
 def _canonical_number(key: bytes, kind: int, value: bytes) -> bytes | None:
-    """Return a number as 64 bits.
+    """Return an option's number as 64 bits.
 
     It may be sent as text with a unit, such as ``10 GB``. Raises Refused for any other text.
     """

@@ -20,9 +20,10 @@ _STATUSES: Final = {b"active": b"\1", b"inactive": b"\2"}
 
 
 def translate(body: memoryview) -> tuple[Code, bytes]:
-    """Return the older command and its payload. The name is empty if the patch of a topic does not change it.
+    """Convert a request that changes only some fields (since protocol 0.12) to the older command and its payload.
 
-    Raises Refused for an invalid patch.
+    If the request does not change a topic's name, the name in the payload is empty. Raises Refused for an invalid
+    request.
     """
     reader = Reader(body, D4A)
     scope = reader.u8()

@@ -77,7 +77,8 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
 def _name_producer(
     session: IggySession, partition: Partition, batch: bytearray, reader: Reader, *, is_named: bool
 ) -> bytearray:
-    """Return the batch with the idempotent producer that the request names, so that a repeated batch is stored once.
+    """Return the batch with the producer id and sequence number in the request, so that a duplicate batch is stored
+    once.
 
     ``is_named``: whether the request names the partition. It must, because sequence numbers are those of one partition.
     Raises Refused or Invalid (spec: iggy#d4-producers).
@@ -117,7 +118,10 @@ def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Pa
 def _sent(
     session: IggySession, answer: Answer, topic: Topic, partition: Partition, stream: int, offset: int | BrokerError
 ) -> None:
-    """Reply to a request whose batch was stored. In D3, the reply contains the partition and the offset."""
+    """Reply to a request whose batch was stored, or with the error.
+
+    In Iggy's newest protocol (D3), the reply contains the partition and the offset.
+    """
     if isinstance(offset, BrokerError):
         answer.sent(offset)
         return

@@ -21,7 +21,7 @@ FRAME_BYTES_MIN: Final = 4
 
 
 class Recognition:
-    """The dialects that one connection may use."""
+    """The protocol versions that one connection may use, as far as its requests have shown."""
 
     __slots__ = ("_candidates", "_forced", "framed")
 
@@ -37,7 +37,7 @@ class Recognition:
         return self._candidates[0]
 
     def see_framing(self, first: int) -> None:
-        """Exclude dialects by the first four bytes. Raises PeerError for bytes of other protocols."""
+        """Exclude protocol versions by the first four bytes. Raises PeerError for bytes of other protocols."""
         self.framed = first == 0
         if self.framed:
             self._candidates = (dialects.D3,)
@@ -46,12 +46,12 @@ class Recognition:
 
     @property
     def protocols(self) -> tuple[int, int]:
-        """The lowest and the highest protocol version that a headered login may have."""
+        """The lowest and the highest protocol version that a login with a header of 256 bytes may have."""
         spoken = [self.dialect] if self._forced else dialects.FRAMED
         return spoken[0].protocols[0], spoken[-1].protocols[-1]
 
     def see_protocol(self, version: int) -> bool:
-        """Exclude dialects that do not have the version of a headered login. Return False if none has it."""
+        """Exclude all but the protocol version of a login. Return False if the broker does not support it."""
         known = [dialect for dialect in dialects.FRAMED if version in dialect.protocols]
         if not known or (self._forced and known[0] is not self.dialect):
             return False
@@ -59,7 +59,10 @@ class Recognition:
         return True
 
     def dialect_for(self, code: int, payload: memoryview, *, logged_in: bool) -> Dialect:
-        """Return the dialect of a request. A request in the classic framing may exclude dialects."""
+        """Return the protocol version of a request.
+
+        A request without a header of 256 bytes may exclude some versions.
+        """
         if self.framed or self._forced:
             return self.dialect
         if code == Code.LOGIN:
@@ -93,9 +96,9 @@ class Recognition:
             self._narrow([candidate for candidate in self._candidates if _fits(shape, payload, candidate)])
 
     def _narrow(self, fitting: Sequence[Dialect]) -> None:
-        """Exclude the dialects that are not in ``fitting``.
+        """Exclude the protocol versions that are not in ``fitting``.
 
-        If that would exclude all, exclude none: the request is malformed in every dialect.
+        If that would exclude all, exclude none: the request is malformed in every version.
         """
         if fitting:
             self._candidates = tuple(fitting)
@@ -113,7 +116,7 @@ def is_text(first: int) -> bool:
 
 
 def _as_text_has_it(known: Dialect | None) -> tuple[Dialect, ...]:
-    """Return dialects, the most likely first, given the one that a login names as text.
+    """Return protocol versions, the most likely first, given the one that a login contains as text.
 
     Newer ones follow it, then older ones, because a Java client calls itself 0.6 and uses layouts of 0.8 (spec:
     iggy#recognising-the-dialect).

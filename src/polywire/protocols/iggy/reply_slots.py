@@ -24,7 +24,7 @@ REPLAY_BYTES_MAX: Final = 64 * 1024
 
 
 class ReplyOwner(Protocol):
-    """The methods of a session that a reply slot uses."""
+    """The methods of a session that its replies use."""
 
     @property
     def broker(self) -> IggyBroker:
@@ -37,7 +37,7 @@ class ReplyOwner(Protocol):
         """Send the replies that are next in order."""
 
     def end(self) -> None:
-        """Accept no more requests."""
+        """Accept no more requests. Replies to requests that have started are still sent."""
 
     def fail(self, error: PeerError) -> None:
         """Close the connection."""
@@ -47,12 +47,12 @@ class ReplyOwner(Protocol):
 
 
 class Answer(ReplySlot[ReplyOwner]):
-    """The slot of one reply.
+    """One reply, which is sent after the replies to all earlier requests.
 
     Attributes:
         payload: the payload that ``done`` sends.
         later: builds a payload for ``done`` in steps.
-        head: header of the request; None in the classic framing.
+        head: header of the request; None for a request without one.
         number: number of the reply in its connection.
     """
 
@@ -102,7 +102,7 @@ class Answer(ReplySlot[ReplyOwner]):
         super().fill(self._framed(number, ()))
 
     def evict(self, reason: int, protocols: tuple[int, int] = (0, 0)) -> None:
-        """End the login and the connection (see ``vsr.eviction``)."""
+        """End the login, and close the connection with a message that has this reason."""
         assert self.head is not None, "only the headered framing has evictions"
         self.session.end()
         super().fill([vsr.eviction(self.head.client, reason, protocols)])

@@ -45,9 +45,9 @@ SKIPPED_S: Final = 1.0  # pause before topics whose process has not assigned a n
 
 
 class Results:
-    """Waits for the results of several calls. Implements ``Handle``.
+    """Collects the results of several calls. Implements ``Handle``.
 
-    ``then`` gets the results or errors in the order of the calls, in a later pass of the event loop.
+    ``then`` is called with the results or errors in the order of the calls, in a later pass of the event loop.
     """
 
     __slots__ = ("_broker", "_count", "_results", "_then")
@@ -79,7 +79,7 @@ class Results:
         self._then([result for _, result in sorted(self._results.items())])
 
     def cancel(self) -> None:
-        """Ignore the results."""
+        """Do not call ``then``."""
         self._then = _ignore
 
 
@@ -105,7 +105,10 @@ class RoutedDirectory(Directory):
         parts.watch_topics(self._topic_changed)
 
     def _call(self, at: int | Topic, function: Callable[..., Any], *values: Any, **options: Any) -> Any:
-        """Call a function with the directory of a shard, or of the shard of a topic. Raises Pending and BrokerError."""
+        """Call a function with the directory of a shard, or of the shard that stores a topic.
+
+        Raises Pending and BrokerError.
+        """
         shard = at if isinstance(at, int) else self._parts.shard_of_topic(at)
         if shard == self._parts.shards.own:
             return function(self._local, *values, **options)
@@ -193,7 +196,7 @@ class RoutedDirectory(Directory):
             self._add_topic(stream, topic, TOPICS.decode(topic.settings.wire_options[WIRE]))
 
     def refresh(self) -> None:
-        """See ``Directory.refresh``.
+        """Scan the topics if some were created or deleted since the last scan.
 
         Raises Pending while other processes have not reported their topics, or Unavailable.
         """
@@ -205,7 +208,7 @@ class RoutedDirectory(Directory):
         super()._refresh()
 
     def topics(self, stream: Stream) -> list[Topic]:
-        """See ``Directory.topics``. Topics without a number are omitted."""
+        """Return the topics of a stream. Topics without a number are omitted."""
         with suppress(Pending, BrokerError):
             return super().topics(stream)
         return [topic for _, topic in sorted(stream.by_number.items())]
@@ -292,7 +295,10 @@ class RoutedDirectory(Directory):
         then: Then,
         done: Completion[int],
     ) -> None:
-        """See ``Directory.create_topic``. Raises Refused 2016 for a chosen number that only shards may assign."""
+        """Create a topic, in the shard that the topic's number or name determines.
+
+        Arguments as in ``Directory.create_topic``. Raises Refused 2016 for reserved numbers.
+        """
         if number is not None and number >= CHOSEN_MAX:
             raise Refused(errors.BAD_TOPIC_ID)
         if number is not None and self.find_topic(stream, number) is not None:
@@ -354,7 +360,10 @@ def add_namespaces(local: Directory, namespaces: list[str], then: Completion[int
 
 
 def number_topics(local: Directory, namespaces: list[str], then: Completion[list[str]]) -> None:
-    """Assign numbers to all topics that have none. Report which of these namespaces have topics here."""
+    """Assign numbers to all topics that have none.
+
+    ``then`` is called with those of ``namespaces`` that have topics here.
+    """
     local.number_topics(lambda: then([namespace for namespace in namespaces if local.has_topics(namespace)]))
 
 
@@ -368,7 +377,7 @@ def create_topic(
     by: Caller,
     then: Completion[bytes],
 ) -> None:
-    """Create a topic. ``then`` gets its id when it is stored."""
+    """Create a topic. ``then`` is called with its id when it is stored."""
     created: list[Topic] = []
 
     def done(result: int | BrokerError) -> None:
@@ -380,7 +389,7 @@ def create_topic(
 def change_topic(
     local: Directory, topic: Topic, stored: StoredTopic, settings: TopicSettings, done: Completion[int] | None
 ) -> None:
-    """Change a topic's settings and name, except for numbers and options that the caller may not know yet."""
+    """Change a topic's settings and name, but keep its numbers and protocol options, which the caller may not know."""
     was = local.stored(topic)
     stored = msgspec.structs.replace(stored, number=was.number, groups=was.groups)
     settings = replace(settings, wire_options=topic.settings.wire_options)

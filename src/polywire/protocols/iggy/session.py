@@ -54,10 +54,10 @@ class Handler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Command(commands.Command[Code, Handler]):
-    """A command of the protocol.
+    """A request type of the protocol and its handler.
 
     Attributes:
-        empty: whether the command has no payload, and the classic framing accepts none (spec: iggy#d0-requests).
+        empty: whether the command has no payload, and requests without a header may have none (spec: iggy#d0-requests).
         today: whether only clients since protocol 0.12 have the command.
         held: whether it may wait for messages while later requests are executed.
     """
@@ -170,7 +170,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return self._take_change(head, body)
 
     def _take_change(self, head: vsr.Head, body: memoryview) -> bool:
-        """Execute a request that changes state, or repeat its reply.
+        """Execute a request that changes state, or send the stored reply if it is a retry.
 
         Return False if it must wait and be passed again.
         """
@@ -208,7 +208,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return self._begin(command, code, payload, head, dialect)
 
     def named_incarnation(self, answer: Answer) -> int:
-        """Return the number of the partition history that the current request names; 0 if it names none."""
+        """Return the partition's incarnation number in the current request; 0 if it has none."""
         return 0 if answer.head is None else answer.head.incarnation
 
     def _begin(
@@ -245,7 +245,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return True
 
     def _must_scan(self, code: int) -> bool:
-        """Return whether a request must wait for a long scan of new topics (see ``Directory.needs_long_scan``).
+        """Return whether a request must wait until numbers are assigned to many new topics.
 
         That is true for the first request of a connection, and for requests that may name any topic.
         """
@@ -268,7 +268,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             self.principal = self.broker.access.anonymous()
 
     def _held_slot(self, head: vsr.Head, dialect: Dialect) -> Answer | None:
-        """Return the reply slot for a request that may wait for messages; None if too many do."""
+        """Return a reply for a request that may wait for messages; None if too many wait."""
         if self._held_requests is None:
             self._held_requests = HeldRequests(self, self.output)
         self._number += 1
@@ -287,9 +287,9 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
             self._replays.popitem(last=False)
 
     def _replay(self, head: vsr.Head) -> bool:
-        """If a request repeats an earlier one that changed state, send the stored reply again and return True.
+        """Return whether a request is a retry of one that has changed state (spec: iggy#request-numbers).
 
-        (spec: iggy#request-numbers)
+        If so, send the stored reply again.
         """
         stored = self._replays.get(head.number)
         if stored is None or stored[0] != head.operation:
@@ -319,7 +319,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
 
     @property
     def caller(self) -> Caller:
-        """The client's user, who becomes the owner of objects that the client creates."""
+        """The client's user, against whose quota the streams, topics and groups that the client creates count."""
         if self._caller is None or self._caller.principal is not self.principal:
             self._caller = caller_of(self.principal, self.peer)
         return self._caller
@@ -343,7 +343,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         super()._stop_receiving()
 
     def _cancel_held(self, head: vsr.Head) -> None:
-        """Cancel a held request. This has no reply."""
+        """Cancel a request that waits for messages. This has no reply."""
         if self.principal is None:
             self._slot(head, self.recognition.dialect).status(errors.NOT_LOGGED_IN)
         elif self._held_requests is not None:
@@ -372,7 +372,6 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         return [(topic, group) for (_, group), (topic, _) in self.members.items()]
 
     def describe(self) -> ClientState:
-        """Return the description for replies to GET_CLIENTS."""
         directory, groups = self.shared.directory, []
         for topic, group in self.joined():
             number = directory.group_number(topic, group)

@@ -47,10 +47,10 @@ _SENT: Final = Struct("<IIIQ")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply, or an eviction.
+    """A reply, or a message that ends the connection.
 
     Attributes:
-        status: the reason of an eviction, otherwise 0 or an error number.
+        status: the reason for the end, otherwise 0 or an error number.
         protocols: lowest and highest version that the server accepts, if the reason is an unsupported version.
     """
 
@@ -65,7 +65,7 @@ class Reply:
 
 
 def operation_of(code: Code) -> int:
-    """Return the operation of a command. Commands that change nothing have the same one."""
+    """Return the operation number of a command. Commands that change nothing have the same one."""
     return _OPERATIONS.get(code, vsr.PLAIN)
 
 
@@ -82,8 +82,8 @@ def request(
 ) -> bytes:
     """Encode a request with its header.
 
-    Since protocol 0.12, a request that changes state has an ``identifier``. ``incarnation`` is the number of the
-    partition's history, if it is known.
+    Since protocol 0.12, a request that changes state has an ``identifier``. ``incarnation`` is the partition's
+    incarnation number, if it is known.
     """
     size = vsr.HEADER_BYTES + len(body)
     fields = client, identifier, number, operation, epoch, code, incarnation
@@ -109,7 +109,7 @@ def protocol_within(lowest: int, highest: int) -> tuple[Dialect, int] | None:
 
 
 def place(*, group: bool, who: bytes, topic: bytes, partition: int) -> bytes:
-    """Encode the beginning of polls and of requests for stored offsets: consumer, stream, topic and partition.
+    """Encode the first fields of polls and of requests for stored offsets: consumer, stream, topic and partition.
 
     ``who`` and ``topic`` are encoded identifiers.
     """
@@ -168,10 +168,7 @@ def read_reply(data: memoryview) -> Reply:
 
 
 def result_of(reply: Reply) -> bytes:
-    """Return the payload of a reply, without the result section.
-
-    Raises Refused with the error number in that section.
-    """
+    """Return the payload of a reply. Raises Refused with the error number that it contains."""
     if reply.status:
         raise Refused(reply.status)
     has_section = reply.operation == vsr.REGISTER or (reply.operation >= 128 and reply.operation != vsr.SEND)
@@ -185,14 +182,14 @@ def result_of(reply: Reply) -> bytes:
 
 
 def read_epoch(payload: bytes) -> int:
-    """Decode the login's number from the reply to a login."""
+    """Decode the number of the login from the reply to a login."""
     reader = _reader(payload)
     reader.u32()
     return reader.u64()
 
 
 def read_route(payload: bytes) -> int:
-    """Decode a partition's route. Return the number of the partition's history."""
+    """Decode the reply to GET_PARTITION_ROUTE. Return the partition's incarnation number."""
     if len(payload) != _ROUTE.size:
         raise Refused(MALFORMED)
     return int(_ROUTE.unpack(payload)[0])

@@ -67,7 +67,7 @@ def stream_parts(session: IggySession, stream: Stream, dialect: Dialect) -> Iter
 
 
 def stream_bytes(stored: StoredStream, dialect: Dialect, topics: int, size: int, messages: int) -> bytes:
-    """Encode a stream with these totals as an element of a list."""
+    """Encode a stream for a list of streams, with its numbers of topics, bytes and messages."""
     body = _STREAM.pack(stored.number + dialect.base, stored.created_at_us, topics, size, messages)
     return body + name_bytes(stored.name) + NO_OPTIONS * dialect.option_blocks
 
@@ -289,9 +289,9 @@ def update_topic(session: IggySession, answer: Answer, reader: Reader, /) -> Non
 def _settings(
     stored: StoredTopic, settings: TopicSettings, fields: TopicFields, partitions: int, *, new: bool, framed: bool
 ) -> tuple[StoredTopic, TopicSettings]:
-    """Return the stored state and the settings of a topic after a request.
+    """Return the stored data and the settings of a topic after a request.
 
-    The size limit is divided by the partitions.
+    The size limit of the topic is divided by the number of partitions.
     """
     expiry_us, size_max, compression = fields.expiry_us, fields.size_max, fields.compression
     options = stored.options

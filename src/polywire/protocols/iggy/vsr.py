@@ -71,7 +71,7 @@ class Head:
     """The fields of a request's header that the broker uses.
 
     Attributes:
-        incarnation: number of the partition history that the request names; 0 if it names none.
+        incarnation: the partition's incarnation number in the request; 0 if it has none.
     """
 
     size: int
@@ -87,14 +87,14 @@ class Head:
 
     @property
     def has_result(self) -> bool:
-        """Whether the reply begins with a result section."""
+        """Whether the reply begins with an error number."""
         return self.operation >= 128 and self.operation != SEND
 
     @property
     def changes_metadata(self) -> bool:
         """Whether the request changes streams, topics or partitions.
 
-        Clients compare the position in its reply with that of routes.
+        The reply then has the number of the metadata change, which clients compare with that in later replies.
         """
         return self.operation != PLAIN and self.operation < SEND
 
@@ -128,7 +128,7 @@ def reply_head(head: Head, position: int, size: int, status: int, *, committed: 
 
 
 def eviction(client: bytes, reason: int, protocols: tuple[int, int] = (0, 0)) -> bytes:
-    """Encode the frame that ends a login and its connection.
+    """Encode the message that ends a login and its connection.
 
     ``protocols`` has the lowest and the highest accepted version, if the reason is an unsupported version.
     """

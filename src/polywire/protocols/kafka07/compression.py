@@ -44,7 +44,7 @@ class ExpandsTooFar(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class PlainSet:
-    """A valid message set without wrappers: the bytes ``data[start:stop]``.
+    """A valid message set without compressed messages: the bytes ``data[start:stop]``.
 
     Attributes:
         records: number of messages.
@@ -63,7 +63,7 @@ OpenedSet = tuple[ProduceEntry, list[PlainSet] | PeerError]
 
 
 class Expander:
-    """Decompresses the wrappers of one request."""
+    """Decompresses the compressed messages of one request."""
 
     __slots__ = ("_bytes_max", "_left")
 
@@ -72,7 +72,7 @@ class Expander:
         self._left = bytes_max  # bytes that may still be decompressed; a wrapper counts as at least PART_BYTES_MIN
 
     def open_set(self, data: Buffer, start: int, stop: int, *, depth: int = 0) -> list[PlainSet]:
-        """Check a message set and decompress its wrappers. Return sets without wrappers, in order.
+        """Check a message set and decompress it. Return sets without compressed messages, in order.
 
         Raises PeerError if the set is damaged, nested too deeply, or expands too far.
         """

@@ -94,12 +94,12 @@ def _i32(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
 
 
 class RecordSpans:
-    """The records of a run. The object is reused for all connections of a listener.
+    """The records of consecutive PRODUCE requests. The object is reused for all connections of a listener.
 
-    Records of a run for the same topic and partition number form a group.
+    A group has the records for one topic and partition number.
 
     Attributes:
-        spans: i64, four per record, as for ``from_spans``.
+        spans: i64, four per record: position and length of key and value.
         flags, crcs: u8 and u32 per record, as they are stored.
         groups_of, sets_of: i32 per record, the numbers of its group and of its message set.
         groups: i64, four per group: position and length of the topic, partition, first record.
@@ -120,7 +120,7 @@ class RecordSpans:
 
 @cython.cclass
 class _BorrowedSpans:
-    """The buffers of a ``RecordSpans`` as pointers, and its counts."""
+    """The arrays of a ``RecordSpans`` as pointers, and its counts."""
 
     if cython.compiled:
         spans: Lent
@@ -197,7 +197,7 @@ def _take_set(
 @cython.nogil
 @cython.exceptval(check=False)
 def _entry_end(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the end of the produce entry at ``at``, or -1 if it is malformed."""
+    """Return the end of the entry (topic, partition and message set) at ``at``, or -1 if it is malformed."""
     size: cython.longlong
     if stop - at < 2:
         return -1
@@ -216,7 +216,7 @@ def _entry_end(p: cython.p_const_uchar, at: cython.Py_ssize_t, stop: cython.Py_s
 def _group_of(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, found: _BorrowedSpans, last: cython.Py_ssize_t
 ) -> cython.Py_ssize_t:
-    """Return the group number of the entry at ``at``, or -1 if there is no space for a new group.
+    """Return the number of the group for the topic and partition at ``at``, or -1 if there is no space for a new group.
 
     The group ``last`` is checked first.
     """
@@ -259,9 +259,9 @@ def _take_entry(
     found: _BorrowedSpans,
     last: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Store the records of a produce entry, and return the number of its group.
+    """Store the records of one topic and partition, and return the number of their group.
 
-    Returns -1 if ``messages`` must parse the entry, and -2 if there is no space.
+    Returns -1 if the entry needs the full parser (``messages``), and -2 if there is no space.
     """
     group: cython.Py_ssize_t = _group_of(p, at, found, last)
     record: cython.Py_ssize_t
@@ -288,9 +288,9 @@ def _take_frame(
     found: _BorrowedSpans,
     last: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """Store the records of the frame whose type is at ``at``, and return the group number of its last entry.
+    """Store the records of the request whose type is at ``at``, and return the group number of its last entry.
 
-    Returns -1 if ``messages`` must parse the frame, and -2 if there is no space.
+    Returns -1 if the request needs the full parser (``messages``), and -2 if there is no space.
     """
     count: cython.longlong = 1
     end: cython.Py_ssize_t
@@ -319,11 +319,11 @@ def _take_frame(
 
 
 def scan(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) -> tuple[int, int, int]:
-    """Store the run of produce frames at ``start`` in ``run``. Frames above ``bytes_max`` bytes end the run.
+    """Store the records of consecutive PRODUCE requests at ``start`` in ``run``.
 
-    Returns the reason for the end (MORE, FRAME or FULL), the position after the run, and another position. For FRAME,
-    that is the end of the next frame, or its start if its length is impossible; otherwise, it is the position after the
-    run.
+    A request above ``bytes_max`` bytes ends it. Returns the reason for the end (MORE, FRAME or FULL), the position
+    after these requests, and another position. For FRAME, that is the end of the next request, or its start if its
+    length is impossible; otherwise, it is the position after these requests.
 
     Raises ValueError if the arguments do not fit the buffer.
     """
@@ -368,7 +368,7 @@ def _survey(
 ) -> cython.bint:
     """Check a message set. Return whether it is valid.
 
-    ``found`` gets its numbers of records and wrappers, and the length of its longest value.
+    ``found`` receives its numbers of messages and compressed messages, and the length of its longest value.
     """
     at: cython.Py_ssize_t = start
     size: cython.longlong
@@ -397,8 +397,8 @@ def _survey(
 def survey(data: Buffer, start: int, stop: int) -> tuple[bool, int, int, int]:
     """Check a message set, including its CRCs. The GIL is released.
 
-    Returns whether it is valid, its numbers of records and wrappers, and the length of its longest value. Raises
-    ValueError for a range outside the buffer.
+    Returns whether it is valid, its numbers of messages and compressed messages, and the length of its longest value.
+    Raises ValueError for a range outside the buffer.
     """
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
@@ -449,12 +449,10 @@ def next_wrapper(data: Buffer, start: int, stop: int) -> tuple[int, int, int]:
 
 
 def take(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) -> tuple[int, int]:
-    """Store records of a valid message set without wrappers in ``run``.
+    """Store records of a valid message set without compressed messages in ``run``.
 
-    Return the position after them, and their number.
-
-    Stops when ``run`` is full or its values have ``bytes_max`` bytes, but stores at least one record. Groups and sets
-    do not change.
+    Return the position after them, and their number. Stops when ``run`` is full or its values have ``bytes_max`` bytes,
+    but stores at least one record. Sets only ``spans``, ``flags`` and ``crcs`` of ``run``.
     """
     lent: Lent = lend(data)
     found: _BorrowedSpans = _BorrowedSpans(run)
@@ -531,7 +529,7 @@ def crcs_of(run: RecordSpans, rows: Lendable) -> array[int]:
 def spread(run: RecordSpans, rows: Lendable, seed: int, partition_count: int) -> array[int]:
     """Choose a random partition for each message set. Return the partition (i32) of each record in ``rows``.
 
-    Used for PRODUCE requests with partition -1 (spec: kafka-0.7#topics-and-partitions).
+    For PRODUCE requests with partition -1 (spec: kafka-0.7#topics-and-partitions).
     """
     sets: Lent = lend(run.sets_of)
     chosen: Lent = lend(rows)

@@ -40,15 +40,15 @@ _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 
 @cython.cclass
 class _Writer:
-    """The output of a call.
+    """State of writing messages to a response.
 
     Attributes:
         at: position in ``out`` of the next byte.
         start: position in ``out`` of the first byte for this partition.
         limit: number of bytes that may be written.
-        address: address of the next byte.
+        address: offset (in Kafka 0.7, a byte position) of the next byte.
         position: position in the chunk of the batch at which writing has stopped.
-        skips: whether holes are omitted. Then they are counted as if they were written.
+        skips: whether gaps left by compaction are omitted. Then they are counted as if they were written.
     """
 
     if cython.compiled:
@@ -106,7 +106,7 @@ def _crc(
 def _put_head(
     p: cython.p_uchar, at: cython.Py_ssize_t, head: cython.Py_ssize_t, length: cython.longlong, crc: cython.uint
 ) -> cython.void:
-    """Write the first ``head`` bytes of a message: all before the value."""
+    """Write the first ``head`` bytes of a message: everything before the value."""
     _put_u32(p, at, length + head - 4)
     p[at + 4] = head - 9
     if head == 10:
@@ -146,7 +146,11 @@ def _put_part(
 
 @cython.cfunc
 def _put_batch(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, writer: _Writer) -> cython.int:
-    """Write the records of a batch that begins at the address or before it. Return DONE, FULL, CUT, HOLE or PACKED."""
+    """Write the records of a batch that contains the writer's offset.
+
+    Return DONE, FULL (no space), CUT (a record is truncated), HOLE (a gap left by compaction) or PACKED (compressed
+    batch).
+    """
     if cython.compiled:
         places = cython.declare(cython.longlong[54])
     else:
@@ -197,9 +201,10 @@ def _put_batch(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_s
 
 @cython.cfunc
 def _put_chunk(p: cython.p_const_uchar, size: cython.Py_ssize_t, writer: _Writer) -> cython.int:
-    """Write the records of a chunk's batches, beginning at the address.
+    """Write the records of a chunk's batches, beginning at the writer's offset.
 
-    Return the reason for the end as ``_put_batch``.
+    Return DONE, FULL (no space), CUT (a record is truncated), HOLE (a gap left by compaction) or PACKED (compressed
+    batch).
     """
     reason: cython.int
     writer.position = 0
@@ -217,14 +222,15 @@ def _put_chunk(p: cython.p_const_uchar, size: cython.Py_ssize_t, writer: _Writer
 def put_entries(
     chunks: Sequence[Lendable], address: int, limit: int, out: Buffer, at: int, *, written: int = 0
 ) -> tuple[int, int, int, int]:
-    """Write at most ``limit`` bytes of messages, beginning with the byte at ``address``, to ``out[at:]``.
+    """Write at most ``limit`` bytes of messages, beginning at the offset (byte position) ``address``, to ``out[at:]``.
 
     Args:
         chunks: consecutive stored batches in offset order.
         written: bytes for this partition that are already in the response. If there are some, no record is truncated.
 
     Returns the reason for the end, the number of bytes written, and the chunk and position of the batch at which
-    writing has stopped. For HOLE, PACKED and FULL, everything before that batch was written.
+    writing has stopped. For HOLE (a gap left by compaction), PACKED (compressed) and FULL, everything before that batch
+    was written.
 
     Raises ValueError if ``out`` is too small.
     """
@@ -244,9 +250,9 @@ def put_entries(
 
 
 def put_without_holes(chunks: Sequence[Lendable], address: int, limit: int, out: Buffer) -> tuple[int, int]:
-    """Write the records at the ``limit`` addresses from ``address`` on to ``out``, without the holes between them.
+    """Write the records of the ``limit`` bytes from offset ``address`` on to ``out``, without gaps left by compaction.
 
-    Stops at a compressed batch. Returns the bytes written, and the address after the last record. Raises ValueError if
+    Stops at a compressed batch. Returns the bytes written, and the offset after the last record. Raises ValueError if
     ``out`` is too small.
     """
     writer: _Writer = _Writer(out, 0, limit, address, 0)

@@ -30,12 +30,12 @@ MULTIPLE: Final = (RequestType.MULTIFETCH, RequestType.MULTIPRODUCE)
 
 
 class Kafka07Factory:
-    """Implements ``protocols.runtime.session.SessionFactory``."""
+    """Opens sessions of the Kafka 0.7 protocol. Implements ``protocols.runtime.session.SessionFactory``."""
 
     __slots__ = ("_broker", "_off_loop", "_producer", "_reply_buffers")
 
     def __init__(self, broker: Kafka07Broker, *, off_loop: OffLoopQueue | None = None) -> None:
-        """``off_loop`` is the process's queue for work in threads, if it has one."""
+        """``off_loop`` is the process's queue for decompression in a thread, if it has one."""
         self._broker = broker
         self._producer = Producer(broker)
         self._reply_buffers = ReplyBuffers()

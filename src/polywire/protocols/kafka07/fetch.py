@@ -55,20 +55,23 @@ class ReadCursor(NamedTuple):
     """The position at which a client will probably continue to read.
 
     Attributes:
-        address: address of the next record.
-        offset: offset of the batch with this address.
+        address: Kafka 0.7 offset (a byte position) of the next record.
+        offset: Polywire's offset of the batch that contains it.
     """
 
     address: int
     offset: int
 
     def serves(self, address: int, first_offset: int) -> bool:
-        """Return whether a fetch from this address can begin to read at ``offset``."""
+        """Return whether a fetch from this Kafka 0.7 offset can begin to read at ``offset``."""
         return self.address == address and self.offset >= first_offset
 
 
 class FetchReply:
-    """Builds the response to a FETCH or MULTIFETCH request. Data is not pinned between two calls."""
+    """Builds the response to a FETCH or MULTIFETCH request.
+
+    Stored data is copied, so no memory of the log stays in use.
+    """
 
     __slots__ = (
         "_at",
@@ -107,7 +110,7 @@ class FetchReply:
 
         Args:
             read_cursors: the connection's cursors, by partition.
-            done: gets the response, and a function that returns the response's buffers to the pool.
+            done: called with the response, and a function that returns the response's buffers to the pool.
             authorize: raises Denied if the client may not read a topic.
         """
         self._authorize = authorize
@@ -131,7 +134,10 @@ class FetchReply:
         self._waits_for: Handle | None = None  # look-up, read or time slice for which the response waits
 
     def run(self) -> None:
-        """Write entries until one must wait for a read or another process. After the last one, call ``done``."""
+        """Write the response for each requested partition, until one must wait for data.
+
+        After the last one, call ``done``.
+        """
         self._waits_for = None  # the handle is obsolete; it refers to this response and its blocks
         if not self._blocks:
             self._open_block(BLOCK_BYTES)
@@ -154,7 +160,7 @@ class FetchReply:
     # One entry
 
     def _write_entry(self, entry: FetchEntry) -> bool:
-        """Write an entry. Return False if it must wait for a read or another process; ``run`` is then called later."""
+        """Write the response for one partition. Return False if it must wait for data; ``run`` is then called later."""
         try:
             partition = self._partition(entry)
             if partition is not None and self._refreshed_entry != self._number:
@@ -191,9 +197,9 @@ class FetchReply:
         return None if topic is None else topic.partitions[entry.partition]
 
     def _has_bytes(self, partition: Partition, entry: FetchEntry) -> bool:
-        """Return whether the response has space, and the log has data from the address on.
+        """Return whether the response has space, and the log has data from the requested offset on.
 
-        Raises Missing(OFFSET_OUT_OF_RANGE) for an address outside the log.
+        Raises Missing(OFFSET_OUT_OF_RANGE) for an offset outside the log.
         """
         log = partition.log
         if log.next_offset == 0:
@@ -243,7 +249,10 @@ class FetchReply:
         return min(min(entry.bytes_max, self._share) - self._written, self._capacity - self._at)
 
     def _read_on(self, partition: Partition, entry: FetchEntry, offset: int) -> bool:
-        """Read and write until the entry is complete. Return False if data must be read from disk first."""
+        """Read and write until the partition's response is complete.
+
+        Return False if data must be read from disk first.
+        """
         while True:
             then = partial(self._arrived, partition, entry, offset)
             try:
@@ -280,9 +289,9 @@ class FetchReply:
             self.run()
 
     def _write(self, partition: Partition, entry: FetchEntry, offset: int, read: Read) -> bool:
-        """Write the records of a read. Return whether to read more for this entry.
+        """Write the records of a read. Return whether to read more for this partition.
 
-        Raises Missing if the address is in a hole, and Corrupt for a damaged batch.
+        Raises Missing if compaction removed the record at the requested offset, and Corrupt for a damaged batch.
         """
         try:
             reason, stopped_at = self._put(list(read.chunks), entry)
@@ -300,11 +309,10 @@ class FetchReply:
         return self._written == 0 or (self._space(entry) > 0 and self._reads < READS_MAX)
 
     def _put(self, chunks: list[memoryview], entry: FetchEntry) -> tuple[int, int]:
-        """Write records until the entry's limit.
+        """Write records until the partition's size limit.
 
-        Return the reason for the end, and the offset of the batch at which it stopped.
-
-        The first record of an entry is sent even if it is larger than the entry's share.
+        Return the reason for the end, and Polywire's offset of the batch at which it stopped. The first record is sent
+        even if it is larger than the limit.
         """
         while True:
             limit = self._space(entry)
@@ -329,9 +337,9 @@ class FetchReply:
             chunks = [plain, chunk[position + length :], *chunks[number + 1 :]]
 
     def _bridge(self, chunks: list[memoryview], entry: FetchEntry) -> bool:
-        """Write bytes that replace the hole before the first of these records.
+        """Write messages that replace the gap left by compaction before the first of these records.
 
-        Returns False if the response must end before the hole. The next one then begins with it.
+        Returns False if the response must end before the gap. The next one then begins with it.
         """
         address, limit = entry.address + self._written, self._space(entry)
         found = holes.hole_at(chunks[0], address)
@@ -352,7 +360,8 @@ class FetchReply:
         return True
 
     def _move_to_larger_block(self, entry: FetchEntry, batch: memoryview, hole: int = 0) -> None:
-        """Begin the entry again in a larger block, with space for its first record and the hole before it.
+        """Begin the partition's response again in a larger buffer, with space for its first record and the gap before
+        it.
 
         The record is sent completely if the client requested that many bytes (spec: kafka-0.7#what-breaks).
         """
@@ -397,7 +406,10 @@ class FetchReply:
         self._number += 1
 
     def _refuse(self, error: BrokerError) -> None:
-        """End the entry with an error. If it already has records, the error follows in the next response."""
+        """End the partition's response with an error.
+
+        If it already has records, the error follows in the next response.
+        """
         if self._entry_at != NOT_BEGUN and self._written:
             self._end_entry()
         else:

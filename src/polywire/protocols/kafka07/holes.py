@@ -45,9 +45,10 @@ _EMPTY_BLOCK: Final = b"\0\0\0\xff\xff"  # a stored block that is not the last o
 
 
 def hole_at(batch: memoryview, address: int) -> tuple[int, int] | None:
-    """Return the size of the hole at ``address``, and the size of the record after it; None if there is no hole.
+    """Return (size of the gap left by compaction at a byte position, size of the record after it); None if there is no
+    gap.
 
-    The batch must have the record after the hole, and must not be compressed.
+    The batch must have the record after the gap, and must not be compressed.
     """
     index = record_at_address(batch, address, covering=True)
     if index < 0:
@@ -61,12 +62,15 @@ def hole_at(batch: memoryview, address: int) -> tuple[int, int] | None:
 def bridge(
     chunks: Sequence[memoryview], address: int, limit: int, *, hole: int, record_bytes: int, begun: bool
 ) -> bytes | None:
-    """Return at most ``limit`` bytes for the addresses from ``address`` on, where a hole begins; None if impossible.
+    """Return at most ``limit`` bytes of messages that fill the gap left by compaction at ``address``; None if
+    impossible.
+
+    Kafka 0.7 clients compute the next offset from the bytes received, so a gap must have as many bytes as were removed.
 
     Args:
-        chunks: stored batches. The first one has the record after the hole.
+        chunks: stored batches. The first one has the record after the gap.
         hole, record_bytes: the result of ``hole_at``.
-        begun: whether the response already has messages. If so, it may end before the hole.
+        begun: whether the response already has messages. If so, it may end before the gap.
     """
     if hole + record_bytes <= limit:
         if hole >= FILLER_BYTES_MIN:
@@ -91,9 +95,9 @@ def bridge(
 
 
 def _repeated(message: bytes, size: int, hole: int) -> bytes | None:
-    """Return the message after a hole, unchanged or in a wrapper of ``size`` bytes.
+    """Return the message after a gap, unchanged or in a compressed message of ``size`` bytes.
 
-    Returns None if the rest of the hole could then not be filled.
+    Returns None if the rest of the gap could then not be filled.
     """
     packed = wrapper(message, size, level=STORED)
     if packed is None and len(message) <= MESSAGE_BYTES_MAX:
@@ -128,14 +132,14 @@ def _blank(size: int) -> bytes | None:
 
 
 def _messages(chunks: Sequence[memoryview], address: int, stop: int) -> tuple[bytes, int]:
-    """Return the messages in [address, stop) without the holes between them, and the address after the last one."""
+    """Return the messages in the byte range [address, stop) without gaps, and the offset after the last one."""
     out = bytearray(stop - address)
     size, end = encoder.put_without_holes(chunks, address, stop - address, out)
     return bytes(out[:size]), end
 
 
 def _cut(batch: memoryview, address: int, limit: int) -> bytes:
-    """Return the first ``limit`` bytes of the message at ``address``, which is longer."""
+    """Return the first ``limit`` bytes of the message at the offset ``address``, which is longer."""
     out = bytearray(limit)
     encoder.put_entries([batch], address, limit, out, 0)
     return bytes(out)

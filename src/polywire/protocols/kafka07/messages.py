@@ -61,7 +61,7 @@ class WireError(IntEnum):
 
 
 class CompressionCodec(IntEnum):
-    """Compression of a wrapper message (spec: kafka-0.7#wrappers)."""
+    """Compression of the messages inside a compressed message (spec: kafka-0.7#wrappers)."""
 
     NONE = 0
     GZIP = 1
@@ -70,7 +70,7 @@ class CompressionCodec(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProduceEntry:
-    """A message set of a request: the bytes ``[start, stop)`` of the frame, its topic and partition."""
+    """A message set of a request: the bytes ``[start, stop)`` of the request, its topic and partition."""
 
     topic: bytes
     partition: int
@@ -92,7 +92,7 @@ class Produce:
 
 @dataclass(frozen=True, slots=True)
 class FetchEntry:
-    """A request for one partition: at most ``bytes_max`` bytes from an address on."""
+    """A request for one partition: at most ``bytes_max`` bytes from an offset on."""
 
     topic: bytes
     partition: int
@@ -112,7 +112,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """OFFSETS: request addresses at or before a time in milliseconds; ``LATEST`` and ``EARLIEST`` are special times."""
+    """OFFSETS: request offsets at or before a time in milliseconds; ``LATEST`` and ``EARLIEST`` are special times."""
 
     topic: bytes
     partition: int
@@ -128,7 +128,7 @@ Request = Produce | Fetch | Offsets
 
 
 class _Reader:
-    """A reader of one frame's fields. It raises PeerError instead of reading beyond ``stop``."""
+    """Parses one frame's fields. It raises PeerError instead of reading beyond ``stop``."""
 
     __slots__ = ("at", "data", "stop")
 
@@ -172,7 +172,7 @@ class _Reader:
 
 
 def frame_length(data: Buffer, at: int) -> int:
-    """Return the length of the frame at ``at``, without its length field. Raises PeerError if it is impossible."""
+    """Return the length of the request at ``at``, without its length field. Raises PeerError if it is impossible."""
     length: int = _I32.unpack_from(data, at)[0]
     if not 2 <= length <= FRAME_BYTES_MAX:
         raise PeerError(f"frame has an impossible length bytes={length} limit={FRAME_BYTES_MAX}", fatal=True)
@@ -187,9 +187,9 @@ def entry_count(data: Buffer, at: int, stop: int) -> int:
 
 
 def parse(data: Buffer, at: int, stop: int) -> Request:
-    """Parse the frame whose type is at ``at`` and that ends at ``stop``.
+    """Parse the request whose type is at ``at`` and that ends at ``stop``.
 
-    Surplus bytes are ignored. Raises PeerError for a malformed frame.
+    Surplus bytes are ignored. Raises PeerError for a malformed request.
     """
     reader = _Reader(data, at, stop)
     kind = reader.i16()
@@ -217,7 +217,7 @@ def _framed(kind: RequestType, body: bytes) -> bytes:
 
 
 class _Refused:
-    """Characters that Kafka 0.7 does not allow in topic names, as a container (spec: kafka-0.7#topic-names)."""
+    """Container of the characters that Kafka 0.7 does not allow in topic names (spec: kafka-0.7#topic-names)."""
 
     def __contains__(self, char: object) -> bool:
         return isinstance(char, str) and (
@@ -234,7 +234,10 @@ def topic_bytes(name: str) -> bytes:
 
 
 def topic_name(topic: bytes) -> str:
-    """Decode the result of ``topic_bytes``. Raises Invalid(INVALID_TOPIC) for a name that Kafka 0.7 does not allow."""
+    """Decode a topic's name encoded by ``topic_bytes``.
+
+    Raises Invalid(INVALID_TOPIC) if Kafka 0.7 does not allow it.
+    """
     text = topic.decode("utf-8", "replace")
     if not names.is_simple(text) and any(char in _REFUSED for char in text):
         raise Invalid(ErrorCode.INVALID_TOPIC, f"topic name has an invalid character name={text!r}")
@@ -254,7 +257,7 @@ def encode_produce(topic: bytes, partition: int, message_set: bytes) -> bytes:
 
 
 def encode_multiproduce(entries: Sequence[tuple[bytes, int, bytes]]) -> bytes:
-    """Return a MULTIPRODUCE frame with (topic, partition, message set) entries."""
+    """Return a MULTIPRODUCE request with (topic, partition, message set) entries."""
     bodies = b"".join(_produce_body(*entry) for entry in entries)
     return _framed(RequestType.MULTIPRODUCE, _I16.pack(len(entries)) + bodies)
 
@@ -293,7 +296,7 @@ def encode_set(values: Iterable[bytes], magic: int = MAGIC_1) -> bytes:
 
 
 def answer_head(size: int, error: WireError = WireError.NONE) -> bytes:
-    """Return the six bytes that precede ``size`` bytes of a response."""
+    """Return the length and error code, six bytes, that precede ``size`` bytes of a response."""
     return _HEAD.pack(size + 2, error)
 
 
@@ -309,7 +312,7 @@ def parse_error(data: Buffer, at: int) -> int:
 
 
 def parse_offsets_answer(data: Buffer) -> list[int]:
-    """Return the addresses in a response to OFFSETS that has no length field. Raises PeerError if it is malformed."""
+    """Return the offsets in a response to OFFSETS that has no length field. Raises PeerError if it is malformed."""
     reader = _Reader(data, 2, len(data))
     (count,) = _I32.unpack_from(data, reader.skip(4))
     at = reader.skip(8 * count)

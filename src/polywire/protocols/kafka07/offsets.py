@@ -23,10 +23,9 @@ TIME_MS_MAX: Final = (
 
 
 class OffsetsReply:
-    """Looks up the addresses for one request.
+    """Builds the response to an OFFSETS request. In Kafka 0.7 an offset is a byte position.
 
-    There are at most two: the end of the log, or the address after the records up to a time; and the log's first
-    address.
+    It has at most two offsets: the log's end, or the offset after the records up to a time; and the log's first offset.
     """
 
     __slots__ = ("_addresses", "_authorize", "_broker", "_done", "_request", "_waits_for")
@@ -34,7 +33,7 @@ class OffsetsReply:
     def __init__(
         self, broker: Kafka07Broker, request: Offsets, done: Completion[list[int]], *, authorize: Authorize
     ) -> None:
-        """``done`` gets the addresses or the error. ``authorize`` raises Denied."""
+        """``done`` is called with the offsets or the error. ``authorize`` raises Denied."""
         self._authorize = authorize
         self._broker = broker
         self._request = request
@@ -57,7 +56,7 @@ class OffsetsReply:
             raise PeerError(f"cannot list offsets: {error.message}", fatal=True) from None
 
     def _find(self) -> None:
-        """Find the partition, then its addresses.
+        """Find the partition, then its offsets.
 
         Raises BrokerError if it does not exist or the client may not describe it.
         """
@@ -110,7 +109,10 @@ class OffsetsReply:
             self._find_time(partition, time_ms)
 
     def _find_time(self, partition: Partition, time_ms: int) -> None:
-        """Find the address after the records up to a time. If all records are newer, ``done`` gets an empty list."""
+        """Find the offset after the records up to a time.
+
+        If all records are newer, ``done`` is called with an empty list.
+        """
         then = partial(self._time_found, partition)
         found = partition.log.offset_at(time_ms * 1000 + 1, then)
         if isinstance(found, int):

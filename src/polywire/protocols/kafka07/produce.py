@@ -42,7 +42,7 @@ class Peer(NamedTuple):
     """The client that produces.
 
     Attributes:
-        caller: returns the client's user, who becomes the owner of topics that it creates.
+        caller: returns the client's user, against whose quota the topics that it creates count.
     """
 
     authorize: Authorize
@@ -81,9 +81,11 @@ class Producer:
         )
 
     def take_run(self, data: memoryview, start: int, append: Append, peer: Peer) -> tuple[int, int, int]:
-        """Append the valid, uncompressed produce frames that begin at ``start``. Return where and why they end.
+        """Append the records of consecutive valid, uncompressed PRODUCE requests at ``start``.
 
-        If a topic or partition is rejected, earlier message sets are appended, and PeerError is raised.
+        Returns the reason for the end, the position after these requests and the end of the next request (see
+        ``decoder.scan``). If a topic or partition is rejected, raises PeerError after appending the earlier message
+        sets.
         """
         run = self._run
         reason, at, end = decoder.scan(data, start, len(data), run, self._run_bytes_max)
@@ -118,7 +120,7 @@ class Producer:
         partition: int,
         append: Append,
     ) -> None:
-        """Append the records with these numbers to a partition; the first ``count`` records if ``rows`` is None.
+        """Append the records with the numbers ``rows``, or the first ``count`` records if None, to a partition.
 
         With partition -1, each message set is appended to a random partition.
         """
@@ -146,10 +148,8 @@ class Producer:
     def find_topics(self, sets: Sequence[OpenedSet], peer: Peer) -> None:
         """Find or create the topics of these message sets.
 
-        Raises Pending until other processes have found or created them.
-
-        Call it before ``take_sets``, which cannot be repeated after Pending. Stops silently at a topic that must be
-        rejected.
+        Raises Pending until other processes have found or created them. Call it before ``take_sets``, which cannot be
+        repeated after Pending. Stops silently at a topic that must be rejected.
         """
         with suppress(PeerError):
             for entry, _ in sets:

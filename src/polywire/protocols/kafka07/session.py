@@ -70,9 +70,9 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
     The next request waits while
 
     * a response is built,
-    * message sets wait for space in the log,
+    * message sets wait for space in the log's write buffer,
     * a FETCH or OFFSETS request waits until earlier message sets are stored,
-    * a large request is prepared in a thread or stored in slices.
+    * a large request is prepared in a thread or stored in several passes of the loop.
     """
 
     __slots__ = (
@@ -147,7 +147,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         return at
 
     def _take_requests(self, data: memoryview, start: int) -> int:
-        """Execute a run of produce requests and the request after it. Return the number of bytes consumed.
+        """Execute consecutive PRODUCE requests and the request after them. Return the number of bytes consumed.
 
         Returns 0 if the request at ``start`` is incomplete or must wait. Raises PeerError for an invalid request.
         """
@@ -165,7 +165,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         return at - start
 
     def _handle(self, data: memoryview, at: int, end: int) -> None:
-        """Parse and execute a request that is not part of a run. Raises PeerError for an invalid request."""
+        """Parse and execute a single request. Raises PeerError for an invalid request."""
         if entry_count(data, at, end) > ENTRIES_AT_ONCE_MAX:
             self._large = self._off_loop.put(
                 partial(_prepare, data, at, end), self._execute_prepared, self.output.pin()
@@ -276,7 +276,8 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
     # Produce
 
     def produce(self, data: memoryview, request: Produce) -> None:
-        """Execute PRODUCE or MULTIPRODUCE: store the message sets now, or in slices if they are large.
+        """Execute PRODUCE or MULTIPRODUCE: store the message sets now, or in several passes of the loop if they are
+        large.
 
         Raises PeerError if a message set is rejected.
         """
@@ -306,7 +307,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         self._store()
 
     def _store(self) -> None:
-        """Store message sets of a large request until the end of a time slice."""
+        """Store message sets of a large request for a limited time."""
         if self._large is None or self._append_queue.waiting:
             return
         now = self.broker.clock.monotonic
@@ -332,7 +333,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
             large.leave()
 
     def _append(self, partition: Partition, batch: bytearray) -> None:
-        """Append a batch. While it waits for space in the log, the connection waits, too."""
+        """Append a batch. While it waits for space in the log's write buffer, later requests wait, too."""
         self._unstored += 1
         self._append_queue.produce(partition, batch, Level.WRITTEN, self._stored)
 

@@ -21,14 +21,17 @@ KINDS: Final = (PositionKind.CONSUMER, PositionKind.GROUP)
 
 
 def level_of(number: int) -> Level:
-    """Return the level with this number. Raises Invalid(INVALID_REQUEST) for an unknown number."""
+    """Return the durability level with this number. Raises Invalid(INVALID_REQUEST) for an unknown number."""
     if not 0 <= number < len(LEVELS):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown level level={number}")
     return LEVELS[number]
 
 
 def kind_of(number: int) -> PositionKind:
-    """Return the kind of committed position with this number. Raises Invalid(INVALID_REQUEST) for an unknown number."""
+    """Return the kind of committed offset (of a consumer or a group) with this number.
+
+    Raises Invalid(INVALID_REQUEST).
+    """
     if not 0 <= number < len(KINDS):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown kind of position kind={number}")
     return KINDS[number]

@@ -33,7 +33,7 @@ _SOMEWHERE: Final = frozenset({Resource.ANY_TOPIC, Resource.ANY_STREAM})
 
 
 class Rights(ABC):
-    """The client's user and permissions. Handlers use it to check more than what is checked for every request."""
+    """The client's user and permissions, for checks that depend on the content of a request."""
 
     __slots__ = ("_access", "_broker")
 
@@ -49,14 +49,14 @@ class Rights(ABC):
     @property
     @abstractmethod
     def caller(self) -> Caller:
-        """The client's user, who becomes the owner of objects that the client creates."""
+        """The client's user, against whose quota the topics and groups that it creates count."""
 
     @abstractmethod
     def sees_files(self) -> bool:
-        """Return whether the client may learn the paths of the broker's files."""
+        """Return whether the client may get the paths of the broker's files."""
 
     def check_tokens(self, tokens: Sequence[bytes]) -> None:
-        """Raise Denied if the client may not write to the topics of the batches staged under these tokens."""
+        """Raise Denied if the client may not write to the topics of the unpublished batches under these tokens."""
         for topic in self._broker.staging.staged_topics(tokens):
             self._access.authorize(self.principal, Action.PRODUCE, topic)
 
@@ -87,10 +87,9 @@ class Admission(Rights):
         return self._caller
 
     def log_in(self, request: messages.LogIn, done: Callable[[BrokerError | None], None]) -> bool:
-        """Start a login.
+        """Start a login. Return True if it succeeded immediately.
 
-        Returns True if it succeeded immediately. Otherwise, ``done`` gets None or the error later. Raises Busy if too
-        many logins wait.
+        Otherwise, ``done`` is called later, with None or the error. Raises Busy if too many logins wait.
         """
         self._set(None)
         found = self._access.recall(request.name, request.password, peer=self._output.peer) or self._token_user(request)
@@ -122,7 +121,9 @@ class Admission(Rights):
         return FRAME_BYTES_MAX if self.principal is not None or self._access.is_open else LOGIN_FRAME_BYTES_MAX
 
     def _token_user(self, request: messages.LogIn) -> Principal | None:
-        """Return the user of an access token that was sent as the password; None if the password is no such token."""
+        """Return the user of an access token that was sent as the password, None if the password is not an access
+        token.
+        """
         try:
             return self._access.log_in_with_token(request.password, peer=self._output.peer, name=request.name)
         except Denied:
@@ -160,7 +161,7 @@ class Admission(Rights):
         self._access.authorize(self.principal, action, self._broker.resource(full_name))
 
     def sees_files(self) -> bool:
-        """Return whether the client may learn the paths of the broker's files.
+        """Return whether the client may get the paths of the broker's files.
 
         If authentication is on, only clients on this machine may.
         """

@@ -95,7 +95,7 @@ def accepted_batches(payload: memoryview, *, by_key: bool) -> Iterator[memoryvie
 def split_by_key(
     topic: Topic, batch: memoryview, round_robin: Iterator[int], chosen: list[bytes]
 ) -> Iterator[Part | None]:
-    """Split a batch by the partitions of its records' keys. Yields None while that takes time.
+    """Split a batch by the partitions of its records' keys. Yields None now and then, so that the caller can pause.
 
     The partition of each record (u32) is appended to ``chosen``. A batch without keys is not split; its partition is
     chosen with ``round_robin``. Raises Missing(PARTITION_MISSING) if the topic has no partitions.
@@ -122,15 +122,15 @@ def split_by_key(
 
 
 def _memory_for_spans(record_count: int) -> memoryview:
-    """Return memory for the spans of ``record_count`` records.
+    """Return memory for the positions and lengths of the keys and values of ``record_count`` records.
 
-    Large memory is mapped, so pages are allocated when used.
+    Large memory comes from mmap, so its pages are allocated when used.
     """
     size = SPAN_BYTES * record_count
     return memoryview(bytearray(size) if size < MAPPED_BYTES_MIN else mmap.mmap(-1, size))
 
 
 def _ranges(record_count: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last number plus one of records that can be processed without a pause."""
+    """Yield ranges of record indexes, each small enough to be processed without a pause."""
     count = max(1, min(RANGE_RECORDS, record_count * RANGE_BYTES // size))
     return ((first, min(first + count, record_count)) for first in range(0, record_count, count))

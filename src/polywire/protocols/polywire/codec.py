@@ -44,7 +44,7 @@ _H = TypeVar("_H", bound=Head)
 
 
 class Prefix(NamedTuple):
-    """The first 16 bytes of a frame."""
+    """The first 16 bytes of a frame, before its header and payload."""
 
     length: int
     verb: int
@@ -84,7 +84,7 @@ def decode_answer_prefix(data: Buffer, at: int = 0) -> Prefix:
 
 
 def decode_request(verb: int, head: Buffer) -> Head:
-    """Decode the head of a request. Raises PeerError(fatal=False) for an unknown verb or an invalid head."""
+    """Decode the header of a request. Raises PeerError(fatal=False) for an unknown verb or an invalid header."""
     decoder = _requests.get(verb)
     if decoder is None:
         raise PeerError(f"unknown verb verb={verb}", fatal=False)
@@ -95,7 +95,7 @@ def decode_request(verb: int, head: Buffer) -> Head:
 
 
 def decode_answer(head: Buffer, kind: type[_H]) -> _H:
-    """Decode the head of a response. Raises PeerError(fatal=True) if it is malformed: the client cannot continue."""
+    """Decode the header of a response. Raises PeerError(fatal=True) if it is malformed: the client cannot continue."""
     try:
         return msgspec.msgpack.decode(head, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -103,6 +103,9 @@ def decode_answer(head: Buffer, kind: type[_H]) -> _H:
 
 
 def encode_head(verb: int, correlation: int, head: Head, *, payload_bytes: int = 0, flags: int = 0) -> bytes:
-    """Return the prefix and the head of a frame. The caller sends the payload of ``payload_bytes`` bytes after them."""
+    """Return the prefix and the header of a frame.
+
+    The caller sends the payload of ``payload_bytes`` bytes after them.
+    """
     body = _encoder.encode(head)
     return PREFIX.pack(len(body) + payload_bytes, verb, flags, 0, correlation, len(body)) + body

@@ -31,14 +31,14 @@ _ShardRequest = tuple[int, Head]
 
 
 class CombinedResponse(ABC):
-    """The responses of several shards to parts of one request. The shards are called one after the other."""
+    """Combines the responses of several shards to one request. The requests are sent one after the other."""
 
     def __init__(self, requests: Sequence[_ShardRequest]) -> None:
         self._requests: Final = list(reversed(requests))
         self._failure: Failure | None = None
 
     def next_request(self) -> _ShardRequest | None:
-        """Return the next shard and its request; None if no further response is needed."""
+        """Return the next shard and the request for it; None if no further response is needed."""
         return self._requests.pop() if self._requests else None
 
     @abstractmethod
@@ -50,13 +50,13 @@ class CombinedResponse(ABC):
         """Return the combined response, or a ``Failure``."""
 
     def add_failure(self, failure: Failure) -> None:
-        """Add the error of a shard. By default, it ends the request."""
+        """Add the error of a shard. By default, the request fails with it."""
         self._failure = failure
         self._requests.clear()
 
 
 class _CombinedList(CombinedResponse, Generic[_Entry]):
-    """Combines sorted lists.
+    """Combines the sorted lists that shards return, and one page of which the client gets.
 
     If a shard returns the first page of a longer list, entries of other shards after its last entry are left for the
     next page.
@@ -95,7 +95,7 @@ class _CombinedList(CombinedResponse, Generic[_Entry]):
 
 
 class _CombinedBounds(CombinedResponse):
-    """Combines the bounds of topics."""
+    """Combines the first and end offsets of topics' partitions."""
 
     def __init__(self, requests: Sequence[_ShardRequest], names: Sequence[str]) -> None:
         super().__init__(requests)
@@ -110,9 +110,10 @@ class _CombinedBounds(CombinedResponse):
 
 
 class _FirstFound(CombinedResponse):
-    """A request about an object whose shard is unknown. The response is that of the shard that has the object.
+    """A request about a group or another object whose shard is unknown.
 
-    ``is_all``: several shards may have such an object, and all of them execute the request.
+    The response is that of the shard that has it. ``is_all``: several shards may have such an object, and all of them
+    execute the request.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class _FirstFound(CombinedResponse):
 
 
 def combined_response(shards: Shards, verb: int, request: Head) -> CombinedResponse | None:
-    """Return the object that sends a request to several shards; None if one shard can execute it."""
+    """Return the object that combines several shards' responses to a request; None if one shard can execute it."""
     all_shards = [(shard, request) for shard in range(shards.count)]
     match request:
         case messages.ListTopics():

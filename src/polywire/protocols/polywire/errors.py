@@ -97,13 +97,13 @@ RETRIES: Final[dict[Retry, int]] = {Retry.NEVER: 0, Retry.NOW: 1, Retry.LATER: 2
 
 
 def failure_of(error: BrokerError) -> Failure:
-    """Return the head of an error frame for ``error``. Errors of other protocols are Invalid."""
+    """Return the header of an error frame for ``error``. Errors that only other protocols have become Invalid."""
     kind = KINDS.get(type(error), KINDS[Invalid])
     return Failure(CODES[error.code], kind, error.message, RETRIES[error.retry], error.retry_after_ms)
 
 
 def error_of(failure: Failure) -> BrokerError:
-    """Return the exception for the head of an error frame.
+    """Return the exception for the header of an error frame.
 
     An unknown kind of error becomes Unavailable: the outcome of the request is unknown.
     """

@@ -53,7 +53,7 @@ ROUTED_COMMANDS: Final = routed(COMMANDS)
 
 
 class PolywireFactory:
-    """Implements ``protocols.runtime.session.SessionFactory``."""
+    """Opens sessions of the ``polywire`` protocol. Implements ``protocols.runtime.session.SessionFactory``."""
 
     __slots__ = ("_broker", "_round_robin")
 
@@ -74,12 +74,11 @@ class PolywireFactory:
 
 
 class RoutedPolywireFactory(PolywireFactory):
-    """Opens sessions of a broker with several processes."""
+    """Opens sessions that forward requests to the other processes of the broker."""
 
     __slots__ = ("_router",)
 
     def __init__(self, router: RoutedPolywireBroker) -> None:
-        """``router`` is also the broker of the sessions."""
         super().__init__(cast("PolywireBroker", router))
         self._router: Final = router
 

@@ -27,7 +27,7 @@ WAIT_MS_MAX: Final = 60_000  # limit, so that vanished clients are noticed; repe
 
 class FetchOwner(Protocol):
     def ready(self, fetch: RangeFetch) -> None:
-        """Continue ``fetch``: it has data or can read some."""
+        """Continue ``fetch``, which has data or can read some."""
 
     def failed(self, fetch: RangeFetch, error: BrokerError) -> None:
         """End ``fetch`` with this error."""
@@ -37,7 +37,7 @@ class FetchOwner(Protocol):
 
 
 class RangeFetch:
-    """A FETCH request. Its frames are sent in offset order."""
+    """A FETCH request for a range of offsets. Its response frames are sent in offset order."""
 
     __slots__ = (
         "_bodies",
@@ -55,7 +55,10 @@ class RangeFetch:
     )
 
     def __init__(self, owner: FetchOwner, correlation: int, head: Fetch, partition: Partition) -> None:
-        """Create the fetch. Raises Conflict if the partition was created again, and Invalid for an invalid range."""
+        """Create the fetch.
+
+        Raises Conflict if the partition was deleted and created again, and Invalid for an invalid range.
+        """
         check_range(partition, head)
         self.correlation: Final = correlation
         self.over = False
@@ -72,7 +75,7 @@ class RangeFetch:
         """Pending registrations: for a read from disk, or for new records and a timeout."""
 
     def start(self, broker: PolywireBroker, wait_ms: int) -> None:
-        """Check the epoch, then read.
+        """Check the leader epoch, then read.
 
         If there is no data, wait for it up to ``wait_ms``. Errors are reported to the owner.
         """
@@ -127,15 +130,13 @@ class RangeFetch:
 
     @property
     def holds_bytes(self) -> bool:
-        """Whether bytes that were read ahead are pinned."""
+        """Whether data for the next frame was read and is kept in memory."""
         return self._read is not None
 
     def prepare(self, broker: PolywireBroker) -> bool:
         """Read the data of the next frame.
 
-        Return whether it is available; if not, ``ready`` of the owner is called later.
-
-        Raises BrokerError.
+        Return whether it is available; if not, the owner's ``ready`` is called later. Raises BrokerError.
         """
         if self.over or self._read is not None:
             return True
@@ -152,7 +153,7 @@ class RangeFetch:
     def advance(self, broker: PolywireBroker, output: Output) -> None:
         """Write the next frame if its data is available.
 
-        If not, ``ready`` of the owner is called later. Raises BrokerError.
+        If not, the owner's ``ready`` is called later. Raises BrokerError.
         """
         if not self.over and self.prepare(broker) and self._read is not None:
             read, self._read = self._read, None
@@ -249,10 +250,7 @@ def check_range(partition: Partition, head: OffsetRange) -> None:
 
 
 def check_identity(partition: Partition, head: OffsetRange) -> None:
-    """Do the same as ``check_range``.
-
-    Also raise Conflict if offsets of the range were lost at the end of the client's epoch.
-    """
+    """Raise as ``check_range``, and raise Conflict if records of the range were lost when a new leader epoch began."""
     check_range(partition, head)
     if head.epoch == ANY_EPOCH:
         return

@@ -30,7 +30,7 @@ GROUP_ENTRIES_MAX: Final = 20_000  # members and offsets in one response; a sing
 
 
 def commit(session: ReplyOwner, correlation: int, request: messages.Commit, _: memoryview) -> None:
-    """COMMIT. Raises BrokerError if it is rejected immediately."""
+    """COMMIT: commit an offset. Raises BrokerError if it is rejected immediately."""
     broker, by = session.broker, session.admission.caller
     check_name("owner", request.owner)
     find_partition(broker, request.name, request.partition)
@@ -119,7 +119,7 @@ def _membership_of(request: messages.Member) -> tuple[str, str, str, int]:
 
 
 def list_groups(session: ReplyOwner, correlation: int, request: messages.AskGroups, _: memoryview) -> None:
-    """GROUPS: list groups that have members or offsets, sorted by topic and name.
+    """GROUPS: list groups that have members or committed offsets, sorted by topic and name.
 
     Raises Invalid for a malformed ``after``.
     """
@@ -163,7 +163,7 @@ class _Listing:
         self.matching = 0
 
     def entries(self) -> Iterator[messages.GroupEntry | None]:
-        """Yield the groups of the response. Other requests may run after each yield, also of None."""
+        """Yield the groups of the response. Also yields None now and then, so that other requests can run."""
         keys = self._broker.groups.pairs()
         for _ in self._scan(keys):
             yield None

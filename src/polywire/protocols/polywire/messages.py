@@ -23,7 +23,7 @@ SettingValue = Int | str | None
 
 
 class Verb(IntEnum):
-    """The request or response in a frame."""
+    """Number of the type of a request or response."""
 
     HELLO = 1
     PING = 2
@@ -58,7 +58,7 @@ class Verb(IntEnum):
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Base class of the heads of all frames. Without fields, it is the head of responses without content."""
+    """Base class of the headers of all frames. Without fields, it is the header of responses without content."""
 
 
 class Limits(Head, frozen=True):
@@ -144,7 +144,7 @@ class AskBounds(Head, frozen=True):
 
 
 class PartitionEntry(Head, frozen=True):
-    """The bounds of one partition.
+    """First and end offset of one partition.
 
     Attributes:
         offsets: an offset for each requested time, in order.
@@ -172,8 +172,8 @@ class OffsetRange(Head, frozen=True):
     """Range of offsets of a partition, for FETCH and LOCATE.
 
     Attributes:
-        incarnation: of the partition, as the client knows it.
-        epoch: the epoch in which the client learnt the offsets.
+        incarnation: incarnation number of the partition, as the client knows it.
+        epoch: leader epoch in which the client received the offsets.
     """
 
     name: str
@@ -200,7 +200,9 @@ class Locate(OffsetRange, frozen=True):
 
 
 class SealedRange(Head, frozen=True):
-    """Where the records [first_offset, next_offset) are stored: complete batches in the bytes [start, stop) of a blob."""
+    """Location of the records [first_offset, next_offset): complete batches in the bytes [start, stop) of a segment
+    file.
+    """
 
     blob: str
     start: Int
@@ -210,7 +212,7 @@ class SealedRange(Head, frozen=True):
 
 
 class Located(Head, frozen=True):
-    """Where sealed records are stored.
+    """Locations of records in segment files.
 
     Attributes:
         address: a directory, or the URL of a bucket; empty if clients can read the records only from the broker.
@@ -304,7 +306,7 @@ class Join(Head, frozen=True):
 
 
 class Member(Head, frozen=True):
-    """Head of SYNC, HEARTBEAT and LEAVE."""
+    """Header of SYNC, HEARTBEAT and LEAVE."""
 
     group: str
     name: str
@@ -318,7 +320,7 @@ class Membership(Head, frozen=True):
 
 
 class AskGroups(Head, frozen=True):
-    """Head of GROUPS.
+    """Header of GROUPS.
 
     Attributes:
         after: topic and group of the last entry of the previous page; empty for the first page.
@@ -358,14 +360,14 @@ class GroupList(Head, frozen=True):
 
 
 class DeleteGroup(Head, frozen=True):
-    """Head of DELETE_GROUP, which deletes a group of a topic with its members and offsets."""
+    """Header of DELETE_GROUP, which deletes a group of a topic with its members and offsets."""
 
     group: str
     name: str
 
 
 class ListEntries(Head, frozen=True):
-    """Head of TRANSACTIONS and WRITERS, which return lists page by page.
+    """Header of TRANSACTIONS and WRITERS, which return lists page by page.
 
     Attributes:
         after: name of the last entry of the previous page; empty for the first page.
@@ -379,13 +381,13 @@ class DeleteEntry(Head, frozen=True):
 
 
 class ListedEntry(Head, frozen=True):
-    """Fields of the entries of TRANSACTIONS and WRITERS."""
+    """Common fields of the entries of TRANSACTIONS and WRITERS."""
 
     name: str
 
 
 class TransactionEntry(ListedEntry, frozen=True):
-    """A transactional id.
+    """A transactional id and the state of its latest transaction.
 
     Attributes:
         owner: name of a user, or empty.
@@ -400,7 +402,7 @@ class TransactionEntry(ListedEntry, frozen=True):
 
 
 class WriterEntry(ListedEntry, frozen=True):
-    """A writer, and the number of its last publish."""
+    """A writer, and the sequence number of its last publish."""
 
     number: Int
     idle_ms: Int
@@ -418,7 +420,7 @@ class EntryList(Head, Generic[_Entry], frozen=True):
 
 
 class Failure(Head, frozen=True):
-    """Head of a frame with the flag ERROR (spec: polywire#errors)."""
+    """Header of an error response (spec: polywire#errors)."""
 
     code: Int
     kind: Int

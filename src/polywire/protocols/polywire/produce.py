@@ -71,7 +71,7 @@ class _BatchesResponse:
             self.end(None)
 
     def end(self, result: BrokerError | None) -> None:
-        """Add a result. Called once more than ``expect``: after the last batch."""
+        """Record the result of the request, after its last batch was passed to the broker."""
         self._error = self._error or result
         self._outstanding -= 1
         if self._outstanding:
@@ -91,7 +91,7 @@ class _BatchesResponse:
 
 
 class _BatchResponse:
-    """The response to a request with one batch, the usual case. ``done`` is the batch's completion."""
+    """The response to a request with one batch, the usual case. ``done`` is called when the batch is stored."""
 
     __slots__ = ("_correlation", "_partition", "_record_count", "_session")
 
@@ -117,7 +117,10 @@ class RunOwner(ReplyOwner, Protocol):
 
 
 class _RunResponse:
-    """The responses to a run of requests whose records were joined in one batch. ``done`` is the batch's completion."""
+    """The responses to consecutive requests whose records were joined in one batch.
+
+    ``done`` is called when it is stored.
+    """
 
     __slots__ = ("_partition", "_run_requests", "_session")
 
@@ -151,7 +154,7 @@ class _PublishResponse:
         self._respond()
 
     def end(self, result: BrokerError | None) -> None:
-        """Record that the session accepts requests again, and the error if the publish was rejected."""
+        """Record that the session can accept requests again, and the error if the publish was rejected."""
         self._end = True
         self._answer = self._answer or result
         self._respond()
@@ -195,7 +198,7 @@ def produce(session: ReplyOwner, correlation: int, request: messages.Produce, pa
 
 
 def produce_run(session: RunOwner, request: messages.Produce, frames: memoryview) -> bool:
-    """Execute a run of PRODUCE requests (see ``produce_runs``) by appending one batch. Each request gets a response.
+    """Execute consecutive PRODUCE requests by appending one batch. Each request gets a response.
 
     If nothing was appended, returns False or raises BrokerError. Each request must then be executed separately.
     """
@@ -218,7 +221,7 @@ def produce_run(session: RunOwner, request: messages.Produce, frames: memoryview
 
 
 def stage(session: ReplyOwner, correlation: int, request: messages.Stage, payload: memoryview) -> None:
-    """STAGE: store batches that are not visible before PUBLISH. If BrokerError is raised, nothing is stored."""
+    """STAGE: store batches that are invisible until PUBLISH. If BrokerError is raised, nothing is stored."""
     level, by = level_of(request.level), session.admission.caller
     if request.writer:
         check_name("writer", request.writer)
@@ -242,9 +245,9 @@ def _append_all(
     accepted: Iterator[memoryview],
     take: Callable[[Part, Completion[int]], None],
 ) -> Iterator[None]:
-    """Validate all batches, then pass them to ``take``.
+    """Validate all batches, then pass them to ``take``. Yields after each step.
 
-    Yields after each step. If BrokerError is raised, nothing is stored.
+    If BrokerError is raised, nothing is stored.
     """
     batches = []
     for batch in accepted:
@@ -271,9 +274,9 @@ def _parts(
 
 
 def _begin(session: ReplyOwner, steps: Iterator[None], end: Completion[None]) -> None:
-    """Run the steps until the end of the time slice, and the rest in later slices. Then call ``end``, which responds.
+    """Run the steps now for a limited time, and the rest in later passes of the loop.
 
-    If BrokerError is raised, nothing is stored.
+    Then call ``end``, which responds. If BrokerError is raised, nothing is stored.
     """
     if _run_at_once(session, steps):
         session.owe()
@@ -284,7 +287,7 @@ def _begin(session: ReplyOwner, steps: Iterator[None], end: Completion[None]) ->
 
 
 def _run_at_once(session: ReplyOwner, steps: Iterator[None]) -> bool:
-    """Run steps until the end of the time slice. Return whether it was enough for all steps."""
+    """Run steps for a limited time. Return whether it was enough for all steps."""
     now = session.broker.clock.monotonic
     until = now() + QUANTUM_S
     return not any(now() >= until for _ in steps)
@@ -296,9 +299,9 @@ def _ended(
     unpin: Callable[[], None],
     result: list[None] | BrokerError,
 ) -> None:
-    """End a request after its last slice.
+    """Call ``end`` with the result of a request, and release its memory.
 
-    Its bytes remain pinned until the batches are written, because the batches may refer to them.
+    Its bytes stay in memory until the batches are written, because the batches may refer to them.
     """
     ended = result if isinstance(result, BrokerError) else None
 
@@ -318,7 +321,7 @@ def _end(session: ReplyOwner, end: Completion[None], unpin: Callable[[], None], 
 
 
 def publish(session: ReplyOwner, correlation: int, request: messages.Publish, _: memoryview) -> None:
-    """PUBLISH: make staged batches visible, once for each writer and number.
+    """PUBLISH: make batches that STAGE has stored visible, once for each writer and sequence number.
 
     Raises BrokerError if it is rejected immediately.
     """
@@ -333,7 +336,10 @@ def publish(session: ReplyOwner, correlation: int, request: messages.Publish, _:
 
 
 def _publish(session: ReplyOwner, request: messages.Publish, answer: _PublishResponse) -> Iterator[None]:
-    """Check permissions for the tokens in slices, then publish. If BrokerError is raised, nothing is published."""
+    """Check permissions for the tokens, then publish.
+
+    Yields after some tokens. If BrokerError is raised, nothing is published.
+    """
     for portion in portions(request.tokens[: TOKENS_MAX + 1]):
         session.admission.check_tokens(portion)
         yield
@@ -352,16 +358,16 @@ def _publish_in_turn(session: ReplyOwner, steps: Iterator[None], answer: _Publis
 
 
 def abandon(session: ReplyOwner, correlation: int, request: messages.Abandon, _: memoryview) -> None:
-    """ABANDON: delete staged batches. Raises BrokerError if it is rejected immediately."""
+    """ABANDON: delete batches that were not published. Raises BrokerError if it is rejected immediately."""
     if len(request.tokens) > TOKENS_MAX:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"too many tokens count={len(request.tokens)} limit={TOKENS_MAX}")
     _begin(session, _abandon(session, request.tokens), partial(_abandoned, session, correlation))
 
 
 def _abandon(session: ReplyOwner, tokens: Sequence[bytes]) -> Iterator[None]:
-    """Check permissions for all tokens, then delete their batches. Yields after each portion.
+    """Check permissions for all tokens, then delete their batches. Yields after some tokens.
 
-    Raises BrokerError if nothing was deleted, or if another user has staged a batch under one of the remaining tokens
+    Raises BrokerError if nothing was deleted, or if another user has stored a batch under one of the remaining tokens
     meanwhile.
     """
     by = session.admission.caller

@@ -48,7 +48,8 @@ _ANSWER_BYTES_MAX = cython.declare(cython.Py_ssize_t, 16 + 3 + 3 * 9)
 @cython.nogil
 @cython.exceptval(check=False)
 def _batch_at(p: cython.p_const_uchar, at: cython.Py_ssize_t, left: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the position of the batch in its frame, which begins at ``at``; 0 if the frame cannot be part of a run.
+    """Return the position of the batch in the frame at ``at``, or 0 if the frame cannot be executed together with
+    others.
 
     The frame must be complete in the ``left`` available bytes, and its only batch must be small.
     """
@@ -71,9 +72,9 @@ def _batch_at(p: cython.p_const_uchar, at: cython.Py_ssize_t, left: cython.Py_ss
 def _are_alike(
     p: cython.p_const_uchar, one: cython.Py_ssize_t, other: cython.Py_ssize_t, batch: cython.Py_ssize_t
 ) -> cython.bint:
-    """Return whether two frames have the same head, and batches with the same columns.
+    """Return whether two frames have the same header, and batches with the same columns.
 
-    ``batch`` is the batches' position.
+    ``batch`` is the batches' position in their frames.
     """
     difference: cython.uint = load_columns(p, one + batch) ^ load_columns(p, other + batch)
     i: cython.Py_ssize_t
@@ -83,7 +84,7 @@ def _are_alike(
 
 
 def run_bytes(data: Buffer, at: int, *, frames_max: int, batch_bytes_max: int) -> int:
-    """Return the size in bytes of the run of frames at ``at``; 0 if it has fewer than two frames.
+    """Return the total size in bytes of the frames from ``at`` on that can be executed together; 0 for fewer than two.
 
     The batches together have at most ``batch_bytes_max`` bytes. They are not validated.
     """
@@ -107,7 +108,7 @@ def run_bytes(data: Buffer, at: int, *, frames_max: int, batch_bytes_max: int) -
 
 
 def merged_run(frames: memoryview) -> tuple[bytearray, bytes]:
-    """Join the batches of a run. Return the batch, and data about the frames for ``encode_produced``.
+    """Join the batches of consecutive frames. Return the batch, and data about the frames for ``encode_produced``.
 
     Raises Invalid(INVALID_BATCH) for an invalid batch, and ValueError if the batches cannot be joined.
     """
@@ -157,9 +158,9 @@ def _put_number(p: cython.p_uchar, at: cython.Py_ssize_t, number: cython.ulonglo
 
 
 def encode_produced(requests: Buffer, partition: int, base_offset: int) -> bytes:
-    """Return the responses to the frames of a run. ``requests`` is the second result of ``merged_run``.
+    """Return the responses to frames that were executed together.
 
-    ``base_offset`` is the offset of the run's first record.
+    ``requests`` is the second result of ``merged_run``. ``base_offset`` is the offset of the first record.
     """
     lent: Lent = lend(requests)
     answers = bytearray(lent.size // _REQUEST_BYTES * _ANSWER_BYTES_MAX)

@@ -31,30 +31,33 @@ class ReplyOwner(Protocol):
 
     @property
     def round_robin(self) -> Iterator[int]:
-        """An endless counter: a record without a key goes to partition ``next(counter) % partitions``."""
+        """A counter. A record without a key goes to partition ``next(counter) % number of partitions``."""
 
     def owe(self) -> None:
-        """Announce a response that is sent later with ``respond`` or ``respond_error``."""
+        """Reserve a response that is sent later with ``respond`` or ``respond_error``."""
 
     def respond(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
-        """Send a response that was announced with ``owe`` or ``hold``."""
+        """Send a response that was reserved with ``owe`` or ``hold``."""
 
     def respond_error(self, verb: int, correlation: int, error: BrokerError) -> None: ...
 
     def answer(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
-        """Send a response that was not announced."""
+        """Send a response that was not reserved."""
 
     def hold(self) -> None:
-        """Announce a response, and delay later requests until ``release``."""
+        """Reserve a response, and delay later requests until ``release``."""
 
     def release(self) -> None: ...
 
     def pin(self) -> Callable[[], None]:
-        """Prevent reuse of the request's bytes until the returned function is called."""
+        """Keep the request's bytes in the receive buffer until the returned function is called."""
 
 
 class LongAnswer:
-    """A response that is built in slices. The session executes no further request until it is sent."""
+    """A response that is built in several passes of the loop.
+
+    The session executes no further request until it is sent.
+    """
 
     __slots__ = ("_correlation", "_session", "_verb")
 
@@ -65,7 +68,7 @@ class LongAnswer:
         session.hold()
 
     def make(self, parts: Iterator[_Part | None], whole: Callable[[list[_Part]], Head]) -> None:
-        """Build the parts in slices, then send the head that ``whole`` makes of them."""
+        """Build the response's parts in several passes, then send the header that ``whole`` makes of them."""
         Slices(self._session.broker, parts, partial(self._made, whole))
 
     def _made(self, whole: Callable[[list[_Part]], Head], parts: list[_Part] | BrokerError) -> None:
@@ -76,6 +79,5 @@ class LongAnswer:
             self._session.respond(self._verb, self._correlation, whole(parts))
 
     def refuse(self, error: BrokerError) -> None:
-        """Send an error instead of the response."""
         self._session.release()
         self._session.respond_error(self._verb, self._correlation, error)

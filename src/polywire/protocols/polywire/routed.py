@@ -40,7 +40,7 @@ class RoutedPolywireBroker(Topics, Records, WireBroker, Router, Protocol):
 
 
 class RoutedSession(PolywireSession):
-    """The session of one client. Its broker is the router, so it uses only methods that the router has, too."""
+    """The session of one client that forwards requests to the processes that own the topics."""
 
     __slots__ = ("router",)
 
@@ -64,9 +64,9 @@ class RoutedSession(PolywireSession):
         return False
 
     def forward(self, correlation: int, request: Any, payload: memoryview, /) -> None:
-        """Execute a request in the process of its topic, or in all processes.
+        """Execute a request in the process that owns its topic, or in all processes.
 
-        Raises BrokerError if it is rejected here.
+        Raises BrokerError if this process rejects it.
         """
         verb = self._prefix.verb
         combined = combined_response(self.router.shards, verb, request)
@@ -84,7 +84,7 @@ class RoutedSession(PolywireSession):
             self.owe()
 
     def send_to(self, shard: int, frame: bytes, then: Completion[bytes]) -> None:
-        """Send a request to a shard. ``then`` gets the frame of the response."""
+        """Send a request to a shard. ``then`` is called with the frame of the response."""
         self.router.forward(shard, self.admission.caller, frame, then, sees_files=self.admission.sees_files())
 
     def _shard_of(self, request: Any) -> int:
@@ -101,7 +101,10 @@ class RoutedSession(PolywireSession):
         return shards.own if topic is None else self.router.shard_of_topic(topic)
 
     def produce(self, correlation: int, request: messages.Produce, payload: memoryview, /) -> None:
-        """PRODUCE: forward large batches of other processes unchanged; they are validated there. Raises BrokerError."""
+        """PRODUCE: forward large batches to the process that owns the topic, which validates them.
+
+        Raises BrokerError.
+        """
         topic = self.broker.find_topic(request.name) if len(payload) >= FORWARDED_BYTES_MIN else None
         if topic is None or self.router.shard_of_topic(topic) == self.router.shards.own:
             produce.produce(self, correlation, request, payload)
@@ -126,7 +129,7 @@ class RoutedSession(PolywireSession):
 
 
 def routed(commands: Mapping[int, Command]) -> Mapping[int, Command]:
-    """Return the commands of a ``RoutedSession``: most of them are forwarded."""
+    """Return the commands of a ``RoutedSession``, most of which forward the request."""
     forward, produce_handler = cast(Handler, RoutedSession.forward), cast(Handler, RoutedSession.produce)
     changed = {
         verb: command if verb in LOCAL_VERBS else replace(command, handler=forward)

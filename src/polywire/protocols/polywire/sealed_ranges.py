@@ -21,9 +21,9 @@ NOTHING: Final = messages.Located("", b"", [], more=False)
 
 
 def locate(session: ReplyOwner, correlation: int, request: messages.Locate, _: memoryview) -> None:
-    """LOCATE. The response is empty if the client may not learn the paths of files.
+    """LOCATE: return the segment files with the requested records.
 
-    Raises BrokerError if it is rejected immediately.
+    Empty if the client may not get the paths of files. Raises BrokerError if it is rejected immediately.
     """
     broker = session.broker
     partition = find_partition(broker, request.name, request.partition)
@@ -44,7 +44,7 @@ def _respond(session: ReplyOwner, correlation: int, found: Located | BrokerError
 
 
 def _encoded(session: ReplyOwner, found: Located) -> messages.Located:
-    """Encode the locations, if the client may learn them.
+    """Encode the locations, or none if the client may not get them.
 
     The URL of a bucket is not secret: clients need their own credentials to read it.
     """

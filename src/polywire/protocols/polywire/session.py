@@ -58,10 +58,10 @@ class Handler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Command(commands.Command[Verb, Handler]):
-    """A verb of the protocol and its handler.
+    """A request type of the protocol and its handler.
 
-    All verbs are pipelined, because responses may be sent in any order. Handlers that call ``hold`` delay later
-    requests.
+    Later requests may start before earlier ones are answered, because responses may be sent in any order. Handlers that
+    call ``hold`` delay later requests.
     """
 
     pipelined: bool = field(default=True, kw_only=True)
@@ -96,7 +96,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         output: Output,
         resume: Callable[[], None],
     ) -> None:
-        """``round_robin`` chooses partitions for records without a key."""
+        """``round_robin`` is a counter that chooses partitions for records without a key."""
         super().__init__(broker, output, resume)
         self.admission: Final = Admission(broker, output)
         self.round_robin: Final = round_robin
@@ -148,7 +148,9 @@ class PolywireSession(FramedSession[PolywireBroker]):
         return size
 
     def _run_bytes(self, data: memoryview, at: int) -> int:
-        """Return the size of the run of PRODUCE frames at ``at``, or 0 if there is none."""
+        """Return the total size of the PRODUCE frames from ``at`` on that can be executed together, or 0 if there are
+        none.
+        """
         bytes_max = min(MERGED_BYTES_MAX, self.broker.settings.batch_bytes_max)
         return run_bytes(data, at, frames_max=REQUESTS_MAX - self._owed, batch_bytes_max=bytes_max)
 
@@ -168,7 +170,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         return True
 
     def _produce_run(self, frames: memoryview) -> bool:
-        """Execute a run of PRODUCE requests together. Returns False if nothing was stored.
+        """Execute consecutive PRODUCE requests together. Return False if nothing was stored.
 
         Each request must then be executed separately, to get its own error.
         """
@@ -207,7 +209,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
     # Used by handlers and fetches
 
     def hold(self) -> None:
-        """Announce a response, and execute no further request until ``release``.
+        """Reserve a response, and execute no further request until ``release``.
 
         Used for logins and long responses, which must be complete before the next request.
         """
@@ -215,7 +217,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self._reasons |= Wait.HOLDING
 
     def release(self) -> None:
-        """Execute requests again.
+        """Execute requests again, after ``hold``.
 
         Call it before the response is sent: a client that has closed its side is disconnected after the last response.
         """
@@ -223,14 +225,14 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self._continue()
 
     def pin(self) -> Callable[[], None]:
-        """Prevent reuse of the receive buffer until the returned function is called.
+        """Keep the content of the receive buffer until the returned function is called.
 
-        The session must wait meanwhile.
+        The session must accept no requests meanwhile.
         """
         return self.output.pin()
 
     def owe(self, count: int = 1) -> None:
-        """Announce ``count`` more responses."""
+        """Reserve ``count`` more responses."""
         self._owed += count
 
     def respond(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
@@ -244,13 +246,13 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self._count_response()
 
     def respond_run(self, answers: bytes, count: int) -> None:
-        """Send ``count`` announced responses, which are already encoded."""
+        """Send ``count`` reserved responses, which are already encoded."""
         if self._phase is not CLOSED:
             self._frames.append(answers)
         self._count_response(count)
 
     def answer(self, verb: int, correlation: int, head: Head, payload: bytes = b"") -> None:
-        """Send a response that was not announced."""
+        """Send a response that was not reserved."""
         self._frames.append(encode_head(verb, correlation, head, payload_bytes=len(payload)) + payload)
 
     def refuse(self, verb: int, correlation: int, error: BrokerError) -> None:
@@ -358,7 +360,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         fetch.start(self.broker, request.wait_ms)
 
     def _schedule(self) -> None:
-        """Write the frames of fetches in a later callback of the event loop, in turn with other connections."""
+        """Write the frames of fetches in a later pass of the event loop, in turn with other connections."""
         if self._is_scheduled:
             return
         self._is_scheduled = True
@@ -376,7 +378,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self._write_now()
 
     def _write_now(self) -> None:
-        """Write frames until the end of the time slice, and the rest in turn with other connections."""
+        """Write frames for a limited time, and the rest in turn with other connections."""
         if self._write_ready(self.broker.clock.monotonic() + QUANTUM_S):
             self._schedule()
 

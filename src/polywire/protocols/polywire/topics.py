@@ -68,7 +68,7 @@ def grow(session: ReplyOwner, correlation: int, request: messages.GrowTopic, _: 
 
 
 def configure(session: ReplyOwner, correlation: int, request: messages.ConfigureTopic, _: memoryview) -> None:
-    """CONFIGURE_TOPIC: change the named settings only.
+    """CONFIGURE_TOPIC: change only the settings that the request names.
 
     Raises BrokerError if it is rejected immediately.
     """
@@ -98,7 +98,7 @@ def delete(session: ReplyOwner, correlation: int, request: messages.DeleteTopic,
 
 
 def ask_bounds(session: ReplyOwner, correlation: int, request: messages.AskBounds, _: memoryview) -> None:
-    """BOUNDS: return the bounds of partitions, and their offsets at given times.
+    """BOUNDS: return the first and end offsets of partitions, and their offsets at given times.
 
     Raises Invalid for an invalid time, and Missing for an unknown topic.
     """
@@ -166,7 +166,7 @@ class _Change:
 class _BoundsAnswer:
     """The response to BOUNDS.
 
-    After an error, no further look-up starts. The error is sent when the outstanding look-ups have ended.
+    After an error, no further look-up starts. The error is sent when the pending look-ups have ended.
     """
 
     __slots__ = ("_answer", "_broker", "_error", "_next", "_outstanding", "_results", "_times_us", "_topics")
@@ -219,7 +219,7 @@ class _BoundsAnswer:
             then(found)
 
     def _found_at(self, offsets: list[int], index: int, found: int | BrokerError) -> None:
-        """Store the offset at a time. It is at most the next offset of the bounds, which were determined before."""
+        """Store the offset at a time. It is at most the end offset, which was determined before."""
         if isinstance(found, BrokerError):
             self._error = self._error or found
         else:
@@ -260,7 +260,7 @@ def description_of(topic: Topic) -> messages.TopicDescription:
 
 
 def settings_of(given: Mapping[str, SettingValue]) -> TopicSettings:
-    """Return the settings of a new topic.
+    """Return the settings of a new topic, from names and values in a request.
 
     Raises Invalid(INVALID_REQUEST) for an unknown name or an invalid value.
     """
@@ -270,7 +270,7 @@ def settings_of(given: Mapping[str, SettingValue]) -> TopicSettings:
 
 
 def values_of(given: Mapping[str, SettingValue]) -> dict[str, Any]:
-    """Return the values of settings for ``TopicSettings``, by name.
+    """Return values for fields of ``TopicSettings``, by name, from names and values in a request.
 
     Raises Invalid(INVALID_REQUEST) for an unknown name or an invalid value.
     """

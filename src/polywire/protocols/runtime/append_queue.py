@@ -43,7 +43,7 @@ class AppendBroker(Records, Protocol):
 
 @cython.cclass
 class AppendQueue:
-    """The batches of one connection that wait to be appended.
+    """The batches of one connection that wait for space in the log's write buffer.
 
     While batches are ``waiting``, later ones queue behind them, and the session handles no further request.
     """
@@ -62,8 +62,8 @@ class AppendQueue:
         Args:
             wait_s: seconds that batches may wait. Then they are rejected.
             emptied: called on the event loop when the last waiting batch was appended or rejected.
-            refuse: called on the event loop with the completion of a rejected batch and the error. By default, the
-                completion gets the error.
+            refuse: called on the event loop with the completion of a rejected batch and the error. By default, it calls
+                the completion with the error.
         """
         self.waiting: Final[deque[_Append]] = deque()
         self._broker: Final = broker
@@ -85,7 +85,7 @@ class AppendQueue:
         """Append a batch now, or as soon as the log has space.
 
         Args:
-            done: gets the batch's offset. The completion of a rejected batch is passed to ``refuse`` instead.
+            done: called with the batch's offset. The completion of a rejected batch is passed to ``refuse`` instead.
             by: the client that sent the batch; needed for a batch with a producer id.
         """
         if self.waiting:

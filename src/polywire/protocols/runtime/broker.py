@@ -38,4 +38,4 @@ class WireBroker(Settling, Protocol):
 
     @property
     def sliced(self) -> SlicedWork:
-        """Long work that runs in slices, between other requests."""
+        """Queue for long work, which runs in several passes of the loop, between other requests."""

@@ -14,7 +14,7 @@ _Handler = TypeVar("_Handler")
 
 @dataclass(frozen=True, slots=True)
 class Command(Generic[_Name, _Handler]):
-    """A command of a protocol. Each protocol has a subclass, which declares its handlers and further properties.
+    """A request type of a protocol. Each protocol has a subclass, which adds the handler's type and further fields.
 
     Attributes:
         name: the name in requests: a word, or a number as a member of the protocol's enum.

@@ -24,12 +24,12 @@ BACKLOG_BYTES_MAX: Final = 512 * 1024  # limit for responses that the client has
 
 
 class Sender(msgspec.Struct, frozen=True, array_like=True):
-    """The client that sent a request.
+    """The client that sent a forwarded request.
 
     Attributes:
-        user: name of the user whom the other process has authenticated; None for an unauthenticated client.
+        user: name of the user, authenticated by the process that forwarded the request; None if unauthenticated.
         peer: the client's address.
-        context: further facts about the client, in an encoding of the protocol.
+        context: protocol-specific data about the client, encoded by the protocol.
     """
 
     user: str | None
@@ -44,18 +44,19 @@ class Execution(Handle, Protocol):
         """End the requests, as if the client had closed its connection. Their callbacks are not called any more."""
 
     def credit(self, count: int) -> None:
-        """Report that the client has received ``count`` bytes of the pieces passed to ``more``."""
+        """Report that the client has received ``count`` bytes of those passed to ``more``, so that more are sent."""
 
 
 class ForwardedRequests:
-    """Executes a client's requests in a new session, and collects the responses.
+    """Executes requests that another process forwarded, in a new session, and collects the responses.
 
     Implements ``Output`` for the session, and ``Execution`` for the process that forwarded the requests.
 
     Attributes:
         backlog: bytes passed to ``more`` that the client has not received yet.
         certified: the client's user. See ``Output``.
-        more: gets long responses in pieces, except the last one. If it is None, all responses are reported at the end.
+        more: called with long responses in pieces, except the last one. If it is None, all responses are reported at
+            the end.
     """
 
     __slots__ = (
@@ -79,9 +80,9 @@ class ForwardedRequests:
     def __init__(
         self, loop: Loop, data: Buffer, peer: str, certified: Principal | None, done: Completion[bytes]
     ) -> None:
-        """Copy ``data``, the complete requests.
+        """Copy ``data``, which must be complete requests.
 
-        ``done`` gets the responses, or Unavailable if the session has rejected a request.
+        ``done`` is called with the responses, or with Unavailable if the session has rejected a request.
         """
         self._loop: Final = loop
         self._data: Final = memoryview(bytearray(data))
@@ -216,7 +217,7 @@ class Forwarding(Protocol):
 
         Args:
             protocol: name of the protocol.
-            then: gets the responses, joined, or Unavailable. Not called inside this call.
-            more: gets long responses in pieces, and ``then`` only the last piece. The caller must report the bytes that
-                the client has received to ``Execution.credit``.
+            then: called with the responses, joined, or with Unavailable. Not called inside this call.
+            more: called with long responses in pieces, so that ``then`` gets only the last piece. The caller must
+                report the bytes that the client has received to ``Execution.credit``.
         """

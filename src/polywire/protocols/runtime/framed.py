@@ -36,7 +36,7 @@ class FramedSession(SequentialSession[_Broker]):
     def _take(self, data: memoryview, at: int, end: int) -> bool:
         """Execute the request ``data[at:end]``. Return False if it must wait; it is then passed again later.
 
-        Raises PeerError for an invalid request. Raises Pending if another process must answer first; the request must
+        Raises PeerError for an invalid request. Raises Pending if another process must respond first; the request must
         have had no effect then, and is passed again, too.
         """
 

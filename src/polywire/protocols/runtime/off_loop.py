@@ -24,7 +24,7 @@ LONG_BYTES: Final = 4 * 1024 * 1024
 
 
 class OffLoopWork:
-    """One request in the queue.
+    """One large request that is prepared in a thread, for example decompressed.
 
     The session calls ``leave`` when the request was handled or cancelled. Then the next request is prepared.
     """
@@ -54,7 +54,7 @@ class OffLoopWork:
 
 
 class OffLoopQueue:
-    """A queue from which one large request at a time is prepared."""
+    """Prepares large requests in a thread, one at a time."""
 
     __slots__ = ("_loop", "_on", "_running", "_waiting")
 
@@ -70,7 +70,7 @@ class OffLoopQueue:
         """Call ``prepare`` in a thread, then ``done`` with its result or with the PeerError that it raised.
 
         Args:
-            prepare: None if the request needs no preparation, but must not be handled together with others.
+            prepare: None if the request needs no preparation, but must not be handled at the same time as others.
             done: called on the loop.
             release: called on the loop after ``leave``, when the thread does not use the request's bytes any more.
         """

@@ -26,7 +26,7 @@ UNANSWERED_MAX: Final = 64  # unanswered requests of a connection; then the next
 
 
 class ReplyOwner(Protocol):
-    """The methods of the session that a reply slot uses."""
+    """The methods of the session that its responses use."""
 
     @property
     def closed(self) -> bool: ...
@@ -40,7 +40,7 @@ _Owner = TypeVar("_Owner", bound=ReplyOwner)
 
 @cython.cclass
 class BareSlot:
-    """The place of one response in the order of responses. Subclasses set all fields when they create a slot.
+    """One response, which is sent after the responses to all earlier requests.
 
     Attributes:
         session: the session that sends the response.
@@ -60,7 +60,7 @@ class BareSlot:
         cancel: Callable[[], None] | None
 
     def fill(self, parts: Sequence[Buffer], released: Callable[[], None] | None = None) -> None:
-        """Send the response when all earlier ones are sent. Called once."""
+        """Set the response, which is sent after all earlier ones. Called once."""
         self.parts = parts
         self.cancel = None
         if self.session.closed:
@@ -72,7 +72,7 @@ class BareSlot:
 
 
 class ReplySlot(BareSlot, Generic[_Owner]):
-    """The base class of the slots of a protocol whose sessions are of type ``_Owner``."""
+    """Base class of a protocol's responses, with sessions of type ``_Owner``."""
 
     __slots__ = ()
 
@@ -85,7 +85,7 @@ _Slot = TypeVar("_Slot", bound=BareSlot)
 
 @cython.cclass
 class BarePipelined(BareSequential):
-    """The compiled part of ``PipelinedSession``, the base class for protocols."""
+    """The compiled base class of ``PipelinedSession``."""
 
     if not cython.compiled:
         __slots__ = ("_blocking", "_queued", "_slots")
@@ -116,13 +116,13 @@ class BarePipelined(BareSequential):
         return slot
 
     def _remove_newest(self, slot: BareSlot) -> None:
-        """Remove the slot of a request that raised ``Pending``. The repeated request gets a new one."""
+        """Remove the response of a request that raised ``Pending``. The repeated request creates a new one."""
         assert self._slots[-1] is slot, "only the newest request can be repeated"
         self._slots.pop()
         self._blocking -= slot.blocking
 
     def _earlier_answered(self) -> bool:
-        """Return whether all earlier requests are answered. If not, pause the session until they are."""
+        """Return whether all earlier requests are answered. If not, accept no requests until they are."""
         if self._slots:
             self.broker.commit()
         if self._slots:

@@ -12,7 +12,7 @@ FREE_BYTES_MAX: Final = 32 * 1024 * 1024
 
 
 class ReplyBuffers:
-    """The buffers of one protocol."""
+    """Pool of buffers for one protocol's responses."""
 
     __slots__ = ("_free", "_free_bytes")
 

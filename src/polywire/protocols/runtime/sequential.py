@@ -52,9 +52,9 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
 
 
 class Wait:
-    """Reasons why the next request waits. Several may apply.
+    """Reasons for which a session does not execute the next request. Several may apply.
 
-    A request also waits while the connection has a backlog of unsent responses. Protocols may add reasons.
+    It also waits while the connection has too many unsent bytes. Protocols may add reasons.
     """
 
     # plain integers instead of an enum, because they are checked before every request
@@ -83,7 +83,7 @@ def bytes_to_allocate(announced: int, received: int) -> int:
 
 @cython.cclass
 class BareSequential:
-    """The compiled part of ``SequentialSession``, the base class for protocols."""
+    """The compiled base class of ``SequentialSession``."""
 
     if not cython.compiled:  # when compiled, sequential.pxd declares the fields
         __slots__ = (
@@ -161,7 +161,7 @@ class BareSequential:
         self._end_when_done()
 
     def _await_pending(self, pending: Pending) -> None:
-        """Pause the session until the request that raised ``pending`` can be repeated."""
+        """Accept no requests until the request that raised ``pending`` can be repeated."""
         self._awaited = pending
         self._reasons |= Wait.PENDING
         pending.then(self._resume_pending)
@@ -199,7 +199,7 @@ class BareSequential:
             self._rest = b""
 
     def _stop_receiving(self) -> None:
-        """Drop waiting and later requests. Outstanding responses are still sent."""
+        """Drop waiting and later requests. Responses to requests that have started are still sent."""
         if self._phase < ENDING:
             self._enter(ENDING)
 

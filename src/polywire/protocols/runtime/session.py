@@ -30,13 +30,13 @@ class Output(Protocol):
 
     @property
     def backlog(self) -> int:
-        """Written bytes that the kernel has not accepted yet."""
+        """Number of bytes that were passed to ``write`` and not yet accepted by the kernel."""
 
     @property
     def backlog_max(self) -> int:
-        """Backlog above which the connection stops reading.
+        """Value of ``backlog`` above which the connection stops reading.
 
-        A session that sends data without requests must then pause until ``drained`` is called.
+        A session that sends data without requests must then stop until ``drained`` is called.
         """
 
     @property
@@ -47,7 +47,7 @@ class Output(Protocol):
     def certified(self) -> Principal | None:
         """The user of the client's TLS certificate; None without a certificate, or if authentication is off.
 
-        It is not known before the first bytes are received.
+        Before the first bytes are received, it is not known and None.
         """
 
     @property
@@ -71,24 +71,25 @@ class Output(Protocol):
         """Close the connection when all output was sent."""
 
     def fail(self, error: PeerError) -> None:
-        """Close the connection as if ``receive`` had raised this error. Used for errors that are found later."""
+        """Close the connection as if ``receive`` had raised this error. For errors that are found after ``receive``."""
 
     def identified(self, principal: Principal | None) -> None:
-        """Set the client's user after a login. After a logout, None restores the user of the TLS certificate, if any.
+        """Set the client's user after a login.
 
-        The connection is closed when the login ends. Raises Busy(BUSY), without an effect, if
-        there are too many connections of authenticated clients.
+        After a logout, None restores the user of the TLS certificate, if any. The connection is closed when the login
+        becomes invalid. Raises Busy(BUSY), without an effect, if there are too many connections of authenticated
+        clients.
         """
 
     def pin(self) -> Callable[[], None]:
-        """Prevent reuse of the buffer passed to ``receive`` until the returned function is called.
+        """Keep the content of the buffer passed to ``receive`` until the returned function is called.
 
-        Its content stays valid even if the connection closes. The session must be paused meanwhile.
+        It stays valid even if the connection closes. The session must accept no requests meanwhile.
         """
 
 
 class Session(Protocol):
-    """The state of one connection in its protocol."""
+    """One connection's state, implemented by each protocol."""
 
     @property
     def spoken_dialect(self) -> str:
@@ -116,16 +117,16 @@ class Session(Protocol):
         """Whether a request is unanswered."""
 
     def drained(self) -> None:
-        """Continue to send data, because the backlog is low again."""
+        """Continue to send data, because few enough sent bytes are waiting in the connection again."""
 
     def finish(self, data: memoryview) -> None:
         """Handle the end of the client's data. ``data`` are the bytes not consumed before.
 
-        An incomplete request is dropped. Complete requests are still executed, and outstanding responses sent.
+        An incomplete request is dropped. Complete requests are still executed, and their responses sent.
         """
 
     def close(self) -> None:
-        """Cancel outstanding requests and release buffers. The connection is closed or the broker stops."""
+        """Cancel all requests and release buffers. The connection is closed or the broker stops."""
 
 
 class SessionFactory(Protocol):

@@ -25,9 +25,9 @@ class LinkPeer(Protocol):
 
 
 class Link(Protocol):
-    """A connection to the process of a shard. That process executes requests itself and never forwards them.
+    """A connection to the process of a shard. That process executes the requests itself and never forwards them.
 
-    The number of unanswered bytes is not limited here: the caller must do it.
+    The number of unanswered bytes is not limited here: the caller must limit it.
     """
 
     def write(self, data: bytes) -> None:
@@ -38,7 +38,7 @@ class Link(Protocol):
 
 
 class Shards(Protocol):
-    """All shards of one data directory, numbered from 0."""
+    """All shards of one data directory, numbered from 0. Each belongs to one process."""
 
     @property
     def count(self) -> int:
@@ -56,10 +56,13 @@ class Shards(Protocol):
         """Return the shard of the topic with this name, or None if the topic does not exist."""
 
     def shard_by_hash(self, full_name: str) -> int:
-        """Return the shard in which a topic is created by a write to it. All processes return the same shard."""
+        """Return the shard for a topic that is created because a client writes to it.
+
+        All processes return the same shard.
+        """
 
     def least_loaded(self) -> int:
-        """Return the shard in which a topic is created by a request to create it."""
+        """Return the shard for a topic that a client creates explicitly."""
 
     def connect(self, shard: int, peer: LinkPeer) -> Link:
         """Return a link to the process of a shard, which may be this process."""
@@ -68,7 +71,7 @@ class Shards(Protocol):
 class Parts(Protocol):
     """The processes of a broker, for a protocol that has state in each of them.
 
-    An object with state is a part. It has a name, and each process has one of that name.
+    Each process has objects with such state, called parts. The name of a part is the same in each process.
     """
 
     @property
@@ -80,19 +83,19 @@ class Parts(Protocol):
         """The shards, and which of them has a topic."""
 
     def shard_of_topic(self, topic: Topic) -> int:
-        """Return the shard of a topic."""
+        """Return the shard that stores a topic."""
 
     def next_shard(self) -> int:
-        """Return the shard in which a topic is created by a request to create it."""
+        """Return the shard for a topic that a client creates explicitly."""
 
     def require_reported(self) -> None:
         """Raise Pending until all processes have reported their topics and values, or Unavailable if one does not."""
 
     def call_part(self, shard: int, part: str, function: Callable[..., Any], *values: Any, **options: Any) -> Any:
-        """Call a function in another process. Its first argument is the object named ``part`` of that process.
+        """Call a function in another process, with that process's object named ``part`` as the first argument.
 
-        If the function takes a completion, the completion gets the result. Otherwise, the result is returned; Pending
-        is raised until it is known.
+        If the function has a completion parameter, the completion is called with the result. Otherwise, Pending is
+        raised until the result has arrived, which a repeated call returns.
         """
 
     def watch_values(self, changed: Callable[[Any], None]) -> None:
@@ -113,27 +116,27 @@ class Router(Protocol):
         """The shards, and which of them has a topic."""
 
     def shard_of_topic(self, topic: Topic) -> int:
-        """Return the shard of a topic."""
+        """Return the shard that stores a topic."""
 
     @property
     def is_clogged(self) -> bool:
         """Whether sessions should delay their next request, because a shard has too many unanswered ones."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once, when the shard has answered most requests."""
+        """Call ``callback`` once when ``is_clogged`` becomes False."""
 
     def forward(
         self, shard: int, by: Caller, frame: bytes, then: Completion[bytes], *, sees_files: bool = False
     ) -> None:
-        """Execute a request of the `polywire` protocol in the process of a shard, without checking permissions.
+        """Execute a request of the ``polywire`` protocol in the process of a shard, without checking permissions.
 
-        ``then`` gets the frame of the response, which may be an error frame, or Unavailable if the process has ended.
-        It is never called inside this call.
+        ``then`` is called with the frame of the response, which may be an error frame, or with Unavailable if the
+        process has ended. It is never called inside this call.
         """
 
 
 class ReachedShards(Shards, Protocol):
-    """Shards whose processes can be addressed individually by clients."""
+    """Shards whose processes clients can address individually."""
 
     def listener_of(self, port: int) -> str:
         """Return the name of the listener with this port, to which a client connected; empty if unknown."""

@@ -16,9 +16,9 @@ _Part = TypeVar("_Part")
 
 
 class Slices(Generic[_Part]):
-    """Runs an iterator in slices, then calls ``done`` with a list of the yielded values, or with its error.
+    """Runs an iterator in several passes of the loop, then calls ``done`` with the yielded values, or with its error.
 
-    The iterator must yield often: ``b""`` or None if there is no value. Other code runs between two slices, so it must
+    The iterator must yield often: ``b""`` or None if there is no value. Other code runs between two passes, so it must
     read the broker's state again after each yield.
 
     ``done`` is called at most once, not after ``cancel``, and not before the constructor has returned.

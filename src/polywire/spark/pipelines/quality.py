@@ -52,7 +52,7 @@ SIZE_BARS: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """Counts of one partition.
+    """Counts of one partition's rows.
 
     Attributes:
         topic: full name; empty if the rows do not contain it.
@@ -89,7 +89,7 @@ class ProducerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """The whole report.
+    """Result of the checks of a topic or table.
 
     Attributes:
         rate: number of records by interval: start in seconds since 1970, index in ``partitions``, number of records.
@@ -147,7 +147,7 @@ class Quality:
 
 
 def page(quality: Quality) -> str:
-    """Return the page."""
+    """Return the report as an HTML page."""
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",

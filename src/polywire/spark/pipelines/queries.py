@@ -51,7 +51,7 @@ Parser = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Result of one run.
+    """Result of one run of a pipeline.
 
     Attributes:
         left_out: number of rows that could not be processed (late, or without a time).

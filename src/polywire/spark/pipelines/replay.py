@@ -28,7 +28,7 @@ POSITION: Final = "replayed.json"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The time range of a table, in microseconds.
+    """The time range of a table, in microseconds, and its division into slices of equal length.
 
     Attributes:
         start_us: time of the first row.

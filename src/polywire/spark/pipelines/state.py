@@ -173,9 +173,8 @@ def _current(kept: Any) -> Current:
 def fold_events(before: Current, rows: Iterable[Any], fold: Fold) -> tuple[Current, list[tuple[Any, str]]]:
     """Apply the events of one key.
 
-    Return the new state, and the events that could not be applied, each with the reason.
-
-    Rows have ``key``, ``version``, ``event`` (JSON) and ``reason`` (why the event could not be parsed, or None).
+    Return the new state, and the events that could not be applied, each with the reason. Rows have ``key``,
+    ``version``, ``event`` (JSON) and ``reason`` (why the event could not be parsed, or None).
     """
     refused = []
     version, folded = before.version, json.loads(before.state)
