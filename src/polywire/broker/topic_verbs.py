@@ -86,6 +86,12 @@ class TopicLookup(Protocol):
         """
         return self._catalog.topics(internal=internal)
 
+    def require_latest(self) -> None:
+        """Make sure that ``topics`` returns all topics that exist now, also those of other processes.
+
+        A broker with several processes raises Pending if they must report first (``api.Topics``).
+        """
+
     def watch_topics(self, changing: Callable[[bytes], None]) -> Callable[[], None]:
         """Call ``changing`` with the id of each topic that is about to be created, changed or deleted.
 

@@ -7,6 +7,7 @@ request. The other process neither decodes the client's request nor checks permi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, Final, cast
@@ -23,7 +24,7 @@ from polywire.broker.sliced import SlicedWork
 from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
 from polywire.broker.topics import Partition, Streams, Topic, missing
 from polywire.clock import Clock
-from polywire.errors import BrokerError, ErrorCode, Missing, Unavailable
+from polywire.errors import BrokerError, Busy, ErrorCode, Missing, Unavailable
 from polywire.log.base import Completion, Handle, Loop
 from polywire.protocols.runtime.forwarded import Execution, Executor, Sender
 from polywire.protocols.runtime.shards import Shards
@@ -196,6 +197,12 @@ class RoutedBroker:
             raise known[REPORTED]
         raise CallPending(self, "topics", partial(self._await_reports, known), known)
 
+    def require_latest(self) -> None:
+        """Make sure that topics which other processes have created or deleted until now are known. See ``shards.Parts``."""
+        self.require_reported()
+        with suppress(BrokerError):  # the topics of a process that does not respond are those that it has reported
+            self._results(list(self._links), HAS, NO_IDS, ANSWER_S)
+
     def _await_reports(self, known: _CallResults, then: Callable[[], None]) -> Handle:
         def timed_out() -> None:
             known[REPORTED] = Unavailable(ErrorCode.STOPPING, "another process has not reported its topics (retry)")
@@ -241,7 +248,9 @@ class RoutedBroker:
         def on_result(result: messages.Empty | BrokerError) -> None:
             timer.cancel()
             call.cancel()
-            self._found[named.name] = result if isinstance(result, BrokerError) else None
+            # if a third process is creating the topic, the repeated request asks that process, but only once
+            if not isinstance(result, Busy) or named.name in self._found:
+                self._found[named.name] = result if isinstance(result, BrokerError) else None
             self.loop.call_later(FOUND_S, self._found.pop, named.name, None)
             then()
 
@@ -275,7 +284,13 @@ class RoutedBroker:
             return self.topic(full_name)
         shard = self.shards.shard_by_hash(full_name)
         if shard == self.shards.own:
-            return self.local.ensure_topic(full_name, by=by)
+            try:
+                return self.local.ensure_topic(full_name, by=by)
+            except Busy:
+                topic = self.find_topic(full_name)  # if another process has created it since
+                if topic is None:
+                    raise
+                return topic
         error = self._found.get(full_name)
         if error is not None:
             raise error
@@ -317,11 +332,30 @@ class RoutedBroker:
         named = self.shards.shard_of(name.full)
         shard = self.next_shard() if named is None else named
         options: dict[str, Any] = {"partition_count_min": partition_count_min, "by": by, "level": level}
-        if shard == self.shards.own:
+
+        def completed(result: int | BrokerError) -> None:
+            if isinstance(result, Busy) and named is None and self.shards.shard_of(name.full) is not None:
+                again()
+            else:
+                self._with_topic(name.full, then, done, result)
+
+        def again() -> None:
+            """Repeat the call, because another process has begun to create the topic, too."""
+            try:
+                self.make_topic(name, partition_count, settings, then=then, done=done, **options)
+            except BrokerError as error:
+                done(error)
+
+        if shard != self.shards.own:
+            self.call(shard, CREATE, (name, partition_count, settings), {**options, "done": completed})
+            return False
+        try:
             return self.local.make_topic(name, partition_count, settings, then=then, done=done, **options)
-        completed = partial(self._with_topic, name.full, then, done)
-        self.call(shard, CREATE, (name, partition_count, settings), {**options, "done": completed})
-        return False
+        except Busy:
+            if named is not None or self.shards.shard_of(name.full) in (None, shard):
+                raise
+            again()
+            return False
 
     def next_shard(self) -> int:
         """Return the shard for a new topic: the one with the fewest topics, and then each other shard in turn.
@@ -747,6 +781,7 @@ def _has(broker: Broker, ids: tuple[bytes, ...]) -> bool:
 
 
 HAS: Final = Method("has", _has)
+NO_IDS: Final = HAS.encode(((),), {})[0]  # a call with these arguments only makes a process report its changes
 CREATE: Final = Method("create", _create)
 GROW: Final = Method("grow", _grow)
 PURGE: Final = Method("purge_topics", RemovalVerbs.purge_topics)

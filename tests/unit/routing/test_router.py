@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import pytest
@@ -25,7 +26,7 @@ from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.routing import broker as routed_broker
 from polywire.routing import link, session
-from polywire.routing.broker import FOUND_S, RoutedBroker
+from polywire.routing.broker import ANSWER_S, FOUND_S, RoutedBroker
 from polywire.routing.link import RETRY_S
 from polywire.routing.messages import MAGIC
 from polywire.routing.session import RouterFactory
@@ -451,3 +452,89 @@ def test_the_link_is_recognised(together: Together) -> None:
     factory = RouterFactory(together.there, KEY)
     assert [factory.recognise(MAGIC[:size]) for size in (1, 7, 8)] == [None, None, True]
     assert factory.recognise(b"\xf3LINX") is False
+
+
+class SharedNames:
+    """The names of all processes, of which this shard claims some. Implements ``Claims``."""
+
+    def __init__(self, own: int, owners: dict[str, int]) -> None:
+        self.own = own
+        self.owners = owners
+
+    def claim(self, full_name: str) -> None:
+        if self.owners.setdefault(full_name, self.own) != self.own:
+            raise Busy(ErrorCode.BUSY, "another process is creating the topic")
+
+    def release(self, full_name: str) -> None:
+        del self.owners[full_name]
+
+
+@pytest.fixture
+def racing(together: Together, monkeypatch: pytest.MonkeyPatch) -> Together:
+    """Two processes, the other one of which creates each topic right after this one has found no owner of its name."""
+    owners: dict[str, int] = {}
+    for number, broker in enumerate(together.shards.brokers):
+        broker.claims = SharedNames(number, owners)
+
+    def shard_of(name: str) -> int | None:
+        owner = owners.get(name)
+        if owner is None:
+            together.there.create_topic(TopicName.parse(name), 2)
+        return owner
+
+    monkeypatch.setattr(together.shards, "shard_of", shard_of)
+    return together
+
+
+@pytest.mark.parametrize("name", [HERE, THERE])
+def test_a_topic_that_another_process_creates_meanwhile_is_used(racing: Together, name: str) -> None:
+    found: list[Topic] = []
+
+    def ensure() -> None:
+        found.append(racing.broker.ensure_topic(name))
+
+    for _ in range(2):  # it is looked up again after the name was claimed
+        try:
+            racing.call(ensure)
+        except Pending:
+            racing.run()
+    assert [len(topic.partitions) for topic in found[:1]] == [2]
+    assert racing.there.find_topic(name) is not None
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_creation_that_another_process_begins_meanwhile_is_repeated_there(
+    racing: Together, monkeypatch: pytest.MonkeyPatch, shard: int
+) -> None:
+    monkeypatch.setattr(RoutedBroker, "next_shard", lambda _: shard)
+    results: list[Any] = []
+    with suppress(Conflict):
+        racing.broker.make_topic(TopicName.parse(HERE), 2, then=results.append, done=results.append)
+    racing.run()
+    assert [type(result) for result in results] == [Conflict], "as if the topic had existed before"
+    assert results[0].code is ErrorCode.TOPIC_EXISTS
+
+
+def test_a_list_has_the_topics_that_exist_when_it_is_requested(together: Together) -> None:
+    together.there.create_topic(TopicName.parse(THERE), 2)
+
+    def listed() -> list[str]:
+        together.broker.require_latest()
+        return [topic.name.full for topic in together.broker.topics()]
+
+    assert together.broker.topics() == []
+    assert together.call(listed) == [THERE]
+
+
+def test_a_list_has_known_topics_if_a_process_does_not_respond(together: Together) -> None:
+    together.partition()
+    together.shards.links[0].pause()
+    with pytest.raises(Pending) as pending:
+        together.broker.require_latest()
+    came: list[None] = []
+    pending.value.then(lambda: came.append(None))
+    together.run(ANSWER_S)
+    assert came == [None]
+    with pending.value:
+        together.broker.require_latest()
+    assert [topic.name.full for topic in together.broker.topics()] == [THERE]

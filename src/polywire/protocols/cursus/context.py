@@ -324,10 +324,10 @@ class CursusState:
     piece_bytes_max: int = field(init=False)
     repeats: Repeats | None = field(init=False)
 
-    def require_reported(self) -> None:
-        """Raise Pending until all processes have reported their topics, or Unavailable if one does not."""
+    def require_latest(self) -> None:
+        """Raise Pending until the topics of all processes are known. See ``shards.Parts``."""
         if self.parts is not None:
-            self.parts.require_reported()
+            self.parts.require_latest()
 
     def __post_init__(self) -> None:
         self.checked = CheckedAppends(self.local)

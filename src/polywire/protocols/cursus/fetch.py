@@ -74,7 +74,7 @@ def consume(session: CursusSession, request: Request, /) -> Reply | None:
     if topic is None and len(name) > TOPIC_BYTES_MAX:
         raise failed(f"a pattern has at most {TOPIC_BYTES_MAX} characters")
     if topic is None:
-        session.state.require_reported()
+        session.state.require_latest()
     reply = ConsumeReply(session, request, number, min(max(wait_ms, 0), WAIT_MS_MAX))
     if cursor is None:
         acting = session.state.guard.acting

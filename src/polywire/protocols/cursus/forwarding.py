@@ -134,8 +134,24 @@ class Forwarding:
         session.state.guard.prove(session, request)
         waits = request.name == "CONSUME" and request.options.get("wait_ms", "0") != "0"
         answer = session.later(request.dialect, blocking=not (command.pipelined or waits))
-        self.send(self.client(session), answer, shard, bytes(body), partial(answer_with, answer))
+        client, then = self.client(session), partial(answer_with, answer)
+        if request.name == "CREATE":
+            then = partial(self._created, client, answer, request.options["topic"], shard, bytes(body))
+        self.send(client, answer, shard, bytes(body), then)
         return True
+
+    def _created(
+        self, client: Client, answer: Answer, name: str, shard: int, body: bytes, frames: bytes | BrokerError
+    ) -> None:
+        """Send the response to CREATE. If a third process has begun to create the topic, execute CREATE there instead."""
+        owner = self._router.shards.shard_of(name)
+        if isinstance(frames, BrokerError) or owner in (None, shard):
+            answer_with(answer, frames)
+            return
+        try:
+            self.send(client, answer, owner, body, partial(answer_with, answer))
+        except BrokerError as error:
+            answer.fail(error)
 
     def _shard_of(self, session: CursusSession, request: Request) -> int | None:
         """Return the shard that executes a request; None if it is this one."""

@@ -393,7 +393,7 @@ def list_groups(session: CursusSession, request: Request, /) -> Reply | None:
     if request.arguments:
         raise Refused("unknown_command", f"command={quote(request.text)}")
     broker = session.state.broker
-    session.state.require_reported()
+    session.state.require_latest()
     pairs = broker.groups.pairs()
     bound = [(topic, name) for name, topic in broker.groups.bound(WIRE).items()]
     names = _list(broker, session.state.guard.acting, chain(pairs, bound))
@@ -423,7 +423,7 @@ def _list(broker: CursusBroker, acting: Principal | None, pairs: Iterable[tuple[
 def status(session: CursusSession, request: Request, /) -> Reply:
     name = request.need("group")
     broker, groups = session.state.broker, session.state.broker.groups
-    session.state.require_reported()
+    session.state.require_latest()
     topic = groups.bound_to(WIRE, name) or min((of for of, other in groups.pairs() if other == name), default=None)
     if topic is None or not _may_see(session, topic):  # a group that must not be disclosed is reported as missing
         reason = f"group '{name}' not found"

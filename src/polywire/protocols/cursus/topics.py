@@ -87,6 +87,8 @@ def create(session: CursusSession, request: Request, /) -> Reply | None:
             given = with_policy(settings, policy)
             broker.make_topic(TopicName.parse(name), count, given, by=session.caller, then=on_created, done=done)
     except (Invalid, Conflict, Busy) as error:
+        if isinstance(error, Busy):
+            session.state.broker.find_topic(name)  # raises Pending if another process has begun to create the topic
         raise _refused(name, error) from None
     return None
 
@@ -187,7 +189,7 @@ def list_topics(session: CursusSession, request: Request, /) -> Reply | None:
         return metadata(session, request)
     if request.dialect is Dialect.MODERN and request.arguments:
         raise Refused("unknown_command", f"command={quote(request.text)}")
-    session.state.require_reported()
+    session.state.require_latest()
     answer = session.later(request.dialect, blocking=True)
     answer.make(_list(session.broker, session.state.guard.acting, legacy=request.dialect is Dialect.LEGACY))
     return None

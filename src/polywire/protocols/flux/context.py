@@ -43,6 +43,9 @@ class FluxRouter(Forwarding, Protocol):
     def topics(self) -> list[Topic]:
         """Return the topics of all processes that have reported their topics."""
 
+    def require_latest(self) -> None:
+        """Raise Pending until the topics of all processes are known. See ``shards.Parts``."""
+
     def require_reported(self) -> None:
         """Raise Pending until all processes have reported their topics, or Unavailable if one does not."""
 

@@ -148,7 +148,7 @@ class RoutedFluxSession(FluxSession):
 
     def _execute(self, command: Command, request: Request, line: bytes) -> bytes | None:
         if command.name == METADATA:
-            self.router.require_reported()
+            self.router.require_latest()
         shard, creates = self._shard_of_command(command, request)
         if shard == self.router.shards.own:
             return super()._execute(command, request, line)

@@ -140,13 +140,16 @@ class RoutedDirectory(Directory):
         self._local.forget_namespace(stream.stored.namespace)
 
     def streams(self) -> list[Stream]:
+        self._parts.require_latest()
         self.refresh()
         return super().streams()
 
     def find_stream(self, identifier: int | str) -> Stream | None:
         found = super().find_stream(identifier)
         if found is None:
-            self._parts.require_reported()
+            self._parts.require_latest()
+            self.refresh()
+            found = super().find_stream(identifier)
         return found
 
     def create_stream(self, name: str, number: int | None, by: Caller, then: Completion[StoredStream]) -> None:
@@ -223,7 +226,8 @@ class RoutedDirectory(Directory):
         self._see_changes()
         found = super().find_topic(stream, identifier)
         if found is None:
-            self._parts.require_reported()
+            self._parts.require_latest()
+            found = super().find_topic(stream, identifier)
         return found
 
     def stored(self, topic: Topic) -> StoredTopic:

@@ -93,6 +93,9 @@ class KafkaRouter(KafkaBroker, Forwarding, Protocol):
     def know_processes(self, shards: Iterable[int]) -> None:
         """Raise Pending until the processes of these shards have reported their addresses."""
 
+    def require_latest(self) -> None:
+        """Raise Pending until the topics of all processes are known. See ``shards.Parts``."""
+
     def resolve(self, names: Iterable[str], ids: Iterable[bytes], *, creates: Callable[[str], Caller | None]) -> None:
         """Raise Pending until other processes have reported these topics, or created them.
 

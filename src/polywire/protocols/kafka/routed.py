@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -90,6 +91,9 @@ class RoutedKafkaSession(KafkaSession):
             self.router.know_processes(range(self.shards.count))
             if 0 in self.router.processes:  # the first shard chooses the cluster id
                 self.shared.learn_cluster_id(self.router.processes[0].cluster_id)
+        if request.api in LISTS and not body.topics:
+            with suppress(BrokerError):
+                self.router.require_latest()
         names, ids = names_and_ids(request.api, body)
         if names or ids:
             creates = self._creates if request.api is Api.METADATA and body.may_create else _never
@@ -130,7 +134,12 @@ def _body(request: Request, frame: bytes) -> Any:
 
 NODES: Final = frozenset({Api.METADATA, Api.DESCRIBE_CLUSTER, Api.FIND_COORDINATOR})
 """Requests whose response has the addresses of processes."""
+LISTS: Final = frozenset({Api.METADATA, Api.DESCRIBE_TOPIC_PARTITIONS})
+"""Requests that return all topics if they name none."""
 _TOPICS: Final[Mapping[Api, str]] = {
+    Api.PRODUCE: "topics",
+    Api.FETCH: "topics",
+    Api.LIST_OFFSETS: "topics",
     Api.METADATA: "topics",
     Api.CREATE_TOPICS: "topics",
     Api.CREATE_PARTITIONS: "topics",

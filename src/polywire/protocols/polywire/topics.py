@@ -31,6 +31,7 @@ BOUNDS_MAX: Final = 100_000
 
 
 def list_topics(session: ReplyOwner, correlation: int, request: messages.ListTopics, _: memoryview) -> None:
+    session.broker.require_latest()
     topics = session.broker.topics(internal=request.internal)
     LongAnswer(session, Verb.TOPICS, correlation).make(_entries(session, topics), messages.TopicList)
 

@@ -91,6 +91,13 @@ class Parts(Protocol):
     def require_reported(self) -> None:
         """Raise Pending until all processes have reported their topics and values, or Unavailable if one does not."""
 
+    def require_latest(self) -> None:
+        """Raise Pending until the topics and values are known that other processes have at the time of this call.
+
+        Requests for lists and for names that seem to be missing need this. A process that does not respond within a
+        second is represented by what it has reported. Raises Unavailable as ``require_reported``.
+        """
+
     def call_part(self, shard: int, part: str, function: Callable[..., Any], *values: Any, **options: Any) -> Any:
         """Call a function in another process, with that process's object named ``part`` as the first argument.
 

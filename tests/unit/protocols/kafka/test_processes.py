@@ -213,10 +213,16 @@ def test_a_missing_topic_is_created_in_the_shard_that_owns_its_name(processes: P
     assert processes.shards.shard_of("eeeee") == processes.shards.shard_by_hash("eeeee") == 2
 
 
-def test_metadata_do_not_wait_for_processes_that_hang(processes: Processes) -> None:
+def test_metadata_of_all_topics_wait_a_second_for_processes_that_hang(processes: Processes) -> None:
     hang(processes, 1)
     hang(processes, 2)
-    reported = Client(processes).ask(Api.METADATA, topics=None)
+    client = Client(processes)
+    reported = client.ask(Api.METADATA, topics=named(Api.METADATA, "Topics", *TOPICS))
+    assert len(reported.topics) == len(TOPICS), "topics that are named are known"
+    version = client.tell(Api.METADATA, topics=None)
+    assert client.hear(Api.METADATA, version) is None
+    processes.loop.advance(ANSWER_S)
+    reported = client.hear(Api.METADATA, version)
     assert [(one.name, one.error, one.partitions[0].leader_id) for one in reported.topics] == [
         ("a", 0, 2),
         ("bb", 0, 3),
