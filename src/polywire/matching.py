@@ -1,6 +1,6 @@
 """Match untrusted text against sets of characters and against patterns with ``*`` and ``?``.
 
-The time is at most proportional to the length of the text, or to the product of the lengths of text and pattern.
+Matching takes time proportional to the length of the text, or at most to that times the length of the pattern.
 Regular expressions can backtrack without such a bound. Packages that handle untrusted bytes therefore use these
 functions instead of ``re``.
 """

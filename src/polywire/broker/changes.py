@@ -283,8 +283,8 @@ class TransactionalProducer(msgspec.Struct, frozen=True, array_like=True):
 class TransactionalIdStored(msgspec.Struct, frozen=True, array_like=True, tag=22):
     """The epoch of a transactional id and the state of its transaction changed.
 
-    The transaction has no records or offsets. If the change ends a transaction with participants in other shards, it is
-    the decision to abort it.
+    Used if no records or offsets become readable, for example when a transaction begins or is aborted. If an ended
+    transaction has participants in other shards, this change is the decision to abort it.
 
     Attributes:
         token: identifies the transaction's uncommitted records.

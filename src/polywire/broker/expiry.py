@@ -103,7 +103,7 @@ class Expiry:
             check()
 
     def _all_checks(self) -> Iterator[Callable[[], None]]:
-        """Yield one function for each group, group binding and set of committed offsets.
+        """Yield one function for each group, each group name with its topic, and each set of committed offsets.
 
         It checks whether this has expired.
         """

@@ -1,4 +1,4 @@
-"""A blocking client for stored batches, for Spark's Python workers and for tools.
+"""A blocking client that reads and writes batches in the broker's stored format, for Spark's Python workers and tools.
 
 * Stored batches are received without a copy per record.
 * Reads are retried after a lost connection. Writes are never retried.

@@ -247,7 +247,7 @@ class ProduceWriter:
         return []
 
     def abandon(self) -> None:
-        """Stop waiting for responses. Batches in flight may be stored."""
+        """Stop waiting for responses. The broker may nevertheless have stored batches that are in flight."""
         self._ahead.drop()
 
     def _on_response(self) -> None:

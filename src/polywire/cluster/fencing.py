@@ -1,8 +1,8 @@
-"""Claim the leadership of a shard, and read and trim its journal, with safe sequences of requests (decision 0124).
+"""Claim the leadership of a shard, and read and trim its journal (decision 0124).
 
-Each procedure is a Python generator that yields requests to the bucket one by one, and receives their responses. This
-module uses no clock, thread or bucket, so a simulation can try any order of events. Comments such as "I2" refer to
-rules of the decision, which prevent two leaders.
+The order of the requests rules out that two brokers lead. Each procedure is a Python generator that yields requests to
+the bucket one by one, and receives their responses. This module uses no clock, thread or bucket, so a simulation can
+try any order of events. Comments such as "I2" refer to rules of the decision, which prevent two leaders.
 """
 
 from __future__ import annotations

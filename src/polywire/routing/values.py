@@ -70,7 +70,7 @@ class Values:
 
 
 class Subscriber(Protocol):
-    """A process that applies the values of this one."""
+    """Another process. It applies changes of the values that this process stores."""
 
     @property
     def is_behind(self) -> bool:

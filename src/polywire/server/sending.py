@@ -1,10 +1,10 @@
-"""The sending half of a connection: writes responses, and counts the bytes that the client has not read.
+"""The sending half of a connection: writes responses, and counts the bytes that are not sent yet.
 
 This module is compiled.
 
 * The parts of responses are sent in order.
 * The memory of a part is released when the kernel has accepted its bytes, or the connection is closed.
-* The number of unsent bytes is always known. It has a limit for all connections together.
+* The number of unsent bytes is always known. The total of all connections is limited.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plan which records to read next and how to divide them among tasks, without I/O.
 
-The same offsets give the same plan, so a repeated batch covers the same records. Every batch makes progress, however
-low the limits are.
+The same start and end offsets give the same plan, so a micro-batch that is run again reads the same records. Every
+micro-batch reads at least one record, even if the configured limits are smaller.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Beat:
     Attributes:
         epoch: last member epoch that the member received, or JOINING, LEAVING, AWAY.
         instance_id: id of a static member, which remains a member while it is disconnected.
-        topics: full names of the topics that its subscription selects.
+        topics: full names (``stream.topic``) of the topics that match its subscription.
         owned: partitions that it reads now.
     """
 

@@ -1,7 +1,7 @@
 """Merge segments: drop unneeded data and join small segments (decision 0102).
 
 * The new segment covers the same offsets of a partition as the segments that it replaces.
-* Staged batches are not merged, and stay in their segment.
+* Batches of uncommitted publishes and transactions are not merged, and stay in their segment.
 * Data is written only if its checksums matched.
 """
 

@@ -229,7 +229,7 @@ class StreamRead:
     def _take_events(self, end: float) -> bool:
         """Read until all events are found, or data must be read from disk.
 
-        Return True if only the time for this connection is over.
+        Return True if it stopped only because the connection has used up its time slice.
         """
         if self._session.closed:
             self._drop()

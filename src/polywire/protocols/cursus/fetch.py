@@ -278,7 +278,7 @@ class ConsumeReply:
     def _take_cursors(self, end: float) -> bool:
         """Read partitions until the batch is full, or data must be read from disk.
 
-        Return True if only the time for this connection is over.
+        Return True if it stopped only because the connection has used up its time slice.
         """
         broker = self._session.broker
         while self._open:

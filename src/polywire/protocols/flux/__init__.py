@@ -1,1 +1,4 @@
-"""The FLUX text protocol (V1 lines), conformance levels A, B and C."""
+"""The FLUX protocol, whose requests and responses are lines of text.
+
+All of its specification's conformance levels (A, B and C) are implemented.
+"""

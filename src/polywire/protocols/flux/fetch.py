@@ -158,7 +158,7 @@ class RecordsReply:
     def _read_more(self, end: float) -> bool:
         """Read and write until everything is written, data must be read from disk, or the client must read.
 
-        Returns True if only the time for this connection is over.
+        Returns True if it stopped only because the connection has used up its time slice.
         """
         session = self._session
         limit = max(min(self._state[encoder.CAP], FETCH_BYTES_MAX), FETCH_BYTES_MIN)

@@ -109,7 +109,7 @@ class Poller(Protocol):
 
 
 class Client(Poller, Protocol):
-    """The methods of a session that other sessions of the listener use."""
+    """The methods of a session that other sessions of this process call."""
 
     @property
     def client_id(self) -> int: ...

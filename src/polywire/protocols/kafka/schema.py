@@ -131,14 +131,14 @@ def is_flexible(api: Api, version: int) -> bool:
 
 @cache
 def request_program(api: Api, version: int) -> Program:
-    """Return the program that encodes and decodes a version of a request."""
+    """Return the codec program of a version of a request."""
     found = message(api)
     return _program(found.request, version, flexible=version >= found.flexible_from)
 
 
 @cache
 def response_program(api: Api, version: int) -> Program:
-    """Return the program that encodes and decodes a version of a response."""
+    """Return the codec program of a version of a response."""
     found = message(api)
     return _program(found.response, version, flexible=version >= found.flexible_from)
 

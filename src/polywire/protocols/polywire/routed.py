@@ -139,7 +139,7 @@ def routed(commands: Mapping[int, Command]) -> Mapping[int, Command]:
 
 
 class _SeveralShards:
-    """A request that several shards execute, one after the other. Later requests wait."""
+    """A request that several shards execute, one after the other. The session's later requests wait until all have."""
 
     __slots__ = ("_combined", "_correlation", "_session", "_verb")
 
