@@ -71,6 +71,11 @@ class Connection(asyncio.Protocol, ABC):
         else:
             self.fail(connection_closed(self._address, self.CLOSE_ADVICE))
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection was lost or closed, so that every call fails without sending anything."""
+        return self._lost is not None or (self._transport is not None and self._transport.is_closing())
+
     def pause_writing(self) -> None:
         """Make further requests wait. Called by asyncio if the send buffer is full."""
         self._writable.clear()

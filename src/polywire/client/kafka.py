@@ -1,6 +1,6 @@
 """The asynchronous client of the Kafka protocol, with consumer groups (spec: kafka#consumer-groups, decision 0118).
 
-* Requests are pipelined. There is one connection per broker.
+* Requests are pipelined. There is one connection per broker. Requests about groups are sent to their coordinators.
 * Records that the protocol does not support are rejected before anything is sent.
 * Kafka brokers since 2.8 support all request versions that this client sends, except for groups, which need 4.0.
 * Groups use the ``consumer`` protocol (KIP-848), in which the broker assigns partitions. A revoked partition is
@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,7 @@ from polywire.client.address import Login
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import Scope, understood
 from polywire.client.failures import cannot
-from polywire.client.kafka_connection import BrokerConnection, Leaders, check, connect
+from polywire.client.kafka_connection import BrokerConnection, Cluster, check, connect
 from polywire.client.listings import GroupInfo, MemberInfo
 from polywire.errors import BrokerError, Conflict, ErrorCode, Missing, Unavailable
 from polywire.protocols.kafka import schema
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
         ProduceResponse,
     )
 
-Ask = Callable[..., Awaitable[Any]]
 Describe = Callable[[str], Awaitable["MetadataResponse.Topics"]]
 
 JOINING: Final = 0  # the epoch in the heartbeat of a member that joins
@@ -53,6 +52,7 @@ LEAVING: Final = -1
 REBALANCE_TIMEOUT_MS: Final = 45_000  # how long a member may take to release partitions; the default of Kafka's clients
 BEATS_MAX: Final = 4  # heartbeats in one join; each releases the partitions that the previous response revoked
 CONSUMER: Final = "consumer"  # the type of groups whose partitions the broker assigns
+DEAD: Final = "Dead"  # the state of a classic group that does not exist
 NO_GENERATION: Final = -1
 _ASSIGNORS: Final = {Assignor.ROUND_ROBIN: "uniform", Assignor.RANGE: "range"}
 _NOT_A_MEMBER: Final = (ErrorCode.MEMBER_MISSING, ErrorCode.GENERATION_STALE)
@@ -122,11 +122,11 @@ class _Member:
 class Groups:
     """The group members of one client, and the committed offsets of any group."""
 
-    __slots__ = ("_ask", "_describe", "_members")
+    __slots__ = ("_cluster", "_describe", "_members")
 
-    def __init__(self, ask: Ask, describe: Describe) -> None:
-        """``ask`` sends a request. ``describe`` returns the metadata of a topic."""
-        self._ask: Final = ask
+    def __init__(self, cluster: Cluster, describe: Describe) -> None:
+        """``describe`` returns the metadata of a topic."""
+        self._cluster: Final = cluster
         self._describe: Final = describe
         self._members: Final[dict[tuple[str, str], _Member]] = {}
 
@@ -203,7 +203,9 @@ class Groups:
 
     async def _beat(self, member: _Member, **fields: Any) -> None:
         """Send a heartbeat. Raises Missing(MEMBER_MISSING), Conflict(GENERATION_STALE)."""
-        response: ConsumerGroupHeartbeatResponse = await self._ask(
+        response: ConsumerGroupHeartbeatResponse = await self._cluster.ask_coordinator(
+            member.group,
+            _response,
             Api.CONSUMER_GROUP_HEARTBEAT,
             group_id=member.group,
             member_id=member.name,
@@ -227,7 +229,9 @@ class Groups:
             epoch = member.epoch if generation == joined.generation else generation
         topic_type = schema.request(Api.OFFSET_COMMIT).Topics
         entries = [topic_type.Partitions(index=partition, offset=offset)]
-        answer: OffsetCommitResponse = await self._ask(
+        answer: OffsetCommitResponse = await self._cluster.ask_coordinator(
+            group,
+            _partition_entries,
             Api.OFFSET_COMMIT,
             group_id=group,
             generation=epoch,
@@ -240,7 +244,9 @@ class Groups:
         """Return the next offset to read, or None if nothing was committed."""
         group_type = schema.request(Api.OFFSET_FETCH).Groups
         request = group_type(group_id=group, topics=[group_type.Topics(name=topic, indexes=[partition])])
-        answer: OffsetFetchResponse = await self._ask(Api.OFFSET_FETCH, groups=[request])
+        answer: OffsetFetchResponse = await self._cluster.ask_coordinator(
+            group, _group_entries, Api.OFFSET_FETCH, groups=[request]
+        )
         check(answer.groups[0])
         entry = answer.groups[0].topics[0].partitions[0]
         check(entry)
@@ -250,25 +256,27 @@ class Groups:
 
     async def groups(self, group: str | None) -> list[GroupInfo]:
         """Return groups with their members and committed offsets, sorted by topic and name."""
-        listed = await self._listed()
-        if group is not None:  # only the list has the type of a group
-            listed = [entry for entry in listed if entry.group_id == group]
+        types = await self._types() if group is None else {group: None}
         found: list[GroupInfo] = []
-        for entry in listed:
-            is_consumer = entry.group_type.casefold() == CONSUMER
-            description = await (self._consumers(entry.group_id) if is_consumer else self._classic(entry.group_id))
+        for name, type_ in types.items():
+            description = await self._description(name, type_)
             if description is not None:
-                found += _infos(entry.group_id, description, await self._positions(entry.group_id))
+                found += _infos(name, description, await self._positions(name))
         return sorted(found, key=lambda info: (info.topic, info.name))
 
-    async def _listed(self) -> list[ListGroupsResponse.Groups]:
-        answer: ListGroupsResponse = await self._ask(Api.LIST_GROUPS)
-        return answer.groups
+    async def _types(self) -> dict[str, str | None]:
+        """Return the names and types of all groups. Each broker lists the groups that it coordinates."""
+        types: dict[str, str | None] = {}
+        answer: ListGroupsResponse
+        for answer in await self._cluster.ask_all(Api.LIST_GROUPS):
+            check(answer)
+            types.update((entry.group_id, entry.group_type.casefold()) for entry in answer.groups)
+        return types
 
     async def _positions(self, group: str) -> dict[str, dict[int, int]]:
         group_type = schema.request(Api.OFFSET_FETCH).Groups
-        answer: OffsetFetchResponse = await self._ask(
-            Api.OFFSET_FETCH, groups=[group_type(group_id=group, topics=None)]
+        answer: OffsetFetchResponse = await self._cluster.ask_coordinator(
+            group, _group_entries, Api.OFFSET_FETCH, groups=[group_type(group_id=group, topics=None)]
         )
         check(answer.groups[0])
         return {
@@ -276,9 +284,16 @@ class Groups:
             for topic in answer.groups[0].topics
         }
 
+    async def _description(self, group: str, type_: str | None) -> _Description | None:
+        """Describe a group. Return None if it does not exist. If the type is None, it is not known."""
+        description = await self._consumers(group) if type_ in (None, CONSUMER) else None
+        return await self._classic(group) if description is None and type_ != CONSUMER else description
+
     async def _consumers(self, group: str) -> _Description | None:
-        """Describe a group of type ``consumer``. Return None if the group was deleted in the meantime."""
-        answer: ConsumerGroupDescribeResponse = await self._ask(Api.CONSUMER_GROUP_DESCRIBE, group_ids=[group])
+        """Describe a group of type ``consumer``. Return None if there is none of that type."""
+        answer: ConsumerGroupDescribeResponse = await self._cluster.ask_coordinator(
+            group, _group_entries, Api.CONSUMER_GROUP_DESCRIBE, group_ids=[group]
+        )
         response = answer.groups[0]
         if response.error == WireError.GROUP_ID_NOT_FOUND:
             return None
@@ -294,9 +309,13 @@ class Groups:
         return _Description(response.group_epoch, response.assignor_name or None, members)
 
     async def _classic(self, group: str) -> _Description | None:
-        answer: DescribeGroupsResponse = await self._ask(Api.DESCRIBE_GROUPS, groups=[group])
+        answer: DescribeGroupsResponse = await self._cluster.ask_coordinator(
+            group, _group_entries, Api.DESCRIBE_GROUPS, groups=[group]
+        )
         response = answer.groups[0]
         check(response)
+        if response.group_state == DEAD:
+            return None
         members = [
             (member.member_id, member.client_id, dict(WRITING.decode(bytes(member.member_assignment))))
             for member in response.members
@@ -370,20 +389,20 @@ def partition_of_key(key: bytes, partition_count: int) -> int:
 
 
 class KafkaClient(Scope):
-    """A client of a Kafka cluster: one connection to the first broker, and one to each leader of its topics.
+    """A client of a Kafka cluster: one connection to the first broker, and one to each leader and coordinator.
 
     It implements ``WireClient`` as far as the protocol supports it. Create one with ``open``.
 
     ``Level.MEMORY`` is sent as ``Level.WRITTEN``, because a broker returns no offsets for unacknowledged records.
     """
 
-    __slots__ = ("_connection", "_counts", "_groups", "_leaders", "_next")
+    __slots__ = ("_cluster", "_connection", "_counts", "_groups", "_next")
 
     def __init__(self, connection: BrokerConnection, dial: Callable[[str, int], Awaitable[BrokerConnection]]) -> None:
         """``connection`` is the connection to the first broker. ``dial`` connects to another broker of the cluster."""
         self._connection: Final = connection
-        self._leaders: Final = Leaders(connection, dial)
-        self._groups: Final = Groups(connection.ask, self._describe)
+        self._cluster: Final = Cluster(connection, dial)
+        self._groups: Final = Groups(self._cluster, self._describe)
         self._counts: Final[dict[str, int]] = {}  # partition counts of topics that this client has written to
         self._next = 0
 
@@ -427,7 +446,7 @@ class KafkaClient(Scope):
     async def close(self) -> None:
         """Close all connections. Pending calls fail with Unavailable."""
         closed = Unavailable(ErrorCode.STOPPING, "client was closed")
-        self._leaders.fail(closed)
+        self._cluster.fail(closed)
         self._connection.fail(closed)
 
     # Topics
@@ -479,7 +498,7 @@ class KafkaClient(Scope):
         topic_type = schema.request(Api.LIST_OFFSETS).Topics
         entries = [topic_type.Partitions(index=number, timestamp=time_ms) for number in partitions]
         topics = [topic_type(name=topic, partitions=entries)]
-        answer: ListOffsetsResponse = await self._leaders.ask(
+        answer: ListOffsetsResponse = await self._cluster.ask_leader(
             topic, _partition_entries, Api.LIST_OFFSETS, replica_id=-1, topics=topics
         )
         for entry in answer.topics[0].partitions:
@@ -529,7 +548,7 @@ class KafkaClient(Scope):
         topic_type = schema.request(Api.PRODUCE).Topics
         entries = [topic_type.Partitions(index=partition, records=encode_batch(records))]
         topics = [topic_type(name=topic, partitions=entries)]
-        answer: ProduceResponse = await self._leaders.ask(
+        answer: ProduceResponse = await self._cluster.ask_leader(
             topic, _partition_entries_of, Api.PRODUCE, acks=_ACKS[level], timeout_ms=TIMEOUT_MS, topics=topics
         )
         entry = answer.responses[0].partitions[0]
@@ -552,7 +571,7 @@ class KafkaClient(Scope):
         """Return records from an offset on. See ``WireClient``."""
         topic_type = schema.request(Api.FETCH).Topics
         entries = [topic_type.Partitions(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)]
-        answer: FetchResponse = await self._leaders.ask(
+        answer: FetchResponse = await self._cluster.ask_leader(
             topic,
             _partition_entries_of,
             Api.FETCH,
@@ -604,7 +623,8 @@ class KafkaClient(Scope):
     async def groups(self, group: str | None = None) -> list[GroupInfo]:
         """Return the groups that have members or committed offsets, sorted by topic and name.
 
-        ``group`` limits the result to one name.
+        ``group`` limits the result to one name. Without it, every broker of the cluster is asked. The client's list of
+        brokers is at most five minutes old.
 
         ``MemberInfo.wire`` is the member's client id. For members of Polywire's other protocols, it is the name of the
         protocol. The protocol does not report a group's owner, when members were last seen, or which topics a group of
@@ -613,7 +633,19 @@ class KafkaClient(Scope):
         return await self._groups.groups(group)
 
 
-def _partition_entries(answer: ListOffsetsResponse) -> Iterator[ListOffsetsResponse.Topics.Partitions]:
+def _response(answer: ConsumerGroupHeartbeatResponse) -> Iterable[ConsumerGroupHeartbeatResponse]:
+    return (answer,)
+
+
+def _group_entries(
+    answer: OffsetFetchResponse | ConsumerGroupDescribeResponse | DescribeGroupsResponse,
+) -> Iterable[OffsetFetchResponse.Groups | ConsumerGroupDescribeResponse.Groups | DescribeGroupsResponse.Groups]:
+    return answer.groups
+
+
+def _partition_entries(
+    answer: ListOffsetsResponse | OffsetCommitResponse,
+) -> Iterator[ListOffsetsResponse.Topics.Partitions | OffsetCommitResponse.Topics.Partitions]:
     return (entry for topic in answer.topics for entry in topic.partitions)
 
 

@@ -1,7 +1,8 @@
-"""Connections to the brokers of a Kafka cluster: requests, logins, errors, and the leaders of topics.
+"""Connections to the brokers of a Kafka cluster: requests, logins, errors, leaders of topics, coordinators of groups.
 
-* A request is sent to the last known leader of its topic. If that broker is no longer the leader, the client gets new
-  metadata and sends the request to the new leader. A cluster of one broker needs only one connection.
+* A request is sent to the last known leader of its topic, or coordinator of its group; before that is known, to the
+  first broker. If the broker responds that it is another broker, the client looks that up and repeats the request
+  there. A cluster of one broker needs only one connection and no lookups.
 * Logins use PLAIN or SCRAM (spec: kafka#sasl; RFC 5802, RFC 7677). SCRAM does not send the password. The broker must
   prove that it stores a verifier of the password, or the client aborts the login. The number of iterations that a
   broker may ask for is limited.
@@ -16,7 +17,8 @@ import hmac
 import secrets
 import ssl
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from enum import Enum, auto
 from ipaddress import ip_address
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -43,7 +45,11 @@ from polywire.protocols.kafka.messages import Api, WireError
 from polywire.types import spell_address
 
 if TYPE_CHECKING:
-    from polywire.protocols.kafka.message_types import MetadataResponse, SaslAuthenticateResponse
+    from polywire.protocols.kafka.message_types import (
+        FindCoordinatorResponse,
+        MetadataResponse,
+        SaslAuthenticateResponse,
+    )
 
 _ERRORS: Final[dict[int, tuple[type[BrokerError], ErrorCode]]] = {
     WireError.OFFSET_OUT_OF_RANGE: (Missing, ErrorCode.OFFSET_OUT_OF_RANGE),
@@ -98,6 +104,7 @@ _VERSIONS: Final = {
     Api.DELETE_TOPICS: 4,
     Api.OFFSET_COMMIT: 9,
     Api.OFFSET_FETCH: 8,
+    Api.FIND_COORDINATOR: 3,
     Api.DESCRIBE_GROUPS: 5,
     Api.LIST_GROUPS: 5,
     Api.SASL_HANDSHAKE: 1,
@@ -105,8 +112,18 @@ _VERSIONS: Final = {
     Api.CONSUMER_GROUP_HEARTBEAT: 1,
     Api.CONSUMER_GROUP_DESCRIBE: 0,
 }
-TRIES_MAX: Final = 3  # attempts per request: the leader can change again while it is looked up
-ELSEWHERE: Final = frozenset({WireError.NOT_LEADER_OR_FOLLOWER, WireError.LEADER_NOT_AVAILABLE})
+# attempts per request: the leader or coordinator can change again while it is looked up
+TRIES_MAX: Final = 3
+ELSEWHERE: Final = frozenset(
+    {WireError.NOT_LEADER_OR_FOLLOWER, WireError.LEADER_NOT_AVAILABLE, WireError.NOT_COORDINATOR}
+)
+NO_COORDINATOR: Final = frozenset({WireError.COORDINATOR_NOT_AVAILABLE, WireError.COORDINATOR_LOAD_IN_PROGRESS})
+GROUP_KEY: Final = 0  # the type of group names in FindCoordinator
+BROKERS_AGE_S: Final = 300.0  # how long a list of brokers is used; the default of Kafka's clients for metadata
+
+Address = tuple[str, int]
+Entries = Callable[[Any], Iterable[Any]]
+"""Return the parts of a response that have an error code."""
 
 
 def error_of(number: int, message: str | None = None) -> BrokerError:
@@ -272,57 +289,116 @@ async def connect(
     return connection
 
 
-class Leaders:
-    """Connections to the brokers that lead partitions: at most one per broker, besides the client's first connection."""
+class Role(Enum):
+    """Why a request must be sent to one certain broker."""
 
-    __slots__ = ("_by_address", "_by_topic", "_dial", "_dialling", "_first")
+    LEADER = auto()  # of a topic
+    COORDINATOR = auto()  # of a group
+
+
+class Cluster:
+    """Connections to the brokers of a cluster: at most one per broker, besides the client's first connection."""
+
+    __slots__ = ("_brokers", "_brokers_until", "_by_address", "_dial", "_dialling", "_first", "_routes")
 
     def __init__(self, first: BrokerConnection, dial: Callable[[str, int], Awaitable[BrokerConnection]]) -> None:
         """``first`` is the client's first connection. ``dial`` connects to another broker of the cluster."""
         self._first: Final = first
         self._dial: Final = dial
         self._dialling: Final = asyncio.Lock()
-        self._by_address: Final[dict[tuple[str, int], BrokerConnection]] = {}
-        self._by_topic: Final[dict[str, BrokerConnection]] = {}
+        self._by_address: Final[dict[Address, BrokerConnection]] = {}
+        self._routes: Final[dict[tuple[Role, str], BrokerConnection]] = {}
+        self._brokers: Sequence[Address] = ()
+        self._brokers_until = 0.0
 
-    async def ask(self, topic: str, entries: Callable[[Any], Iterator[Any]], api: Api, /, **fields: Any) -> Any:
-        """Send a request about one topic to its leader.
+    async def ask_leader(self, topic: str, entries: Entries, api: Api, /, **fields: Any) -> Any:
+        """Send a request about one topic to its leader. Raises BrokerError."""
+        return await self._ask(Role.LEADER, topic, entries, api, fields)
 
-        If that has changed, look up the new leader and repeat the request.
+    async def ask_coordinator(self, group: str, entries: Entries, api: Api, /, **fields: Any) -> Any:
+        """Send a request about one group to its coordinator. Raises BrokerError."""
+        return await self._ask(Role.COORDINATOR, group, entries, api, fields)
 
-        ``entries`` returns the parts of a response that have an error code. Raises BrokerError.
+    async def ask_all(self, api: Api, /, **fields: Any) -> list[Any]:
+        """Send a request to every broker, and return all responses.
+
+        Raises BrokerError if one of them does not respond. The list of brokers is at most ``BROKERS_AGE_S`` old.
+        """
+        if asyncio.get_running_loop().time() >= self._brokers_until:
+            await self._metadata([])
+        if len(self._brokers) <= 1:
+            return [await self._ask_over(self._first, api, fields)]
+        connections = [await self._connected(address) for address in self._brokers]
+        return await asyncio.gather(*(self._ask_over(connection, api, fields) for connection in connections))
+
+    async def _ask(self, role: Role, name: str, entries: Entries, api: Api, fields: Mapping[str, Any]) -> Any:
+        """Send a request to the broker that has this role for a topic or group.
+
+        If that has changed, look up the new broker and repeat the request. A request whose connection was lost is not
+        repeated, because its outcome is unknown.
         """
         for _ in range(TRIES_MAX - 1):
-            leader = self._by_topic.get(topic, self._first)
-            try:
-                answer = await leader.ask(api, **fields)
-            except Unavailable:
-                self._forget(leader)
-                raise
+            answer = await self._ask_over(self._route(role, name), api, fields)
             if not any(entry.error in ELSEWHERE for entry in entries(answer)):
                 return answer
-            await self._look(topic)
-        return await self._by_topic.get(topic, self._first).ask(api, **fields)
+            await self._look(role, name)
+        return await self._ask_over(self._route(role, name), api, fields)
 
-    async def _look(self, topic: str) -> None:
-        self._by_topic.pop(topic, None)
-        topics = [schema.request(Api.METADATA).Topics(name=topic)]
-        answer: MetadataResponse = await self._first.ask(Api.METADATA, topics=topics, may_create=False)
+    async def _ask_over(self, connection: BrokerConnection, api: Api, fields: Mapping[str, Any]) -> Any:
+        try:
+            return await connection.ask(api, **fields)
+        except Unavailable:
+            self._forget(connection)
+            raise
+
+    def _route(self, role: Role, name: str) -> BrokerConnection:
+        connection = self._routes.get((role, name), self._first)
+        if connection is not self._first and connection.is_lost:
+            self._forget(connection)
+            return self._first
+        return connection
+
+    async def _look(self, role: Role, name: str) -> None:
+        self._routes.pop((role, name), None)
+        address = await (self._leader(name) if role is Role.LEADER else self._coordinator(name))
+        if address is not None:
+            self._routes[role, name] = await self._connected(address)
+
+    async def _leader(self, topic: str) -> Address | None:
+        answer = await self._metadata([schema.request(Api.METADATA).Topics(name=topic)])
         partitions = answer.topics[0].partitions
         leader = partitions[0].leader_id if partitions else None
-        for broker in answer.brokers:
-            if broker.node_id == leader:
-                self._by_topic[topic] = await self._connected(broker.host, broker.port)
+        return next(((broker.host, broker.port) for broker in answer.brokers if broker.node_id == leader), None)
 
-    async def _connected(self, host: str, port: int) -> BrokerConnection:
+    async def _coordinator(self, group: str) -> Address | None:
+        """Return the address of the group's coordinator, None if there is none at the moment. Raises Denied."""
+        answer: FindCoordinatorResponse = await self._first.ask(Api.FIND_COORDINATOR, key=group, key_type=GROUP_KEY)
+        if answer.error in NO_COORDINATOR:
+            return None
+        check(answer)
+        return answer.host, answer.port
+
+    async def _metadata(self, topics: Sequence[Any]) -> MetadataResponse:
+        answer: MetadataResponse = await self._first.ask(Api.METADATA, topics=topics, may_create=False)
+        self._brokers = [(broker.host, broker.port) for broker in answer.brokers]
+        self._brokers_until = asyncio.get_running_loop().time() + BROKERS_AGE_S
+        return answer
+
+    async def _connected(self, address: Address) -> BrokerConnection:
         async with self._dialling:
-            if (host, port) not in self._by_address:
-                self._by_address[host, port] = await self._dial(host, port)
-            return self._by_address[host, port]
+            connection = self._by_address.get(address)
+            if connection is not None and connection.is_lost:
+                self._forget(connection)
+                connection = None
+            if connection is None:
+                connection = self._by_address[address] = await self._dial(*address)
+            return connection
 
     def _forget(self, lost: BrokerConnection) -> None:
-        for topic in [topic for topic, connection in self._by_topic.items() if connection is lost]:
-            del self._by_topic[topic]
+        """Drop a lost connection, and the list of brokers, which may have changed."""
+        self._brokers_until = 0.0
+        for route in [route for route, connection in self._routes.items() if connection is lost]:
+            del self._routes[route]
         for address in [address for address, connection in self._by_address.items() if connection is lost]:
             del self._by_address[address]
 
