@@ -16,11 +16,16 @@ from typing import Any
 
 import pytest
 
+from polywire.client import kafka_connection
 from polywire.client.base import Ability, Membership, WireClient
 from polywire.client.connect import connect
+from polywire.client.kafka import OPEN_TIMEOUT_S
+from polywire.errors import ErrorCode, Unavailable
+from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.messages import Api
 from tests.behaviour.compatibility import Table, able_pairs, able_wires, is_paired
 from tests.behaviour.wires import Wire
-from tests.three_brokers import Brokers, one_or_three
+from tests.three_brokers import PROCESSES, Brokers, one_or_three, through
 
 SCENARIO_SECONDS_MAX = 120.0  # seconds on an idle machine; a takeover after a kill takes about three
 JOINS_MAX = 4  # of each member until partitions have moved, on protocols where that takes several
@@ -62,6 +67,31 @@ async def share(group: str, topic: str, members: dict[str, WireClient], partitio
     return found
 
 
+async def shared_group(writers: WireClients, readers: WireClients, topic: str) -> str:
+    """Return an unused name of a group that clients of both protocols can join to read the topic.
+
+    Over several processes, Kafka members share a group with members of other protocols only if the group's coordinator
+    owns the topic.
+    """
+    name = _group_name()
+    if through() not in PROCESSES or "kafka" not in {writers.wire.name, readers.wire.name}:
+        return name
+    connection = await kafka_connection.connect(*writers.broker.addresses["kafka"], OPEN_TIMEOUT_S, None, None, None)
+    try:
+        metadata = await connection.ask(Api.METADATA, topics=[schema.request(Api.METADATA).Topics(name=topic)])
+        owner = metadata.topics[0].partitions[0].leader_id
+        while (await connection.ask(Api.FIND_COORDINATOR, key=name)).node_id != owner:
+            name = _group_name()
+    finally:
+        connection.fail(Unavailable(ErrorCode.STOPPING, "the group has a name"))
+    return name
+
+
+def _group_name() -> str:
+    """Return an unused group name, also valid on a protocol that numbers its groups."""
+    return f"group-{next(_topic_numbers)}"
+
+
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     """Serve one broker for all scenarios that do not stop it."""
@@ -80,12 +110,6 @@ def own_broker(tmp_path: Path) -> Iterator[Brokers]:
 def topic() -> str:
     """Return an unused topic name."""
     return f"topic-{next(_topic_numbers)}"
-
-
-@pytest.fixture
-def group() -> str:
-    """Return an unused group name, also valid on a protocol that numbers its groups."""
-    return f"group-{next(_topic_numbers)}"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from polywire.client.base import Ability, WireClient
 from polywire.client.connect import connect
 from polywire.records.columns import Record
 from tests.behaviour.compatibility import needs
-from tests.behaviour.conftest import WireClients, share
+from tests.behaviour.conftest import WireClients, share, shared_group
 
 TEXT = [b"plain", b"-", b"a,b", b"p|q", b'{"id":7,"ok":true}', "日本".encode(), b"100%", b"x" * 5_000]
 SPACES = [b"two words", b" lead", b"tail "]
@@ -115,11 +115,10 @@ async def test_concurrent_writers_keep_their_own_order(writers: WireClients, rea
 
 
 @needs(Ability.GROUPS, Ability.POSITIONS)
-async def test_members_of_two_protocols_in_one_group(
-    writers: WireClients, readers: WireClients, topic: str, group: str
-) -> None:
+async def test_members_of_two_protocols_in_one_group(writers: WireClients, readers: WireClients, topic: str) -> None:
     one, two = await writers.open(), await readers.open()
     await one.produce(topic, [Record(value=b"v", key=b"key-%d" % number) for number in range(64)])
+    group = await shared_group(writers, readers, topic)
     await one.join(group, topic, "m1")
     _, first = await share(group, topic, {"m2": two, "m1": one})
     await one.commit(group, topic, first.partitions[0], 2, member="m1", generation=first.generation)

@@ -8,7 +8,7 @@ from polywire.client.base import Ability
 from polywire.errors import BrokerError, Conflict
 from polywire.records.columns import Record
 from tests.behaviour.compatibility import needs
-from tests.behaviour.conftest import WireClients, share
+from tests.behaviour.conftest import WireClients, share, shared_group
 
 
 @needs(Ability.GROUPS)
@@ -85,7 +85,7 @@ async def test_members_of_different_protocols_share_a_group(
 ) -> None:
     one, two = await writers.open(), await readers.open()
     await one.produce(topic, [Record(value=b"v", key=b"k")])
-    group = f"group-of-{topic}"
+    group = await shared_group(writers, readers, topic)
     before = await one.join(group, topic, "m1")
     await two.join(group, topic, "m2")
     with pytest.raises(BrokerError):
