@@ -52,6 +52,7 @@ KEPT: Final = HERE / "build" / "instructions"  # trees of commits, built
 READY_S: Final = 900.0  # half a minute of processor time on a busy machine
 PASSES: Final = 3  # counted, after one that is not
 LIMIT: Final = 1.05
+REPEATS: Final = 2  # how often a load that seems slower is counted again
 BATCH_RECORDS: Final = 1_000
 SMALL_RECORDS: Final = 10
 RESULT: Final = "-instructions.md"
@@ -360,6 +361,11 @@ def main() -> int:
     found = compare(commit, chosen, passes=asked.passes)
     show(commit, found, asked.keep and HERE / "benchmarks" / "results" / f"{asked.keep}{RESULT}")
     worse = [one for one in found if one.is_worse(asked.limit)]
+    for _ in range(REPEATS):  # what else the machine does can raise some counts by a few percent
+        slow = {one.name for one in worse}
+        again = [one for one in chosen if any(name.startswith(one.name.partition("-")[0]) for name in slow)]
+        found = compare(commit, again, passes=asked.passes) if again else []
+        worse = [one for one in found if one.name in slow and one.is_worse(asked.limit)]
     for one in worse:
         print(f"SLOWER: {one.name} takes {one.ratio:.3f} times what it took", file=sys.stderr)
     return 1 if worse else 0

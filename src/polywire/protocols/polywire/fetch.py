@@ -79,24 +79,32 @@ class RangeFetch:
 
         If there is no data, wait for it up to ``wait_ms``. Errors are reported to the owner.
         """
-        begin = partial(self._begin, broker, wait_ms)
+        if self._epoch == ANY_EPOCH:
+            self._begin(broker, wait_ms)
+            return
+        check = partial(self._check_epoch, broker, wait_ms)
         try:
-            end = 0 if self._epoch == ANY_EPOCH else broker.epoch_end(self._partition, self._epoch, begin)
+            end = broker.epoch_end(self._partition, self._epoch, check)
         except BrokerError as error:
             self._owner.failed(self, error)
             return
         if isinstance(end, int):
-            begin(end)
+            check(end)
         else:
             self._waits.append(end)
 
-    def _begin(self, broker: PolywireBroker, wait_ms: int, epoch_end: int | BrokerError) -> None:
+    def _check_epoch(self, broker: PolywireBroker, wait_ms: int, end: int | BrokerError) -> None:
         self._waits.clear()
+        last_offset = max(self._offset, self._offset_end)
+        if isinstance(end, BrokerError):
+            self._owner.failed(self, end)
+        elif last_offset > end:
+            self._owner.failed(self, _epoch_ended(self._partition, self._epoch, end, last_offset))
+        else:
+            self._begin(broker, wait_ms)
+
+    def _begin(self, broker: PolywireBroker, wait_ms: int) -> None:
         try:
-            if isinstance(epoch_end, BrokerError):
-                raise epoch_end
-            if self._epoch != ANY_EPOCH:
-                self._check_epoch(epoch_end)
             if wait_ms <= 0 or self._offset_end == self._offset:
                 self._owner.ready(self)
                 return
@@ -108,11 +116,6 @@ class RangeFetch:
             self._wait_or_read(broker, wait_ms, None)
         else:
             self._waits.append(pending)
-
-    def _check_epoch(self, end: int) -> None:
-        last_offset = max(self._offset, self._offset_end)
-        if last_offset > end:
-            raise _epoch_ended(self._partition, self._epoch, end, last_offset)
 
     def _wait_or_read(self, broker: PolywireBroker, wait_ms: int, error: BrokerError | None) -> None:
         """Wait for data if there is none. Called when the partition's offsets are up to date."""
