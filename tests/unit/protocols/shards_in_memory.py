@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from polywire.types import Buffer
 from tests.unit.protocols.polywire.peer import CapturedOutput
 
 KEY: Final = bytes(range(KEY_BYTES))
+PINNED_PAUSE_S: Final = 0.001
 
 
 class LinkOutput(CapturedOutput):
@@ -198,8 +200,11 @@ class ShardedConversation:
             self.feed(b"")
             self.session.paused()
             self.shards.loop.run_due()
-            if before == (len(self._unread), self.resumes, len(self.output.written)) and not self.output.pins:
+            if before != (len(self._unread), self.resumes, len(self.output.written)):
+                continue
+            if not self.output.pins:
                 return
+            time.sleep(PINNED_PAUSE_S)  # for the thread that parses the pinned bytes of a long request
 
     def take(self) -> bytes:
         """Return what has arrived since the last call."""
