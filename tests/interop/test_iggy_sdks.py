@@ -221,9 +221,7 @@ def test_administration_since_protocol_0_12(broker: Brokers) -> None:
 
 
 @pytest.mark.parametrize("sdk", ["apache-iggy-0.9.0", "apache-iggy-0.9.1.dev5"])
-def test_users(request: pytest.FixtureRequest, broker: Brokers, sdk: str) -> None:
-    if request.node.callspec.params["broker"] == "two processes":
-        pytest.skip("users of several processes are those of a file")
+def test_users(broker: Brokers, sdk: str) -> None:
     assert run(broker, sdk, "users", "office")[0] == {
         "stream": "office",
         "kept": True,
