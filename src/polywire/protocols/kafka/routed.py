@@ -26,7 +26,7 @@ from polywire.protocols.kafka.messages import NO_ID, WIRE, Api, Request
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import LENGTH_BYTES, Command, KafkaSession
 from polywire.protocols.kafka.structures import Record
-from polywire.protocols.kafka.topics import is_topic_name
+from polywire.protocols.kafka.topics import is_topic_name, names_all
 from polywire.protocols.runtime.forwarded import Sender
 from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import ReachedShards
@@ -91,7 +91,7 @@ class RoutedKafkaSession(KafkaSession):
             self.router.know_processes(range(self.shards.count))
             if 0 in self.router.processes:  # the first shard chooses the cluster id
                 self.shared.learn_cluster_id(self.router.processes[0].cluster_id)
-        if request.api in LISTS and not body.topics:
+        if request.api in LISTS and names_all(request.api, request.version, body.topics):
             with suppress(BrokerError):
                 self.router.require_latest()
         names, ids = names_and_ids(request.api, body)
@@ -135,7 +135,7 @@ def _body(request: Request, frame: bytes) -> Any:
 NODES: Final = frozenset({Api.METADATA, Api.DESCRIBE_CLUSTER, Api.FIND_COORDINATOR})
 """Requests whose response has the addresses of processes."""
 LISTS: Final = frozenset({Api.METADATA, Api.DESCRIBE_TOPIC_PARTITIONS})
-"""Requests that return all topics if they name none."""
+"""Requests that can be for all topics."""
 _TOPICS: Final[Mapping[Api, str]] = {
     Api.PRODUCE: "topics",
     Api.FETCH: "topics",

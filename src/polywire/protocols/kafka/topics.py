@@ -66,13 +66,19 @@ def is_topic_name(name: str) -> bool:
 # Metadata
 
 
+def names_all(api: Api, version: int, topic_requests: Sequence[object] | None) -> bool:
+    """Return whether a Metadata or DescribeTopicPartitions request is for all topics."""
+    if api is Api.METADATA and version > 0:
+        return topic_requests is None  # an empty list is for no topic
+    return not topic_requests
+
+
 def metadata(session: KafkaSession, answer: Answer, request: MetadataRequest, /) -> MetadataResponse | None:
     version = answer.request.version
-    topic_requests = request.topics
-    if topic_requests is None or (version == 0 and not topic_requests):
+    if names_all(Api.METADATA, version, request.topics):
         entries = _all_entries(session, session.broker.topics(), request)
     else:
-        entries = _named_entries(session, topic_requests, request, version)
+        entries = _named_entries(session, request.topics or [], request, version)
     return answer_in_slices(session.broker, answer, entries, partial(_metadata, session))
 
 

@@ -219,6 +219,7 @@ def test_metadata_of_all_topics_wait_a_second_for_processes_that_hang(processes:
     client = Client(processes)
     reported = client.ask(Api.METADATA, topics=named(Api.METADATA, "Topics", *TOPICS))
     assert len(reported.topics) == len(TOPICS), "topics that are named are known"
+    assert client.ask(Api.METADATA, topics=[]).topics == [], "an empty list is for no topic"
     version = client.tell(Api.METADATA, topics=None)
     assert client.hear(Api.METADATA, version) is None
     processes.loop.advance(ANSWER_S)
