@@ -303,7 +303,7 @@ class Comparison:
 
 
 def compare(commit: str, chosen: Sequence[Workload], *, passes: int) -> list[Comparison]:
-    """Count both concurrently: other load does not change the counts."""
+    """Count both concurrently, so that other load changes their counts alike."""
     tree = built(commit)
     with tempfile.TemporaryDirectory(prefix="polywire-instructions-") as place, ThreadPoolExecutor(2) as pool:
         before = pool.submit(count_all, tree, Path(place) / "before", chosen, passes)

@@ -56,6 +56,8 @@ class ResolvedBroker(RoutedBroker):
         whose process does not respond stay unknown.
         """
         for name in names:
+            if self.find_topic(name) is not None:  # nearly always, and requests for records need nothing more
+                continue
             with suppress(BrokerError):
                 found = RoutedBroker.find_topic(self, name)
                 by = None if found is not None else creates(name)

@@ -46,9 +46,6 @@ class FluxRouter(Forwarding, Protocol):
     def require_latest(self) -> None:
         """Raise Pending until the topics of all processes are known. See ``shards.Parts``."""
 
-    def require_reported(self) -> None:
-        """Raise Pending until all processes have reported their topics, or Unavailable if one does not."""
-
 
 @dataclass(frozen=True, slots=True)
 class FluxSettings:

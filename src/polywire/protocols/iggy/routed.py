@@ -148,8 +148,6 @@ class RoutedDirectory(Directory):
         found = super().find_stream(identifier)
         if found is None:
             self._parts.require_latest()
-            self.refresh()
-            found = super().find_stream(identifier)
         return found
 
     def create_stream(self, name: str, number: int | None, by: Caller, then: Completion[StoredStream]) -> None:
@@ -227,7 +225,6 @@ class RoutedDirectory(Directory):
         found = super().find_topic(stream, identifier)
         if found is None:
             self._parts.require_latest()
-            found = super().find_topic(stream, identifier)
         return found
 
     def stored(self, topic: Topic) -> StoredTopic:
