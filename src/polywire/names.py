@@ -12,6 +12,7 @@ As in URLs, ``%XX`` is one byte of the name in UTF-8 (RFC 3986, 2.1).
 from __future__ import annotations
 
 from collections.abc import Container
+from hashlib import blake2b
 from typing import Final
 
 from polywire.errors import ErrorCode, Invalid
@@ -76,3 +77,23 @@ def _bytes(text: str) -> bytes:
 
 def _refused(text: str) -> Invalid:
     return Invalid(ErrorCode.INVALID_TOPIC, f"name has an invalid %XX escape name={text!r}")
+
+
+DIRECTORY_NAME_MAX: Final = 64  # two of them and a file name are far below the limits of stores
+
+
+def table_directory(stream: str, topic: str) -> str:
+    """Return the directory of a topic's table, below that of all tables.
+
+    It is ``stream/topic``. Of a name that is long or has characters that not all stores accept, it has the beginning
+    and a digest.
+    """
+    return f"{_directory_name(stream)}/{_directory_name(topic)}"
+
+
+def _directory_name(name: str) -> str:
+    if consists_of(name, WORD + "_.-") and not name.startswith((".", "_")) and len(name) <= DIRECTORY_NAME_MAX:
+        return name
+    digest = blake2b(name.encode(), digest_size=8).hexdigest()
+    plain = "".join(char if consists_of(char, WORD + "_.-") else "-" for char in name[:DIRECTORY_NAME_MAX])
+    return f"_{plain}-{digest}"

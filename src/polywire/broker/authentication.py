@@ -18,7 +18,17 @@ from polywire.broker.passwords import Passwords, origin_of
 from polywire.broker.permissions import Action
 from polywire.broker.scram import Mechanism, Verifier, no_verifier
 from polywire.broker.topics import Streams
-from polywire.broker.users import DEFAULT_NAME, DEFAULT_PASSWORD, ROOT, Principal, Token, User, digest_of, is_password
+from polywire.broker.users import (
+    DEFAULT_NAME,
+    DEFAULT_PASSWORD,
+    ROOT,
+    TABLES,
+    Principal,
+    Token,
+    User,
+    digest_of,
+    is_password,
+)
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode
 from polywire.log.base import Completion, Loop
@@ -271,6 +281,8 @@ class Authentication(Authorization):
         """Return whether a login is valid: the user is active, and its password or token has not changed."""
         if principal is ROOT:
             return self.is_open
+        if principal is TABLES:
+            return True
         user = self._users.get(principal.user_id)
         if user is None or not user.active or principal.login != self._logins.get(user.id, 0):
             return False

@@ -29,6 +29,14 @@ class Compression(Enum):
     ZSTD = "zstd"
 
 
+class TableFormat(Enum):
+    """Formats of a topic's table. The Delta log always exists, because its commits decide which rows the table has."""
+
+    NONE = "none"
+    DELTA = "delta"
+    DELTA_AND_ICEBERG = "delta,iceberg"
+
+
 @dataclass(frozen=True, slots=True)
 class TopicSetting:
     """One setting of a topic, the same for every protocol, command and file.
@@ -106,6 +114,23 @@ TOPIC_SETTINGS: Final[Mapping[str, TopicSetting]] = {
         "size in bytes above which a partition drops its oldest records; 0 for no limit, by default the broker's setting",
         range(2**62 + 1),
     ),
+    "table": TopicSetting(
+        TableFormat,
+        None,
+        "formats of the table that the broker writes from the topic's records; by default the broker's setting",
+    ),
+    "table_freshness_s": TopicSetting(
+        int,
+        None,
+        "seconds after which a record is in the table at the latest; by default the broker's setting",
+        range(1, 86_401),
+    ),
+    "table_history_hours": TopicSetting(
+        int,
+        None,
+        "hours for which older versions of the table can be read; by default the broker's setting",
+        range(8_761),
+    ),
 }
 """Settings of a topic that any protocol, command or file may set. Protocols map their own names to these if the meaning
 is the same.
@@ -155,6 +180,9 @@ class TopicSettings:
         retention_bytes: for each partition, with the same special values.
         compaction: retain only the newest record of each key.
         compression: compression of batches when they move from the journal to segments.
+        table: formats of the topic's table (concepts: tables); None uses the broker's default.
+        table_freshness_s: seconds after which a record is in the table at the latest; None uses the broker's default.
+        table_history_hours: hours for which older versions of the table can be read; None uses the broker's default.
         idempotent: check producers' sequences even if a request does not ask for it.
         event_sourcing: records are events of aggregates, one aggregate per key; such topics cannot grow.
         wire_options: options of single protocols (ids, policies), by protocol; the broker does not interpret them.
@@ -167,6 +195,9 @@ class TopicSettings:
     retention_bytes: int | None = None
     compaction: bool = False
     compression: Compression = Compression.NONE
+    table: TableFormat | None = None
+    table_freshness_s: int | None = None
+    table_history_hours: int | None = None
     idempotent: bool = False
     event_sourcing: bool = False
     wire_options: Mapping[str, bytes] = field(default_factory=dict)
@@ -214,6 +245,10 @@ class BrokerSettings:
     retention_age_us: retention time of topics without their own setting; 0 retains records forever.
     retention_bytes: retention size of each partition of topics without their own setting; 0 for no limit.
     tombstone_age_us: how long compaction retains a null value, so that consumers learn of the deletion.
+    tables_url: URL below which tables are written; empty if the broker writes none.
+    table: formats of the tables of topics without their own setting.
+    table_freshness_s: freshness of tables of topics without their own setting.
+    table_history_hours: history of tables of topics without their own setting.
     retention_interval_s: interval at which retention runs.
     retention_partitions_max: partitions checked per run, so that a run takes at most two milliseconds.
     member_timeout_s: a group member without a heartbeat for this long is removed.
@@ -278,6 +313,10 @@ class BrokerSettings:
     retention_age_us: int = KEEP
     retention_bytes: int = KEEP
     tombstone_age_us: int = DAY_US
+    tables_url: str = ""
+    table: TableFormat = TableFormat.NONE
+    table_freshness_s: int = 60
+    table_history_hours: int = 168
     retention_interval_s: float = 10.0
     retention_partitions_max: int = 1_000
     member_timeout_s: float = 10.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -24,7 +24,7 @@ from polywire.broker.changes import (
 )
 from polywire.broker.owners import UNOWNED
 from polywire.broker.quotas import Kind, Usage
-from polywire.broker.settings import AccessList, BrokerSettings, TopicSettings
+from polywire.broker.settings import AccessList, BrokerSettings, TableFormat, TopicSettings
 from polywire.broker.view import Views, encoded
 from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.log.base import PartitionLog
@@ -65,6 +65,14 @@ class Partition:
         return f"Partition({self.topic.name.full!r}, {self.number}, incarnation={self.incarnation})"
 
 
+class TableSettings(NamedTuple):
+    """How a topic's table is written (concepts: tables)."""
+
+    formats: TableFormat
+    freshness_s: int
+    history_hours: int
+
+
 class Topic:
     """One topic.
 
@@ -95,6 +103,19 @@ class Topic:
         if not self.partitions:
             raise Missing(ErrorCode.PARTITION_MISSING, f"topic has no partitions name={self.name.full!r}")
         return self.partitions
+
+    def table_settings(self, defaults: BrokerSettings) -> TableSettings | None:
+        """Return how to write the topic's table, or None if it has none. Topics of the broker itself have none."""
+        own = self.settings
+        formats = own.table if own.table is not None else defaults.table
+        if formats is TableFormat.NONE or is_internal(self.name):
+            return None
+        freshness_s, history_hours = own.table_freshness_s, own.table_history_hours
+        return TableSettings(
+            formats,
+            defaults.table_freshness_s if freshness_s is None else freshness_s,
+            defaults.table_history_hours if history_hours is None else history_hours,
+        )
 
     def state(self) -> TopicState:
         """Return the topic as snapshots store it."""

@@ -78,6 +78,8 @@ class ConfiguredUser:
 
 
 ROOT: Final = Principal(ROOT_ID, DEFAULT_NAME)
+TABLES: Final = Principal(-1, "polywire-tables")
+"""The process that writes tables, as a client of its own broker. It may read every topic. No login leads to it."""
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -15,7 +15,9 @@ from typing import Annotated, Any, Final, Literal
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env, Toml
+from cyclopts.validators import Number
 
+from polywire.broker.settings import TableFormat
 from polywire.choices import did_you_mean
 from polywire.cli.usage import examples
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
@@ -290,6 +292,31 @@ class Storage:
     retention_mib: Annotated[
         int, Parameter(help="Default retention size of each partition in MiB; 0 means no limit.")
     ] = 0
+    table: Annotated[
+        TableFormat,
+        Parameter(help="Formats of the table that the broker writes for each topic without its own setting."),
+    ] = TableFormat.NONE
+    table_freshness_s: Annotated[
+        int,
+        Parameter(
+            validator=Number(gte=1, lte=86_400),
+            help="Seconds after which a record is in its topic's table at the latest, for topics without their own setting.",
+        ),
+    ] = 60
+    table_history_hours: Annotated[
+        int,
+        Parameter(
+            validator=Number(gte=0, lte=8_760),
+            help="Hours for which older versions of a table can be read, for topics without their own setting.",
+        ),
+    ] = 168
+    tables_url: Annotated[
+        str | None,
+        Parameter(
+            help="Where to write tables: file:///path, s3://bucket/prefix, gs:// or az://. Defaults to the directory tables "
+            "in the bucket or the data directory."
+        ),
+    ] = None
     offsets_retention_hours: Annotated[
         float,
         Parameter(
@@ -525,6 +552,10 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         retention_hours=storage.retention_hours,
         scrub_hours=storage.scrub_hours,
         retention_mib=storage.retention_mib,
+        table=storage.table,
+        table_freshness_s=storage.table_freshness_s,
+        table_history_hours=storage.table_history_hours,
+        tables_url=storage.tables_url or "",
         cursus_dialect=wires.cursus_dialect,
         cursus_compression=wires.cursus_compression,
         cursus_idle_timeout_s=wires.cursus_idle_timeout,

@@ -16,6 +16,7 @@ from polywire.broker.settings import (
     RETENTION_MIB_MAX,
     TOPIC_SETTINGS,
     Compression,
+    TableFormat,
 )
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
@@ -57,6 +58,15 @@ class AlterableSettings:
             "setting.",
         ),
     ] = None
+    table: Annotated[TableFormat | None, Parameter(help=_help("table"))] = None
+    table_freshness_s: Annotated[
+        int | None,
+        Parameter(validator=Number(gte=1, lte=86_400), help=_help("table_freshness_s")),
+    ] = None
+    table_history_hours: Annotated[
+        int | None,
+        Parameter(validator=Number(gte=0, lte=8_760), help=_help("table_history_hours")),
+    ] = None
 
     def chosen(self) -> dict[str, int | str | None]:
         """Return the settings that are not None, with the names and units of the polywire protocol."""
@@ -66,6 +76,9 @@ class AlterableSettings:
             "compression": None if self.compression is None else self.compression.value,
             "retention_age_us": None if age is None else int(age * HOUR_US),
             "retention_bytes": None if size is None else size * MEBI,
+            "table": None if self.table is None else self.table.value,
+            "table_freshness_s": self.table_freshness_s,
+            "table_history_hours": self.table_history_hours,
         }
         return {name: value for name, value in settings.items() if value is not None}
 
@@ -177,6 +190,7 @@ def describe(name: Topic, *, output: Output = ListFormat.TABLE, address: Address
     help_epilogue=examples(
         "polywire topic alter orders --partitions 12 --dry-run",
         "polywire topic alter clicks --retention-hours 48 --compression zstd",
+        "polywire topic alter orders --table delta",
     )
 )
 def alter(

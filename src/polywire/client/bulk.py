@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import ssl
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -61,13 +62,18 @@ class PartitionRange:
 
 @dataclass(frozen=True, slots=True)
 class TopicDetail:
-    """A topic, with the incarnation number of each partition."""
+    """A topic, with the incarnation number of each partition.
+
+    Attributes:
+        table: URL of the topic's table; empty if it has none, or if the user may not get its path.
+    """
 
     name: str
     id: bytes
     created_at_us: int
     incarnations: tuple[int, ...]
     settings: dict[str, int | str | None]
+    table: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +226,21 @@ class BulkConnection:
             login: the user of each connection; None connects without a login.
             others: brokers to use if this one does not respond.
         """
-        self._sockets: Final = Sockets([BrokerAddress(host, port, tls), *others], timeout_s=timeout_s, login=login)
-        self._clock: Final[Clock] = clock or SystemClock()
-        self._arena: Final = Arena()
+        self._sockets = Sockets([BrokerAddress(host, port, tls), *others], timeout_s=timeout_s, login=login)
+        self._clock: Clock = clock or SystemClock()
+        self._arena = Arena()
         self.reconnect_s = reconnect_s
+
+    @classmethod
+    def over(cls, connected: socket.socket, *, timeout_s: float = TIMEOUT_S) -> BulkConnection:
+        """Return a connection over one end of a socket pair, for calls that follow each other. It is never reopened."""
+        made = cls.__new__(cls)
+        framed = FramedSocket.over(connected, timeout_s=timeout_s)
+        made._sockets = Sockets([], timeout_s=timeout_s, login=None, connected=[framed])
+        made._clock = SystemClock()
+        made._arena = Arena()
+        made.reconnect_s = 0.0
+        return made
 
     def close(self) -> None:
         """Close idle sockets. Calls in flight continue."""
@@ -582,7 +599,9 @@ def _decode(head: bytes, kind: type[_H]) -> _H:
 
 
 def _detail(answer: messages.TopicDescription) -> TopicDetail:
-    return TopicDetail(answer.name, answer.id, answer.created_at_us, tuple(answer.incarnations), answer.settings)
+    return TopicDetail(
+        answer.name, answer.id, answer.created_at_us, tuple(answer.incarnations), answer.settings, answer.table
+    )
 
 
 def _fitting(batches: Sequence[Buffer]) -> Iterator[list[Buffer]]:

@@ -110,17 +110,30 @@ class FramedSocket:
         ``timeout_s`` limits each wait for the broker, in seconds. Raises Unavailable. If the login fails, raises
         Denied(LOGIN_FAILED) or Busy.
         """
-        self.address: Final = spell_address(host, port)
+        try:
+            plain = socket.create_connection((host, port), timeout=timeout_s)
+            connected: Any = plain if tls is None else TlsSocket(plain, tls, host)
+        except OSError as error:
+            raise cannot_connect(error, host, port) from None
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._begin(connected, spell_address(host, port), timeout_s)
+        if login is not None:
+            self._log_in(login)
+
+    @classmethod
+    def over(cls, connected: socket.socket, *, timeout_s: float) -> FramedSocket:
+        """Return the client's end of a connected socket pair. Raises Unavailable."""
+        made = cls.__new__(cls)
+        made._begin(connected, "socket pair", timeout_s)
+        return made
+
+    def _begin(self, connected: Any, address: str, timeout_s: float) -> None:
+        self.address = address
         self.open = True
         self.owed = 0
         self._correlation = 0
         self._is_greeted = False
-        try:
-            plain = socket.create_connection((host, port), timeout=timeout_s)
-            self._socket: Final[Any] = plain if tls is None else TlsSocket(plain, tls, host)
-        except OSError as error:
-            raise cannot_connect(error, host, port) from None
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connected
         # With the kernel's timeouts, one recv call returns a whole frame. Python's timeouts would poll before each part
         # of it.
         self._socket.settimeout(None)
@@ -128,9 +141,7 @@ class FramedSocket:
         interval = struct.pack("@ll", int(seconds), int(fraction * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
-        self.limits: Final = self._greet()
-        if login is not None:
-            self._log_in(login)
+        self.limits = self._greet()
 
     def _log_in(self, login: Login) -> None:
         try:
@@ -276,13 +287,23 @@ class Sockets:
 
     __slots__ = ("_addresses", "_last_used", "_lock", "_login", "_spares", "_timeout_s")
 
-    def __init__(self, addresses: Sequence[BrokerAddress], *, timeout_s: float, login: Login | None) -> None:
-        """Create a pool for one or more brokers. Other arguments are the same as in ``FramedSocket``."""
+    def __init__(
+        self,
+        addresses: Sequence[BrokerAddress],
+        *,
+        timeout_s: float,
+        login: Login | None,
+        connected: Sequence[FramedSocket] = (),
+    ) -> None:
+        """Create a pool for one or more brokers. Other arguments are the same as in ``FramedSocket``.
+
+        ``connected`` are sockets that the pool begins with. Without addresses, it opens no others.
+        """
         self._addresses: Final = tuple(addresses)
         self._timeout_s: Final = timeout_s
         self._login: Final = login
         self._lock: Final = threading.Lock()
-        self._spares: list[FramedSocket] = []
+        self._spares: list[FramedSocket] = list(connected)
         self._last_used = 0
         """Index of the broker to which the last connection was opened."""
 

@@ -17,6 +17,7 @@ from polywire.broker.settings import (
     RETENTION_HOURS_MAX,
     RETENTION_MIB_MAX,
     BrokerSettings,
+    TableFormat,
 )
 from polywire.errors import ErrorCode, Invalid
 from polywire.http.process import PRICED_REQUESTS
@@ -39,6 +40,7 @@ EPOLL: Final = "epoll"
 FLUX_REPLICATION_FACTOR_MAX: Final = 1_000  # limit because FLUX responses list all replicas
 KAFKA_REPLICATION_FACTOR_MAX: Final = 32_767  # an int16 in the protocol
 FLUX_LINE_BYTES_MIN: Final = 1024  # fits the longest names
+TABLES: Final = "tables"  # directory of all tables in the data directory or bucket
 WIRES: Final = (
     "flux",
     "cursus",
@@ -177,6 +179,9 @@ class ServeConfig:
     * ``retention_hours``: default retention time of topics; 0 for no limit.
     * ``retention_mib``: default retention size of each partition; 0 for no limit.
     * ``offsets_retention_hours``: hours after which unused committed offsets expire; 0 for never.
+    * ``table``, ``table_freshness_s``, ``table_history_hours``: tables of topics without their own settings (concepts:
+      tables).
+    * ``tables_url``: URL below which tables are written; by default ``tables`` in the bucket or the data directory.
     * ``partition_count``: partition count of topics that are created automatically.
     * ``cache_mib``: size of the memory cache of the latest segments; at most a quarter of the memory of the machine or
       container.
@@ -273,6 +278,10 @@ class ServeConfig:
     retention_hours: float = 0.0
     scrub_hours: float = 168.0
     retention_mib: int = 0
+    table: TableFormat = TableFormat.NONE
+    table_freshness_s: int = 60
+    table_history_hours: int = 168
+    tables_url: str = ""
     offsets_retention_hours: float = 168.0
     state_mib: int = 256
     owner_share: float = 0.5
@@ -302,10 +311,21 @@ class ServeConfig:
             partition_count=self.partition_count,
             retention_age_us=int(self.retention_hours * HOUR_US),
             retention_bytes=self.retention_mib * MEBI,
+            table=self.table,
+            table_freshness_s=self.table_freshness_s,
+            table_history_hours=self.table_history_hours,
+            tables_url=self.tables_at,
             positions_expiry_us=int(self.offsets_retention_hours * HOUR_US),
             state_bytes_max=self.state_mib * MEBI,
             owner_share=self.owner_share,
         )
+
+    @property
+    def tables_at(self) -> str:
+        """The URL below which tables are written."""
+        if self.tables_url:
+            return self.tables_url.rstrip("/")
+        return f"{self.bucket.rstrip('/') or self.data_dir.absolute().as_uri()}/{TABLES}"
 
     def log_settings(self) -> LogSettings:
         """Return the settings of the log. Those that are not set have the log's defaults."""

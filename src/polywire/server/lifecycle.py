@@ -56,6 +56,7 @@ from polywire.server.resources import Collector, raise_limit, share
 from polywire.server.scheduling import IdlePoll
 from polywire.server.shard import BEGIN_POLL_S, Shard
 from polywire.server.signals import Reload, Signals, users_loader
+from polywire.server.tables import Tables
 from polywire.server.tls import ServerTls, server_tls
 from polywire.server.users import load_users
 from polywire.server.wires import factories_of, shard_factories
@@ -177,6 +178,7 @@ async def serve(
         server.registration = _registration(config, listeners, 0 if shard is None else shard.own)
         if server.exports is not None:
             server.exports.start()
+        server.tables = Tables(broker, hub, server.driver)
     except BrokerError:
         broker.close()
         raise
@@ -331,6 +333,7 @@ class Server:
         "others",
         "registration",
         "shares",
+        "tables",
         "watch",
         "work",
     )
@@ -351,6 +354,7 @@ class Server:
         self.exports: exports.Exports | None = None
         self.others: OtherBrokers | None = None
         self.registration: Registration | None = None
+        self.tables: Tables | None = None
         self.watch: Final = watch
         self.work: Final = WorkTimes()
         self.shares: Final = share(raise_limit(), slots=config.log_settings().slot_count_max)
@@ -456,6 +460,8 @@ class Server:
         close_listeners(listeners)
         # Remove the ready file before the data directory is released; later the file may belong to the next process.
         withdraw_ready(self._config.ready_file)
+        if self.tables is not None:
+            await self.tables.stop()
         if self._exit_code == EXIT_OK:
             await drain(hub, self._config.drain_timeout_s)
         sweeper.cancel()
@@ -488,6 +494,8 @@ class Server:
                     NotOwner(ErrorCode.NOT_OWNER, "this broker was suspended for so long that another one may lead")
                 )
             hub.sweep()
+            if self.tables is not None:
+                self.tables.sweep()
             collector.sweep(alone=not hub.connections)
             self._audit.sweep()
             if self._lines is not None:

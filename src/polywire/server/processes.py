@@ -431,6 +431,7 @@ def _config_of(config: ServeConfig, shard: int, addresses: Mapping[str, Address]
     return replace(
         config,
         cache_gib=config.cache_gib / config.processes,
+        tables_url=config.tables_at,
         data_dir=directory_of(config.data_dir, shard),
         flux=str(addresses.get("flux", OFF)),
         cursus=str(addresses.get("cursus", OFF)),

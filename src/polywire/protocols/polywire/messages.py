@@ -109,11 +109,18 @@ class Describe(Head, frozen=True):
 
 
 class TopicDescription(Head, frozen=True):
+    """A topic.
+
+    Attributes:
+        table: URL of the topic's table (concepts: tables); empty if it has none, or if the client may not get paths.
+    """
+
     name: str
     id: bytes
     created_at_us: Int
     incarnations: list[Int]
     settings: dict[str, SettingValue]
+    table: str = ""
 
 
 class GrowTopic(Head, frozen=True):

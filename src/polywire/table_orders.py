@@ -1,0 +1,54 @@
+"""Messages between the broker and the process that writes tables: JSON lines over its standard input and output."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class TableOrder(msgspec.Struct, frozen=True):
+    """A table to write.
+
+    Attributes:
+        topic: full name of the topic.
+        topic_id: identifies the topic among all that ever had this name.
+        url: where the files of the table are.
+    """
+
+    topic: str
+    topic_id: bytes
+    url: str
+    is_iceberg: bool
+    freshness_s: int
+    history_hours: int
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """All tables to write. It replaces the tables of earlier messages."""
+
+    tables: list[TableOrder]
+
+
+class TableReport(msgspec.Struct, frozen=True):
+    """The state of a table after an attempt to bring it up to date.
+
+    Attributes:
+        version: version of the table; -1 if there is none yet.
+        rows: rows of the table.
+        size: bytes of its files.
+        behind: records of the log that the table does not have.
+        skipped: records that retention removed before they were written.
+        committed_ms: time of the last commit, in milliseconds since 1970.
+        commit_s: duration of the last commit, in seconds, with reading and writing its rows.
+        error: why the last attempt failed; empty if it succeeded.
+    """
+
+    topic: str
+    version: int
+    rows: int
+    files: int
+    size: int
+    behind: int
+    skipped: int
+    committed_ms: int
+    commit_s: float
+    error: str = ""

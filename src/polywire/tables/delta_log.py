@@ -1,0 +1,469 @@
+"""Read and write the Delta log of a table: the commits that decide which files and rows the table has.
+
+* A commit is an object that is created only if it is absent, so of two writers exactly one commits a version.
+* A commit states the next offset of each partition, as a Delta transaction identifier. Rows and offsets change together.
+* A commit whose outcome is unknown is read again, and recognized by its token.
+
+The format is that of the Delta protocol, reader version 1 and writer version 2.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from polywire.build_info import VERSION
+from polywire.errors import Corrupt, ErrorCode, Unavailable
+from polywire.store.base import BlobExists, BlobMissing
+from polywire.store.objects import Objects
+from polywire.tables.columns import TIMESTAMP, delta_schema
+from polywire.tables.parquet import Bounds, time_of, time_text
+
+LOG: Final = "_delta_log/"
+LAST_CHECKPOINT: Final = LOG + "_last_checkpoint"
+CHECKPOINT_COMMITS: Final = 50  # a reader reads at most this many commits after a checkpoint
+COMMIT_TRIES: Final = 5
+COMMIT_PAUSE_S: Final = 0.2
+READER_VERSION: Final = 1
+WRITER_VERSION: Final = 2
+NEW: Final = -1  # version of a table without commits
+TOPIC: Final = "polywire.topic"
+TOPIC_ID: Final = "polywire.topicId"
+_APPLICATION: Final = "polywire"
+_MAP: Final = pa.map_(pa.string(), pa.string())
+
+
+def _struct(**fields: pa.DataType) -> pa.DataType:
+    return pa.struct([pa.field(name, kind) for name, kind in fields.items()])
+
+
+_CHECKPOINT_SCHEMA: Final = pa.schema(
+    {
+        "txn": _struct(appId=pa.string(), version=pa.int64(), lastUpdated=pa.int64()),
+        "add": _struct(
+            path=pa.string(),
+            partitionValues=_MAP,
+            size=pa.int64(),
+            modificationTime=pa.int64(),
+            dataChange=pa.bool_(),
+            stats=pa.string(),
+        ),
+        "remove": _struct(path=pa.string(), deletionTimestamp=pa.int64(), dataChange=pa.bool_(), size=pa.int64()),
+        "metaData": _struct(
+            id=pa.string(),
+            name=pa.string(),
+            format=_struct(provider=pa.string(), options=_MAP),
+            schemaString=pa.string(),
+            partitionColumns=pa.list_(pa.string()),
+            configuration=_MAP,
+            createdTime=pa.int64(),
+        ),
+        "protocol": _struct(minReaderVersion=pa.int32(), minWriterVersion=pa.int32()),
+    }
+)
+
+Action = dict[str, Any]
+"""One action of a commit: a dictionary with one key, its kind."""
+
+
+class CommitConflict(Exception):
+    """Another writer committed this version. The files of the failed commit are garbage, and the state is outdated."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionKey:
+    """A partition of a topic, for as long as it exists. A new partition with the same number has another incarnation."""
+
+    topic_id: bytes
+    partition: int
+    incarnation: int
+
+    @property
+    def application(self) -> str:
+        """The application id in Delta's transaction identifiers. Their version is the next offset."""
+        return f"{_APPLICATION}/{self.topic_id.hex()}/{self.partition}/{self.incarnation}"
+
+    @classmethod
+    def parse(cls, application: str) -> PartitionKey | None:
+        """Return the partition of an application id; None if another application wrote it."""
+        name, *parts = application.split("/")
+        if name != _APPLICATION or len(parts) != 3:
+            return None
+        return cls(bytes.fromhex(parts[0]), int(parts[1]), int(parts[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A Parquet file of a table.
+
+    Attributes:
+        path: relative to the table.
+        size: in bytes.
+        modified_ms: when it was written, in milliseconds since 1970.
+        bounds: smallest and largest value by column, for some columns. Times are rounded to milliseconds, outwards.
+        nulls: number of nulls by column.
+    """
+
+    path: str
+    size: int
+    modified_ms: int
+    row_count: int
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
+    nulls: Mapping[str, int] = field(default_factory=dict)
+
+    def add(self, *, data_change: bool) -> Action:
+        """Return the action that adds the file. Without ``data_change``, its rows were in the table before."""
+        stats = {
+            "numRecords": self.row_count,
+            "minValues": {name: _spelled(name, at.lower, up=False) for name, at in self.bounds.items()},
+            "maxValues": {name: _spelled(name, at.upper, up=True) for name, at in self.bounds.items()},
+            "nullCount": dict(self.nulls),
+        }
+        return {
+            "add": {
+                "path": self.path,
+                "partitionValues": {},
+                "size": self.size,
+                "modificationTime": self.modified_ms,
+                "dataChange": data_change,
+                "stats": json.dumps(stats, separators=(",", ":")),
+            }
+        }
+
+    def remove(self, now_ms: int, *, data_change: bool) -> Action:
+        """Return the action that removes the file. Without ``data_change``, its rows stay in the table."""
+        return {
+            "remove": {
+                "path": self.path,
+                "deletionTimestamp": now_ms,
+                "dataChange": data_change,
+                "size": self.size,
+            }
+        }
+
+    @classmethod
+    def of(cls, add: Mapping[str, Any]) -> DataFile:
+        """Return the file of an ``add`` action."""
+        stats = json.loads(add.get("stats") or "{}")
+        uppers = stats.get("maxValues", {})
+        bounds = {
+            name: Bounds(_number(name, lower), _number(name, uppers[name]))
+            for name, lower in stats.get("minValues", {}).items()
+            if name in uppers
+        }
+        return cls(
+            add["path"],
+            add["size"],
+            add["modificationTime"],
+            stats.get("numRecords", 0),
+            bounds,
+            stats.get("nullCount", {}),
+        )
+
+
+def _spelled(name: str, value: int, *, up: bool) -> int | str:
+    return time_text(value, up=up) if name == TIMESTAMP else value
+
+
+def _number(name: str, value: Any) -> int:
+    return time_of(value) if name == TIMESTAMP else int(value)
+
+
+@dataclass(slots=True)
+class TableState:
+    """A version of a table.
+
+    Attributes:
+        version: number of the last commit; NEW before the first.
+        files: by path.
+        removed: paths of files that older versions have, with the time of their removal in milliseconds since 1970.
+        offsets: next offset by partition: the table has the records below it.
+        committed_ms: time of the last commit.
+    """
+
+    version: int = NEW
+    table_id: str = ""
+    created_ms: int = 0
+    configuration: dict[str, str] = field(default_factory=dict)
+    files: dict[str, DataFile] = field(default_factory=dict)
+    removed: dict[str, int] = field(default_factory=dict)
+    offsets: dict[PartitionKey, int] = field(default_factory=dict)
+    committed_ms: int = 0
+
+    @property
+    def topic_id(self) -> bytes:
+        """The topic whose rows the table has; empty if it has none yet."""
+        return bytes.fromhex(self.configuration.get(TOPIC_ID, ""))
+
+    @property
+    def row_count(self) -> int:
+        return sum(file.row_count for file in self.files.values())
+
+    @property
+    def byte_count(self) -> int:
+        return sum(file.size for file in self.files.values())
+
+    def apply(self, actions: Iterable[Action]) -> None:
+        """Apply the actions of the next commit, or of a checkpoint. Raises Corrupt for an unknown protocol version."""
+        for action in actions:
+            for kind, body in action.items():
+                if body is not None and kind in _APPLY:
+                    _APPLY[kind](self, body)
+
+    def _add(self, body: Mapping[str, Any]) -> None:
+        self.removed.pop(body["path"], None)
+        self.files[body["path"]] = DataFile.of(body)
+
+    def _remove(self, body: Mapping[str, Any]) -> None:
+        self.files.pop(body["path"], None)
+        self.removed[body["path"]] = body.get("deletionTimestamp") or 0
+
+    def _set_offset(self, body: Mapping[str, Any]) -> None:
+        key = PartitionKey.parse(body["appId"])
+        if key is not None:
+            self.offsets[key] = body["version"]
+
+    def _set_metadata(self, body: Mapping[str, Any]) -> None:
+        self.table_id = body["id"]
+        self.created_ms = body.get("createdTime") or 0
+        self.configuration = dict(body.get("configuration") or {})
+
+    def _check_protocol(self, body: Mapping[str, Any]) -> None:
+        if body["minReaderVersion"] > READER_VERSION:
+            raise _corrupt("another program changed the table to a newer version of the Delta protocol")
+
+    def _set_time(self, body: Mapping[str, Any]) -> None:
+        self.committed_ms = body.get("timestamp") or 0
+
+    def describe(self) -> list[Action]:
+        """Return the actions that describe the table itself, for its first commit, a new topic and checkpoints."""
+        return [
+            {"protocol": {"minReaderVersion": READER_VERSION, "minWriterVersion": WRITER_VERSION}},
+            {
+                "metaData": {
+                    "id": self.table_id,
+                    "name": self.configuration.get(TOPIC, ""),
+                    "format": {"provider": "parquet", "options": {}},
+                    "schemaString": delta_schema(),
+                    "partitionColumns": [],
+                    "configuration": self.configuration,
+                    "createdTime": self.created_ms,
+                }
+            },
+        ]
+
+    def actions(self) -> Iterator[Action]:
+        """Yield the actions of a checkpoint of this version."""
+        yield from self.describe()
+        for key, offset in self.offsets.items():
+            yield offset_action(key, offset)
+        for file in self.files.values():
+            yield file.add(data_change=False)
+        for path, removed_ms in self.removed.items():
+            yield {"remove": {"path": path, "deletionTimestamp": removed_ms, "dataChange": False, "size": None}}
+
+
+_APPLY: Final[Mapping[str, Callable[[TableState, Mapping[str, Any]], None]]] = {
+    "add": TableState._add,
+    "remove": TableState._remove,
+    "txn": TableState._set_offset,
+    "metaData": TableState._set_metadata,
+    "protocol": TableState._check_protocol,
+    "commitInfo": TableState._set_time,
+}
+
+
+def offset_action(key: PartitionKey, next_offset: int) -> Action:
+    """Return the action that states the next offset of a partition."""
+    return {"txn": {"appId": key.application, "version": next_offset}}
+
+
+def commit_name(version: int) -> str:
+    """Return the name of a commit."""
+    return f"{LOG}{version:020}.json"
+
+
+def checkpoint_name(version: int) -> str:
+    """Return the name of a checkpoint."""
+    return f"{LOG}{version:020}.checkpoint.parquet"
+
+
+def version_of(name: str) -> int:
+    """Return the version in the name of a commit or checkpoint, or NEW."""
+    digits = name.removeprefix(LOG)[:20]
+    return int(digits) if len(digits) == 20 and digits.isdecimal() else NEW
+
+
+class DeltaLog:
+    """The Delta log of one table. All methods raise Unavailable if the storage fails.
+
+    Args:
+        objects: the files of the table.
+        now_ms: returns the time in milliseconds since 1970.
+        pause: waits for some seconds between attempts.
+    """
+
+    def __init__(
+        self, objects: Objects, now_ms: Callable[[], int], *, pause: Callable[[float], object] = time.sleep
+    ) -> None:
+        self._objects: Final = objects
+        self._now_ms: Final = now_ms
+        self._pause: Final = pause
+
+    def load(self) -> TableState:
+        """Return the newest version, which is NEW if there is no table. Raises Corrupt."""
+        state = TableState()
+        checkpoint = self._last_checkpoint()
+        if checkpoint != NEW:
+            self._load_checkpoint(state, checkpoint)
+        self.refresh(state)
+        if state.version == NEW and checkpoint == NEW:
+            found = [version_of(name) for name in self._objects.list(LOG) if name.endswith(".checkpoint.parquet")]
+            if found:
+                self._load_checkpoint(state, max(found))
+                self.refresh(state)
+        return state
+
+    def refresh(self, state: TableState) -> None:
+        """Apply commits that other writers made since."""
+        while (actions := self._read_commit(state.version + 1)) is not None:
+            state.apply(actions)
+            state.version += 1
+
+    def _last_checkpoint(self) -> int:
+        try:
+            return int(json.loads(self._objects.read(LAST_CHECKPOINT).content)["version"])
+        except BlobMissing:
+            return NEW
+        except (ValueError, KeyError, TypeError):
+            return NEW  # it was torn by a crash: the commits or a listing have everything
+
+    def _load_checkpoint(self, state: TableState, version: int) -> None:
+        try:
+            content = self._objects.read(checkpoint_name(version)).content
+        except BlobMissing:
+            return
+        try:
+            rows = pq.read_table(io.BytesIO(content)).to_pylist()
+        except pa.ArrowInvalid as error:
+            raise _corrupt(f"checkpoint cannot be read: {error}", version) from None
+        state.apply([{kind: _plain(body) for kind, body in row.items() if body is not None} for row in rows])
+        state.version = version
+
+    def _read_commit(self, version: int) -> list[Action] | None:
+        try:
+            content = self._objects.read(commit_name(version)).content
+        except BlobMissing:
+            return None
+        try:
+            return [json.loads(line) for line in content.splitlines() if line]
+        except ValueError as error:
+            raise _corrupt(f"commit cannot be read: {error}", version) from None
+
+    def commit(
+        self,
+        state: TableState,
+        actions: Sequence[Action],
+        *,
+        operation: str,
+        facts: Mapping[str, str] | None = None,
+        is_append: bool = False,
+    ) -> None:
+        """Commit the next version, and apply it to ``state``.
+
+        Args:
+            state: the version that the actions change.
+            actions: what to change.
+            operation: name of the operation, in the table's history.
+            facts: what else the history shows.
+            is_append: whether the commit only adds rows.
+
+        Raises:
+            CommitConflict: another writer has committed this version.
+            Unavailable: the storage failed, and the commit may have taken effect or not: load the state again.
+        """
+        version, token, now_ms = state.version + 1, str(uuid4()), self._now_ms()
+        info: Action = {
+            "commitInfo": {
+                "timestamp": now_ms,
+                "operation": operation,
+                "operationParameters": dict(facts or {}),
+                "isBlindAppend": is_append,
+                "engineInfo": f"polywire/{VERSION}",
+                "txnId": token,
+            }
+        }
+        every = [info, *actions]
+        lines = b"".join(json.dumps(action, separators=(",", ":")).encode() + b"\n" for action in every)
+        self._create(version, lines, token)
+        state.apply(every)
+        state.version = version
+
+    def _create(self, version: int, content: bytes, token: str) -> None:
+        for left in range(COMMIT_TRIES - 1, -1, -1):
+            try:
+                self._objects.create(commit_name(version), [content])
+            except BlobExists:
+                # also after a lost response to an earlier attempt, or while a store decides between two writers
+                found = self._read_commit(version)
+                if found is not None and any(item.get("commitInfo", {}).get("txnId") == token for item in found):
+                    return
+                if found is not None or not left:
+                    raise CommitConflict(version) from None
+            except Unavailable:
+                if not left:
+                    raise
+            else:
+                return
+            self._pause(COMMIT_PAUSE_S)
+        raise AssertionError("the last attempt returns or raises")
+
+    def checkpoint(self, state: TableState) -> None:
+        """Write a checkpoint of this version, so that readers need not read the commits before it."""
+        rows = [*state.actions()]
+        table = pa.Table.from_pylist(rows, _CHECKPOINT_SCHEMA)
+        sink = io.BytesIO()
+        pq.write_table(table, sink, compression="zstd")
+        with suppress(BlobExists):  # another writer's checkpoint of this version is the same
+            self._objects.create(checkpoint_name(state.version), [sink.getbuffer()])
+        self._objects.put(LAST_CHECKPOINT, json.dumps({"version": state.version, "size": len(rows)}).encode())
+
+    def expire(self, before_ms: int) -> int:
+        """Delete commits and checkpoints that only versions before ``before_ms`` need, and return their number."""
+        names = self._objects.list(LOG)
+        checkpoints = sorted(version_of(name) for name in names if name.endswith(".checkpoint.parquet"))
+        oldest = NEW
+        for version in checkpoints[:-1]:  # the newest one is always needed
+            found = self._read_commit(version)
+            times = [action["commitInfo"]["timestamp"] for action in found or () if "commitInfo" in action]
+            if not times or times[0] >= before_ms:
+                break
+            oldest = version
+        expired = [name for name in names if NEW < version_of(name) < oldest]
+        for name in expired:
+            self._objects.delete(name)
+        return len(expired)
+
+
+def _plain(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an action of a checkpoint as commits spell it: maps are lists of pairs in Arrow."""
+    return {
+        key: dict(value)
+        if isinstance(value, list) and key in ("partitionValues", "configuration", "options")
+        else value
+        for key, value in body.items()
+    }
+
+
+def _corrupt(reason: str, version: int = NEW) -> Corrupt:
+    where = "" if version == NEW else f" version={version}"
+    return Corrupt(ErrorCode.CORRUPT, f"table is damaged: {reason}{where}")

@@ -1,0 +1,128 @@
+"""Write the records of a topic as Parquet files in memory, with the statistics that both table formats store."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from polywire.tables.columns import ARROW_SCHEMA, KEY, OFFSET, PARTITION, STATISTICS, TIMESTAMP, TIMESTAMP_TYPE
+
+ROW_GROUP_ROWS: Final = 1_000_000  # few enough for parallel scans of one file, many enough for compression
+ROW_GROUP_BYTES: Final = 128 << 20  # of keys and values: limits the memory of a group of large records
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_OPTIONS: Final[dict[str, Any]] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": [PARTITION, TIMESTAMP_TYPE],
+    "column_encoding": {OFFSET: "DELTA_BINARY_PACKED", TIMESTAMP: "DELTA_BINARY_PACKED"},
+    "write_statistics": [PARTITION, OFFSET, TIMESTAMP, KEY],
+    "store_schema": True,
+    "write_page_index": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Smallest and largest value of one column: numbers, or microseconds since 1970 for times."""
+
+    lower: int
+    upper: int
+
+    def joined(self, other: Bounds) -> Bounds:
+        """Return the bounds of both."""
+        return Bounds(min(self.lower, other.lower), max(self.upper, other.upper))
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A complete Parquet file in memory.
+
+    Attributes:
+        bounds: by column, for the columns in ``STATISTICS``.
+        nulls: number of nulls by column.
+    """
+
+    content: memoryview
+    row_count: int
+    bounds: dict[str, Bounds]
+    nulls: dict[str, int]
+
+
+class ParquetWriter:
+    """Collects record batches of ``ARROW_SCHEMA`` into one file in memory.
+
+    Attributes:
+        row_count: rows so far.
+        byte_count: bytes of the rows so far, uncompressed.
+    """
+
+    def __init__(self) -> None:
+        self._sink = io.BytesIO()
+        self._writer: Final = pq.ParquetWriter(self._sink, ARROW_SCHEMA, **_OPTIONS)
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = 0
+        self._pending_bytes = 0
+        self._bounds: dict[str, Bounds] = {}
+        self._nulls: dict[str, int] = dict.fromkeys(ARROW_SCHEMA.names, 0)
+        self.row_count = 0
+        self.byte_count = 0
+
+    @property
+    def file_bytes(self) -> int:
+        """Compressed bytes so far, without rows that still wait for their row group."""
+        return self._sink.tell()
+
+    def add(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Append rows."""
+        for batch in batches:
+            self._pending.append(batch)
+            self._pending_rows += batch.num_rows
+            self._pending_bytes += batch.nbytes
+            self.row_count += batch.num_rows
+            self.byte_count += batch.nbytes
+            if self._pending_rows >= ROW_GROUP_ROWS or self._pending_bytes >= ROW_GROUP_BYTES:
+                self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending_rows:
+            return
+        table = pa.Table.from_batches(self._pending, ARROW_SCHEMA)
+        for name in STATISTICS:
+            found = _bounds(table.column(name))
+            known = self._bounds.get(name)
+            self._bounds[name] = found if known is None else known.joined(found)
+        for name in ARROW_SCHEMA.names:
+            self._nulls[name] += table.column(name).null_count
+        self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+
+    def finish(self) -> Written:
+        """Return the file. Nothing may be added afterwards."""
+        self._flush()
+        self._writer.close()
+        return Written(self._sink.getbuffer(), self.row_count, self._bounds, self._nulls)
+
+
+def _bounds(column: pa.ChunkedArray[Any]) -> Bounds:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.int64())
+    found: Any = pc.min_max(column)
+    return Bounds(found["min"].as_py(), found["max"].as_py())
+
+
+def time_text(time_us: int, *, up: bool = False) -> str:
+    """Return a time as the Delta log's statistics spell it: ISO 8601 with milliseconds, rounded down, or up."""
+    time_ms = -(-time_us // 1000) if up else time_us // 1000
+    return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def time_of(text: str) -> int:
+    """Return the microseconds since 1970 of a time in the Delta log's statistics."""
+    return (datetime.fromisoformat(text) - _EPOCH) // timedelta(microseconds=1)

@@ -1,0 +1,314 @@
+"""Write one topic as a table: append its records, merge small files, and delete files that no version needs.
+
+* Only records that are synced to disk are written, so the table never has a record that the log can lose.
+* Every commit moves the offsets together with the rows. After a crash, the next writer continues at these offsets.
+* The name of a file begins with the version that adds it. If that version exists and does not have the file, no later
+  commit can add it, so it is garbage. This makes garbage collection safe while another writer runs.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+from uuid import uuid4
+
+import pyarrow.parquet as pq
+
+from polywire.client.arrow import chunk_to_arrow
+from polywire.client.bulk import PartitionRange, StoredChunk
+from polywire.errors import Unavailable
+from polywire.store.base import BlobExists
+from polywire.store.objects import Objects
+from polywire.tables.columns import ARROW_SCHEMA, READ_NAMES
+from polywire.tables.delta_log import (
+    CHECKPOINT_COMMITS,
+    NEW,
+    TOPIC,
+    TOPIC_ID,
+    Action,
+    DataFile,
+    DeltaLog,
+    PartitionKey,
+    TableState,
+    offset_action,
+)
+from polywire.tables.parquet import ParquetWriter, Written
+
+DATA: Final = "data/"
+FILE_BYTES_MAX: Final = 64 << 20  # of compressed rows: a file of this size is not merged any more
+RAW_BYTES_MAX: Final = 512 << 20  # of uncompressed rows in one file
+MERGE_COUNT: Final = 16  # files of one size class that are merged: each row is rewritten about three times
+MERGE_CLASS: Final = 8  # ratio between size classes
+SMALLEST_CLASS_BYTES: Final = 1 << 20
+PUT_TRIES: Final = 5
+PUT_PAUSE_S: Final = 0.2
+_SOURCE_COLUMNS: Final = tuple(READ_NAMES.get(name, name) for name in ARROW_SCHEMA.names)
+
+
+class Source(Protocol):
+    """The methods of ``BulkConnection`` that the writer uses."""
+
+    def bounds(self, topics: Sequence[str]) -> list[PartitionRange]: ...
+
+    def fetch_range(
+        self, topic: str, partition: int, incarnation: int, offset: int, offset_end: int, *, epoch: int
+    ) -> Iterator[StoredChunk]: ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """The result of one step.
+
+    Attributes:
+        rows: rows committed.
+        behind: records of the log that the table does not have yet.
+        skipped: records that retention removed before they were written.
+    """
+
+    rows: int = 0
+    behind: int = 0
+    skipped: int = 0
+
+
+@dataclass(slots=True)
+class _File:
+    """A file in progress, with the offsets that its commit states."""
+
+    writer: ParquetWriter = field(default_factory=ParquetWriter)
+    offsets: dict[PartitionKey, int] = field(default_factory=dict)
+
+    @property
+    def is_full(self) -> bool:
+        return self.writer.file_bytes >= FILE_BYTES_MAX or self.writer.byte_count >= RAW_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """Files to merge."""
+
+    objects: Objects
+    files: Sequence[DataFile]
+
+
+def merged(plan: MergePlan) -> Written:
+    """Return the rows of all files as one. Call it in any thread. Raises BlobMissing, Unavailable."""
+    writer = ParquetWriter()
+    for file in plan.files:
+        source = pq.ParquetFile(io.BytesIO(plan.objects.read(file.path).content))
+        writer.add([batch.cast(ARROW_SCHEMA) for batch in source.iter_batches()])
+    return writer.finish()
+
+
+class TopicTable:
+    """The table of one topic.
+
+    Args:
+        topic: full name.
+        objects: the files of the table.
+        source: the broker.
+        now_ms: returns the time in milliseconds since 1970.
+        pause: waits for some seconds between attempts.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        objects: Objects,
+        source: Source,
+        *,
+        now_ms: Callable[[], int],
+        pause: Callable[[float], object],
+    ) -> None:
+        self._topic: Final = topic
+        self._objects: Final = objects
+        self._source: Final = source
+        self._now_ms: Final = now_ms
+        self._pause: Final = pause
+        self.log: Final = DeltaLog(objects, now_ms, pause=pause)
+        self._state: TableState | None = None
+        self._checkpoint_at = 0
+
+    @property
+    def state(self) -> TableState:
+        """The newest version that this writer knows. Raises Unavailable, Corrupt."""
+        if self._state is None:
+            self._state = self.log.load()
+            self._checkpoint_at = self._state.version + CHECKPOINT_COMMITS
+        return self._state
+
+    @property
+    def known(self) -> TableState | None:
+        """The version that was loaded or committed last; None before the first."""
+        return self._state
+
+    # Rows
+
+    def append(self) -> Progress:
+        """Write records that the table does not have, up to one full file, and commit them.
+
+        Raises Missing(TOPIC_MISSING), Unavailable, CommitConflict and the other errors of reading. After an error, the
+        state is outdated: create another object.
+        """
+        partitions = self._source.bounds([self._topic])
+        if not partitions:
+            return Progress()
+        self._adopt(partitions[0].topic_id)
+        file, progress = _File(), Progress()
+        for partition in partitions:
+            self._read(partition, file, progress)
+        if file.offsets:
+            self._commit(file)
+            progress.rows = file.writer.row_count
+        return progress
+
+    def _adopt(self, topic_id: bytes) -> None:
+        """Make the table one of this topic: create it, or remove the rows of a deleted topic with the same name."""
+        state = self.state
+        if state.topic_id == topic_id:
+            return
+        now_ms = self._now_ms()
+        made = TableState(
+            table_id=state.table_id or str(uuid4()),
+            created_ms=state.created_ms or now_ms,
+            configuration={TOPIC: self._topic, TOPIC_ID: topic_id.hex()},
+        )
+        removed = [file.remove(now_ms, data_change=True) for file in state.files.values()]
+        operation = "CREATE TABLE" if state.version == NEW else "REPLACE TABLE"
+        self.log.commit(state, [*made.describe(), *removed], operation=operation, facts={"topic": self._topic})
+        for key in [key for key in state.offsets if key.topic_id != topic_id]:
+            del state.offsets[key]
+
+    def _read(self, partition: PartitionRange, file: _File, progress: Progress) -> None:
+        key = PartitionKey(partition.topic_id, partition.partition, partition.incarnation)
+        known = self.state.offsets.get(key, 0)
+        start = max(known, partition.first_offset)
+        if start >= partition.next_offset:
+            return
+        if file.is_full:
+            progress.behind += partition.next_offset - start
+            return
+        progress.skipped += start - known
+        at = start
+        chunks = self._source.fetch_range(
+            self._topic,
+            partition.partition,
+            partition.incarnation,
+            start,
+            partition.next_offset,
+            epoch=partition.epoch,
+        )
+        for chunk in chunks:
+            batches = chunk_to_arrow(chunk, _SOURCE_COLUMNS, ARROW_SCHEMA)
+            file.writer.add(batches)
+            at = chunk.offset_end
+            if file.is_full:
+                break
+        else:
+            at = partition.next_offset  # the last records may have been removed by compaction
+        file.offsets[key] = at
+        progress.behind += partition.next_offset - at
+
+    def _commit(self, file: _File) -> None:
+        actions: list[Action] = [offset_action(key, offset) for key, offset in file.offsets.items()]
+        if file.writer.row_count:
+            actions.append(self._put(file.writer.finish()).add(data_change=True))
+        self.log.commit(self.state, actions, operation="STREAMING UPDATE", is_append=True)
+        self._checkpoint()
+
+    def _put(self, written: Written) -> DataFile:
+        """Store a file for the next version."""
+        name = f"{DATA}{self.state.version + 1:020}-{uuid4().hex}.parquet"
+        for left in range(PUT_TRIES - 1, -1, -1):
+            try:
+                self._objects.create(name, [written.content])
+            except BlobExists:  # an earlier attempt succeeded without a response, because the name is random
+                break
+            except Unavailable:
+                if not left:
+                    raise
+                self._pause(PUT_PAUSE_S)
+            else:
+                break
+        size = len(written.content)
+        return DataFile(name, size, self._now_ms(), written.row_count, written.bounds, written.nulls)
+
+    def _checkpoint(self) -> None:
+        state = self.state
+        if state.version >= self._checkpoint_at:
+            self.log.checkpoint(state)
+            self._checkpoint_at = state.version + CHECKPOINT_COMMITS
+
+    # Maintenance
+
+    def plan_merge(self) -> MergePlan | None:
+        """Return a group of small files to merge, or None. Raises Unavailable, Corrupt."""
+        group = _mergeable(self.state.files.values())
+        return MergePlan(self._objects, tuple(group)) if group else None
+
+    def replace(self, plan: MergePlan, content: Written) -> bool:
+        """Commit a merged file in place of its sources. Return False if these are not in the table any more.
+
+        Raises Unavailable, CommitConflict. After an error, the state is outdated: create another object.
+        """
+        if any(file.path not in self.state.files for file in plan.files):
+            return False
+        now_ms = self._now_ms()
+        actions = [self._put(content).add(data_change=False)]
+        actions += [file.remove(now_ms, data_change=False) for file in plan.files]
+        self.log.commit(self.state, actions, operation="OPTIMIZE", facts={"files": str(len(plan.files))})
+        self._checkpoint()
+        return True
+
+    def vacuum(self, history_ms: int) -> int:
+        """Delete files and commits that no version of the last ``history_ms`` needs, and return their number.
+
+        Raises Unavailable. Deleting may stop in the middle, and is repeated by the next call.
+        """
+        state, before_ms = self.state, self._now_ms() - history_ms
+        count = 0
+        for name in self._objects.list(DATA):
+            if self._is_garbage(name, before_ms):
+                self._objects.delete(name)
+                state.removed.pop(name, None)
+                count += 1
+        # files that a list did not have any more
+        for path in [path for path, removed_ms in state.removed.items() if removed_ms < before_ms]:
+            self._objects.delete(path)
+            del state.removed[path]
+        return count + self.log.expire(before_ms)
+
+    def _is_garbage(self, name: str, before_ms: int) -> bool:
+        state = self.state
+        if name in state.files:
+            return False
+        removed_ms = state.removed.get(name)
+        if removed_ms is not None:
+            return removed_ms < before_ms
+        version = name.removeprefix(DATA)[:20]
+        return version.isdecimal() and int(version) <= state.version
+
+
+def _mergeable(files: Iterable[DataFile]) -> list[DataFile]:
+    """Return the oldest files of one size class if there are enough of them, otherwise nothing."""
+    classes: dict[int, list[DataFile]] = {}
+    for file in files:
+        if file.size < FILE_BYTES_MAX:
+            classes.setdefault(_size_class(file.size), []).append(file)
+    full = [level for level in sorted(classes) if len(classes[level]) >= MERGE_COUNT]
+    group: list[DataFile] = []
+    size = 0
+    for file in classes[full[0]] if full else ():  # in the order of their commits
+        if size >= FILE_BYTES_MAX:
+            break
+        group.append(file)
+        size += file.size
+    return group
+
+
+def _size_class(size: int) -> int:
+    level, limit = 0, SMALLEST_CLASS_BYTES
+    while size >= limit:
+        level, limit = level + 1, limit * MERGE_CLASS
+    return level
