@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.records.columns import BATCH_BYTES_MAX, RECORD_BYTES_MAX
@@ -35,6 +35,10 @@ class TableFormat(Enum):
     NONE = "none"
     DELTA = "delta"
     DELTA_AND_ICEBERG = "delta,iceberg"
+
+
+TableFormats: TypeAlias = Literal["none", "delta", "delta,iceberg"]
+"""The values of ``TableFormat``, as users write them."""
 
 
 @dataclass(frozen=True, slots=True)

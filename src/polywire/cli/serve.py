@@ -17,7 +17,7 @@ from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Env, Toml
 from cyclopts.validators import Number
 
-from polywire.broker.settings import TableFormat
+from polywire.broker.settings import TableFormat, TableFormats
 from polywire.choices import did_you_mean
 from polywire.cli.usage import examples
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
@@ -293,9 +293,9 @@ class Storage:
         int, Parameter(help="Default retention size of each partition in MiB; 0 means no limit.")
     ] = 0
     table: Annotated[
-        TableFormat,
+        TableFormats,
         Parameter(help="Formats of the table that the broker writes for each topic without its own setting."),
-    ] = TableFormat.NONE
+    ] = "none"
     table_freshness_s: Annotated[
         int,
         Parameter(
@@ -552,7 +552,7 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         retention_hours=storage.retention_hours,
         scrub_hours=storage.scrub_hours,
         retention_mib=storage.retention_mib,
-        table=storage.table,
+        table=TableFormat(storage.table),
         table_freshness_s=storage.table_freshness_s,
         table_history_hours=storage.table_history_hours,
         tables_url=storage.tables_url or "",

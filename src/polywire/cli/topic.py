@@ -16,7 +16,7 @@ from polywire.broker.settings import (
     RETENTION_MIB_MAX,
     TOPIC_SETTINGS,
     Compression,
-    TableFormat,
+    TableFormats,
 )
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
@@ -58,7 +58,7 @@ class AlterableSettings:
             "setting.",
         ),
     ] = None
-    table: Annotated[TableFormat | None, Parameter(help=_help("table"))] = None
+    table: Annotated[TableFormats | None, Parameter(help=_help("table"))] = None
     table_freshness_s: Annotated[
         int | None,
         Parameter(validator=Number(gte=1, lte=86_400), help=_help("table_freshness_s")),
@@ -76,7 +76,7 @@ class AlterableSettings:
             "compression": None if self.compression is None else self.compression.value,
             "retention_age_us": None if age is None else int(age * HOUR_US),
             "retention_bytes": None if size is None else size * MEBI,
-            "table": None if self.table is None else self.table.value,
+            "table": self.table,
             "table_freshness_s": self.table_freshness_s,
             "table_history_hours": self.table_history_hours,
         }

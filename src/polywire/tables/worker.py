@@ -83,7 +83,7 @@ class _Job:
         self._merger: Final = merger
         self._pause_s = 0.0
         self._skipped = 0
-        self._vacuumed_at = time.monotonic()
+        self._vacuumed_at = float("-inf")  # the files of a writer that crashed are deleted soon
         self._merging: tuple[MergePlan, Future[Written]] | None = None
         self._source: Final = source
         self._table: TopicTable | None = None

@@ -1,0 +1,230 @@
+"""Histories of a topic and its table: the broker and the process that writes tables are killed and suspended.
+
+``python -m tests.histories.tables --count 100 --seed 7``. The seed determines the order. At the end, and after every
+``CHECK_EVERY`` faults, another Delta library reads the table. It must have exactly the records of the log below the
+offsets that its last commit states, and after maintenance no other files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import run as run_command
+from tempfile import TemporaryDirectory
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import deltalake
+import pyarrow as pa
+
+import polywire
+from polywire.client.bulk import connect
+from polywire.client.tables import read_arrow
+from polywire.errors import BrokerError
+from polywire.store.url import open_bucket
+from polywire.tables.delta_log import DeltaLog, TableState
+from polywire.tables.writer import DATA
+from polywire.testing.process import BrokerProcess
+
+TOPIC: Final = "orders"
+PARTITIONS: Final = 3
+CHECK_EVERY: Final = 25
+CALM_S: Final = (0.2, 3.0)  # between two faults
+TRIES: Final = 5
+CAUGHT_UP_S: Final = 60.0
+OPTIONS: Final = ("--table", "delta,iceberg", "--table-freshness-s", "1", "--table-history-hours", "0")
+BATCH: Final = 20
+COLUMNS: Final = ("partition", "offset", "key", "value")
+
+
+class Wrong(Exception):
+    """The table and the log differ, or the table does not catch up."""
+
+
+@dataclass
+class World:
+    """A broker with a table, and what was done to it."""
+
+    broker: BrokerProcess
+    chance: random.Random
+    counts: Counter[str] = field(default_factory=Counter)
+    stopped: list[int] = field(default_factory=list)
+
+    def writers(self) -> list[int]:
+        """Return the ids of the processes that write tables for the broker that runs now."""
+        found = run_command(["pgrep", "-P", str(self.broker.pid)], capture_output=True, text=True, check=False).stdout
+        pids = [int(pid) for pid in found.split()]
+        return [pid for pid in pids if b"polywire.tables" in _command_line(pid)]
+
+    def kill_writer(self) -> None:
+        for pid in self.writers():
+            os.kill(pid, signal.SIGKILL)
+
+    def kill_broker(self) -> None:
+        """Kill the broker only: its writer finishes what it has read, and ends."""
+        self.broker.kill()
+        self.broker.start()
+
+    def kill_both(self) -> None:
+        pids = [self.broker.pid, *self.writers()]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        self.broker.kill()
+        self.broker.start()
+
+    def outlive(self) -> None:
+        """Suspend the writer, kill the broker, and continue the old writer while the next one writes."""
+        pids = self.writers()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        self.stopped += pids
+        self.broker.kill()
+        self.broker.start()
+        self._pause(2.0)
+        self.resume()
+
+    def resume(self) -> None:
+        for pid in self.stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self.stopped.clear()
+
+    def stop_broker(self) -> None:
+        assert self.broker.stop() == 0, self.broker.log_text()
+        self.broker.start()
+
+    def _pause(self, longest: float) -> None:
+        time.sleep(self.chance.uniform(0, longest))
+
+
+FAULTS: Final[Mapping[str, Callable[[World], None]]] = {
+    "kill writer": World.kill_writer,
+    "kill broker": World.kill_broker,
+    "kill both": World.kill_both,
+    "writer outlives broker": World.outlive,
+    "stop": World.stop_broker,
+}
+WEIGHTS: Final = (5, 3, 3, 2, 1)
+
+
+def _command_line(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+@contextmanager
+def producing(broker: BrokerProcess) -> Iterator[None]:
+    """Send records until the block ends. Records that are sent twice are two records."""
+    ending = threading.Event()
+
+    def work() -> None:
+        number = 0
+        while not ending.is_set():
+            with suppress(BrokerError), polywire.connect_sync(broker.url()) as client:
+                while not ending.is_set():
+                    values = [b"%d" % (number + at) for at in range(BATCH)]
+                    with client.producer() as producer:
+                        producer.send_many(TOPIC, values, keys=values)
+                    number += BATCH
+                    time.sleep(0.02)
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
+
+
+def rows_of(table: pa.Table) -> list[tuple[object, ...]]:
+    return sorted(zip(*(table.column(name).to_pylist() for name in COLUMNS), strict=True))
+
+
+def check(broker: BrokerProcess) -> int:
+    """Compare the table and the log. Return the number of rows. Raises Wrong."""
+    url = connect(broker.url()).describe(TOPIC).table
+    path = unquote(urlsplit(url).path)
+    for _ in range(TRIES):
+        state = DeltaLog(open_bucket(url), lambda: 0).load()
+        with suppress(FileNotFoundError, deltalake.exceptions.DeltaError):  # maintenance deletes replaced files at once
+            table = deltalake.DeltaTable(path, version=state.version)
+            rows = rows_of(table.to_pyarrow_table(columns=list(COLUMNS)))
+            break
+    else:
+        raise Wrong("the table could not be read")
+    ends = {key.partition: offset for key, offset in state.offsets.items()}
+    log = read_arrow(broker.url(), TOPIC, columns=COLUMNS)
+    expected = [row for row in rows_of(log) if int(str(row[1])) < ends.get(int(str(row[0])), 0)]
+    if rows != expected:
+        missing, extra = set(expected) - set(rows), Counter(rows) - Counter(expected)
+        raise Wrong(f"missing={sorted(missing)[:5]} extra={list(extra)[:5]} rows={len(rows)} expected={len(expected)}")
+    return len(rows)
+
+
+def catch_up(broker: BrokerProcess) -> TableState:
+    """Wait until the table has all records of the log, and no files but its own. Raises Wrong."""
+    end, objects = time.monotonic() + CAUGHT_UP_S, open_bucket(connect(broker.url()).describe(TOPIC).table)
+    while True:
+        bounds = connect(broker.url()).bounds([TOPIC])
+        state = DeltaLog(objects, lambda: 0).load()
+        ends = {key.partition: offset for key, offset in state.offsets.items()}
+        behind = sum(partition.next_offset - ends.get(partition.partition, 0) for partition in bounds)
+        others = set(objects.list(DATA)) - set(state.files)
+        if not behind and not others:
+            return state
+        if time.monotonic() > end:
+            raise Wrong(f"the table does not catch up behind={behind} other_files={len(others)}\n{broker.log_text()}")
+        time.sleep(0.2)
+
+
+def run(folder: Path, *, seed: int, count: int, report: Callable[[str], object] = print) -> Counter[str]:
+    """Run that many faults, and return the counts. Raises Wrong, AssertionError."""
+    with BrokerProcess(folder / "data", *OPTIONS, wires=["polywire"]) as broker:
+        connect(broker.url()).create_topic(TOPIC, PARTITIONS)
+        world = World(broker, random.Random(seed))
+        try:
+            with producing(broker):
+                for number in range(1, count + 1):
+                    time.sleep(world.chance.uniform(*CALM_S))
+                    (name,) = world.chance.choices(list(FAULTS), WEIGHTS)
+                    FAULTS[name](world)
+                    world.counts[name] += 1
+                    if number % CHECK_EVERY == 0:
+                        report(f"{number} faults, {check(broker)} rows, seed {seed}")
+        finally:
+            world.resume()
+        world.kill_writer()  # the next one deletes what the earlier ones left
+        state = catch_up(broker)
+        world.counts["rows"] = check(broker)
+        world.counts["versions"] = state.version
+        return world.counts
+
+
+def main() -> int:
+    """Run one history; the exit code is 0 if nothing is wrong."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        counts = run(Path(folder), seed=given.seed, count=given.count)
+    for name, number in sorted(counts.items()):
+        print(f"{name:24} {number}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
