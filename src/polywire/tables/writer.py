@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 from uuid import uuid4
@@ -18,8 +19,8 @@ import pyarrow.parquet as pq
 
 from polywire.client.arrow import chunk_to_arrow
 from polywire.client.bulk import PartitionRange, StoredChunk
-from polywire.errors import Unavailable
-from polywire.store.base import BlobExists
+from polywire.errors import ErrorCode, Unavailable
+from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import Objects
 from polywire.tables.columns import ARROW_SCHEMA, READ_NAMES
 from polywire.tables.delta_log import (
@@ -220,18 +221,22 @@ class TopicTable:
     def _put(self, written: Written) -> DataFile:
         """Store a file for the next version."""
         name = f"{DATA}{self.state.version + 1:020}-{uuid4().hex}.parquet"
+        size = len(written.content)
         for left in range(PUT_TRIES - 1, -1, -1):
             try:
                 self._objects.create(name, [written.content])
-            except BlobExists:  # an earlier attempt succeeded without a response, because the name is random
                 break
+            except BlobExists:
+                # The name is random, so this is an earlier attempt: complete, although its response was lost, or pending.
+                with suppress(BlobMissing):
+                    if self._objects.size(name) == size:
+                        break
+                if not left:
+                    raise Unavailable(ErrorCode.STORAGE_FAILED, f"cannot create object name={name!r}") from None
             except Unavailable:
                 if not left:
                     raise
-                self._pause(PUT_PAUSE_S)
-            else:
-                break
-        size = len(written.content)
+            self._pause(PUT_PAUSE_S)
         return DataFile(name, size, self._now_ms(), written.row_count, written.bounds, written.nulls)
 
     def _checkpoint(self) -> None:

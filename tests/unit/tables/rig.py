@@ -1,0 +1,123 @@
+"""A topic in memory as the source of a table, and a check that the table has exactly its records."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from polywire.client.bulk import PartitionRange, StoredChunk
+from polywire.records.batch import stamp
+from polywire.records.columns import Record
+from polywire.records.rows import from_records
+from polywire.store.objects import Objects
+from polywire.tables.delta_log import DeltaLog, PartitionKey, TableState
+from polywire.tables.writer import DATA, TopicTable
+
+TOPIC = "orders"
+TOPIC_ID = b"first topic 0123"
+TIME_US = 1_795_000_000_000_000
+START_MS = 1_795_000_000_000
+
+Row = tuple[int, int, bytes | None]
+"""Partition, offset and value."""
+
+
+class FakeTopic:
+    """A topic. Implements ``Source``.
+
+    Attributes:
+        chunk_records: records of one chunk.
+    """
+
+    def __init__(self, partitions: int = 2, *, topic_id: bytes = TOPIC_ID) -> None:
+        self.topic_id = topic_id
+        self.values: list[list[bytes | None]] = [[] for _ in range(partitions)]
+        self.first_offsets = [0] * partitions
+        self.incarnations = list(range(1, partitions + 1))
+        self.chunk_records = 7
+
+    def produce(self, partition: int, *values: bytes | None) -> None:
+        self.values[partition] += values
+
+    def bounds(self, topics: Sequence[str]) -> list[PartitionRange]:
+        assert list(topics) == [TOPIC]
+        return [
+            PartitionRange(TOPIC, self.topic_id, number, incarnation, 1, first, len(values))
+            for number, (incarnation, first, values) in enumerate(
+                zip(self.incarnations, self.first_offsets, self.values, strict=True)
+            )
+        ]
+
+    def fetch_range(
+        self, topic: str, partition: int, incarnation: int, offset: int, offset_end: int, *, epoch: int
+    ) -> Iterator[StoredChunk]:
+        assert (topic, incarnation, epoch) == (TOPIC, self.incarnations[partition], 1)
+        while offset < offset_end:
+            end = min(offset + self.chunk_records, offset_end)
+            batch = from_records([Record(value, b"k") for value in self.values[partition][offset:end]])
+            stamp(batch, 0, incarnation, 1, offset, 0, TIME_US + offset)
+            yield StoredChunk(topic, partition, memoryview(batch), offset, end, end)
+            offset = end
+
+    def rows(self, state: TableState) -> list[Row]:
+        """Return the records below the offsets of a version of the table."""
+        return [
+            (number, offset, values[offset])
+            for number, values in enumerate(self.values)
+            for offset in range(state.offsets.get(self.key(number), 0))
+        ]
+
+    def key(self, partition: int) -> PartitionKey:
+        return PartitionKey(self.topic_id, partition, self.incarnations[partition])
+
+
+class Clock:
+    """Time that passes with each look."""
+
+    def __init__(self) -> None:
+        self.ms = START_MS
+
+    def now_ms(self) -> int:
+        self.ms += 1
+        return self.ms
+
+
+def table_of(topic: FakeTopic, objects: Objects, clock: Clock | None = None) -> TopicTable:
+    return TopicTable(TOPIC, objects, topic, now_ms=(clock or Clock()).now_ms, pause=lambda _: None)
+
+
+def load(objects: Objects) -> TableState:
+    return DeltaLog(objects, lambda: START_MS).load()
+
+
+def rows_of(objects: Objects, state: TableState) -> list[Row]:
+    """Return the rows of a version, read from its files."""
+    rows: list[Row] = []
+    for path in state.files:
+        table = pq.read_table(io.BytesIO(objects.read(path).content))
+        columns = [table.column(name).to_pylist() for name in ("partition", "offset", "value")]
+        rows += zip(*columns, strict=True)
+    return sorted(rows, key=lambda row: row[:2])
+
+
+def check(topic: FakeTopic, objects: Objects) -> TableState:
+    """Check that the newest version has exactly the records below its offsets."""
+    state = load(objects)
+    assert rows_of(objects, state) == topic.rows(state)
+    return state
+
+
+def check_no_garbage(objects: Objects, state: TableState) -> None:
+    assert set(objects.list(DATA)) == set(state.files)
+
+
+def save(objects: Objects, folder: Path) -> Path:
+    """Write the objects to a directory, for readers of other projects."""
+    for name in objects.list(""):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(objects.read(name).content)
+    return folder

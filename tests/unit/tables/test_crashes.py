@@ -1,0 +1,150 @@
+"""Tables whose writers die at any request, race each other, and meet a store with faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import deltalake
+import pytest
+
+from polywire.errors import BrokerError
+from polywire.store.base import BlobMissing
+from polywire.tables import writer
+from polywire.tables.delta_log import CommitConflict
+from polywire.tables.writer import TopicTable, merged
+from polywire.testing.memory_objects import MemoryObjects, ObjectFault
+from polywire.types import Buffer
+from tests.unit.tables.rig import Clock, FakeTopic, check, check_no_garbage, save, table_of
+
+SEEDS = 40
+STEPS = 60
+FAULTS = (ObjectFault.LOST_REPLY, ObjectFault.REFUSED, ObjectFault.LATE, ObjectFault.BUSY)
+FAILURES = (BrokerError, BlobMissing, CommitConflict)
+
+
+class Died(BaseException):
+    """The writer was killed."""
+
+
+class MortalObjects(MemoryObjects):
+    """A bucket whose client is killed before or after one of its writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = 0
+        self.dies_at = -1
+        self.dies_after = False
+
+    def create(self, name: str, parts: Sequence[Buffer]) -> None:
+        self._before()
+        super().create(name, parts)
+        self._after()
+
+    def put(self, name: str, content: Buffer) -> None:
+        self._before()
+        super().put(name, content)
+        self._after()
+
+    def delete(self, name: str) -> None:
+        self._before()
+        super().delete(name)
+        self._after()
+
+    def _before(self) -> None:
+        if self.writes == self.dies_at and not self.dies_after:
+            raise Died
+
+    def _after(self) -> None:
+        self.writes += 1
+        if self.writes - 1 == self.dies_at and self.dies_after:
+            raise Died
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merge and write checkpoints after few commits."""
+    monkeypatch.setattr(writer, "MERGE_COUNT", 3)
+    monkeypatch.setattr(writer, "CHECKPOINT_COMMITS", 4)
+
+
+def maintain(table: TopicTable) -> None:
+    plan = table.plan_merge()
+    if plan is not None:
+        table.replace(plan, merged(plan))
+    table.vacuum(0)
+
+
+def live(topic: FakeTopic, objects: MemoryObjects, clock: Clock) -> None:
+    table = table_of(topic, objects, clock)
+    for number in range(12):
+        topic.produce(number % 2, b"%d" % number)
+        table.append()
+        if number % 3 == 2:
+            maintain(table)
+
+
+def recover(topic: FakeTopic, objects: MemoryObjects, clock: Clock) -> None:
+    """Let a new writer finish, and check rows and files."""
+    table = table_of(topic, objects, clock)
+    table.append()
+    maintain(table)
+    maintain(table)
+    state = check(topic, objects)
+    assert [state.offsets.get(topic.key(number), 0) for number in range(2)] == [len(part) for part in topic.values]
+    table.vacuum(0)
+    check_no_garbage(objects, state)
+
+
+@pytest.mark.parametrize("dies_after", [False, True])
+def test_a_writer_may_die_at_any_write(dies_after: bool) -> None:
+    whole = MortalObjects()
+    live(FakeTopic(), whole, Clock())
+    assert whole.writes > 40
+    for number in range(whole.writes):
+        topic, objects, clock = FakeTopic(), MortalObjects(), Clock()
+        objects.dies_at, objects.dies_after = number, dies_after
+        with pytest.raises(Died):
+            live(topic, objects, clock)
+        objects.dies_at = -1
+        check(topic, objects)
+        recover(topic, objects, clock)
+
+
+def step(chance: random.Random, tables: list[TopicTable], topic: FakeTopic, objects: MemoryObjects) -> None:
+    number = chance.randrange(len(tables))
+    for _ in range(chance.choice((0, 0, 0, 1, 2))):
+        verb = chance.choice(("create", "put", "delete", "read"))
+        objects.fail(verb, chance.choice(FAULTS if verb == "create" else FAULTS[:3]), after=chance.randrange(6))
+    try:
+        action = chance.randrange(4)
+        if action == 0:
+            topic.produce(chance.randrange(2), *[b"%d" % chance.randrange(1000)] * chance.randrange(1, 9))
+        elif action == 1:
+            maintain(tables[number])
+        else:
+            tables[number].append()
+    except FAILURES:
+        tables[number] = table_of(topic, objects, Clock())
+    if chance.random() < 0.1:
+        objects.deliver()
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_writers_race_over_a_store_with_faults(seed: int, tmp_path: Path) -> None:
+    chance, topic, objects, clock = random.Random(seed), FakeTopic(), MemoryObjects(), Clock()
+    tables = [table_of(topic, objects, clock) for _ in range(3)]
+    for _ in range(STEPS):
+        step(chance, tables, topic, objects)
+    objects.deliver()
+    for _ in range(100):  # until no fault is left
+        with suppress(*FAILURES):
+            tables[0] = table_of(topic, objects, clock)
+            maintain(tables[0])
+    check(topic, objects)
+    recover(topic, objects, clock)
+    if seed % 10 == 0:
+        table = deltalake.DeltaTable(str(save(objects, tmp_path))).to_pyarrow_table(columns=["partition", "offset"])
+        assert table.num_rows == sum(map(len, topic.values))
