@@ -16,8 +16,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from subprocess import run as run_command
 from tempfile import TemporaryDirectory
@@ -66,6 +67,13 @@ class World:
         pids = [int(pid) for pid in found.split()]
         return [pid for pid in pids if b"polywire.tables" in _command_line(pid)]
 
+    def inject(self) -> None:
+        """Wait, and inject one fault."""
+        time.sleep(self.chance.uniform(*CALM_S))
+        (name,) = self.chance.choices(list(FAULTS), WEIGHTS)
+        FAULTS[name](self)
+        self.counts[name] += 1
+
     def kill_writer(self) -> None:
         for pid in self.writers():
             os.kill(pid, signal.SIGKILL)
@@ -91,9 +99,10 @@ class World:
         self.broker.kill()
         self.broker.start()
         self._pause(2.0)
-        self.resume()
+        self.close()
 
-    def resume(self) -> None:
+    def close(self) -> None:
+        """Continue suspended processes."""
         for pid in self.stopped:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -127,26 +136,30 @@ def _command_line(pid: int) -> bytes:
 def producing(broker: BrokerProcess) -> Iterator[None]:
     """Send records until the block ends. Records that are sent twice are two records."""
     ending = threading.Event()
-
-    def work() -> None:
-        number = 0
-        while not ending.is_set():
-            with suppress(BrokerError), polywire.connect_sync(broker.url()) as client:
-                while not ending.is_set():
-                    values = [b"%d" % (number + at) for at in range(BATCH)]
-                    with client.producer() as producer:
-                        producer.send_many(TOPIC, values, keys=values)
-                    number += BATCH
-                    time.sleep(0.02)
-            time.sleep(0.02)
-
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=_produce, args=(broker, ending))
     thread.start()
     try:
         yield
     finally:
         ending.set()
         thread.join()
+
+
+def _produce(broker: BrokerProcess, ending: threading.Event) -> None:
+    sent = count(step=BATCH)
+    while not ending.is_set():
+        with suppress(BrokerError), polywire.connect_sync(broker.url()) as client:
+            _produce_to(client, ending, sent)
+        time.sleep(0.02)
+
+
+def _produce_to(client: polywire.SyncClient, ending: threading.Event, sent: Iterator[int]) -> None:
+    while not ending.is_set():
+        first = next(sent)
+        values = [b"%d" % (first + at) for at in range(BATCH)]
+        with client.producer() as producer:
+            producer.send_many(TOPIC, values, keys=values)
+        time.sleep(0.02)
 
 
 def rows_of(table: pa.Table) -> list[tuple[object, ...]]:
@@ -190,22 +203,16 @@ def catch_up(broker: BrokerProcess) -> TableState:
         time.sleep(0.2)
 
 
-def run(folder: Path, *, seed: int, count: int, report: Callable[[str], object] = print) -> Counter[str]:
+def run(folder: Path, *, seed: int, faults: int, report: Callable[[str], object] = print) -> Counter[str]:
     """Run that many faults, and return the counts. Raises Wrong, AssertionError."""
     with BrokerProcess(folder / "data", *OPTIONS, wires=["polywire"]) as broker:
         connect(broker.url()).create_topic(TOPIC, PARTITIONS)
         world = World(broker, random.Random(seed))
-        try:
-            with producing(broker):
-                for number in range(1, count + 1):
-                    time.sleep(world.chance.uniform(*CALM_S))
-                    (name,) = world.chance.choices(list(FAULTS), WEIGHTS)
-                    FAULTS[name](world)
-                    world.counts[name] += 1
-                    if number % CHECK_EVERY == 0:
-                        report(f"{number} faults, {check(broker)} rows, seed {seed}")
-        finally:
-            world.resume()
+        with producing(broker), closing(world):
+            for number in range(1, faults + 1):
+                world.inject()
+                if number % CHECK_EVERY == 0:
+                    report(f"{number} faults, {check(broker)} rows, seed {seed}")
         world.kill_writer()  # the next one deletes what the earlier ones left
         state = catch_up(broker)
         world.counts["rows"] = check(broker)
@@ -220,7 +227,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     with TemporaryDirectory() as folder:
-        counts = run(Path(folder), seed=given.seed, count=given.count)
+        counts = run(Path(folder), seed=given.seed, faults=given.count)
     for name, number in sorted(counts.items()):
         print(f"{name:24} {number}")
     return 0

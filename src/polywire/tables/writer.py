@@ -36,6 +36,7 @@ from polywire.tables.delta_log import (
     offset_action,
 )
 from polywire.tables.parquet import ParquetWriter, Written
+from polywire.types import Buffer
 
 DATA: Final = "data/"
 FILE_BYTES_MAX: Final = 64 << 20  # of compressed rows: a file of this size is not merged any more
@@ -221,23 +222,30 @@ class TopicTable:
     def _put(self, written: Written) -> DataFile:
         """Store a file for the next version."""
         name = f"{DATA}{self.state.version + 1:020}-{uuid4().hex}.parquet"
+        self._store(name, written.content)
         size = len(written.content)
-        for left in range(PUT_TRIES - 1, -1, -1):
-            try:
-                self._objects.create(name, [written.content])
-                break
-            except BlobExists:
-                # The name is random, so this is an earlier attempt: complete, although its response was lost, or pending.
-                with suppress(BlobMissing):
-                    if self._objects.size(name) == size:
-                        break
-                if not left:
-                    raise Unavailable(ErrorCode.STORAGE_FAILED, f"cannot create object name={name!r}") from None
-            except Unavailable:
-                if not left:
-                    raise
-            self._pause(PUT_PAUSE_S)
         return DataFile(name, size, self._now_ms(), written.row_count, written.bounds, written.nulls)
+
+    def _store(self, name: str, content: Buffer) -> None:
+        """Store a file under a random name. Raises Unavailable."""
+        for _ in range(PUT_TRIES - 1):
+            with suppress(Unavailable):
+                if self._is_stored(name, content):
+                    return
+            self._pause(PUT_PAUSE_S)
+        if not self._is_stored(name, content):
+            raise Unavailable(ErrorCode.STORAGE_FAILED, f"cannot create object name={name!r}")
+
+    def _is_stored(self, name: str, content: Buffer) -> bool:
+        """Store a file. Return whether it exists now. Raises Unavailable."""
+        try:
+            self._objects.create(name, [content])
+        except BlobExists:
+            # the name is random, so this is an earlier attempt: complete, although its response was lost, or pending
+            with suppress(BlobMissing):
+                return self._objects.size(name) == memoryview(content).nbytes
+            return False
+        return True
 
     def _checkpoint(self) -> None:
         state = self.state
