@@ -24,12 +24,13 @@ import pyarrow.parquet as pq
 from polywire.build_info import VERSION
 from polywire.errors import Corrupt, ErrorCode, Unavailable
 from polywire.store.base import BlobExists, BlobMissing
-from polywire.store.objects import Objects
+from polywire.store.objects import ObjectChanged, Objects
 from polywire.tables.columns import TIMESTAMP, delta_schema
 from polywire.tables.parquet import Bounds, time_of, time_text
 
 LOG: Final = "_delta_log/"
 LAST_CHECKPOINT: Final = LOG + "_last_checkpoint"
+CHECKPOINT: Final = ".checkpoint.parquet"
 CHECKPOINT_COMMITS: Final = 50  # a reader reads at most this many commits after a checkpoint
 COMMIT_TRIES: Final = 5
 COMMIT_PAUSE_S: Final = 0.2
@@ -294,7 +295,7 @@ def commit_name(version: int) -> str:
 
 def checkpoint_name(version: int) -> str:
     """Return the name of a checkpoint."""
-    return f"{LOG}{version:020}.checkpoint.parquet"
+    return f"{LOG}{version:020}{CHECKPOINT}"
 
 
 def version_of(name: str) -> int:
@@ -322,15 +323,9 @@ class DeltaLog:
     def load(self) -> TableState:
         """Return the newest version, which is NEW if there is no table. Raises Corrupt."""
         state = TableState()
-        checkpoint = self._last_checkpoint()
-        if checkpoint != NEW:
-            self._load_checkpoint(state, checkpoint)
+        if not self._load_checkpoint(state, self._last_checkpoint()):
+            self._load_listed(state)
         self.refresh(state)
-        if state.version == NEW and checkpoint == NEW:
-            found = [version_of(name) for name in self._objects.list(LOG) if name.endswith(".checkpoint.parquet")]
-            if found:
-                self._load_checkpoint(state, max(found))
-                self.refresh(state)
         return state
 
     def refresh(self, state: TableState) -> None:
@@ -339,25 +334,37 @@ class DeltaLog:
             state.apply(actions)
             state.version += 1
 
+    def _load_listed(self, state: TableState) -> None:
+        """Load the newest checkpoint that a list has. Raises Corrupt if neither it nor the first commit exists."""
+        names = self._objects.list(LOG)
+        checkpoints = sorted({version_of(name) for name in names if name.endswith(CHECKPOINT)}, reverse=True)
+        if any(self._load_checkpoint(state, version) for version in checkpoints):
+            return
+        versions = [version_of(name) for name in names if version_of(name) != NEW]
+        if versions and min(versions) > 0:  # a new table in the place of this one would repeat its rows
+            raise _corrupt("the checkpoint before the oldest commit is missing", min(versions))
+
     def _last_checkpoint(self) -> int:
         try:
-            return int(json.loads(self._objects.read(LAST_CHECKPOINT).content)["version"])
+            return _pointed(self._objects.read(LAST_CHECKPOINT).content)
         except BlobMissing:
             return NEW
-        except (ValueError, KeyError, TypeError):
-            return NEW  # it was torn by a crash: the commits or a listing have everything
 
-    def _load_checkpoint(self, state: TableState, version: int) -> None:
+    def _load_checkpoint(self, state: TableState, version: int) -> bool:
+        """Load a checkpoint. Return False if it does not exist. Raises Corrupt."""
+        if version == NEW:
+            return False
         try:
             content = self._objects.read(checkpoint_name(version)).content
         except BlobMissing:
-            return
+            return False
         try:
             rows = pq.read_table(io.BytesIO(content)).to_pylist()
         except pa.ArrowInvalid as error:
             raise _corrupt(f"checkpoint cannot be read: {error}", version) from None
         state.apply([{kind: _plain(body) for kind, body in row.items() if body is not None} for row in rows])
         state.version = version
+        return True
 
     def _read_commit(self, version: int) -> list[Action] | None:
         try:
@@ -433,25 +440,58 @@ class DeltaLog:
         table = pa.Table.from_pylist(rows, _CHECKPOINT_SCHEMA)
         sink = io.BytesIO()
         pq.write_table(table, sink, compression="zstd")
-        with suppress(BlobExists):  # another writer's checkpoint of this version is the same
-            self._objects.create(checkpoint_name(state.version), [sink.getbuffer()])
-        self._objects.put(LAST_CHECKPOINT, json.dumps({"version": state.version, "size": len(rows)}).encode())
+        name, content = checkpoint_name(state.version), sink.getbuffer()
+        try:
+            self._objects.create(name, [content])
+        except BlobExists:
+            # also while an earlier request for this name is pending: then there may never be a checkpoint
+            try:
+                self._objects.size(name)
+            except BlobMissing:
+                return
+        self._point_to(state.version, len(rows))
+
+    def _point_to(self, version: int, size: int) -> None:
+        """Name the newest checkpoint, for readers.
+
+        A writer that was suspended never names an older one, which may not exist any more.
+        """
+        content = json.dumps({"version": version, "size": size}).encode()
+        with suppress(BlobExists, ObjectChanged):  # another writer has just named one
+            try:
+                found = self._objects.read(LAST_CHECKPOINT)
+            except BlobMissing:
+                self._objects.create(LAST_CHECKPOINT, [content])
+                return
+            if _pointed(found.content) < version:
+                self._objects.replace(LAST_CHECKPOINT, content, found.tag)
 
     def expire(self, before_ms: int) -> int:
         """Delete commits and checkpoints that only versions before ``before_ms`` need, and return their number."""
-        names = self._objects.list(LOG)
-        checkpoints = sorted(version_of(name) for name in names if name.endswith(".checkpoint.parquet"))
+        names, newest = self._objects.list(LOG), self._last_checkpoint()
         oldest = NEW
-        for version in checkpoints[:-1]:  # the newest one is always needed
-            found = self._read_commit(version)
-            times = [action["commitInfo"]["timestamp"] for action in found or () if "commitInfo" in action]
-            if not times or times[0] >= before_ms:
+        for version in sorted(version_of(name) for name in names if name.endswith(CHECKPOINT)):
+            if version >= newest or not self._is_before(version, before_ms):
                 break
             oldest = version
         expired = [name for name in names if NEW < version_of(name) < oldest]
         for name in expired:
             self._objects.delete(name)
         return len(expired)
+
+    def _is_before(self, version: int, before_ms: int) -> bool:
+        times = [
+            action["commitInfo"]["timestamp"] for action in self._read_commit(version) or () if "commitInfo" in action
+        ]
+        return bool(times) and times[0] < before_ms
+
+
+def _pointed(content: bytes) -> int:
+    """Return the version of the checkpoint that a pointer names; NEW if a crash has torn it."""
+    try:
+        return int(json.loads(content)["version"])
+    except (ValueError, KeyError, TypeError):
+        return NEW
 
 
 def _plain(body: Mapping[str, Any]) -> dict[str, Any]:

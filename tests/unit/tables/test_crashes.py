@@ -43,9 +43,9 @@ class MortalObjects(MemoryObjects):
         super().create(name, parts)
         self._after()
 
-    def put(self, name: str, content: Buffer) -> None:
+    def replace(self, name: str, content: Buffer, tag: str) -> None:
         self._before()
-        super().put(name, content)
+        super().replace(name, content, tag)
         self._after()
 
     def delete(self, name: str) -> None:
@@ -116,8 +116,10 @@ def test_a_writer_may_die_at_any_write(dies_after: bool) -> None:
 def step(chance: random.Random, tables: list[TopicTable], topic: FakeTopic, objects: MemoryObjects) -> None:
     number = chance.randrange(len(tables))
     for _ in range(chance.choice((0, 0, 0, 1, 2))):
-        verb = chance.choice(("create", "put", "delete", "read"))
-        objects.fail(verb, chance.choice(FAULTS if verb == "create" else FAULTS[:3]), after=chance.randrange(6))
+        verb = chance.choice(("create", "replace", "delete", "read"))
+        objects.fail(
+            verb, chance.choice(FAULTS if verb in ("create", "replace") else FAULTS[:3]), after=chance.randrange(6)
+        )
     try:
         action = chance.randrange(4)
         if action == 0:

@@ -179,6 +179,35 @@ def test_a_torn_pointer_to_the_checkpoint_is_ignored(
     assert check(topic, objects).version == 12
 
 
+def test_a_table_without_its_checkpoint_is_not_begun_again(
+    topic: FakeTopic, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "CHECKPOINT_COMMITS", 5)
+    table = table_of(topic, objects)
+    for _ in range(12):
+        topic.produce(0, b"x")
+        append_all(table)
+    table.vacuum(0)
+    for name in objects.list(delta_log.LOG):
+        if name.endswith(delta_log.CHECKPOINT):
+            objects.delete(name)
+    with pytest.raises(Corrupt, match="checkpoint before the oldest commit is missing"):
+        load(objects)
+
+
+def test_a_checkpoint_that_is_pending_is_not_named(
+    topic: FakeTopic, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "CHECKPOINT_COMMITS", 1)
+    table = table_of(topic, objects)
+    append_all(table)
+    topic.produce(0, b"x")
+    objects.fail("create", ObjectFault.BUSY, after=2)  # the data file and the commit come first
+    append_all(table)
+    assert delta_log.LAST_CHECKPOINT not in objects.list(delta_log.LOG)
+    check(topic, objects)
+
+
 def test_a_damaged_commit_is_reported(topic: FakeTopic, objects: MemoryObjects) -> None:
     append_all(table_of(topic, objects))
     objects.put(commit_name(1), b"{")
