@@ -33,6 +33,7 @@ FIELD_IDS: Final[Mapping[str, int]] = {
 ELEMENT_ID: Final = 8
 HEADER_KEY_ID: Final = 9
 HEADER_VALUE_ID: Final = 10
+LAST_FIELD_ID: Final = HEADER_VALUE_ID
 STATISTICS: Final = (PARTITION, OFFSET, TIMESTAMP)
 """Columns whose smallest and largest value each file reports, so that queries skip files."""
 _DELTA_TYPES: Final[Mapping[str, str]] = {
@@ -40,6 +41,14 @@ _DELTA_TYPES: Final[Mapping[str, str]] = {
     OFFSET: "long",
     TIMESTAMP: "timestamp",
     TIMESTAMP_TYPE: "integer",
+    KEY: "binary",
+    VALUE: "binary",
+}
+_ICEBERG_TYPES: Final[Mapping[str, str]] = {
+    PARTITION: "int",
+    OFFSET: "long",
+    TIMESTAMP: "timestamptz",
+    TIMESTAMP_TYPE: "int",
     KEY: "binary",
     VALUE: "binary",
 }
@@ -80,3 +89,22 @@ def delta_schema() -> str:
     kinds: dict[str, object] = {**_DELTA_TYPES, HEADERS: headers}
     fields = [_delta_field(name, kinds[name], nullable=name not in _NOT_NULL) for name in ARROW_SCHEMA.names]
     return json.dumps({"type": "struct", "fields": fields})
+
+
+def _iceberg_field(name: str, kind: object, field_id: int) -> dict[str, object]:
+    return {"id": field_id, "name": name, "required": name in _NOT_NULL, "type": kind}
+
+
+def iceberg_schema() -> dict[str, object]:
+    """Return the schema as Iceberg metadata stores it (Iceberg specification: Appendix C)."""
+    pair = {
+        "type": "struct",
+        "fields": [
+            _iceberg_field("key", "string", HEADER_KEY_ID),
+            _iceberg_field("value", "binary", HEADER_VALUE_ID),
+        ],
+    }
+    headers = {"type": "list", "element-id": ELEMENT_ID, "element-required": False, "element": pair}
+    kinds: dict[str, object] = {**_ICEBERG_TYPES, HEADERS: headers}
+    fields = [_iceberg_field(name, kinds[name], FIELD_IDS[name]) for name in ARROW_SCHEMA.names]
+    return {"type": "struct", "schema-id": 0, "fields": fields}

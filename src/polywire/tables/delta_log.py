@@ -2,7 +2,7 @@
 
 * A commit is an object that is created only if it is absent, so of two writers exactly one commits a version.
 * A commit states the next offset of each partition, as a Delta transaction identifier. Rows and offsets change together.
-* A commit whose outcome is unknown is read again, and recognized by its token.
+* A commit whose outcome is unknown is read again, and recognized by its content, which has a random identifier.
 
 The format is that of the Delta protocol, reader version 1 and writer version 2.
 """
@@ -27,6 +27,7 @@ from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import ObjectChanged, Objects
 from polywire.tables.columns import TIMESTAMP, delta_schema
 from polywire.tables.parquet import Bounds, time_of, time_text
+from polywire.types import Buffer
 
 LOG: Final = "_delta_log/"
 LAST_CHECKPOINT: Final = LOG + "_last_checkpoint"
@@ -298,6 +299,37 @@ def checkpoint_name(version: int) -> str:
     return f"{LOG}{version:020}{CHECKPOINT}"
 
 
+def create_once(objects: Objects, name: str, content: Buffer, pause: Callable[[float], object]) -> bool:
+    """Create an object with content that no other writer has. Return False if another writer created it.
+
+    Raises Unavailable if the storage failed, and the object may have been created or not.
+    """
+    for left in range(COMMIT_TRIES - 1, -1, -1):
+        try:
+            objects.create(name, [content])
+        except BlobExists:
+            # also after a lost response to an earlier attempt, or while a store decides between two writers
+            with suppress(BlobMissing):
+                return objects.read(name).content == content
+            if not left:
+                return False
+        except Unavailable:
+            if not left:
+                raise
+        else:
+            return True
+        pause(COMMIT_PAUSE_S)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def create_named(objects: Objects, name: str, content: Buffer, pause: Callable[[float], object]) -> None:
+    """Create an object with a random name. Raises Unavailable if the storage fails."""
+    if not create_once(objects, name, content, pause):
+        raise Unavailable(
+            ErrorCode.STORAGE_FAILED, f"object cannot be created, because it exists or is being created name={name!r}"
+        )
+
+
 def version_of(name: str) -> int:
     """Return the version in the name of a commit or checkpoint, or NEW."""
     digits = name.removeprefix(LOG)[:20]
@@ -398,7 +430,7 @@ class DeltaLog:
             CommitConflict: another writer has committed this version.
             Unavailable: the storage failed, and the commit may have taken effect or not: load the state again.
         """
-        version, token, now_ms = state.version + 1, str(uuid4()), self._now_ms()
+        version, now_ms = state.version + 1, self._now_ms()
         info: Action = {
             "commitInfo": {
                 "timestamp": now_ms,
@@ -406,33 +438,15 @@ class DeltaLog:
                 "operationParameters": dict(facts or {}),
                 "isBlindAppend": is_append,
                 "engineInfo": f"polywire/{VERSION}",
-                "txnId": token,
+                "txnId": str(uuid4()),  # no other commit has the same content
             }
         }
         every = [info, *actions]
         lines = b"".join(json.dumps(action, separators=(",", ":")).encode() + b"\n" for action in every)
-        self._create(version, lines, token)
+        if not create_once(self._objects, commit_name(version), lines, self._pause):
+            raise CommitConflict(version)
         state.apply(every)
         state.version = version
-
-    def _create(self, version: int, content: bytes, token: str) -> None:
-        for left in range(COMMIT_TRIES - 1, -1, -1):
-            try:
-                self._objects.create(commit_name(version), [content])
-            except BlobExists:
-                # also after a lost response to an earlier attempt, or while a store decides between two writers
-                found = self._read_commit(version)
-                if found is not None and any(item.get("commitInfo", {}).get("txnId") == token for item in found):
-                    return
-                if found is not None or not left:
-                    raise CommitConflict(version) from None
-            except Unavailable:
-                if not left:
-                    raise
-            else:
-                return
-            self._pause(COMMIT_PAUSE_S)
-        raise AssertionError("the last attempt returns or raises")
 
     def checkpoint(self, state: TableState) -> None:
         """Write a checkpoint of this version, so that readers need not read the commits before it."""

@@ -30,6 +30,7 @@ from polywire.store.base import BlobMissing
 from polywire.store.url import open_bucket
 from polywire.table_orders import Orders, TableOrder, TableReport
 from polywire.tables.delta_log import NEW, CommitConflict
+from polywire.tables.iceberg import IcebergMetadata
 from polywire.tables.parquet import Written
 from polywire.tables.writer import MergePlan, Progress, TopicTable, merged
 
@@ -117,8 +118,17 @@ class _Job:
     def _open(self) -> TopicTable:
         """Return the table, whose state is loaded again after every error."""
         if self._table is None:
-            objects = open_bucket(self.order.url, timeout_s=STORE_TIMEOUT_S)
-            self._table = TopicTable(self.order.topic, objects, self._source, now_ms=_now_ms, pause=time.sleep)
+            order = self.order
+            objects = open_bucket(order.url, timeout_s=STORE_TIMEOUT_S)
+            iceberg = IcebergMetadata(objects, order.url, now_ms=_now_ms, pause=time.sleep)
+            self._table = TopicTable(
+                order.topic,
+                objects,
+                self._source,
+                now_ms=_now_ms,
+                pause=time.sleep,
+                iceberg=iceberg if order.is_iceberg else None,
+            )
         return self._table
 
     def _maintain(self, table: TopicTable) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 from uuid import uuid4
@@ -19,8 +18,6 @@ import pyarrow.parquet as pq
 
 from polywire.client.arrow import chunk_to_arrow
 from polywire.client.bulk import PartitionRange, StoredChunk
-from polywire.errors import ErrorCode, Unavailable
-from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import Objects
 from polywire.tables.columns import ARROW_SCHEMA, READ_NAMES
 from polywire.tables.delta_log import (
@@ -33,10 +30,11 @@ from polywire.tables.delta_log import (
     DeltaLog,
     PartitionKey,
     TableState,
+    create_named,
     offset_action,
 )
+from polywire.tables.iceberg import IcebergMetadata, remove_metadata
 from polywire.tables.parquet import ParquetWriter, Written
-from polywire.types import Buffer
 
 DATA: Final = "data/"
 FILE_BYTES_MAX: Final = 64 << 20  # of compressed rows: a file of this size is not merged any more
@@ -44,8 +42,6 @@ RAW_BYTES_MAX: Final = 512 << 20  # of uncompressed rows in one file
 MERGE_COUNT: Final = 16  # files of one size class that are merged: each row is rewritten about three times
 MERGE_CLASS: Final = 8  # ratio between size classes
 SMALLEST_CLASS_BYTES: Final = 1 << 20
-PUT_TRIES: Final = 5
-PUT_PAUSE_S: Final = 0.2
 _SOURCE_COLUMNS: Final = tuple(READ_NAMES.get(name, name) for name in ARROW_SCHEMA.names)
 
 
@@ -112,6 +108,7 @@ class TopicTable:
         source: the broker.
         now_ms: returns the time in milliseconds since 1970.
         pause: waits for some seconds between attempts.
+        iceberg: the Iceberg metadata of the table. Without it, ``vacuum`` removes such metadata.
     """
 
     def __init__(
@@ -122,12 +119,14 @@ class TopicTable:
         *,
         now_ms: Callable[[], int],
         pause: Callable[[float], object],
+        iceberg: IcebergMetadata | None = None,
     ) -> None:
         self._topic: Final = topic
         self._objects: Final = objects
         self._source: Final = source
         self._now_ms: Final = now_ms
         self._pause: Final = pause
+        self._iceberg: Final = iceberg
         self.log: Final = DeltaLog(objects, now_ms, pause=pause)
         self._state: TableState | None = None
         self._checkpoint_at = 0
@@ -163,6 +162,7 @@ class TopicTable:
         if file.offsets:
             self._commit(file)
             progress.rows = file.writer.row_count
+        self._project()
         return progress
 
     def _adopt(self, topic_id: bytes) -> None:
@@ -222,36 +222,20 @@ class TopicTable:
     def _put(self, written: Written) -> DataFile:
         """Store a file for the next version."""
         name = f"{DATA}{self.state.version + 1:020}-{uuid4().hex}.parquet"
-        self._store(name, written.content)
+        create_named(self._objects, name, written.content, self._pause)
         size = len(written.content)
         return DataFile(name, size, self._now_ms(), written.row_count, written.bounds, written.nulls)
-
-    def _store(self, name: str, content: Buffer) -> None:
-        """Store a file under a random name. Raises Unavailable."""
-        for _ in range(PUT_TRIES - 1):
-            with suppress(Unavailable):
-                if self._is_stored(name, content):
-                    return
-            self._pause(PUT_PAUSE_S)
-        if not self._is_stored(name, content):
-            raise Unavailable(ErrorCode.STORAGE_FAILED, f"cannot create object name={name!r}")
-
-    def _is_stored(self, name: str, content: Buffer) -> bool:
-        """Store a file. Return whether it exists now. Raises Unavailable."""
-        try:
-            self._objects.create(name, [content])
-        except BlobExists:
-            # the name is random, so this is an earlier attempt: complete, although its response was lost, or pending
-            with suppress(BlobMissing):
-                return self._objects.size(name) == memoryview(content).nbytes
-            return False
-        return True
 
     def _checkpoint(self) -> None:
         state = self.state
         if state.version >= self._checkpoint_at:
             self.log.checkpoint(state)
             self._checkpoint_at = state.version + CHECKPOINT_COMMITS
+
+    def _project(self) -> None:
+        """Update the Iceberg metadata, also after an earlier writer did not."""
+        if self._iceberg is not None:
+            self._iceberg.project(self.state)
 
     # Maintenance
 
@@ -272,15 +256,19 @@ class TopicTable:
         actions += [file.remove(now_ms, data_change=False) for file in plan.files]
         self.log.commit(self.state, actions, operation="OPTIMIZE", facts={"files": str(len(plan.files))})
         self._checkpoint()
+        self._project()
         return True
 
     def vacuum(self, history_ms: int) -> int:
         """Delete files and commits that no version of the last ``history_ms`` needs, and return their number.
 
-        Raises Unavailable. Deleting may stop in the middle, and is repeated by the next call.
+        Raises Unavailable, CommitConflict. Deleting may stop in the middle, and is repeated by the next call.
         """
         state, before_ms = self.state, self._now_ms() - history_ms
-        count = 0
+        if self._iceberg is None:
+            count = remove_metadata(self._objects)
+        else:
+            count = self._iceberg.expire(state, before_ms)  # first, because snapshots need data files
         for name in self._objects.list(DATA):
             if self._is_garbage(name, before_ms):
                 self._objects.delete(name)

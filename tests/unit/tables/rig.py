@@ -14,7 +14,7 @@ from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.store.objects import Objects
 from polywire.tables.delta_log import DeltaLog, PartitionKey, TableState
-from polywire.tables.writer import DATA, TopicTable
+from polywire.tables.writer import DATA, TopicTable, merged
 
 TOPIC = "orders"
 TOPIC_ID = b"first topic 0123"
@@ -87,6 +87,12 @@ class Clock:
 
 def table_of(topic: FakeTopic, objects: Objects, clock: Clock | None = None) -> TopicTable:
     return TopicTable(TOPIC, objects, topic, now_ms=(clock or Clock()).now_ms, pause=lambda _: None)
+
+
+def merge(table: TopicTable) -> bool:
+    """Merge one group of small files. Return False if there is none."""
+    plan = table.plan_merge()
+    return plan is not None and table.replace(plan, merged(plan))
 
 
 def load(objects: Objects) -> TableState:

@@ -14,10 +14,10 @@ from polywire.errors import BrokerError
 from polywire.store.base import BlobMissing
 from polywire.tables import writer
 from polywire.tables.delta_log import CommitConflict
-from polywire.tables.writer import TopicTable, merged
+from polywire.tables.writer import TopicTable
 from polywire.testing.memory_objects import MemoryObjects, ObjectFault
 from polywire.types import Buffer
-from tests.unit.tables.rig import Clock, FakeTopic, check, check_no_garbage, save, table_of
+from tests.unit.tables.rig import Clock, FakeTopic, check, check_no_garbage, merge, save, table_of
 
 SEEDS = 40
 STEPS = 60
@@ -71,9 +71,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def maintain(table: TopicTable) -> None:
-    plan = table.plan_merge()
-    if plan is not None:
-        table.replace(plan, merged(plan))
+    merge(table)
     table.vacuum(0)
 
 

@@ -13,7 +13,7 @@ from polywire.tables import delta_log, writer
 from polywire.tables.delta_log import NEW, CommitConflict, commit_name
 from polywire.tables.writer import DATA, TopicTable, merged
 from polywire.testing.memory_objects import MemoryObjects, ObjectFault
-from tests.unit.tables.rig import Clock, FakeTopic, check, check_no_garbage, load, rows_of, save, table_of
+from tests.unit.tables.rig import Clock, FakeTopic, check, check_no_garbage, load, merge, rows_of, save, table_of
 
 
 @pytest.fixture
@@ -33,14 +33,6 @@ def append_all(table: TopicTable) -> int:
         rows += progress.rows
         if not progress.behind:
             return rows
-
-
-def merge_all(table: TopicTable) -> int:
-    count = 0
-    while (plan := table.plan_merge()) is not None:
-        assert table.replace(plan, merged(plan))
-        count += 1
-    return count
 
 
 def test_records_are_appended_once(topic: FakeTopic, objects: MemoryObjects) -> None:
@@ -113,7 +105,7 @@ def test_small_files_are_merged_and_deleted(topic: FakeTopic, objects: MemoryObj
     for n in range(writer.MERGE_COUNT):
         topic.produce(n % 2, b"%d" % n)
         append_all(table)
-    assert merge_all(table) == 1
+    assert merge(table)
     assert len(check(topic, objects).files) == 1
     version = load(objects).version
     assert len(objects.list(DATA)) == writer.MERGE_COUNT + 1
@@ -129,7 +121,7 @@ def test_older_versions_stay_readable_for_their_history(topic: FakeTopic, object
     for _ in range(writer.MERGE_COUNT):
         topic.produce(0, b"x")
         append_all(table)
-    merge_all(table)
+    merge(table)
     assert table.vacuum(60_000) == 0
     clock.ms += 60_001
     assert table.vacuum(60_000) == writer.MERGE_COUNT

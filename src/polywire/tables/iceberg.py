@@ -1,0 +1,485 @@
+"""Write Iceberg metadata for a table whose files and rows the Delta log decides.
+
+* The metadata follows the Delta log. After a crash between both, the next writer updates it, and then several versions
+  of the Delta log may become one snapshot.
+* A version of the metadata is an object that is created only if it is absent. A writer that finds it created by another
+  reads it and continues from there.
+* Metadata that cannot be continued is replaced by metadata with one snapshot: after the table was moved, or another
+  program has changed it.
+* The name of a manifest begins with the version that adds it, as for data files. A manifest is in the lists of
+  consecutive snapshots, so the oldest snapshot decides which older manifests are garbage.
+
+The format is that of the Iceberg specification, version 2, with the file names of Hadoop tables.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from math import log
+from typing import Any, Final
+from urllib.parse import unquote
+from uuid import uuid4
+
+import msgspec
+
+from polywire.errors import Unavailable
+from polywire.store.base import BlobMissing
+from polywire.store.objects import Objects
+from polywire.tables.columns import LAST_FIELD_ID, iceberg_schema
+from polywire.tables.delta_log import NEW, TOPIC, CommitConflict, DataFile, TableState, create_named, create_once
+from polywire.tables.manifests import (
+    Entry,
+    Manifest,
+    Paths,
+    decode_list,
+    decode_manifest,
+    encode_list,
+    encode_manifest,
+)
+
+METADATA: Final = "metadata/"
+HINT: Final = METADATA + "version-hint.text"
+DELTA_VERSION: Final = "polywire.delta-version"
+NEXT_OFFSETS: Final = "polywire.next-offsets"
+SUMMARY_TOPIC_ID: Final = "polywire.topic-id"
+SNAPSHOT_BYTES_MAX: Final = 512 << 10  # of all snapshots: about 700, because every commit writes them again
+PREVIOUS_MAX: Final = 10  # older versions of the metadata that are retained
+MANIFEST_MERGE: Final = 32  # manifests of one size class that are merged
+MANIFEST_FILES_MAX: Final = 4096  # a manifest with as many files is not merged any more
+TRIES: Final = 5
+_MAIN: Final = "main"
+_JSON: Final = ".json"
+_NAME: Final = re.compile(rf"{METADATA}(?:v(\d+)\.metadata\.json|(\d{{20}})-(?:files|snapshot)-\w+\.avro)")
+_MANIFEST: Final = "-files-"
+_LIST: Final = "-snapshot-"
+_ID_MAX: Final = 2**63 - 1
+_PROPERTIES: Final = {
+    # the Delta log decides about data files, so other programs must not delete them
+    "gc.enabled": "false",
+    "write.parquet.compression-codec": "zstd",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """A snapshot.
+
+    Attributes:
+        snapshot_id: random.
+        sequence: number in the order of snapshots.
+        timestamp_ms: when the version of the Delta log was committed.
+        list_name: its list of manifests, relative to the table.
+        encoded: as JSON.
+    """
+
+    snapshot_id: int
+    sequence: int
+    timestamp_ms: int
+    list_name: str
+    encoded: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Metadata:
+    """A version of the metadata. All of it is replaced together.
+
+    Attributes:
+        version: number in its name; 0 before the first.
+        delta_version: the version of the Delta log that the newest snapshot has.
+        positions: next offsets of the newest snapshot, as in its summary.
+        snapshots: from the oldest.
+        manifests: of the newest snapshot.
+        holders: the manifest of each data file, by the path of the file.
+        history: previous versions, as in the metadata's log.
+    """
+
+    version: int = 0
+    delta_version: int = NEW
+    sequence: int = 0
+    updated_ms: int = 0
+    positions: str = ""
+    snapshots: tuple[_Snapshot, ...] = ()
+    manifests: tuple[Manifest, ...] = ()
+    holders: dict[str, Manifest] = field(default_factory=dict)
+    history: tuple[Mapping[str, Any], ...] = ()
+
+
+def metadata_name(version: int) -> str:
+    """Return the name of a version of the metadata."""
+    return f"{METADATA}v{version}.metadata.json"
+
+
+class IcebergMetadata:
+    """The Iceberg metadata of one table. All methods raise Unavailable if the storage fails.
+
+    Args:
+        objects: the files of the table.
+        url: of the table, which the metadata contains.
+        now_ms: returns the time in milliseconds since 1970.
+        pause: waits for some seconds between attempts.
+    """
+
+    def __init__(
+        self, objects: Objects, url: str, *, now_ms: Callable[[], int], pause: Callable[[float], object]
+    ) -> None:
+        self._objects: Final = objects
+        self._paths: Final = Paths(unquote(url))
+        self._now_ms: Final = now_ms
+        self._pause: Final = pause
+        self._newest: _Metadata | None = None
+
+    def forget(self) -> None:
+        """Read the metadata again before the next step."""
+        self._newest = None
+
+    def project(self, state: TableState) -> None:
+        """Add a snapshot of this version of the table, unless there is one of this or of a later version.
+
+        Raises CommitConflict if other writers keep changing the metadata.
+        """
+        self._update(state, lambda newest: self._advanced(newest, state))
+
+    def expire(self, state: TableState, before_ms: int) -> int:
+        """Remove snapshots that are older than ``before_ms``, delete files of the metadata, and return their number.
+
+        Call it before data files are deleted. Raises CommitConflict if other writers keep changing the metadata.
+        """
+        self.project(state)
+        newest = self._update(state, lambda newest: self._expired(newest, before_ms))
+        return self._collect(newest)
+
+    def _update(self, state: TableState, change: Callable[[_Metadata], _Metadata | None]) -> _Metadata:
+        """Store what ``change`` makes of the newest metadata, unless that is nothing, and return the newest."""
+        for _ in range(TRIES):
+            newest = self._newest or self._load(state)
+            self._newest = None  # what follows may fail half-way
+            changed = change(newest)
+            if changed is None or self._store(changed, state):
+                self._newest = changed or newest
+                return self._newest
+        raise CommitConflict(state.version)
+
+    # Reading
+
+    def _load(self, state: TableState) -> _Metadata:
+        hint = self._hint()
+        version, content = self._find(hint)
+        if content is None:
+            return _Metadata()
+        if version != hint:  # a writer ended before it wrote the hint, or wrote an old one
+            self._objects.put(HINT, str(version).encode())
+        try:
+            return self._parsed(version, json.loads(content), state)
+        except (BlobMissing, LookupError, TypeError, ValueError):
+            # the table was moved, or the files are not ours: make all of it again, with later numbers
+            return _Metadata(version=version, sequence=version)
+
+    def _hint(self) -> int:
+        try:
+            return int(self._objects.read(HINT).content)
+        except (BlobMissing, ValueError):
+            return 0
+
+    def _find(self, version: int) -> tuple[int, bytes | None]:
+        """Return the newest metadata. The hint may be older."""
+        content = self._read(version)
+        if content is None and version:
+            version = max(map(_number, self._objects.list(METADATA)), default=0)
+            content = self._read(version)
+        while (following := self._read(version + 1)) is not None:
+            version, content = version + 1, following
+        return version, content
+
+    def _read(self, version: int) -> bytes | None:
+        if version <= 0:
+            return None
+        try:
+            return self._objects.read(metadata_name(version)).content
+        except BlobMissing:
+            return None
+
+    def _parsed(self, version: int, found: Any, state: TableState) -> _Metadata:
+        """Return what ``project`` needs of the metadata. Raises ValueError or LookupError if another program wrote it."""
+        expected = (self._paths.location, state.table_id, 2)
+        if (found["location"], found["table-uuid"], found["format-version"]) != expected:
+            raise ValueError("the metadata is of another table")
+        snapshots = tuple(
+            _Snapshot(
+                item["snapshot-id"],
+                item["sequence-number"],
+                item["timestamp-ms"],
+                self._paths.relative(item["manifest-list"]),
+                msgspec.json.encode(item),
+            )
+            for item in found["snapshots"]
+        )
+        current = found["snapshots"][-1]
+        if current["snapshot-id"] != found["current-snapshot-id"]:
+            raise ValueError("the newest snapshot is not the current one")
+        manifests = decode_list(self._objects.read(snapshots[-1].list_name).content, self._paths)
+        for manifest in manifests:
+            decode_manifest(manifest, self._objects.read(manifest.name).content, self._paths, state.files)
+        summary = current["summary"]
+        return _Metadata(
+            version=version,
+            delta_version=int(summary[DELTA_VERSION]),
+            sequence=found["last-sequence-number"],
+            updated_ms=found["last-updated-ms"],
+            positions=_positions(summary),
+            snapshots=snapshots,
+            manifests=tuple(manifests),
+            holders={path: manifest for manifest in manifests for path in manifest.entries},
+            history=tuple(found["metadata-log"]),
+        )
+
+    # Writing
+
+    def _advanced(self, newest: _Metadata, state: TableState) -> _Metadata | None:
+        """Write a snapshot of this version, and return the metadata with it; None if there is nothing to add."""
+        if newest.delta_version >= state.version:
+            return None
+        holders, snapshot_id, sequence = newest.holders, _new_id(), newest.sequence + 1
+        added = [file for path, file in state.files.items() if path not in holders]
+        removed = [holders[path].entries[path] for path in holders if path not in state.files]
+        manifests = newest.manifests
+        if added or removed:
+            manifests = self._add_manifest(newest, added, removed, snapshot_id=snapshot_id, sequence=sequence)
+        parent = newest.snapshots[-1] if newest.snapshots else None
+        list_name = _new_name(newest, _LIST)
+        content = encode_list(
+            manifests,
+            self._paths,
+            snapshot_id=snapshot_id,
+            parent_id=None if parent is None else parent.snapshot_id,
+            sequence=sequence,
+        )
+        create_named(self._objects, list_name, content, self._pause)
+        timestamp_ms = max(state.committed_ms or self._now_ms(), newest.updated_ms + 1)
+        summary = _summary(newest, state, added, [entry.file for entry in removed])
+        item: dict[str, object] = {
+            "sequence-number": sequence,
+            "snapshot-id": snapshot_id,
+            "timestamp-ms": timestamp_ms,
+            "manifest-list": self._paths.absolute(list_name),
+            "summary": summary,
+            "schema-id": 0,
+        }
+        if parent is not None:
+            item["parent-snapshot-id"] = parent.snapshot_id
+        snapshot = _Snapshot(snapshot_id, sequence, timestamp_ms, list_name, msgspec.json.encode(item))
+        return replace(
+            self._following(newest, timestamp_ms),
+            delta_version=state.version,
+            sequence=sequence,
+            positions=_positions(summary),
+            snapshots=_limited((*newest.snapshots, snapshot)),
+            manifests=manifests,
+        )
+
+    def _add_manifest(
+        self,
+        newest: _Metadata,
+        added: Sequence[DataFile],
+        removed: Sequence[Entry],
+        *,
+        snapshot_id: int,
+        sequence: int,
+    ) -> tuple[Manifest, ...]:
+        """Write one manifest with all changes of a snapshot, and return the manifests of the snapshot.
+
+        It replaces the manifests that have removed files, and those that are merged.
+        """
+        holders = newest.holders
+        replaced = {id(manifest): manifest for manifest in _mergeable(newest.manifests)}
+        for entry in removed:
+            manifest = holders.pop(entry.file.path)
+            replaced[id(manifest)] = manifest
+            del manifest.entries[entry.file.path]
+        made = Manifest(_new_name(newest, _MANIFEST), 0, snapshot_id, sequence, sequence)
+        existing = [entry for manifest in replaced.values() for entry in manifest.entries.values()]
+        content = encode_manifest(made, self._paths, added=added, existing=existing, deleted=removed)
+        create_named(self._objects, made.name, content, self._pause)
+        holders.update(dict.fromkeys(made.entries, made))
+        rest = [manifest for manifest in newest.manifests if manifest.entries and id(manifest) not in replaced]
+        return (*rest, made)
+
+    def _expired(self, newest: _Metadata, before_ms: int) -> _Metadata | None:
+        """Return the metadata without old snapshots; None if there are none."""
+        remaining = tuple(item for item in newest.snapshots[:-1] if item.timestamp_ms >= before_ms)
+        snapshots = (*remaining, *newest.snapshots[-1:])
+        if len(snapshots) == len(newest.snapshots):
+            return None
+        return replace(self._following(newest, max(self._now_ms(), newest.updated_ms)), snapshots=snapshots)
+
+    def _following(self, newest: _Metadata, updated_ms: int) -> _Metadata:
+        """Return the next version of the metadata, without changes."""
+        history = newest.history
+        if newest.version and newest.snapshots:
+            location = self._paths.absolute(metadata_name(newest.version))
+            history = (*history, {"timestamp-ms": newest.updated_ms, "metadata-file": location})[-PREVIOUS_MAX:]
+        return replace(newest, version=newest.version + 1, updated_ms=updated_ms, history=history)
+
+    def _store(self, metadata: _Metadata, state: TableState) -> bool:
+        """Store a version of the metadata. Return False if another writer stored this version."""
+        name = metadata_name(metadata.version)
+        if not create_once(self._objects, name, self._encoded(metadata, state), self._pause):
+            return False
+        self._objects.put(HINT, str(metadata.version).encode())
+        if metadata.version > PREVIOUS_MAX + 1:
+            with suppress(Unavailable):  # the next garbage collection deletes it
+                self._objects.delete(metadata_name(metadata.version - PREVIOUS_MAX - 1))
+        return True
+
+    def _encoded(self, metadata: _Metadata, state: TableState) -> bytes:
+        current = metadata.snapshots[-1]
+        return msgspec.json.encode(
+            {
+                "format-version": 2,
+                "table-uuid": state.table_id,
+                "location": self._paths.location,
+                "last-sequence-number": metadata.sequence,
+                "last-updated-ms": metadata.updated_ms,
+                "last-column-id": LAST_FIELD_ID,
+                "current-schema-id": 0,
+                "schemas": [iceberg_schema()],
+                "default-spec-id": 0,
+                "partition-specs": [{"spec-id": 0, "fields": []}],
+                "last-partition-id": 999,
+                "default-sort-order-id": 0,
+                "sort-orders": [{"order-id": 0, "fields": []}],
+                "properties": {**_PROPERTIES, TOPIC: state.configuration.get(TOPIC, "")},
+                "current-snapshot-id": current.snapshot_id,
+                "refs": {_MAIN: {"snapshot-id": current.snapshot_id, "type": "branch"}},
+                "snapshots": [msgspec.Raw(item.encoded) for item in metadata.snapshots],
+                "snapshot-log": [
+                    {"timestamp-ms": item.timestamp_ms, "snapshot-id": item.snapshot_id} for item in metadata.snapshots
+                ],
+                "metadata-log": metadata.history,
+            }
+        )
+
+    # Garbage
+
+    def _collect(self, newest: _Metadata) -> int:
+        """Delete files that no retained snapshot and no retained version of the metadata needs."""
+        if not newest.snapshots:
+            return 0
+        oldest = newest.snapshots[0]
+        listed = decode_list(self._objects.read(oldest.list_name).content, self._paths)
+        needed = {manifest.name for manifest in (*listed, *newest.manifests)}
+        needed.update(snapshot.list_name for snapshot in newest.snapshots)
+        count = 0
+        for name in self._objects.list(METADATA):
+            version = _number(name)
+            if name in needed or not version:
+                continue
+            if name.endswith(_JSON):
+                is_garbage = version < newest.version - PREVIOUS_MAX
+            elif _MANIFEST in name:  # younger snapshots than the oldest may need younger manifests
+                is_garbage = version <= _number(oldest.list_name)
+            else:
+                is_garbage = version <= newest.version
+            if is_garbage:
+                self._objects.delete(name)
+                count += 1
+        return count
+
+
+def remove_metadata(objects: Objects) -> int:
+    """Delete the Iceberg metadata of a table that is not updated any more, and return the number of files.
+
+    Raises Unavailable if the storage fails.
+    """
+    names = [name for name in objects.list(METADATA) if name == HINT or _number(name)]
+    for name in sorted(names, key=lambda name: name != HINT):  # readers look for the hint first
+        objects.delete(name)
+    return len(names)
+
+
+def _number(name: str) -> int:
+    """Return the version in the name of a file that a version of the metadata adds; 0 for other files."""
+    found = _NAME.fullmatch(name)
+    return int(found[1] or found[2]) if found else 0
+
+
+def _new_name(newest: _Metadata, kind: str) -> str:
+    return f"{METADATA}{newest.version + 1:020}{kind}{uuid4().hex}.avro"
+
+
+def _new_id() -> int:
+    return (uuid4().int & _ID_MAX) or 1
+
+
+def _mergeable(manifests: Iterable[Manifest]) -> list[Manifest]:
+    """Return manifests of one size class if there are enough of them, otherwise nothing."""
+    classes: dict[int, list[Manifest]] = {}
+    for manifest in manifests:
+        count = len(manifest.entries)
+        if 0 < count < MANIFEST_FILES_MAX:
+            classes.setdefault(int(log(count, MANIFEST_MERGE)), []).append(manifest)
+    for group in classes.values():
+        if len(group) >= MANIFEST_MERGE:
+            sizes = accumulate(len(manifest.entries) for manifest in group)
+            return [manifest for manifest, size in zip(group, sizes, strict=True) if size <= MANIFEST_FILES_MAX]
+    return []
+
+
+def _limited(snapshots: tuple[_Snapshot, ...]) -> tuple[_Snapshot, ...]:
+    """Return the newest snapshots that together are not too large, at least one."""
+    size, first = len(snapshots[-1].encoded), len(snapshots) - 1
+    while first and (size := size + len(snapshots[first - 1].encoded)) <= SNAPSHOT_BYTES_MAX:
+        first -= 1
+    return snapshots[first:]
+
+
+def _summary(
+    newest: _Metadata, state: TableState, added: Sequence[DataFile], removed: Sequence[DataFile]
+) -> dict[str, str]:
+    topic_id = state.topic_id
+    offsets = {
+        f"{key.partition}/{key.incarnation}": offset
+        for key, offset in state.offsets.items()
+        if key.topic_id == topic_id
+    }
+    numbers = {
+        "added-data-files": len(added),
+        "added-records": sum(file.row_count for file in added),
+        "added-files-size": sum(file.size for file in added),
+        "deleted-data-files": len(removed),
+        "deleted-records": sum(file.row_count for file in removed),
+        "removed-files-size": sum(file.size for file in removed),
+    }
+    totals = {
+        "total-data-files": len(state.files),
+        "total-records": state.row_count,
+        "total-files-size": state.byte_count,
+        "total-delete-files": 0,
+        "total-position-deletes": 0,
+        "total-equality-deletes": 0,
+        DELTA_VERSION: state.version,
+    }
+    summary = {
+        **{name: str(number) for name, number in numbers.items() if number},
+        **{name: str(number) for name, number in totals.items()},
+        SUMMARY_TOPIC_ID: topic_id.hex(),
+        NEXT_OFFSETS: json.dumps(offsets, separators=(",", ":")),
+    }
+    return {"operation": _operation(newest, summary, is_added=bool(added), is_removed=bool(removed)), **summary}
+
+
+def _operation(newest: _Metadata, summary: Mapping[str, str], *, is_added: bool, is_removed: bool) -> str:
+    if not is_removed:
+        return "append"
+    if not is_added:
+        return "delete"
+    # the table has exactly the records below the next offsets, so with the same offsets it has the same rows
+    return "replace" if _positions(summary) == newest.positions else "overwrite"
+
+
+def _positions(summary: Mapping[str, str]) -> str:
+    return f"{summary[SUMMARY_TOPIC_ID]} {summary[NEXT_OFFSETS]}"
