@@ -20,7 +20,7 @@ from polywire.records.rows import from_records
 from polywire.server.standby import METRICS as STANDBY_METRICS
 from polywire.types import Level, PositionKind, TopicName
 from tests.permissions.cases import HTTP_PAGES
-from tests.unit.http.site import Site, bucket_view
+from tests.unit.http.site import Site, bucket_view, table_report
 from tools.markdown import MADE, table
 
 PREFIX_OF_ALL: Final = "polywire_"
@@ -31,6 +31,7 @@ SECTIONS: Final[Mapping[str, Sequence[str]]] = {
     "Groups": ("group",),
     "Connections and requests": ("connections", "received", "sent", "receive_buffer", "request_seconds"),
     "The log": ("log_work",),
+    "Tables": ("table",),
     "A bucket": ("bucket",),
     "The process": ("process", "build_info", "stopping", "shard_up"),
 }
@@ -46,6 +47,8 @@ without a response, and requests pipelined behind a pending one, are not timed."
     "The log": """\
 `work` is `sync` (journal), `bucket` (an object stored, retries included), `seal` (segments written and merged), `reader` (reads from
 disk), `scrub` or `delete`.""",
+    "Tables": """\
+A table has series once it was written for the first time. At most 1,000 tables have series.""",
     "A bucket": """\
 * `state` of `polywire_bucket_node` is `leads`, `takes over`, `standby`, `deposed` or `silent`.
 * `outcome` of `polywire_bucket_request_seconds`: `refused` means that a conditional write lost, `missing` that the object does not
@@ -63,6 +66,7 @@ def _filled() -> Site:
     """Return the site of a broker that has one of everything with metrics."""
     site = Site()
     site.process.view = bucket_view()
+    site.process.table_reports[TOPIC] = table_report(TOPIC)
     site.broker.create_topic(TopicName.parse(TOPIC), partition_count=1)
     batch = from_records([Record(value=b"v")] * 2)
     site.broker.produce(site.broker.topic(TOPIC).partitions[0], batch, level=Level.WRITTEN, done=None)

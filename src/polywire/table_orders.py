@@ -38,6 +38,7 @@ class TableReport(msgspec.Struct, frozen=True):
         behind: records of the log that the table does not have.
         skipped: records that retention removed before they were written.
         committed_ms: time of the last commit, in milliseconds since 1970.
+        complete_ms: the table has all records that were synced at this time; 0 if it never had.
         commit_s: duration of the last commit, in seconds, with reading and writing its rows.
         error: why the last attempt failed; empty if it succeeded.
     """
@@ -50,5 +51,10 @@ class TableReport(msgspec.Struct, frozen=True):
     behind: int
     skipped: int
     committed_ms: int
+    complete_ms: int
     commit_s: float
     error: str = ""
+
+    def age_s(self, now_us: int) -> float:
+        """Return for how long the table has not had all records of its topic; 0 before it had all for the first time."""
+        return max(0.0, now_us / 1e6 - self.complete_ms / 1e3) if self.complete_ms else 0.0

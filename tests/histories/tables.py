@@ -29,8 +29,8 @@ import deltalake
 import pyarrow as pa
 
 import polywire
-from polywire.client.bulk import connect
 from polywire.client.blocking import SyncClient
+from polywire.client.bulk import connect
 from polywire.client.tables import read_arrow
 from polywire.errors import BrokerError
 from polywire.store.url import open_bucket

@@ -16,6 +16,8 @@ from itertools import islice
 from math import isfinite
 from typing import Any, Final
 
+import msgspec
+
 from polywire.broker.access import Access
 from polywire.broker.broker import Broker
 from polywire.broker.permissions import Action
@@ -219,8 +221,22 @@ class Api:
             "settings": {
                 name: setting.plain(getattr(topic.settings, name)) for name, setting in TOPIC_SETTINGS.items()
             },
+            "table": self._table_json(topic),
             "partition_list": partitions.rows,
         }
+
+    def _table_json(self, topic: Topic) -> dict[str, object] | None:
+        """Return the state of the topic's table; None if it has none."""
+        settings = topic.table_settings(self._broker.settings)
+        if settings is None:
+            return None
+        report = self._process.tables().get(topic.name.full)
+        state = (
+            {}
+            if report is None
+            else {**msgspec.structs.asdict(report), "age_s": report.age_s(self._broker.clock.now_us())}
+        )
+        return {"formats": settings.formats.value, "freshness_s": settings.freshness_s, **state}
 
     async def _create(self, call: ApiCall) -> Any:
         count = call.body.get("partitions", self._broker.settings.partition_count)

@@ -11,6 +11,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -122,6 +123,7 @@ async def metrics_text(broker: Broker, process: Process) -> bytes:
         *await _topic_families(broker, slices),
         *await _group_families(broker, slices),
         *_log_families(broker, process),
+        *_table_families(process, broker.clock.now_us()),
     ]
     bucket = process.bucket()
     if bucket is not None:
@@ -252,6 +254,36 @@ async def _group_families(broker: Broker, slices: Slices) -> list[Metric]:
         records,
         seconds,
     ]
+
+
+def _table_families(process: Process, now_us: int) -> Iterator[Metric]:
+    """Yield the metrics of tables; none if there are no tables."""
+    reports = list(islice(process.tables().values(), TOPICS_MAX))
+    if not reports:
+        return
+    families = [
+        GaugeMetricFamily(f"polywire_table_{name}", text, labels=["topic"])
+        for name, text in (
+            ("rows", "Rows of a topic's table."),
+            ("files", "Files of the newest version of a table."),
+            ("bytes", "Bytes of the files of the newest version of a table."),
+            ("behind_records", "Records of the topic that its table does not have yet."),
+            (
+                "age_seconds",
+                "Time since the table had all records of the topic; 0 before it had all for the first time.",
+            ),
+            ("commit_seconds", "Duration of the last update of a table, with reading and writing its rows."),
+            ("failing", "1 while a table cannot be written."),
+            ("skipped_records", "Records that retention removed before they were in the table."),
+        )
+    ]
+    for report in reports:
+        values = (
+            *(report.rows, report.files, report.size, report.behind, report.age_s(now_us), report.commit_s),
+            *(bool(report.error), report.skipped),
+        )
+        _add(families, report.topic, values)
+    yield from families
 
 
 def _log_families(broker: Broker, process: Process) -> Iterator[Metric]:

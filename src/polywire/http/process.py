@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.durations import Durations
+from polywire.table_orders import TableReport
 
 if TYPE_CHECKING:
     from polywire.cluster.opening import ShardState
@@ -135,6 +136,9 @@ class Process(Protocol):
 
     def bucket(self) -> BucketView | None:
         """Return statistics of the bucket that stores the log; None without a bucket or while not leading."""
+
+    def tables(self) -> Mapping[str, TableReport]:
+        """Return the state of the tables that this process writes, by full name of the topic."""
 
     def listeners(self) -> Mapping[str, str]:
         """Return the address of each listener, by its name."""

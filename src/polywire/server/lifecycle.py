@@ -178,7 +178,7 @@ async def serve(
         server.registration = _registration(config, listeners, 0 if shard is None else shard.own)
         if server.exports is not None:
             server.exports.start()
-        server.tables = Tables(broker, hub, server.driver)
+        server.tables = overview.written = Tables(broker, hub, server.driver)
     except BrokerError:
         broker.close()
         raise

@@ -17,9 +17,11 @@ from polywire.log.worker import ThreadWorker
 from polywire.server.config import ServeConfig
 from polywire.server.connection import Connection
 from polywire.server.hub import Hub
+from polywire.table_orders import TableReport
 
 if TYPE_CHECKING:
     from polywire.server.bucket_watch import BucketWatch
+    from polywire.server.tables import Tables
 
 _Result = TypeVar("_Result")
 
@@ -63,6 +65,7 @@ class Overview:
         self._config: Final = config
         self._work: Final = work
         self.addresses: dict[str, str] = {}
+        self.written: Tables | None = None
 
     @property
     def stopping(self) -> bool:
@@ -113,6 +116,9 @@ class Overview:
 
     def bucket(self) -> BucketView | None:
         return None if self._watch is None else self._watch.view()
+
+    def tables(self) -> Mapping[str, TableReport]:
+        return {} if self.written is None else self.written.reports()
 
     def listeners(self) -> Mapping[str, str]:
         return self.addresses

@@ -45,15 +45,9 @@ log = structlog.get_logger("polywire.tables")
 
 @dataclass(slots=True)
 class TableStatus:
-    """The last report on one table.
-
-    Attributes:
-        freshness_s: the setting.
-        warned_at: when the last warning was logged, in seconds of the monotonic clock.
-    """
+    """The last report on one table. ``warned_at`` is when a warning was logged, in seconds of the monotonic clock."""
 
     report: TableReport
-    freshness_s: int
     warned_at: float = float("-inf")
 
 
@@ -71,7 +65,7 @@ class Tables:
         self._version = -1
         self._changed = True
         self._broker.watch_topics(self._topic_changed)
-        self.statuses: Final[dict[str, TableStatus]] = {}
+        self._statuses: Final[dict[str, TableStatus]] = {}
 
     def _topic_changed(self, _topic_id: bytes) -> None:
         self._changed = True
@@ -85,8 +79,8 @@ class Tables:
         if orders == self._orders:
             return
         self._orders = orders
-        for topic in self.statuses.keys() - {order.topic for order in orders.tables}:
-            del self.statuses[topic]
+        for topic in self._statuses.keys() - {order.topic for order in orders.tables}:
+            del self._statuses[topic]
         self._send()
         if orders.tables and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._supervise())
@@ -175,23 +169,22 @@ class Tables:
             report = msgspec.json.decode(line, type=TableReport)
         except msgspec.DecodeError:
             return
-        order = next((order for order in self._orders.tables if order.topic == report.topic), None)
-        if order is None:
+        if all(order.topic != report.topic for order in self._orders.tables):
             return
-        status = self.statuses.get(report.topic)
+        status = self._statuses.get(report.topic)
         if status is None:
-            status = self.statuses[report.topic] = TableStatus(report, order.freshness_s)
+            status = self._statuses[report.topic] = TableStatus(report)
         elif status.report.error and not report.error:
             log.info("table is written again", topic=report.topic, version=report.version)
-        status.report, status.freshness_s = report, order.freshness_s
+        status.report = report
         now = time.monotonic()
         if report.error and now - status.warned_at >= STALE_S:
             status.warned_at = now
             log.warning("cannot write a table: trying again", topic=report.topic, reason=report.error)
 
-    def status(self) -> Mapping[str, TableStatus]:
+    def reports(self) -> Mapping[str, TableReport]:
         """Return the state of each table, by full name of its topic."""
-        return self.statuses
+        return {topic: status.report for topic, status in self._statuses.items()}
 
     async def stop(self) -> None:
         """End the process after its current commit. Call it before the broker closes connections."""

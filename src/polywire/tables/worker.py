@@ -84,6 +84,7 @@ class _Job:
         self._merger: Final = merger
         self._pause_s = 0.0
         self._skipped = 0
+        self._complete_ms = 0
         self._vacuumed_at = float("-inf")  # the files of a writer that crashed are deleted soon
         self._merging: tuple[MergePlan, Future[Written]] | None = None
         self._source: Final = source
@@ -91,11 +92,12 @@ class _Job:
 
     def step(self) -> TableReport:
         """Bring the table closer to the log, and return its state."""
-        begun, progress, error = time.monotonic(), Progress(), ""
+        begun, begun_ms, progress, error = time.monotonic(), _now_ms(), Progress(), ""
         try:
             table = self._open()
             progress = table.append()
             if not progress.behind:
+                self._complete_ms = begun_ms
                 self._maintain(table)
             self._pause_s = 0.0
         except CommitConflict:
@@ -154,6 +156,7 @@ class _Job:
             behind=progress.behind,
             skipped=self._skipped,
             committed_ms=0 if state is None else state.committed_ms,
+            complete_ms=self._complete_ms,
             commit_s=took,
             error=error,
         )

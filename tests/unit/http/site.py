@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from polywire.broker.access import ROOT, ConfiguredUser, Principal
 from polywire.broker.broker import Broker
 from polywire.broker.owners import Caller, caller_of
@@ -22,6 +24,7 @@ from polywire.http.application import HttpApplication
 from polywire.http.guard import completing
 from polywire.http.process import BucketCharge, BucketNode, BucketRequests, BucketView, ConnectionView, Traffic
 from polywire.protocols.runtime.forwarded import Forwarding
+from polywire.table_orders import TableReport
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Buffer
 
@@ -36,6 +39,7 @@ class Process:
     receive_buffer_bytes: int = 0
     open: list[ConnectionView] = field(default_factory=list)
     view: BucketView | None = None
+    table_reports: dict[str, TableReport] = field(default_factory=dict)
 
     def connections(self) -> Iterable[ConnectionView]:
         return self.open
@@ -52,11 +56,31 @@ class Process:
     def bucket(self) -> BucketView | None:
         return self.view
 
+    def tables(self) -> Mapping[str, TableReport]:
+        return self.table_reports
+
     def listeners(self) -> Mapping[str, str]:
         return {"kafka": "127.0.0.1:9094"}
 
     def settings(self) -> Sequence[tuple[str, object]]:
         return [("data_dir", "polywire-data"), ("partition_count", 3)]
+
+
+def table_report(topic: str, **changes: Any) -> TableReport:
+    """Return the state of a table that has all records of its topic."""
+    report = TableReport(
+        topic,
+        version=7,
+        rows=100,
+        files=3,
+        size=4096,
+        behind=0,
+        skipped=0,
+        committed_ms=1_795_000_000_000,
+        complete_ms=1_795_000_000_000,
+        commit_s=0.25,
+    )
+    return msgspec.structs.replace(report, **changes)
 
 
 def bucket_view(*, priced: bool = True) -> BucketView:

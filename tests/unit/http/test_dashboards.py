@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from polywire.cluster.nodes import NodeState
 from polywire.server.standby import METRICS
 from polywire.types import PositionKind
-from tests.unit.http.site import Site, bucket_view
+from tests.unit.http.site import Site, bucket_view, table_report
 from tests.unit.http.test_metrics import fill, reported
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -25,6 +25,7 @@ PANEL_EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target 
 
 def names(site: Site) -> set[str]:
     site.process.view = bucket_view()
+    site.process.table_reports["orders"] = table_report("orders")
     fill(site, "orders", 5)
     site.broker.commit_position("orders", 0, PositionKind.GROUP, "billing", 2)
     standing_by = {family.name for family in text_string_to_metric_families(METRICS % 1)}

@@ -16,6 +16,15 @@ export async function topics(page, [name, what], query) {
   page.append(h("h1", {}, "Topics"), ...filtered(found.topics, (row) => row.name, draw), ...truncated(found));
 }
 
+function tableState(found) {
+  if (!found) return [];
+  const state = found.error || found.version === undefined ? h("p", { class: "bad", role: "status" }, found.error || "The table was not written yet.") : "";
+  return [h("h2", {}, "Table"), h("div", { class: "cards" },
+    card("Format", found.formats), card("Rows", count(found.rows || 0)), card("Files", count(found.files || 0)), card("Size", size(found.size || 0)),
+    card("Version", found.version === undefined ? "–" : count(found.version)), card("Behind", found.behind === undefined ? "–" : count(found.behind) + " records"),
+    card("Age", span(found.age_s || 0)), card("Last commit (UTC)", time((found.committed_ms || 0) * 1000))), state].filter(Boolean);
+}
+
 async function topic(page, name) {
   const found = await api(path("topics", name));
   const settings = found.settings;
@@ -25,6 +34,7 @@ async function topic(page, name) {
       card("Records", count(found.retained_records)), card("Stored", size(found.stored_bytes)), card("Partitions", count(found.partitions)),
       card("Retention", settings.retention_age_us ? span(settings.retention_age_us / 1e6) : settings.retention_age_us === null ? "default" : "forever"),
       card("Compaction", settings.compaction ? "by key" : "off")),
+    ...tableState(found.table),
     h("p", {}, link(["topics", name, "records"], "Browse records")),
     h("h2", {}, "Partitions"),
     table([
