@@ -37,6 +37,7 @@ TABLES: Final = (
     ("polywire.read_polars", polywire.read_polars),
     ("polywire.scan_polars", polywire.scan_polars),
     ("polywire.to_duckdb", polywire.to_duckdb),
+    ("polywire.sql", polywire.sql),
 )
 TESTING: Final = (("polywire.testing.broker", testing.broker),)
 _SECTION: Final = re.compile(r"^(Args|Raises|Example):$", re.MULTILINE)

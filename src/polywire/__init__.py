@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from polywire.client.consumer import Consumer
     from polywire.client.producer import Producer
     from polywire.client.record import Record
-    from polywire.client.tables import read_arrow, read_pandas, read_polars, scan, scan_polars, to_duckdb
+    from polywire.tables.frames import read_arrow, read_pandas, read_polars, scan, scan_polars, to_duckdb
+    from polywire.tables.sql import sql
     from polywire.types import Level
 
 _MODULES = {
@@ -37,12 +38,13 @@ _MODULES = {
     "Record": "client.record",
     "connect": "client.client",
     "connect_sync": "client.blocking",
-    "read_arrow": "client.tables",
-    "read_pandas": "client.tables",
-    "read_polars": "client.tables",
-    "scan": "client.tables",
-    "scan_polars": "client.tables",
-    "to_duckdb": "client.tables",
+    "read_arrow": "tables.frames",
+    "read_pandas": "tables.frames",
+    "read_polars": "tables.frames",
+    "scan": "tables.frames",
+    "scan_polars": "tables.frames",
+    "sql": "tables.sql",
+    "to_duckdb": "tables.frames",
 }
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "read_polars",
     "scan",
     "scan_polars",
+    "sql",
     "to_duckdb",
 ]
 

@@ -80,6 +80,13 @@ NOUNS: Final = {
     """,
     "topic": "List, create, describe, alter and delete topics.",
     "record": "Produce, consume, tail and copy records.",
+    "sql": """Query topics in SQL with DuckDB, including records that were appended a moment ago.
+
+    A topic has the columns partition, offset, timestamp, timestamp_type, key,
+    value and headers. Write "offset" in double quotes, because it is a keyword.
+    If the topic has a table, its files are read, and from the broker only
+    newer records. Requires pip install 'polywire[duckdb]'.
+    """,
     "group": """List, describe, reset and delete consumer groups, and export and import their committed offsets.
 
     Spark queries appear as groups if the option commitGroup is set.

@@ -51,6 +51,7 @@ SAMPLES: Final[dict[tuple[str, ...], tuple[str, ...]]] = {
     ("pipeline", "describe"): ("land",),
     ("user", "list"): (),
     ("config", "show"): ("--origin",),
+    ("sql",): ('select partition, "offset", decode(value) as text, timestamp from orders order by all',),
 }
 TYPED: Final[dict[tuple[str, ...], str]] = {
     ("group", "offsets", "import"): '{"group": "billing", "topic": "orders", "partition": 0, "offset": 1}\n'

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import polywire
-from polywire.client.tables import read_arrow, read_pandas, scan
 from polywire.errors import Invalid, Missing
+from polywire.tables.frames import read_arrow, read_pandas, scan
 from tests.unit.client.served import Served
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import polywire
-from polywire.client.tables import read_polars, scan, scan_polars, to_duckdb
 from polywire.errors import Invalid, Missing
+from polywire.tables.frames import read_polars, scan, scan_polars, to_duckdb
 from tests.unit.client.served import Served
 
 polars = pytest.importorskip("polars", reason="NOT TRIED: Polars is not installed (extra polars)")
@@ -38,7 +38,7 @@ def test_a_lazy_frame_reads_only_needed_columns(filled: str, monkeypatch: pytest
         asked.append(list(named["columns"]))
         return scan(*args, **named)
 
-    monkeypatch.setattr("polywire.client.tables.scan", noted)
+    monkeypatch.setattr("polywire.tables.frames.scan", noted)
     lazy = scan_polars(filled, "t", text=True)
     assert asked == []
     found = lazy.filter(polars.col("partition") == 1).select("value").collect()

@@ -3,21 +3,22 @@
 * A read covers the offsets that exist when it starts, so it ends even if the topic is growing.
 * ``scan``, lazy Polars frames and DuckDB tables need a few MiB of memory, however large the topic is.
 * A lazy frame reads only the columns that the query uses, and stops when it has enough rows.
+* With ``table=True``, rows come from the topic's table, and from the log for records that the table does not have yet.
+  That is faster, and it includes records that the log no longer retains. Rows are not in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
-
-import pyarrow as pa
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from polywire.client.assignment import EARLIEST, LATEST, checked_start
 from polywire.client.bulk import BulkConnection, PartitionRange, connect
 from polywire.client.record import EPOCH, MICROSECOND
-from polywire.errors import ErrorCode, Invalid
+from polywire.errors import BrokerError, ErrorCode, Invalid
 
 if TYPE_CHECKING:
     import duckdb
@@ -25,11 +26,15 @@ if TYPE_CHECKING:
 
 try:
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    from polywire.client.arrow import TIMESTAMP, chunk_to_arrow
+    from polywire.client.arrow import TIMESTAMP, as_type, chunk_to_arrow, constant
+    from polywire.tables.columns import ARROW_SCHEMA, PARTITION
+    from polywire.tables.reading import OUTDATED, Snapshot, scan_files, scan_tail, snapshot
 except ImportError as error:
     raise Invalid(ErrorCode.INVALID_REQUEST, "tables need pyarrow (pip install 'polywire[arrow]')") from error
 
+T = TypeVar("T")
 Bound: TypeAlias = Literal["earliest", "latest"] | int | datetime
 
 READ_COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp")
@@ -51,6 +56,7 @@ def scan(
     start: Bound = EARLIEST,
     end: Bound = LATEST,
     text: bool = False,
+    table: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Yield a topic as Arrow record batches: partition by partition, in offset order, in bounded memory.
 
@@ -63,11 +69,13 @@ def scan(
             offsets are skipped.
         end: exclusive end, as for ``start``. "latest" is the end of the topic when reading starts.
         text: return keys and values as text instead of bytes.
+        table: read the files of the topic's table, and from the log only newer records. Rows are then in no particular
+            order, and records that the log no longer retains are included.
 
     Raises:
-        Invalid: INVALID_REQUEST: unknown column, invalid bound, or values that are not UTF-8.
+        Invalid: INVALID_REQUEST: unknown column, invalid bound, or a topic without a table if ``table`` is set.
         Missing: TOPIC_MISSING.
-        Unavailable: no broker responded.
+        Unavailable: no broker responded, or the table's files cannot be read.
 
     Example:
         for batch in scan("127.0.0.1:9555", "orders", columns=["value"]):
@@ -76,6 +84,9 @@ def scan(
     schema = schema_of(columns, text=text)
     times = [_time_us(bound) for bound in (checked_start(start), checked_start(end)) if isinstance(bound, datetime)]
     with closing(connect(address)) as connection:
+        if table:
+            yield from _table_rows(connection, topic, schema, start, end)
+            return
         for partition in connection.bounds([topic], times_us=times):
             time_offsets = iter(partition.time_offsets)
             first, last = (_offset(bound, partition, time_offsets) for bound in (start, end))
@@ -90,15 +101,22 @@ def read_arrow(
     start: Bound = EARLIEST,
     end: Bound = LATEST,
     text: bool = False,
+    table: bool = False,
 ) -> pa.Table:
     """Return a topic as one Arrow table. Arguments and errors are the same as in ``scan``.
+
+    If files of the topic's table are deleted meanwhile, the read is repeated once.
 
     Example:
         table = read_arrow("127.0.0.1:9555", "orders", text=True)
         print(table.num_rows, table.column("value")[0])
     """
-    batches = scan(address, topic, columns=columns, start=start, end=end, text=text)
-    return pa.Table.from_batches(list(batches), schema_of(columns, text=text))
+
+    def read() -> pa.Table:
+        batches = scan(address, topic, columns=columns, start=start, end=end, text=text, table=table)
+        return pa.Table.from_batches(list(batches), schema_of(columns, text=text))
+
+    return with_new_snapshot(read) if table else read()
 
 
 def read_pandas(
@@ -109,6 +127,7 @@ def read_pandas(
     start: Bound = EARLIEST,
     end: Bound = LATEST,
     text: bool = False,
+    table: bool = False,
 ) -> Any:
     """Return a topic as a pandas ``DataFrame``.
 
@@ -122,7 +141,7 @@ def read_pandas(
         import pandas  # noqa: F401 - check that it is installed
     except ImportError as error:
         raise Invalid(ErrorCode.INVALID_REQUEST, "data frames need pandas (pip install pandas)") from error
-    return read_arrow(address, topic, columns=columns, start=start, end=end, text=text).to_pandas()
+    return read_arrow(address, topic, columns=columns, start=start, end=end, text=text, table=table).to_pandas()
 
 
 def schema_of(columns: Sequence[str], *, text: bool) -> pa.Schema:
@@ -161,6 +180,69 @@ def _partition(
         yield from chunk_to_arrow(chunk, schema.names, schema)
 
 
+# Tables
+
+
+def _table_rows(
+    connection: BulkConnection, topic: str, schema: pa.Schema, start: Bound, end: Bound
+) -> Iterator[pa.RecordBatch]:
+    found = snapshot(connection, topic)
+    if start == LATEST or end == EARLIEST:
+        return
+    where = _condition(start, end)
+    columns = [name for name in schema.names if name in ARROW_SCHEMA.names] or [PARTITION]
+    for batch in chain(scan_files(found, columns, where), scan_tail(connection, found, columns, where)):
+        arrays = [
+            constant(topic, field.type, batch.num_rows)
+            if field.name == "topic"
+            else as_type(batch.column(field.name), field.type)
+            for field in schema
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _condition(start: Bound, end: Bound) -> pc.Expression | None:
+    """Return the condition for rows between two bounds, of which neither excludes everything; None for all rows."""
+    found: pc.Expression | None = None
+    for bound, is_end in ((start, False), (end, True)):
+        if isinstance(bound, str):
+            continue
+        is_time = isinstance(bound, datetime)
+        column = pc.field("timestamp" if is_time else "offset")
+        limit: pa.Scalar[Any] = pa.scalar(bound, TIMESTAMP if is_time else pa.int64())
+        part = column < limit if is_end else column >= limit
+        found = part if found is None else found & part
+    return found
+
+
+def _table_frame(
+    library: Any, broker: BulkConnection, found: Snapshot, start: Bound, end: Bound, *, text: bool
+) -> polars.LazyFrame:
+    """Return the files of a directory as Polars scans them, followed by the newer records."""
+    names = [name for name in READ_COLUMNS if name in ARROW_SCHEMA.names]
+    schema = pa.schema([ARROW_SCHEMA.field(name) for name in names])
+    tail = library.from_arrow(pa.Table.from_batches(list(scan_tail(broker, found, names)), schema)).lazy()
+    parts = [library.scan_parquet(found.paths, glob=False).select(names)] if found.files else []
+    frame: polars.LazyFrame = library.concat([*parts, tail])
+    if start == LATEST or end == EARLIEST:
+        return frame.clear()
+    for bound, is_end in ((start, False), (end, True)):
+        if not isinstance(bound, str):
+            column = library.col("timestamp" if isinstance(bound, datetime) else "offset")
+            frame = frame.filter(column < bound if is_end else column >= bound)
+    return frame.with_columns(library.col("key", "value").cast(library.String)) if text else frame
+
+
+def with_new_snapshot(read: Callable[[], T]) -> T:
+    """Return the result of ``read``. Repeat it once if files or records were deleted while it ran."""
+    try:
+        return read()
+    except BrokerError as error:
+        if error.code not in OUTDATED:
+            raise
+    return read()
+
+
 def read_polars(
     address: str,
     topic: str,
@@ -169,6 +251,7 @@ def read_polars(
     start: Bound = EARLIEST,
     end: Bound = LATEST,
     text: bool = False,
+    table: bool = False,
 ) -> polars.DataFrame:
     """Return a topic as a Polars ``DataFrame``.
 
@@ -180,30 +263,47 @@ def read_polars(
     """
     library = _polars()
     frame: polars.DataFrame = library.from_arrow(
-        read_arrow(address, topic, columns=columns, start=start, end=end, text=text)
+        read_arrow(address, topic, columns=columns, start=start, end=end, text=text, table=table)
     )
     return frame
 
 
 def scan_polars(
-    address: str, topic: str, *, start: Bound = EARLIEST, end: Bound = LATEST, text: bool = False
+    address: str,
+    topic: str,
+    *,
+    start: Bound = EARLIEST,
+    end: Bound = LATEST,
+    text: bool = False,
+    table: bool = False,
 ) -> polars.LazyFrame:
     """Return a topic as a Polars ``LazyFrame``. Each query reads the topic again, but only the columns that it uses.
 
     Arguments and errors are the same as in ``scan``. Errors are raised when a query is collected. Raises
     Invalid(INVALID_REQUEST) if polars is not installed.
 
+    With ``table``, Polars itself scans the files of a directory, so filters skip row groups. The frame then has the
+    records of the moment at which it was made, and values that are not UTF-8 raise an error of Polars if ``text`` is
+    set. Collect it before ``table_history_hours`` have passed.
+
     Example:
         orders = scan_polars("127.0.0.1:9555", "orders", text=True)
         print(orders.filter(polars.col("key") == "alice").select("value").head(10).collect())
     """
     library = _polars()
+    if table:
+        checked_start(start), checked_start(end)
+        with closing(connect(address)) as connection:
+            found = snapshot(connection, topic)
+            if found.is_local:
+                return _table_frame(library, connection, found, start, end, text=text)
 
     def source(
         with_columns: list[str] | None, predicate: polars.Expr | None, n_rows: int | None, batch_size: int | None
     ) -> Iterator[polars.DataFrame]:
         left = n_rows
-        for batch in scan(address, topic, columns=with_columns or READ_COLUMNS, start=start, end=end, text=text):
+        columns = with_columns or READ_COLUMNS
+        for batch in scan(address, topic, columns=columns, start=start, end=end, text=text, table=table):
             frame = library.from_arrow(batch if left is None else batch.slice(0, left))
             yield frame if predicate is None else frame.filter(predicate)
             if left is not None:

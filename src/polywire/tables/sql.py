@@ -1,0 +1,247 @@
+"""Query topics in SQL with DuckDB, including records that were appended a moment ago.
+
+* A statement refers to a topic by its full name: ``orders``, ``stream.topic`` or ``"stream.topic"``.
+* A topic with a table is a view of its files and of the records that only the log has. Any other topic is read from the
+  log.
+* Each statement sees the records that were synced when it began.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from polywire.choices import missing
+from polywire.client.bulk import BulkConnection, connect
+from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.types import DEFAULT_STREAM, TopicName
+
+if TYPE_CHECKING:
+    import duckdb
+    from pyarrow import RecordBatch
+
+try:
+    import pyarrow as pa
+
+    from polywire.tables.columns import ARROW_SCHEMA
+    from polywire.tables.frames import with_new_snapshot
+    from polywire.tables.reading import Snapshot, removed, scan_files, scan_tail, snapshot
+except ImportError as error:
+    raise Invalid(ErrorCode.INVALID_REQUEST, "SQL needs pyarrow (pip install 'polywire[duckdb]')") from error
+
+ADDRESS_DEFAULT: Final = "127.0.0.1:9555"
+TOPICS_MAX: Final = 100  # in one statement
+_IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")*)"|([^\W\d]\w*)')
+_BARE_OFFSET: Final = re.compile(r'(?<!")\boffset\b(?!\s*\d)', re.IGNORECASE)
+_MISSING_TABLE: Final = re.compile(r"Table with name (.+?) does not exist")
+_GLOB: Final = re.compile(r"[*?\[]")
+
+
+def sql(statement: str, *, address: str = ADDRESS_DEFAULT) -> pa.Table:
+    """Return the result of an SQL statement over topics as an Arrow table.
+
+    Topics have the columns ``partition``, ``offset``, ``timestamp``, ``timestamp_type``, ``key``, ``value`` and
+    ``headers``. Keys and values are bytes: ``decode(value)`` returns text, and ``decode(value)::JSON`` parses it. If
+    files of a table are deleted meanwhile, a single statement is repeated once.
+
+    Args:
+        statement: SQL of DuckDB. It may also use files and databases of this machine. Of several statements, separated
+            by semicolons, the result is that of the last.
+        address: ``host:port`` or URL of the `polywire` protocol, as for ``polywire.connect``.
+
+    Raises:
+        Invalid: the statement is wrong, or DuckDB is not installed.
+        Missing: TOPIC_MISSING.
+        Unavailable: the broker or the files of a table cannot be reached.
+
+    Example:
+        print(sql("select decode(key), count(*) from orders group by all", address="127.0.0.1:9555"))
+    """
+    with closing(connect(address)) as connection:
+        return query(connection, statement)
+
+
+def query(broker: BulkConnection, statement: str, *, isolated: bool = False) -> pa.Table:
+    """Do the same as ``sql`` over a connection. If ``isolated``, no other file or database can be reached."""
+
+    def result() -> pa.Table:
+        return _query(broker, statement, isolated=isolated)
+
+    return with_new_snapshot(result) if _is_atomic(statement) else result()
+
+
+def _is_atomic(statement: str) -> bool:
+    """Return whether a text is a single statement, which has no effect if it fails, so it can be repeated."""
+    library = _duckdb()
+    try:
+        return len(library.extract_statements(statement)) == 1
+    except library.Error:
+        return False
+
+
+def _query(broker: BulkConnection, statement: str, *, isolated: bool) -> pa.Table:
+    library = _duckdb()
+    with library.connect(":memory:") as engine, Topics(broker, engine) as topics:
+        topics.define(statement)
+        if isolated:
+            topics.isolate()
+        return topics.run(statement)
+
+
+class Topics:
+    """The topics of a broker as views of a DuckDB connection. The views are valid while the context is entered."""
+
+    def __init__(self, broker: BulkConnection, engine: duckdb.DuckDBPyConnection) -> None:
+        self._broker: Final = broker
+        self._engine: Final = engine
+        self._library: Final = _duckdb()
+        self._tails: Final[dict[str, _Rows]] = {}
+        self._known: Sequence[str] = ()
+        self._failures: Final[list[BrokerError]] = []
+        self._snapshots: Final[list[Snapshot]] = []
+        engine.execute("SET TimeZone = 'UTC'")
+        engine.execute("SET python_enable_replacements = false")  # variables of this module are no tables
+
+    def __enter__(self) -> Topics:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._tails:
+            self._engine.unregister(name)
+
+    def define(self, statement: str) -> None:
+        """Create a view for each topic whose name occurs in a statement. Raises Invalid if there are too many."""
+        self._known = [topic.name for topic in self._broker.topics()]
+        names = _mentioned(statement, self._known)
+        if len(names) > TOPICS_MAX:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f"too many topics in one statement topics={len(names)} limit={TOPICS_MAX}"
+            )
+        for name in names:
+            try:
+                self._create(name, snapshot(self._broker, name, required=False))
+            except BrokerError as error:  # it matters only if the statement refers to the topic
+                self._failures.append(error)
+            except self._library.Error as error:
+                self._failures.append(self._translated(error, statement))
+
+    def _create(self, topic: str, found: Snapshot) -> None:
+        self._snapshots.append(found)
+        rows = _Rows(self._broker, found)
+        name = f"polywire_rows_{len(self._tails)}"
+        self._tails[name] = rows
+        self._engine.register(name, rows)
+        columns = ", ".join(map(_quoted, ARROW_SCHEMA.names))
+        selected = [f"SELECT {columns} FROM {name}"]
+        if found.is_local and found.files:
+            files = ", ".join(_literal(_GLOB.sub(r"[\g<0>]", path)) for path in found.paths)
+            selected.insert(0, f"SELECT {columns} FROM read_parquet([{files}])")
+        views = [_quoted(topic)]
+        parts = TopicName.parse(topic)
+        if parts.stream != DEFAULT_STREAM:
+            self._engine.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(parts.stream)}")
+            views.append(f"{_quoted(parts.stream)}.{_quoted(parts.topic)}")
+        for view in views:
+            self._engine.execute(f"CREATE VIEW {view} AS {' UNION ALL '.join(selected)}")
+
+    def isolate(self) -> None:
+        """Restrict the connection, for good, to the files of the views: no other file, extension, setting or network."""
+        paths = ", ".join(_literal(path) for found in self._snapshots if found.is_local for path in found.paths)
+        for statement in (
+            f"SET allowed_paths = [{paths}]",
+            "SET enable_external_access = false",
+            "SET lock_configuration = true",
+        ):
+            self._engine.execute(statement)
+
+    def run(self, statement: str) -> pa.Table:
+        """Return the result of a statement, or of the last of several. It is empty if the statement has no result."""
+        try:
+            relation: Any = self._engine.sql(statement)
+            result: pa.Table = pa.table({}) if relation is None else relation.to_arrow_table()
+        except self._library.Error as error:
+            raise self._translated(error, statement) from error
+        return result
+
+    def _translated(self, error: Exception, statement: str) -> BrokerError:
+        """Return an error of DuckDB as an error of this package."""
+        for rows in self._tails.values():
+            if rows.errors:
+                return rows.errors[0]
+        if isinstance(error, self._library.CatalogException):
+            if self._failures:
+                return self._failures[0]
+            absent = _MISSING_TABLE.search(str(error))
+            if absent is not None:
+                return missing(ErrorCode.TOPIC_MISSING, "topic", absent[1], self._known)
+        lost = next((found for found in self._snapshots if _is_lost(error, found)), None)
+        if lost is not None:
+            return removed(lost, error)
+        is_offset = isinstance(error, self._library.ParserException) and _BARE_OFFSET.search(statement)
+        advice = ' (offset is a keyword: write "offset" for the column)' if is_offset else ""
+        return Invalid(ErrorCode.INVALID_REQUEST, f"query failed: {_reason(error)}{advice}")
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The rows of a snapshot that DuckDB does not read from files itself. Each scan of DuckDB reads them again."""
+
+    broker: BulkConnection
+    found: Snapshot
+    errors: list[BrokerError] = field(default_factory=list)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        reader: Any = pa.RecordBatchReader.from_batches(ARROW_SCHEMA, self._batches())
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def _batches(self) -> Iterator[RecordBatch]:
+        try:
+            if not self.found.is_local:
+                yield from scan_files(self.found)
+            yield from scan_tail(self.broker, self.found)
+        except BrokerError as error:
+            self.errors.append(error)
+            raise
+
+
+def _mentioned(statement: str, topics: Iterable[str]) -> list[str]:
+    """Return the topics whose names occur in a statement. A word that is no table adds a view that nothing uses."""
+    words = {(quoted or word).replace('""', '"') for quoted, word in _IDENTIFIER.findall(statement)}
+    found = []
+    for topic in topics:
+        parts = TopicName.parse(topic)
+        if topic in words or (parts.stream in words and parts.topic in words):
+            found.append(topic)
+    return found
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _is_lost(error: Exception, found: Snapshot) -> bool:
+    """Return whether DuckDB did not find a file of a snapshot."""
+    text = str(error)
+    is_missing = "No files found" in text or "Cannot open file" in text
+    return is_missing and any(name in text for name in found.files)
+
+
+def _reason(error: Exception) -> str:
+    """Return DuckDB's message as one line, without the excerpt of the statement."""
+    text = str(error).split("\n\n")[0]
+    return " ".join(text.split())
+
+
+def _duckdb() -> Any:
+    try:
+        import duckdb
+    except ImportError as error:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "SQL needs DuckDB (pip install 'polywire[duckdb]')") from error
+    return duckdb

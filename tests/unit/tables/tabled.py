@@ -1,0 +1,69 @@
+"""Topics with tables, and their records as a client reads them from the log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import polywire
+from polywire.client.bulk import BulkConnection, connect
+from polywire.records.columns import Record
+from polywire.records.rows import from_records
+from polywire.store.objects import Objects
+from polywire.tables.reading import Snapshot, open_objects, scan_files, scan_tail
+from polywire.tables.writer import TopicTable
+
+Row = tuple[Any, ...]
+
+
+def table_of(connection: BulkConnection, topic: str, objects: Objects | None = None) -> TopicTable:
+    """Return the writer of a topic's table."""
+    found = objects or open_objects(connection.describe(topic).table)
+    return TopicTable(topic, found, connection, now_ms=lambda: int(time.time() * 1000), pause=lambda _: None)
+
+
+def write_table(connection: BulkConnection, topic: str, objects: Objects | None = None) -> TopicTable:
+    """Bring the table of a topic up to the end of its log."""
+    table = table_of(connection, topic, objects)
+    while table.append().behind:
+        pass
+    return table
+
+
+def produce(connection: BulkConnection, topic: str, partition: int, records: Sequence[Record]) -> None:
+    connection.produce(topic, partition, [from_records(records)])
+
+
+def rows_of_log(address: str, topic: str) -> list[Row]:
+    """Return what a client reads: partition, offset, time, key, value and headers, in this order."""
+    rows: list[Row] = []
+    with polywire.connect_sync(address) as client:
+        for bounds in client.bounds(topic):
+            offset = bounds.first_offset
+            while records := client.fetch(topic, bounds.partition, offset):
+                for record in records:
+                    headers = [(name, str(value).encode()) for name, value in record.headers.items()] or None
+                    rows.append((record.partition, record.offset, record.time, record.key, record.value, headers))
+                offset = records[-1].offset + 1
+    return rows
+
+
+def rows_of(batches: Any) -> list[Row]:
+    """Return the rows of record batches or of a table, sorted by partition and offset, in the same form."""
+    found = [row for batch in batches for row in batch.to_pylist()]
+    return sorted(
+        (
+            row["partition"],
+            row["offset"],
+            row["timestamp"],
+            row["key"],
+            row["value"],
+            row["headers"] and [(pair["key"], pair["value"]) for pair in row["headers"]],
+        )
+        for row in found
+    )
+
+
+def rows_of_snapshot(address: str, found: Snapshot) -> list[Row]:
+    return rows_of([*scan_files(found), *scan_tail(connect(address), found)])

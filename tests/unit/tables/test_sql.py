@@ -1,0 +1,172 @@
+"""Topics in SQL."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+import polywire
+from polywire.cli.main import run
+from polywire.client.bulk import BulkConnection
+from polywire.errors import Invalid, Missing, Unavailable
+from polywire.records.columns import Record
+from polywire.tables.reading import snapshot
+from polywire.tables.sql import query
+from tests.unit.client.served import Served
+from tests.unit.tables.tabled import produce, rows_of, rows_of_log, write_table
+from tests.unit.tables.test_reading import deleted_files, fill
+
+pytest.importorskip("duckdb", reason="NOT TRIED: DuckDB is not installed (extra duckdb)")
+
+
+def one(connection: BulkConnection, statement: str) -> object:
+    """Return the only value of a result."""
+    (row,) = query(connection, statement).to_pylist()
+    (value,) = row.values()
+    return value
+
+
+@pytest.mark.parametrize("has_table", [False, True])
+@pytest.mark.parametrize("has_tail", [False, True])
+def test_a_statement_sees_table_and_tail(
+    tabled: Served, connection: BulkConnection, has_table: bool, has_tail: bool
+) -> None:
+    if has_table:
+        fill(connection, 0)
+        write_table(connection, "orders")
+    if has_tail:
+        fill(connection, 100)
+    expected = rows_of_log(tabled.address, "orders")
+    assert len(expected) == 60 * (has_table + has_tail)
+    assert rows_of(polywire.sql("from orders", address=tabled.address).to_batches()) == expected
+    pairs = 'select count(*) from orders a join orders b using (partition, "offset")'
+    assert one(connection, pairs) == len(expected)  # the tail is read twice
+
+
+def test_names_of_topics(connection: BulkConnection) -> None:
+    for number, topic in enumerate(("shop.orders", "shop.my-topic", 'a "b"', "select"), 1):
+        connection.create_topic(topic, 1)
+        produce(connection, topic, 0, [Record(b"v")] * number)
+    fill(connection, 0)
+    write_table(connection, "orders")
+    assert one(connection, "select count(*) from orders") == 60
+    assert one(connection, "select count(*) from shop.orders") == 1
+    assert one(connection, 'select count(*) from "shop.orders"') == 1
+    assert one(connection, 'select count(*) from shop."my-topic", orders') == 120
+    assert one(connection, 'select count(*) from "a ""b"""') == 3
+    assert one(connection, 'select count(*) from "select"') == 4
+    assert one(connection, "with orders as (select 7 as n) select n from orders") == 7
+    assert one(connection, "create temp table t as from orders; select count(*) from t") == 60
+    assert set(query(connection, "pivot orders on partition using count(*) group by timestamp_type").column_names) == {
+        "timestamp_type",
+        "0",
+        "1",
+        "2",
+    }
+    assert query(connection, "describe orders").num_rows == 7
+
+
+def test_wrong_statements_are_reported(connection: BulkConnection) -> None:
+    with pytest.raises(Missing, match="did you mean 'orders'"):
+        query(connection, "from order_s")
+    with pytest.raises(Missing, match="no such topic"):
+        query(connection, "from missing.topic")
+    with pytest.raises(Invalid, match=r'query failed: .*write "offset" for the column'):
+        query(connection, "select offset from orders")
+    with pytest.raises(Invalid, match=r"query failed: Binder Error: .*vallue[^\n]*$"):
+        query(connection, "select vallue from orders")
+
+
+def test_variables_of_the_process_are_no_tables(connection: BulkConnection) -> None:
+    statement = "select * from found"
+    found = query(connection, "select 1 as a")
+    assert found.num_rows == 1
+    with pytest.raises(Missing, match="no such topic"):
+        query(connection, statement)
+
+
+def test_an_isolated_statement_reaches_only_its_topics(connection: BulkConnection, tmp_path: Path) -> None:
+    fill(connection, 0)
+    write_table(connection, "orders")
+    fill(connection, 100)
+    other = tmp_path / "other.csv"
+    other.write_text("a\n1\n", encoding="utf-8")
+    assert one(connection, f"select a from '{other}'") == 1
+    assert query(connection, "from orders", isolated=True).num_rows == 120
+    target = tmp_path / "target.csv"
+    for statement in (
+        f"select a from '{other}'",
+        f"copy (select 1) to '{target}'",
+        f"attach '{target}'",
+        "install httpfs",
+        "set enable_external_access = true",
+        f"select content from read_text('{other}')",
+    ):
+        with pytest.raises(Invalid, match="query failed"):
+            query(connection, f"{statement}", isolated=True)
+    assert not target.exists()
+
+
+def test_a_statement_is_repeated_after_a_file_was_deleted(
+    connection: BulkConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outdated = deleted_files(connection)
+    current = snapshot(connection, "orders")
+    found = iter([outdated, current, outdated, outdated, outdated, current])
+    monkeypatch.setattr("polywire.tables.sql.snapshot", lambda *_, **__: next(found))
+    assert one(connection, "select count(*) from orders") == 120
+    with pytest.raises(Unavailable, match="deleted while it was read"):
+        query(connection, "from orders")
+    with pytest.raises(Unavailable, match="deleted while it was read"):
+        query(connection, "create table t as select 1; from orders")  # the first statement would run twice
+    assert next(found) is current
+
+
+def test_errors_of_reading_the_log_are_not_hidden(connection: BulkConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(connection, 0)
+
+    def replaced(*_: object, **__: object) -> None:
+        raise polywire.errors.Conflict(polywire.errors.ErrorCode.TOPIC_REPLACED, "topic was replaced")
+
+    monkeypatch.setattr(BulkConnection, "fetch_range", replaced)
+    with pytest.raises(polywire.errors.Conflict, match="topic was replaced"):
+        query(connection, "select sum(partition) from orders")
+
+
+def test_the_command_prints_values_as_text(
+    tabled: Served,
+    connection: BulkConnection,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    produce(connection, "orders", 0, [Record(b"\xff", key=b"k")])
+    address = f"polywire://{tabled.address}"
+    statement = (
+        "select value, key, headers, [1.5, null] as list, date '2026-01-02' as \"day\", sum(partition) as sum, "
+        "'nan'::float as nan, 1 as key "
+        "from orders group by all"
+    )
+    assert run(["sql", statement, "-a", address, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {
+            "value": "\\xff",
+            "key": "k",
+            "headers": None,
+            "list": [1.5, None],
+            "day": "2026-01-02",
+            "sum": 0,
+            "nan": "nan",
+            "key_1": 1,
+        }
+    ]
+    monkeypatch.setattr("sys.stdin", io.StringIO("select [1] as a, {'b': 'c'} as d"))
+    assert run(["sql", "-a", address, "-o", "csv"]) == 0
+    assert capsys.readouterr().out == 'a,d\n[1],"{""b"": ""c""}"\n'
+    assert run(["sql", "from missing", "-a", address]) == 1
+    assert "no such topic" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO("x" * (1 << 20) + "y"))
+    assert run(["sql", "-a", address]) == 1
+    assert "statement is too long" in capsys.readouterr().err
