@@ -95,7 +95,7 @@ def _files(spark: SparkSession, found: Snapshot) -> DataFrame | None:
     scheme = urlsplit(found.url).scheme
     hadoop_scheme = SPARK_SCHEMES.get(scheme, scheme)
     if not found.is_local:
-        _check_file_system(spark, hadoop_scheme, found.url)
+        check_file_system(spark, hadoop_scheme, found.url)
     paths = [
         f"file://{_escaped(path)}" if found.is_local else _escaped(path.replace(scheme, hadoop_scheme, 1))
         for path in found.paths
@@ -107,7 +107,7 @@ def _escaped(path: str) -> str:
     return _GLOB.sub(r"\\\g<0>", path)
 
 
-def _check_file_system(spark: SparkSession, scheme: str, url: str) -> None:
+def check_file_system(spark: SparkSession, scheme: str, url: str) -> None:
     """Raise Invalid if the session has no Hadoop file system for a bucket."""
     context = getattr(spark, "sparkContext", None)
     if context is None:

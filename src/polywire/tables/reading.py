@@ -287,9 +287,6 @@ class _ObjectFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
-
     def tell(self) -> int:
         return self._at
 

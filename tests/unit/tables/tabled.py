@@ -11,6 +11,7 @@ from polywire.client.bulk import BulkConnection, connect
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.store.objects import Objects
+from polywire.tables.delta_log import CommitConflict
 from polywire.tables.reading import Snapshot, open_objects, scan_files, scan_tail
 from polywire.tables.writer import TopicTable
 
@@ -24,11 +25,14 @@ def table_of(connection: BulkConnection, topic: str, objects: Objects | None = N
 
 
 def write_table(connection: BulkConnection, topic: str, objects: Objects | None = None) -> TopicTable:
-    """Bring the table of a topic up to the end of its log."""
+    """Bring the table of a topic up to the end of its log. The broker may write it at the same time."""
     table = table_of(connection, topic, objects)
-    while table.append().behind:
-        pass
-    return table
+    while True:
+        try:
+            if not table.append().behind:
+                return table
+        except CommitConflict:
+            table.forget()
 
 
 def produce(connection: BulkConnection, topic: str, partition: int, records: Sequence[Record]) -> None:
@@ -42,11 +46,14 @@ def rows_of_log(address: str, topic: str) -> list[Row]:
         for bounds in client.bounds(topic):
             offset = bounds.first_offset
             while records := client.fetch(topic, bounds.partition, offset):
-                for record in records:
-                    headers = [(name, str(value).encode()) for name, value in record.headers.items()] or None
-                    rows.append((record.partition, record.offset, record.time, record.key, record.value, headers))
+                rows += [_row(record) for record in records]
                 offset = records[-1].offset + 1
     return rows
+
+
+def _row(record: polywire.Record) -> Row:
+    headers = [(name, str(value).encode()) for name, value in record.headers.items()] or None
+    return record.partition, record.offset, record.time, record.key, record.value, headers
 
 
 def rows_of(batches: Any) -> list[Row]:
