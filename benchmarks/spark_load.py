@@ -74,17 +74,17 @@ class Bench:
         rates: list[float] = []
         shares: dict[str, list[float]] = {}
         for number in range(rounds + 1):
-            before = self._seconds()
+            before = self.seconds()
             rate = work()
             if number:
                 rates.append(rate)
-                for process, seconds in self._seconds().items():
+                for process, seconds in self.seconds().items():
                     shares.setdefault(process, []).append(seconds - before.get(process, 0.0))
         reported = ", ".join(f"{process} {statistics.median(share):.2g}" for process, share in shares.items())
         remark = "; ".join(filter(None, (remark, f"processor s for {records / 1e6:.0f} million: {reported}")))
         return figure_of(name, "rows/s", rates, aim=aim, remark=remark)
 
-    def _seconds(self) -> dict[str, float]:
+    def seconds(self) -> dict[str, float]:
         """Return the processor time so far of all processes involved."""
         found = {"Java": 0.0, "Python workers": 0.0, "broker": processor_seconds(self.pid)}
         for pid, name in descendants(os.getpid()).items():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from polywire.errors import Invalid, Missing
+from polywire.errors import Conflict, Invalid, Missing
 from polywire.records.columns import Header, HeaderKind, Record
-from polywire.spark import table
+from polywire.spark import stream_table, table
 from polywire.spark.tables import SCHEMA, check_file_system
 from tests.e2e.conftest import Served
-from tests.unit.tables.tabled import Row, produce, rows_of_log, write_table
+from tests.unit.tables.tabled import Row, produce, rows_of, rows_of_log, write_table
 
 pytestmark = pytest.mark.spark
 
@@ -18,18 +22,7 @@ pytestmark = pytest.mark.spark
 def rows(frame: DataFrame) -> list[Row]:
     """Return the rows sorted by partition and offset, in the form of ``rows_of_log``."""
     assert frame.schema.simpleString() == SCHEMA.simpleString()
-    found = frame.toArrow().to_pylist()
-    return sorted(
-        (
-            row["partition"],
-            row["offset"],
-            row["timestamp"],
-            row["key"],
-            row["value"],
-            row["headers"] and [(pair["key"], pair["value"]) for pair in row["headers"]],
-        )
-        for row in found
-    )
+    return rows_of([frame.toArrow()])
 
 
 def fill(served: Served, topic: str, first: int) -> None:
@@ -103,3 +96,80 @@ def test_errors_name_the_setting(spark: SparkSession, served: Served, topic: str
     check_file_system(spark, "file", "file:///tables")
     with pytest.raises(Invalid, match=r"add org\.apache\.hadoop:hadoop-aws .* scheme='s3a' table=s3://bucket/t"):
         check_file_system(spark, "s3a", "s3://bucket/t")
+
+
+def in_order(batches: list[list[Row]]) -> list[Row]:
+    return sorted((row for batch in batches for row in batch), key=lambda row: row[:2])
+
+
+class Interrupted(Exception):
+    """Raised by a test in place of a crash."""
+
+
+def test_a_stream_begins_with_the_table_and_reads_each_record_once(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path
+) -> None:
+    served.connection.create_topic(topic, 3, {"table": "delta"})
+    fill(served, topic, 0)
+    write_table(served.connection, topic)
+    fill(served, topic, 100)
+    batches: dict[int, list[Row]] = {}
+    failing = {0}
+
+    def save(frame: DataFrame, number: int) -> None:
+        batches[number] = rows(frame)
+        if number in failing:
+            failing.remove(number)
+            raise Interrupted
+
+    def run() -> None:
+        options: dict[str, Any] = {"checkpoint": str(tmp_path / "checkpoint"), "trigger": {"availableNow": True}}
+        query = stream_table(spark, topic, save, address=served.address, **options)
+        query.awaitTermination()
+
+    with pytest.raises(Interrupted):
+        run()
+    first = batches.pop(0)
+    assert len(first) >= 60
+    fill(served, topic, 200)
+    write_table(served.connection, topic)
+    run()
+    assert batches.pop(0) == first
+    assert len(first) + len(batches[1]) == 180
+    fill(served, topic, 300)
+    write_table(served.connection, topic)
+    run()
+    assert sorted(batches) == [1, 2]
+    fill(served, topic, 400)
+    failing.add(3)
+    with pytest.raises(PySparkException, match="Interrupted"):
+        run()
+    run()
+    assert sorted(batches) == [1, 2, 3]
+    assert in_order([first, *batches.values()]) == rows_of_log(served.address, topic)
+    served.connection.delete_topic(topic)
+    served.connection.create_topic(topic, 3, {"table": "delta"})
+    with pytest.raises(Conflict, match="choose another checkpoint"):
+        run()
+
+
+def test_a_stream_of_a_topic_without_rows_begins_with_an_empty_frame(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path
+) -> None:
+    served.connection.create_topic(topic, 1, {"table": "delta"})
+    counts: dict[int, int] = {}
+
+    def count(frame: DataFrame, number: int) -> None:
+        counts[number] = frame.count()
+
+    query = stream_table(
+        spark,
+        topic,
+        count,
+        address=served.address,
+        checkpoint=str(tmp_path / "checkpoint"),
+        trigger={"availableNow": True},
+    )
+    query.awaitTermination()
+    assert counts[0] == 0
+    assert not any(counts.values())

@@ -6,27 +6,24 @@ top-level module ``pyspark_polywire``. Importing only this package imports neith
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polywire.spark.sessions import session
     from polywire.spark.source import PolywireDataSource
-    from polywire.spark.tables import table
+    from polywire.spark.tables import stream_table, table
 
-__all__ = ["PolywireDataSource", "session", "table"]
+_MODULES = {
+    "PolywireDataSource": "source",
+    "session": "sessions",
+    "stream_table": "tables",
+    "table": "tables",
+}
+__all__ = ["PolywireDataSource", "session", "stream_table", "table"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "session":
-        from polywire.spark.sessions import session
-
-        return session
-    if name == "PolywireDataSource":
-        from polywire.spark.source import PolywireDataSource
-
-        return PolywireDataSource
-    if name == "table":
-        from polywire.spark.tables import table
-
-        return table
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"polywire.spark.{_MODULES[name]}"), name)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -25,7 +27,9 @@ from pyspark.sql.types import (
 )
 
 from polywire.client import bulk
-from polywire.errors import ErrorCode, Invalid
+from polywire.client.bulk import BulkConnection
+from polywire.errors import Conflict, ErrorCode, Invalid
+from polywire.names import escape
 from polywire.spark import options as source_options
 from polywire.spark.options import ADDRESS_DEFAULT
 from polywire.tables.columns import ARROW_SCHEMA, READ_NAMES
@@ -47,6 +51,7 @@ SCHEMA: Final = StructType(
 """Columns of a table (concepts: tables#columns)."""
 SPARK_SCHEMES: Final[Mapping[str, str]] = {"s3": "s3a", "az": "abfs"}
 """Schemes of buckets that Hadoop spells differently."""
+_COLUMNS: Final = [f"{READ_NAMES.get(name, name)} as {name}" for name in ARROW_SCHEMA.names]
 _GLOB: Final = re.compile(r"[\\{}\[\]*?]")
 
 
@@ -76,31 +81,125 @@ def table(
         orders.where("partition = 0").selectExpr("cast(value as string)").show()
     """
     given = {"address": address, **options}
-    login = source_options.login(given)
-    urls = [found if "://" in found else f"polywire://{found}" for found in source_options.addresses(given)]
-    found = snapshot(bulk.connect(",".join(urls), login=login), topic)
-    parts = [_files(spark, found)]
+    found = snapshot(_connection(given), topic)
+    parts = [_files(spark, _paths(spark, found))] if found.files else []
     if tail and found.tail:
         parts.append(_tail(spark, found, given))
-    chosen = [part for part in parts if part is not None]
-    if not chosen:
-        return spark.createDataFrame([], SCHEMA)
-    return chosen[0] if len(chosen) == 1 else chosen[0].unionByName(chosen[1])
+    if not parts:
+        return _files(spark, [])
+    return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
 
 
-def _files(spark: SparkSession, found: Snapshot) -> DataFrame | None:
-    """Return the rows of the files; None if there are none."""
-    if not found.files:
+def stream_table(
+    spark: SparkSession,
+    topic: str,
+    each_batch: Callable[[DataFrame, int], object],
+    *,
+    checkpoint: str,
+    address: str = ADDRESS_DEFAULT,
+    trigger: Mapping[str, Any] | None = None,
+    **options: str,
+) -> StreamingQuery:
+    """Pass the files of a topic's table to a function, and then each micro-batch of newer records.
+
+    ``each_batch(frame, number)`` gets the table's rows with number 0, before this function returns. Micro-batches have
+    the numbers from 1 on. After a failure, a batch is repeated with the same number and the same rows, so a function
+    that ignores numbers it has finished processes each record once.
+
+    Args:
+        spark: a session, for example from ``polywire.spark.session``.
+        topic: full name.
+        each_batch: called with a frame that has the columns of ``table``, and its number.
+        checkpoint: directory in which the progress of this query is stored.
+        address: as for ``table``.
+        trigger: arguments of ``DataStreamWriter.trigger``, such as ``{"availableNow": True}``.
+        **options: further options of the data source, such as ``maxOffsetsPerTrigger``.
+
+    Raises:
+        Conflict: TOPIC_REPLACED: the topic was deleted and created again since the query began.
+        Invalid: the same as ``table``.
+        Missing: TOPIC_MISSING.
+        Unavailable: the files or the broker cannot be reached.
+
+    Example:
+        def save(frame, number):
+            frame.write.mode("overwrite").parquet(f"copy/batch={number}")
+
+        stream_table(spark, "orders", save, checkpoint="copy.checkpoint").awaitTermination()
+    """
+    given = {"address": address, **options}
+    begin = _begin(spark, topic, f"{checkpoint}/polywire-table", given)
+    finished = f"{checkpoint}/polywire-table-finished"
+    if _stored(spark, finished) is None:
+        each_batch(_files(spark, begin["paths"]), 0)
+        _store(spark, finished, {})
+    reader = spark.readStream.format("polywire").options(
+        **given,
+        subscribe=escape(topic, ","),
+        startingOffsets=json.dumps({topic: begin["offsets"]}),
+        includeHeaders="true",
+    )
+
+    def micro_batch(frame: DataFrame, number: int) -> None:
+        each_batch(frame, number + 1)
+
+    writer = reader.load().selectExpr(*_COLUMNS).writeStream.foreachBatch(micro_batch)
+    writer = writer.option("checkpointLocation", checkpoint)
+    return (writer.trigger(**trigger) if trigger else writer).start()
+
+
+def _connection(given: Mapping[str, str]) -> BulkConnection:
+    login = source_options.login(given)
+    urls = [found if "://" in found else f"polywire://{found}" for found in source_options.addresses(given)]
+    return bulk.connect(",".join(urls), login=login)
+
+
+def _begin(spark: SparkSession, topic: str, place: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the files and offsets with which a query begins. They are stored when it starts for the first time."""
+    found = snapshot(_connection(given), topic)
+    incarnations = {str(part.partition): part.incarnation for part in found.ranges}
+    stored = _stored(spark, place)
+    if stored is None:
+        offsets = {str(part.partition): part.offset for part in found.ranges}
+        stored = {"paths": _paths(spark, found), "offsets": offsets, "incarnations": incarnations}
+        _store(spark, place, stored)
+    elif any(incarnations.get(number) != known for number, known in stored["incarnations"].items()):
+        raise Conflict(
+            ErrorCode.TOPIC_REPLACED,
+            f"topic was deleted and created again since the query began: choose another checkpoint topic={topic!r}",
+        )
+    return stored
+
+
+def _stored(spark: SparkSession, place: str) -> dict[str, Any] | None:
+    """Return what ``_store`` has stored in a directory; None if nothing, or if storing was interrupted."""
+    try:
+        row = spark.read.text(place).first()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
         return None
+    found: dict[str, Any] | None = None if row is None else json.loads(row["value"])
+    return found
+
+
+def _store(spark: SparkSession, place: str, content: Mapping[str, Any]) -> None:
+    frame = spark.createDataFrame([(json.dumps(content),)], "value string")
+    frame.coalesce(1).write.mode("overwrite").text(place)
+
+
+def _files(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    return spark.read.schema(SCHEMA).parquet(*paths) if paths else spark.createDataFrame([], SCHEMA)
+
+
+def _paths(spark: SparkSession, found: Snapshot) -> list[str]:
+    """Return the files as Spark names them."""
+    if found.is_local:
+        return [f"file://{_escaped(path)}" for path in found.paths]
     scheme = urlsplit(found.url).scheme
     hadoop_scheme = SPARK_SCHEMES.get(scheme, scheme)
-    if not found.is_local:
-        check_file_system(spark, hadoop_scheme, found.url)
-    paths = [
-        f"file://{_escaped(path)}" if found.is_local else _escaped(path.replace(scheme, hadoop_scheme, 1))
-        for path in found.paths
-    ]
-    return spark.read.schema(SCHEMA).parquet(*paths)
+    check_file_system(spark, hadoop_scheme, found.url)
+    return [_escaped(path.replace(scheme, hadoop_scheme, 1)) for path in found.paths]
 
 
 def _escaped(path: str) -> str:
@@ -134,5 +233,4 @@ def _tail(spark: SparkSession, found: Snapshot, given: Mapping[str, str]) -> Dat
         endingOffsets=json.dumps({found.topic: ends}),
         includeHeaders="true",
     )
-    columns = [f"{READ_NAMES.get(name, name)} as {name}" for name in ARROW_SCHEMA.names]
-    return reader.load().selectExpr(*columns)
+    return reader.load().selectExpr(*_COLUMNS)

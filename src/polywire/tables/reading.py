@@ -45,7 +45,10 @@ OUTDATED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """Records of one partition that the table does not have: from ``offset`` to ``offset_end`` (exclusive)."""
+    """Records of one partition that the table does not have: from ``offset`` to ``offset_end`` (exclusive).
+
+    It is empty if the table has them all.
+    """
 
     partition: int
     incarnation: int
@@ -64,7 +67,7 @@ class Snapshot:
         version: version of the table; NEW if it has none.
         files: names of its files, relative to ``url``.
         row_count: number of rows in the files.
-        tail: ranges of the log after the table.
+        ranges: the log after the table, for each partition.
     """
 
     topic: str
@@ -72,7 +75,12 @@ class Snapshot:
     version: int
     files: tuple[str, ...]
     row_count: int
-    tail: tuple[LogRange, ...]
+    ranges: tuple[LogRange, ...]
+
+    @property
+    def tail(self) -> list[LogRange]:
+        """The ranges that have records."""
+        return [part for part in self.ranges if part.offset < part.offset_end]
 
     @property
     def is_local(self) -> bool:
@@ -135,14 +143,13 @@ def _joined(detail: TopicDetail, state: TableState, partitions: Sequence[Partiti
         _check_reachable(detail, partitions)
     known = state.offsets if state.topic_id == detail.id else {}  # otherwise its rows are of a deleted topic
     files = state.files if state.topic_id == detail.id else {}
-    tail = []
+    ranges = []
     for found in partitions:
         offset = known.get(PartitionKey(found.topic_id, found.partition, found.incarnation), 0)
         offset = max(offset, found.first_offset)
-        if offset < found.next_offset:
-            tail.append(LogRange(found.partition, found.incarnation, found.epoch, offset, found.next_offset))
+        ranges.append(LogRange(found.partition, found.incarnation, found.epoch, offset, max(offset, found.next_offset)))
     row_count = sum(file.row_count for file in files.values())
-    return Snapshot(detail.name, detail.table, state.version, tuple(files), row_count, tuple(tail))
+    return Snapshot(detail.name, detail.table, state.version, tuple(files), row_count, tuple(ranges))
 
 
 def _check_reachable(detail: TopicDetail, partitions: Sequence[PartitionRange]) -> None:

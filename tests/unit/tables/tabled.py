@@ -61,14 +61,17 @@ def rows_of(batches: Any) -> list[Row]:
     found = [row for batch in batches for row in batch.to_pylist()]
     return sorted(
         (
-            row["partition"],
-            row["offset"],
-            row["timestamp"],
-            row["key"],
-            row["value"],
-            row["headers"] and [(pair["key"], pair["value"]) for pair in row["headers"]],
-        )
-        for row in found
+            (
+                row["partition"],
+                row["offset"],
+                row["timestamp"],
+                row["key"],
+                row["value"],
+                row["headers"] and [(pair["key"], pair["value"]) for pair in row["headers"]],
+            )
+            for row in found
+        ),
+        key=lambda row: row[:2],
     )
 
 
