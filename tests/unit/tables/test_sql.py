@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 import polywire
+from polywire.broker.settings import BrokerSettings
 from polywire.cli.main import run
-from polywire.client.bulk import BulkConnection
+from polywire.client.bulk import BulkConnection, connect
 from polywire.errors import Invalid, Missing, Unavailable
 from polywire.records.columns import Record
 from polywire.tables.reading import snapshot
 from polywire.tables.sql import query
+from tests.s3_server import BUCKET, s3_server
 from tests.unit.client.served import Served
 from tests.unit.tables.tabled import produce, rows_of, rows_of_log, write_table
 from tests.unit.tables.test_reading import deleted_files, fill
@@ -170,3 +172,18 @@ def test_the_command_prints_values_as_text(
     monkeypatch.setattr("sys.stdin", io.StringIO("x" * (1 << 20) + "y"))
     assert run(["sql", "-a", address]) == 1
     assert "statement is too long" in capsys.readouterr().err
+
+
+def test_a_table_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3_server(tmp_path / "s3") as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with Served(BrokerSettings(tables_url=f"s3://{BUCKET}/tables")) as server:
+            connection = connect(server.address)
+            connection.create_topic("orders", 3, {"table": "delta"})
+            fill(connection, 0)
+            write_table(connection, "orders")
+            fill(connection, 100)
+            expected = rows_of_log(server.address, "orders")
+            assert rows_of(query(connection, "from orders", isolated=True).to_batches()) == expected
+            assert polywire.read_polars(server.address, "orders", table=True).height == len(expected)
