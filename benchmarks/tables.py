@@ -113,7 +113,7 @@ def _duckdb_ways(topic: Topic, statement: str) -> Ways:
     made = topic.made
 
     def plain() -> object:
-        return duckdb.sql(statement.format(f"read_parquet({topic.found.paths})")).fetchall()
+        return duckdb.connect().execute(statement.format(f"read_parquet({topic.found.paths})")).fetchall()
 
     def log() -> object:
         engine = duckdb.connect()
@@ -169,7 +169,7 @@ def workloads(topic: Topic) -> Mapping[str, Ways]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a way takes: medians of all rounds, in seconds."""
+    """Medians of all rounds of one way, in seconds."""
 
     elapsed_s: float
     processor_s: float

@@ -31,10 +31,10 @@ import pyarrow as pa
 import polywire
 from polywire.client.blocking import SyncClient
 from polywire.client.bulk import connect
-from polywire.client.tables import read_arrow
 from polywire.errors import BrokerError
 from polywire.store.url import open_bucket
 from polywire.tables.delta_log import DeltaLog, TableState
+from polywire.tables.frames import read_arrow
 from polywire.tables.writer import DATA
 from polywire.testing.process import BrokerProcess
 

@@ -40,6 +40,7 @@ UNKNOWN: Final[dict[tuple[str, ...], list[tuple[tuple[str, ...], str]]]] = {
             "no such partition partition=9 topic='orders' end=source known=0..2",
         ),
     ],
+    ("sql",): [(("select * from ordrs",), TOPIC)],
     ("group", "describe"): [(("biling",), f"{GROUP} known=billing")],
     ("group", "reset"): [
         (("billing", "ordrs", "--to", "latest"), TOPIC),

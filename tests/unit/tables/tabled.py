@@ -32,7 +32,7 @@ def write_table(connection: BulkConnection, topic: str, objects: Objects | None 
             if not table.append().behind:
                 return table
         except CommitConflict:
-            table.forget()
+            table = table_of(connection, topic, objects)
 
 
 def produce(connection: BulkConnection, topic: str, partition: int, records: Sequence[Record]) -> None:

@@ -21,6 +21,7 @@ from polywire.tables.delta_log import DeltaLog, TableState
 from polywire.tables.frames import read_arrow, read_polars, scan, scan_polars
 from polywire.tables.reading import Snapshot, scan_files, scan_tail, snapshot
 from tests.unit.client.served import Served
+from tests.unit.tables.rig import merge
 from tests.unit.tables.tabled import produce, rows_of_log, rows_of_snapshot, write_table
 
 BY_OFFSET: list[tuple[str, Literal["ascending", "descending"]]] = [("partition", "ascending"), ("offset", "ascending")]
@@ -158,7 +159,7 @@ def deleted_files(connection: BulkConnection) -> Snapshot:
         fill(connection, number, count=2)
         table = write_table(connection, "orders")
     found = snapshot(connection, "orders")
-    assert table.merge()
+    assert merge(table)
     table.vacuum(-60_000)
     return found
 

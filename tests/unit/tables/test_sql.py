@@ -78,8 +78,8 @@ def test_wrong_statements_are_reported(connection: BulkConnection) -> None:
         query(connection, "from missing.topic")
     with pytest.raises(Invalid, match=r'query failed: .*write "offset" for the column'):
         query(connection, "select offset from orders")
-    with pytest.raises(Invalid, match=r"query failed: Binder Error: .*vallue[^\n]*$"):
-        query(connection, "select vallue from orders")
+    with pytest.raises(Invalid, match=r"query failed: Binder Error: .*valeu[^\n]*$"):
+        query(connection, "select valeu from orders")
 
 
 def test_variables_of_the_process_are_no_tables(connection: BulkConnection) -> None:
