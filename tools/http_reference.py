@@ -14,7 +14,7 @@ from polywire.errors import ErrorCode
 from polywire.http.api import Api
 from polywire.http.dead_letters import Redrive
 from polywire.http.endpoints import PREFIX, Endpoint
-from polywire.http.errors import LOGIN_CODES, STATUSES
+from polywire.http.errors import CATALOG, LOGIN_CODES, STATUSES
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.server.standby import METRICS as STANDBY_METRICS
@@ -124,6 +124,11 @@ PAGES: Final[Mapping[str, str]] = {
     "/": "the console",
     "/static/{name}": "files of the console",
     f"{PREFIX}/openapi.json": "the admin API as OpenAPI 3.1",
+    f"{CATALOG}/v1/config": "[Iceberg REST catalog](../concepts/tables.md#iceberg): what it can do",
+    f"{CATALOG}/v1/namespaces": "Iceberg: streams with tables",
+    f"{CATALOG}/v1/namespaces/{{namespace}}": "Iceberg: 200 if the stream has tables",
+    f"{CATALOG}/v1/namespaces/{{namespace}}/tables": "Iceberg: tables of a stream",
+    f"{CATALOG}/v1/namespaces/{{namespace}}/tables/{{table}}": "Iceberg: the metadata of a table",
 }
 
 

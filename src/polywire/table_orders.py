@@ -1,8 +1,22 @@
-"""Messages between the broker and the process that writes tables: JSON lines over its standard input and output."""
+"""Facts about tables that several layers share: messages to and from the process that writes them, and file names.
+
+The messages are JSON lines over the standard input and output of that process.
+"""
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+ICEBERG_METADATA: Final = "metadata/"
+ICEBERG_HINT: Final = ICEBERG_METADATA + "version-hint.text"
+"""An object with the number of the newest Iceberg metadata, which may be a little old."""
+
+
+def iceberg_metadata_name(version: int) -> str:
+    """Return the name of a version of a table's Iceberg metadata."""
+    return f"{ICEBERG_METADATA}v{version}.metadata.json"
 
 
 class TableOrder(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from typing import Final
 from polywire.broker.permissions import Action, Resource
 from polywire.http.api import Api
 from polywire.http.endpoints import PREFIX
+from polywire.http.errors import CATALOG
 from polywire.protocols.cursus.factory import COMMANDS as CURSUS
 from polywire.protocols.flux.factory import ADMIN_COMMANDS, DATA_COMMANDS
 from polywire.protocols.iggy.factory import COMMANDS as IGGY
@@ -54,6 +55,11 @@ HTTP_PAGES: Final = {
     "/": Action.SELF_DESCRIBE,
     "/static/{name}": Action.SELF_DESCRIBE,
     f"{PREFIX}/openapi.json": Action.SELF_DESCRIBE,
+    f"{CATALOG}/v1/config": Action.SELF_DESCRIBE,
+    f"{CATALOG}/v1/namespaces": Action.TOPIC_LIST,
+    f"{CATALOG}/v1/namespaces/{{namespace}}": Action.TOPIC_LIST,
+    f"{CATALOG}/v1/namespaces/{{namespace}}/tables": Action.TOPIC_LIST,
+    f"{CATALOG}/v1/namespaces/{{namespace}}/tables/{{table}}": Action.FETCH,
 }
 """HTTP responses besides the endpoints; the console and the description of the API need any login."""
 
@@ -164,7 +170,12 @@ def _http() -> Iterator[Case]:
         for needed in one.actions:
             yield Case("http", f"{one.method} {PREFIX}{one.path}", needed, sent)
     for path, action in HTTP_PAGES.items():
-        yield Case("http", f"GET {path}", action, request("GET", path.replace("{name}", "console.js")))
+        yield Case(
+            "http",
+            f"GET {path}",
+            action,
+            request("GET", path.format(name="console.js", namespace="shop", table="orders")),
+        )
 
 
 # polywire

@@ -16,6 +16,7 @@ from polywire.broker.passwords import hash_password
 from polywire.broker.permissions import EVERYTHING, Action, Grants, parse_grants
 from polywire.broker.settings import TopicSettings
 from polywire.errors import Denied, ErrorCode
+from polywire.http.errors import CATALOG
 from polywire.protocols.iggy.context import IggySettings
 from polywire.protocols.iggy.messages import Code
 from polywire.protocols.kafka.client_codec import decode_response, encode_request
@@ -153,8 +154,10 @@ def _http(case: Case, player: Player, has_tenant: bool) -> tuple[Outcome, bytes]
         answer = site.exchange(line + b"\r\n" + login + rest)
     finally:
         site.close()
-    assert answer.status in (200, 401, 403) or case.action is Action.CONNECT, answer
-    return Outcome.YES if answer.status == 200 else Outcome.NO, b"%d " % answer.status + answer.body
+    # no table is written here, so that a permitted request of the catalog finds none
+    permitted = (200, 404) if CATALOG in case.command else (200,)
+    assert answer.status in (*permitted, 401, 403) or case.action is Action.CONNECT, answer
+    return Outcome.YES if answer.status in permitted else Outcome.NO, b"%d " % answer.status + answer.body
 
 
 def _make_user(world: iggy.World) -> None:

@@ -28,6 +28,7 @@ from polywire.broker.settings import AccessList, BrokerSettings, TableFormat, To
 from polywire.broker.view import Views, encoded
 from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.log.base import PartitionLog
+from polywire.names import table_directory
 from polywire.types import DEFAULT_STREAM, TopicName, check_topic_name
 
 INTERNAL_PREFIX = "__"  # topics with such a name belong to the broker and are not listed (concepts: records#names)
@@ -116,6 +117,12 @@ class Topic:
             defaults.table_freshness_s if freshness_s is None else freshness_s,
             defaults.table_history_hours if history_hours is None else history_hours,
         )
+
+    def table_url(self, defaults: BrokerSettings) -> str:
+        """Return the URL of the topic's table, or an empty string if it has none."""
+        if not defaults.tables_url or self.table_settings(defaults) is None:
+            return ""
+        return f"{defaults.tables_url}/{table_directory(self.name.stream, self.name.topic)}"
 
     def state(self) -> TopicState:
         """Return the topic as snapshots store it."""

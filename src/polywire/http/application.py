@@ -28,6 +28,7 @@ from polywire.http.exchange import AsgiExchange
 from polywire.http.forwarding import ForwardingApp
 from polywire.http.guard import PRINCIPAL, Guard
 from polywire.http.health import readiness
+from polywire.http.iceberg_catalog import IcebergCatalog
 from polywire.http.metrics import CONTENT_TYPE, metrics_text
 from polywire.http.process import Process
 from polywire.protocols.runtime.forwarded import Forwarding
@@ -100,6 +101,7 @@ class HttpApplication:
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
         redrive = Redrive(broker, router)
+        catalog = IcebergCatalog(broker)
         if is_linked:
             routes.append(Route(STAGING_PATH, redrive.stage, methods=["POST"]))
         changes = broker.users if router is None or is_linked else router.users
@@ -107,6 +109,7 @@ class HttpApplication:
         routes += [
             Route(f"{PREFIX}/openapi.json", self._document, methods=["GET"]),
             Route(f"{PREFIX}/{{rest:path}}", self._api, methods=["GET", "POST", "DELETE"]),
+            *catalog.routes(is_linked),
             Route("/", self._page, methods=["GET"]),
             Route("/static/{name}", self._static, methods=["GET"]),
         ]
@@ -114,7 +117,7 @@ class HttpApplication:
         self._process: Final = process
         app = Starlette(routes=routes, exception_handlers={BrokerError: _error_response})
         app.router.redirect_slashes = False
-        inner = app if router is None or is_linked else ForwardingApp(app, broker, router)
+        inner = app if router is None or is_linked else ForwardingApp(app, broker, router, catalog)
         self._guard: Final = Guard(inner, broker.access, names=names)
 
     def exchange(self, output: Output, drained: asyncio.Event) -> AsgiExchange:
@@ -147,4 +150,4 @@ class HttpApplication:
 
 async def _error_response(request: Request, error: Exception) -> Response:
     assert isinstance(error, BrokerError), "registered for BrokerError only"
-    return errors.error_response(error)
+    return errors.error_response(error, request.scope["path"])

@@ -20,10 +20,12 @@ from polywire.errors import BrokerError
 from polywire.http import errors
 from polywire.http.endpoints import NO_STORE, PREFIX, segments_of
 from polywire.http.health import READY_S
-from polywire.http.merging import MERGES, merged_json, merged_metrics
+from polywire.http.iceberg_catalog import IcebergCatalog, catalog_segments
+from polywire.http.merging import MERGES, merge_namespaces, merge_tables, merged_json, merged_metrics
 from polywire.http.metrics import CONTENT_TYPE
 from polywire.http.shard_requests import RESPONSE_S, send_to_shard
 from polywire.protocols.runtime.forwarded import Forwarding
+from polywire.types import TopicName
 
 CHECK_S: Final = READY_S + 1.0  # time for another process to report its health
 _HOP_BY_HOP: Final = frozenset({b"connection", b"keep-alive", b"upgrade", b"content-length", b"expect"})
@@ -32,17 +34,18 @@ _HOP_BY_HOP: Final = frozenset({b"connection", b"keep-alive", b"upgrade", b"cont
 class ForwardingApp:
     """An ASGI application: forwards a request to other processes, or passes it to the application of this process."""
 
-    def __init__(self, app: ASGIApp, broker: Broker, router: Forwarding) -> None:
+    def __init__(self, app: ASGIApp, broker: Broker, router: Forwarding, catalog: IcebergCatalog) -> None:
         self._app: Final = app
         self._broker: Final = broker
         self._router: Final = router
+        self._catalog: Final = catalog
         self._shards: Final = router.shards
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             response = await self._forward(Request(scope, receive))
         except BrokerError as error:
-            response = errors.error_response(error)
+            response = errors.error_response(error, scope["path"])
         await (response or self._app)(scope, receive, send)
 
     async def _forward(self, request: Request) -> Response | None:
@@ -56,6 +59,18 @@ class ForwardingApp:
                 return await self._metrics(request)
             case "/readyz":
                 return await self._ready(request)
+        if (segments := catalog_segments(path)) is not None:
+            self._catalog.check_client(request)
+        match segments:
+            case ["namespaces", stream, "tables", name]:
+                shard = self._shard_of(TopicName(stream, name).full, creates=False)
+                return None if shard == self._shards.own else await self._send(shard, request)
+            case ["namespaces"]:
+                return await self._merged(request, merge_namespaces)
+            case ["namespaces", _, "tables"]:
+                return await self._merged(request, merge_tables)
+            case ["namespaces", _]:
+                return await self._first(request)
         if not path.startswith(f"{PREFIX}/"):
             return None
         match segments_of(path):
@@ -97,6 +112,17 @@ class ForwardingApp:
             found.append(bytes(response.body))
         merged = await asyncio.to_thread(merged_json, merge, found)
         return Response(merged, media_type="application/json", headers=NO_STORE)
+
+    async def _first(self, request: Request) -> Response:
+        """Return the first successful response, otherwise any. Raises Unavailable if a process does not respond."""
+        responses = await self._all(request, RESPONSE_S)
+        found = [response for response in responses if isinstance(response, Response)]
+        if successful := [response for response in found if response.status_code == 200]:
+            return successful[0]
+        for response in responses:
+            if isinstance(response, BrokerError):
+                raise response
+        return found[0]
 
     async def _ready(self, request: Request) -> Response | None:
         for response in await self._all(request, CHECK_S):

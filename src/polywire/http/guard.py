@@ -66,7 +66,7 @@ class Guard:
             if scope["path"] not in OPEN_PATHS:
                 scope[PRINCIPAL] = await self._identify(scope[PEER], headers.get("authorization", ""))
         except BrokerError as error:
-            await errors.error_response(error)(scope, receive, send_guarded)
+            await errors.error_response(error, scope["path"])(scope, receive, send_guarded)
             return
         await self._app(scope, receive, send_guarded)
 

@@ -61,6 +61,17 @@ def _overview(responses: Sequence[Any]) -> Any:
     return {**first, **sums, "congested": congested, "wires": dict(sorted(wires.items()))}
 
 
+def merge_namespaces(responses: Sequence[Any]) -> Any:
+    """Merge the namespaces of Iceberg catalogs."""
+    return {"namespaces": sorted({tuple(found) for response in responses for found in response["namespaces"]})}
+
+
+def merge_tables(responses: Sequence[Any]) -> Any:
+    """Merge the tables of one namespace of Iceberg catalogs."""
+    found = [table for response in responses for table in response["identifiers"]]
+    return {"identifiers": sorted(found, key=itemgetter("name"))}
+
+
 def merged_json(merge: Callable[[Sequence[Any]], Any], responses: Sequence[bytes]) -> bytes:
     """Decode JSON responses, merge them, and encode the result."""
     return msgspec.json.encode(merge([msgspec.json.decode(response) for response in responses]))

@@ -23,7 +23,6 @@ from polywire.broker.broker import Broker
 from polywire.broker.settings import TableFormat
 from polywire.broker.users import TABLES
 from polywire.errors import BrokerError
-from polywire.names import table_directory
 from polywire.protocols.polywire.factory import PolywireFactory
 from polywire.server.connection import Connection
 from polywire.server.hub import Hub
@@ -95,7 +94,7 @@ class Tables:
                     TableOrder(
                         topic=topic.name.full,
                         topic_id=topic.id,
-                        url=f"{settings.tables_url}/{table_directory(topic.name.stream, topic.name.topic)}",
+                        url=topic.table_url(settings),
                         is_iceberg=table.formats is TableFormat.DELTA_AND_ICEBERG,
                         freshness_s=table.freshness_s,
                         history_hours=table.history_hours,

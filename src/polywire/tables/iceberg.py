@@ -30,6 +30,7 @@ import msgspec
 from polywire.errors import Unavailable
 from polywire.store.base import BlobMissing
 from polywire.store.objects import Objects
+from polywire.table_orders import ICEBERG_HINT, ICEBERG_METADATA, iceberg_metadata_name
 from polywire.tables.columns import LAST_FIELD_ID, iceberg_schema
 from polywire.tables.delta_log import NEW, TOPIC, CommitConflict, DataFile, TableState, create_named, create_once
 from polywire.tables.manifests import (
@@ -42,8 +43,6 @@ from polywire.tables.manifests import (
     encode_manifest,
 )
 
-METADATA: Final = "metadata/"
-HINT: Final = METADATA + "version-hint.text"
 DELTA_VERSION: Final = "polywire.delta-version"
 NEXT_OFFSETS: Final = "polywire.next-offsets"
 SUMMARY_TOPIC_ID: Final = "polywire.topic-id"
@@ -54,7 +53,7 @@ MANIFEST_FILES_MAX: Final = 4096  # a manifest with as many files is not merged 
 TRIES: Final = 5
 _MAIN: Final = "main"
 _JSON: Final = ".json"
-_NAME: Final = re.compile(rf"{METADATA}(?:v(\d+)\.metadata\.json|(\d{{20}})-(?:files|snapshot)-\w+\.avro)")
+_NAME: Final = re.compile(rf"{ICEBERG_METADATA}(?:v(\d+)\.metadata\.json|(\d{{20}})-(?:files|snapshot)-\w+\.avro)")
 _MANIFEST: Final = "-files-"
 _LIST: Final = "-snapshot-"
 _ID_MAX: Final = 2**63 - 1
@@ -107,11 +106,6 @@ class _Metadata:
     manifests: tuple[Manifest, ...] = ()
     holders: dict[str, Manifest] = field(default_factory=dict)
     history: tuple[Mapping[str, Any], ...] = ()
-
-
-def metadata_name(version: int) -> str:
-    """Return the name of a version of the metadata."""
-    return f"{METADATA}v{version}.metadata.json"
 
 
 class IcebergMetadata:
@@ -172,7 +166,7 @@ class IcebergMetadata:
         if content is None:
             return _Metadata()
         if version != hint:  # a writer ended before it wrote the hint, or wrote an old one
-            self._objects.put(HINT, str(version).encode())
+            self._objects.put(ICEBERG_HINT, str(version).encode())
         try:
             return self._parsed(version, json.loads(content), state)
         except (BlobMissing, LookupError, TypeError, ValueError):
@@ -181,7 +175,7 @@ class IcebergMetadata:
 
     def _hint(self) -> int:
         try:
-            return int(self._objects.read(HINT).content)
+            return int(self._objects.read(ICEBERG_HINT).content)
         except (BlobMissing, ValueError):
             return 0
 
@@ -189,7 +183,7 @@ class IcebergMetadata:
         """Return the newest metadata. The hint may be older."""
         content = self._read(version)
         if content is None and version:
-            version = max(map(_number, self._objects.list(METADATA)), default=0)
+            version = max(map(_number, self._objects.list(ICEBERG_METADATA)), default=0)
             content = self._read(version)
         while (following := self._read(version + 1)) is not None:
             version, content = version + 1, following
@@ -199,7 +193,7 @@ class IcebergMetadata:
         if version <= 0:
             return None
         try:
-            return self._objects.read(metadata_name(version)).content
+            return self._objects.read(iceberg_metadata_name(version)).content
         except BlobMissing:
             return None
 
@@ -320,19 +314,19 @@ class IcebergMetadata:
         """Return the next version of the metadata, without changes."""
         history = newest.history
         if newest.version and newest.snapshots:
-            location = self._paths.absolute(metadata_name(newest.version))
+            location = self._paths.absolute(iceberg_metadata_name(newest.version))
             history = (*history, {"timestamp-ms": newest.updated_ms, "metadata-file": location})[-PREVIOUS_MAX:]
         return replace(newest, version=newest.version + 1, updated_ms=updated_ms, history=history)
 
     def _store(self, metadata: _Metadata, state: TableState) -> bool:
         """Store a version of the metadata. Return False if another writer stored this version."""
-        name = metadata_name(metadata.version)
+        name = iceberg_metadata_name(metadata.version)
         if not create_once(self._objects, name, self._encoded(metadata, state), self._pause):
             return False
-        self._objects.put(HINT, str(metadata.version).encode())
+        self._objects.put(ICEBERG_HINT, str(metadata.version).encode())
         if metadata.version > PREVIOUS_MAX + 1:
             with suppress(Unavailable):  # the next garbage collection deletes it
-                self._objects.delete(metadata_name(metadata.version - PREVIOUS_MAX - 1))
+                self._objects.delete(iceberg_metadata_name(metadata.version - PREVIOUS_MAX - 1))
         return True
 
     def _encoded(self, metadata: _Metadata, state: TableState) -> bytes:
@@ -374,7 +368,7 @@ class IcebergMetadata:
         needed = {manifest.name for manifest in (*listed, *newest.manifests)}
         needed.update(snapshot.list_name for snapshot in newest.snapshots)
         count = 0
-        for name in self._objects.list(METADATA):
+        for name in self._objects.list(ICEBERG_METADATA):
             version = _number(name)
             if name in needed or not version:
                 continue
@@ -395,8 +389,8 @@ def remove_metadata(objects: Objects) -> int:
 
     Raises Unavailable if the storage fails.
     """
-    names = [name for name in objects.list(METADATA) if name == HINT or _number(name)]
-    for name in sorted(names, key=lambda name: name != HINT):  # readers look for the hint first
+    names = [name for name in objects.list(ICEBERG_METADATA) if name == ICEBERG_HINT or _number(name)]
+    for name in sorted(names, key=lambda name: name != ICEBERG_HINT):  # readers look for the hint first
         objects.delete(name)
     return len(names)
 
@@ -408,7 +402,7 @@ def _number(name: str) -> int:
 
 
 def _new_name(newest: _Metadata, kind: str) -> str:
-    return f"{METADATA}{newest.version + 1:020}{kind}{uuid4().hex}.avro"
+    return f"{ICEBERG_METADATA}{newest.version + 1:020}{kind}{uuid4().hex}.avro"
 
 
 def _new_id() -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from polywire.broker.changes import TransactionDecided
 from polywire.broker.permissions import EVERYTHING, parse_grants
+from polywire.broker.settings import BrokerSettings, TableFormat
 from polywire.broker.transaction_state import Transaction
 from polywire.errors import BrokerError, ErrorCode, Unavailable
 from polywire.http import forwarding, merging
@@ -22,6 +24,7 @@ from polywire.http.session import Application
 from polywire.log.base import Completion, Handle
 from polywire.protocols.runtime import forwarded
 from polywire.protocols.runtime.forwarded import ForwardedRequests, Sender
+from polywire.types import TopicName
 from tests.unit.http.site import Answer, Peer, Site, answer_of, request
 from tests.unit.http.test_guard import basic
 
@@ -47,9 +50,9 @@ class Shards:
     own = 0
     users = None
 
-    def __init__(self) -> None:
-        self.asked = Site(router=self)  # type: ignore[arg-type]  # it opens no links
-        self.sites = [self.asked, *(Site(loop=self.asked.loop) for _ in range(SHARDS - 1))]
+    def __init__(self, settings: BrokerSettings | None = None) -> None:
+        self.asked = Site(router=self, settings=settings)  # type: ignore[arg-type]  # it opens no links
+        self.sites = [self.asked, *(Site(loop=self.asked.loop, settings=settings) for _ in range(SHARDS - 1))]
         self.lost: set[int] = set()
         self.links = 0
 
@@ -61,6 +64,11 @@ class Shards:
 
     def least_loaded(self) -> int:
         return min(range(SHARDS), key=lambda number: len(self.sites[number].broker.topics()))
+
+    def close(self) -> None:
+        for site in self.sites[1:]:
+            site.broker.close()
+        self.asked.close()
 
     @property
     def shards(self) -> Shards:
@@ -130,9 +138,7 @@ class _Participants:
 def shards() -> Iterator[Shards]:
     shards = Shards()
     yield shards
-    for site in shards.sites[1:]:
-        site.broker.close()
-    shards.asked.close()
+    shards.close()
 
 
 def make(shards: Shards, *names: str) -> None:
@@ -317,3 +323,30 @@ def test_labels_are_added_to_any_sample() -> None:
     ]
     assert merged[6:8] == [b'y{shard="0000"} 2.0', b'y{shard="0002"} 2.0']
     assert merged[-3:] == [b'polywire_shard_up{shard="000%d"} %d' % (n, n != 1) for n in range(3)]
+
+
+def test_the_iceberg_catalog_has_the_tables_of_all_processes(tmp_path: Path) -> None:
+    settings = BrokerSettings(tables_url=f"file://{tmp_path}", table=TableFormat.DELTA_AND_ICEBERG)
+    shards = Shards(settings)
+    try:
+        for number, (stream, topic) in enumerate([("sales", "b"), ("sales", "a"), ("ops", "c")]):
+            shards.sites[number].broker.create_topic(TopicName(stream, topic), 1)
+            metadata = tmp_path / stream / topic / "metadata"
+            metadata.mkdir(parents=True)
+            (metadata / "version-hint.text").write_text("1")
+            (metadata / "v1.metadata.json").write_text("{}")
+        get = partial(shards.asked.ask, "GET")
+        assert get("/iceberg/v1/namespaces").json == {"namespaces": [["ops"], ["sales"]]}
+        found = get("/iceberg/v1/namespaces/sales/tables").json["identifiers"]
+        assert [table["name"] for table in found] == ["a", "b"]
+        assert get("/iceberg/v1/namespaces/ops").json["namespace"] == ["ops"]
+        assert get("/iceberg/v1/namespaces/nothing").status == 404
+        location = f"file://{tmp_path}/ops/c/metadata/v1.metadata.json"
+        assert get("/iceberg/v1/namespaces/ops/tables/c").json["metadata-location"] == location
+        assert get("/iceberg/v1/namespaces/ops/tables/a").json["error"]["type"] == "NoSuchTableException"
+        shards.lost.add(2)
+        lost = get("/iceberg/v1/namespaces/ops/tables/c")
+        assert (lost.status, lost.json["error"]["type"]) == (503, "ServiceUnavailableException")
+        assert get("/iceberg/v1/namespaces/ops").status == 503
+    finally:
+        shards.close()

@@ -19,10 +19,11 @@ from polywire.records.batch import stamp
 from polywire.records.columns import Header, Record
 from polywire.records.rows import from_records
 from polywire.store.base import BlobMissing
+from polywire.table_orders import ICEBERG_HINT, ICEBERG_METADATA, iceberg_metadata_name
 from polywire.tables import iceberg, writer
 from polywire.tables.columns import ARROW_SCHEMA, FIELD_IDS
 from polywire.tables.delta_log import CommitConflict, DeltaLog, TableState
-from polywire.tables.iceberg import DELTA_VERSION, HINT, METADATA, NEXT_OFFSETS, IcebergMetadata, metadata_name
+from polywire.tables.iceberg import DELTA_VERSION, NEXT_OFFSETS, IcebergMetadata
 from polywire.tables.writer import DATA, TopicTable
 from polywire.testing.memory_objects import MemoryObjects, ObjectFault
 from polywire.types import Buffer
@@ -65,7 +66,7 @@ class MortalObjects(MemoryObjects):
         super().delete(name)
 
     def names(self) -> list[str]:
-        return [name for prefix in (DATA, "_delta_log/", METADATA) for name in self.list(prefix)]
+        return [name for prefix in (DATA, "_delta_log/", ICEBERG_METADATA) for name in self.list(prefix)]
 
 
 @dataclass
@@ -155,10 +156,10 @@ class World:
         return StaticTable.from_metadata(str(self.dump()))
 
     def newest(self) -> dict[str, Any]:
-        version = int(self.objects.read(HINT).content)
+        version = int(self.objects.read(ICEBERG_HINT).content)
         with pytest.raises(BlobMissing):
-            self.objects.read(metadata_name(version + 1))
-        found: dict[str, Any] = json.loads(self.objects.read(metadata_name(version)).content)
+            self.objects.read(iceberg_metadata_name(version + 1))
+        found: dict[str, Any] = json.loads(self.objects.read(iceberg_metadata_name(version)).content)
         return found
 
     def operations(self) -> list[str]:
@@ -367,7 +368,7 @@ def test_a_failed_hint_is_written_by_the_next_step(world: World) -> None:
 @pytest.mark.parametrize("hint", [b"", b"1", b"999"], ids=["torn", "old", "of deleted metadata"])
 def test_a_wrong_hint_is_corrected(world: World, hint: bytes) -> None:
     append(world, world.table(), 5)
-    world.objects.put(HINT, hint)
+    world.objects.put(ICEBERG_HINT, hint)
     append(world, world.table())
     world.check()
     assert len(world.operations()) == 6
@@ -419,15 +420,15 @@ def test_old_versions_snapshots_and_manifests_are_removed(world: World, monkeypa
     assert 5 <= len(newest["snapshots"]) < 12
     assert sum(len(json.dumps(snapshot)) for snapshot in newest["snapshots"]) < 8000
     assert len(newest["metadata-log"]) == iceberg.PREVIOUS_MAX
-    assert sum(name.endswith(".json") for name in world.objects.list(METADATA)) == iceberg.PREVIOUS_MAX + 1
+    assert sum(name.endswith(".json") for name in world.objects.list(ICEBERG_METADATA)) == iceberg.PREVIOUS_MAX + 1
     assert table.vacuum(HOUR_MS) > 60
     world.check()
     found = world.iceberg()
     for snapshot in found.snapshots():
         found.scan(snapshot_id=snapshot.snapshot_id).to_arrow()
-    names = world.objects.list(METADATA)
+    names = world.objects.list(ICEBERG_METADATA)
     needed = {path.rpartition("/")[2] for path in found.inspect.all_manifests().column("path").to_pylist()}
-    assert {name.removeprefix(METADATA) for name in names if "-files-" in name} == needed
+    assert {name.removeprefix(ICEBERG_METADATA) for name in names if "-files-" in name} == needed
     assert sum("-snapshot-" in name for name in names) == len(found.snapshots())
 
 
@@ -474,9 +475,9 @@ def test_manifests_are_merged(world: World, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_turning_iceberg_off_removes_its_metadata(world: World) -> None:
     append(world, world.table(), 3)
-    world.objects.put(f"{METADATA}notes.txt", b"not ours")
+    world.objects.put(f"{ICEBERG_METADATA}notes.txt", b"not ours")
     world.table(with_iceberg=False).vacuum(HOUR_MS)
-    assert world.objects.list(METADATA) == [f"{METADATA}notes.txt"]
+    assert world.objects.list(ICEBERG_METADATA) == [f"{ICEBERG_METADATA}notes.txt"]
     append(world, world.table())
     world.check()
 
@@ -496,10 +497,10 @@ def test_changes_of_other_programs_are_replaced(world: World) -> None:
     append(world, world.table(), 3)
     changed = world.newest()
     del changed["snapshots"][-1]["summary"][DELTA_VERSION]
-    world.objects.create(metadata_name(4), [json.dumps(changed).encode()])
+    world.objects.create(iceberg_metadata_name(4), [json.dumps(changed).encode()])
     append(world, world.table())
     world.check()
-    world.objects.create(metadata_name(6), [b"{"])
+    world.objects.create(iceberg_metadata_name(6), [b"{"])
     append(world, world.table())
     world.check()
     world.table().vacuum(0)
@@ -508,7 +509,7 @@ def test_changes_of_other_programs_are_replaced(world: World) -> None:
 
 def test_metadata_with_a_lost_manifest_is_made_again(world: World) -> None:
     append(world, world.table(), 3)
-    world.objects.delete(next(name for name in world.objects.list(METADATA) if "-files-" in name))
+    world.objects.delete(next(name for name in world.objects.list(ICEBERG_METADATA) if "-files-" in name))
     append(world, world.table())
     world.check()
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from polywire.broker.settings import TOPIC_SETTINGS, BrokerSettings, TopicSettings
+from polywire.broker.settings import TOPIC_SETTINGS, TopicSettings
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Completion
-from polywire.names import table_directory
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import TOPICS_MAX, level_of
 from polywire.protocols.polywire.auth import created_name
@@ -255,16 +254,9 @@ class _BoundsAnswer:
 
 def _described(session: ReplyOwner, topic: Topic) -> messages.TopicDescription:
     """Return a topic with the URL of its table, unless the client may not get the paths of files."""
-    url = table_url(topic, session.broker.settings)
+    url = topic.table_url(session.broker.settings)
     may_get = not url.startswith("file:") or session.admission.sees_files()
     return msgspec.structs.replace(description_of(topic), table=url if may_get else "")
-
-
-def table_url(topic: Topic, settings: BrokerSettings) -> str:
-    """Return the URL of a topic's table, or an empty string if it has none."""
-    if not settings.tables_url or topic.table_settings(settings) is None:
-        return ""
-    return f"{settings.tables_url}/{table_directory(topic.name.stream, topic.name.topic)}"
 
 
 def description_of(topic: Topic) -> messages.TopicDescription:
