@@ -190,6 +190,7 @@ class TableState:
         removed: paths of files that older versions have, with the time of their removal in milliseconds since 1970.
         offsets: next offset by partition: the table has the records below it.
         committed_ms: time of the last commit.
+        checkpoint: version of the newest checkpoint that is known; NEW if there is none.
     """
 
     version: int = NEW
@@ -200,6 +201,7 @@ class TableState:
     removed: dict[str, int] = field(default_factory=dict)
     offsets: dict[PartitionKey, int] = field(default_factory=dict)
     committed_ms: int = 0
+    checkpoint: int = NEW
 
     @property
     def topic_id(self) -> bytes:
@@ -395,7 +397,7 @@ class DeltaLog:
         except pa.ArrowInvalid as error:
             raise _corrupt(f"checkpoint cannot be read: {error}", version) from None
         state.apply([{kind: _plain(body) for kind, body in row.items() if body is not None} for row in rows])
-        state.version = version
+        state.version = state.checkpoint = version
         return True
 
     def _read_commit(self, version: int) -> list[Action] | None:
@@ -464,6 +466,7 @@ class DeltaLog:
             except BlobMissing:
                 return
         self._point_to(state.version, len(rows))
+        state.checkpoint = state.version
 
     def _point_to(self, version: int, size: int) -> None:
         """Name the newest checkpoint, for readers.

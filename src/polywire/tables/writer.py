@@ -129,14 +129,12 @@ class TopicTable:
         self._iceberg: Final = iceberg
         self.log: Final = DeltaLog(objects, now_ms, pause=pause)
         self._state: TableState | None = None
-        self._checkpoint_at = 0
 
     @property
     def state(self) -> TableState:
         """The newest version that this writer knows. Raises Unavailable, Corrupt."""
         if self._state is None:
             self._state = self.log.load()
-            self._checkpoint_at = self._state.version + CHECKPOINT_COMMITS
         return self._state
 
     @property
@@ -228,9 +226,8 @@ class TopicTable:
 
     def _checkpoint(self) -> None:
         state = self.state
-        if state.version >= self._checkpoint_at:
+        if state.version >= max(state.checkpoint, 0) + CHECKPOINT_COMMITS:
             self.log.checkpoint(state)
-            self._checkpoint_at = state.version + CHECKPOINT_COMMITS
 
     def _project(self) -> None:
         """Update the Iceberg metadata, also after an earlier writer did not."""

@@ -158,6 +158,17 @@ def test_checkpoints_replace_old_commits(
     assert polars.read_delta(path).height == 23
 
 
+def test_writers_that_restart_often_write_checkpoints(
+    topic: FakeTopic, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "CHECKPOINT_COMMITS", 5)
+    for _ in range(11):
+        topic.produce(0, b"x")
+        append_all(table_of(topic, objects))
+    names = [name for name in objects.list(delta_log.LOG) if name.endswith(delta_log.CHECKPOINT)]
+    assert [delta_log.version_of(name) for name in names] == [5, 10]
+
+
 def test_a_torn_pointer_to_the_checkpoint_is_ignored(
     topic: FakeTopic, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
