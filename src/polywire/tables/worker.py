@@ -45,7 +45,7 @@ NICE: Final = 10  # the broker and its clients come first
 EXIT_LOST: Final = 3  # the broker closed the socket pair
 
 
-class _Orders:
+class OrderReader:
     """The latest orders, from a thread that reads the input."""
 
     def __init__(self, source: BinaryIO) -> None:
@@ -75,7 +75,7 @@ class _Orders:
             return latest
 
 
-class _Job:
+class Job:
     """One table, with the time of its next attempt."""
 
     def __init__(self, order: TableOrder, source: BulkConnection, merger: ThreadPoolExecutor) -> None:
@@ -85,6 +85,7 @@ class _Job:
         self._pause_s = 0.0
         self._skipped = 0
         self._complete_ms = 0
+        self._last = TableReport(order.topic, NEW, 0, 0, 0, 0, 0, 0, 0, 0.0)
         self._vacuumed_at = float("-inf")  # the files of a writer that crashed are deleted soon
         self._merging: tuple[MergePlan, Future[Written]] | None = None
         self._source: Final = source
@@ -115,7 +116,8 @@ class _Job:
         else:
             self.due = begun + max(self.order.freshness_s - RESERVE * took, STEP_MIN_S)
         self._skipped += progress.skipped
-        return self._report(progress, took, error)
+        self._last = self._report(progress, took, error)
+        return self._last
 
     def _open(self) -> TopicTable:
         """Return the table, whose state is loaded again after every error."""
@@ -147,31 +149,33 @@ class _Job:
 
     def _report(self, progress: Progress, took: float, error: str) -> TableReport:
         state = None if self._table is None else self._table.known
+        if state is None:  # after an error: the files are as before
+            return msgspec.structs.replace(self._last, commit_s=took, error=error)
         return TableReport(
             topic=self.order.topic,
-            version=NEW if state is None else state.version,
-            rows=0 if state is None else state.row_count,
-            files=0 if state is None else len(state.files),
-            size=0 if state is None else state.byte_count,
+            version=state.version,
+            rows=state.row_count,
+            files=len(state.files),
+            size=state.byte_count,
             behind=progress.behind,
             skipped=self._skipped,
-            committed_ms=0 if state is None else state.committed_ms,
+            committed_ms=state.committed_ms,
             complete_ms=self._complete_ms,
             commit_s=took,
             error=error,
         )
 
 
-def work(source: BulkConnection, orders: _Orders, report: Callable[[TableReport], object]) -> int:
+def work(source: BulkConnection, orders: OrderReader, report: Callable[[TableReport], object]) -> int:
     """Write tables until the input ends. Return the exit code."""
-    jobs: dict[str, _Job] = {}
+    jobs: dict[str, Job] = {}
     merger = ThreadPoolExecutor(1, "merge")
     try:
         while not orders.has_ended:
             first = min(jobs.values(), key=lambda job: job.due, default=None)
             latest = orders.take(None if first is None else max(0.0, first.due - time.monotonic()))
             if latest is not None:
-                _follow(jobs, latest, source, merger)
+                follow(jobs, latest, source, merger)
                 continue
             if first is None or first.due > time.monotonic() or orders.has_ended:
                 continue
@@ -184,14 +188,14 @@ def work(source: BulkConnection, orders: _Orders, report: Callable[[TableReport]
     return 0
 
 
-def _follow(jobs: dict[str, _Job], orders: Orders, source: BulkConnection, merger: ThreadPoolExecutor) -> None:
+def follow(jobs: dict[str, Job], orders: Orders, source: BulkConnection, merger: ThreadPoolExecutor) -> None:
     """Begin new tables, and forget those that are not ordered any more."""
     ordered = {order.topic: order for order in orders.tables}
     for topic in [topic for topic, job in jobs.items() if ordered.get(topic) != job.order]:
         del jobs[topic]
     for topic, order in ordered.items():
         if topic not in jobs:
-            jobs[topic] = _Job(order, source, merger)
+            jobs[topic] = Job(order, source, merger)
 
 
 def _is_alive(source: BulkConnection) -> bool:
@@ -217,7 +221,7 @@ def main(arguments: list[str]) -> int:
         output.write(msgspec.json.encode(found) + b"\n")
         output.flush()
 
-    orders = _Orders(sys.stdin.buffer)
+    orders = OrderReader(sys.stdin.buffer)
     try:
         source = BulkConnection.over(socket.socket(fileno=int(arguments[0])))
         return work(source, orders, report)
