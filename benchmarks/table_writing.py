@@ -17,7 +17,6 @@ import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +37,7 @@ ROUNDS: Final = 5
 COMMITS: Final = 10_000
 PRODUCED_BATCHES: Final = 6_000
 BACKLOG_BATCHES: Final = 5_000
+PAUSE_S: Final = 0.002
 POINTS: Final = 200  # of a file's rows, to compute percentiles
 
 
@@ -55,17 +55,14 @@ def freshness_s(seconds: int, rate: int, bucket: str | None) -> list[float]:
     options = ["--table", "delta", "--table-freshness-s", "1", *(("--bucket", bucket) if bucket else ())]
     with fresh(*options) as (_, connection):
         connection.create_topic("orders", 3)
-        batch, interval, begun = (
-            polywire_load.value_batch(BATCH_RECORDS, VALUE_BYTES),
-            BATCH_RECORDS / rate,
-            time.monotonic(),
-        )
-        for number in count():
-            due = begun + number * interval
-            if due > begun + seconds:
-                break
-            time.sleep(max(0.0, due - time.monotonic()))
-            connection.produce("orders", number % 3, [batch])
+        batch, begun, sent = polywire_load.value_batch(BATCH_RECORDS, VALUE_BYTES), time.monotonic(), 0
+        while (passed := time.monotonic() - begun) < seconds:
+            due = int(passed * rate / BATCH_RECORDS) - sent  # several batches if the last request took long
+            if due:
+                connection.produce("orders", sent % 3, [batch] * due)
+                sent += due
+            else:
+                time.sleep(PAUSE_S)
         time.sleep(3)
         objects = open_bucket(connection.describe("orders").table)
         found = [

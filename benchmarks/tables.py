@@ -26,6 +26,7 @@ from benchmarks.spark_load import BATCH_RECORDS, PARTITIONS, VALUE_BYTES, Bench,
 from polywire.client.address import split_address
 from polywire.spark import table as spark_table
 from polywire.store.url import open_bucket
+from polywire.tables.delta_log import NEW
 from polywire.tables.reading import Snapshot, snapshot
 from polywire.tables.writer import TopicTable
 
@@ -61,7 +62,9 @@ class Topic:
 def fill(made: Bench, topic: str, records: int) -> None:
     """Append records of 100 bytes to a topic with a table."""
     if topic not in {known.name for known in made.connection.topics()}:
-        made.connection.create_topic(topic, PARTITIONS, {"table": "delta"})
+        made.connection.create_topic(topic, PARTITIONS, {"table": "delta", "table_freshness_s": 86_400})
+        while snapshot(made.connection, topic).version == NEW:  # then the broker does not write the tail
+            time.sleep(0.1)
     host, port = split_address(made.address)
     polywire_load.produce_rate(
         host,

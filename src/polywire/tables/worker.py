@@ -41,7 +41,7 @@ STEP_MIN_S: Final = 0.05  # shortest time between two attempts for a table, what
 RESERVE: Final = 2.0  # an attempt begins this many times its own duration before its rows are due
 VACUUM_S: Final = 600.0
 STORE_TIMEOUT_S: Final = 120.0  # for files of 64 MiB over slow networks
-NICE: Final = 10  # the broker and its clients come first
+NICE: Final = 19  # the broker and its clients come first
 EXIT_LOST: Final = 3  # the broker closed the socket pair
 
 
