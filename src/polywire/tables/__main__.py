@@ -2,7 +2,9 @@
 
 import sys
 
-from polywire.tables.worker import main
-
 if __name__ == "__main__":
+    try:
+        from polywire.tables.worker import main
+    except ImportError as error:
+        sys.exit(f"cannot write tables: {error} (pip install 'polywire[tables]')")
     sys.exit(main(sys.argv[1:]))

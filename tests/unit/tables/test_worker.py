@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -138,3 +140,10 @@ def test_a_new_topic_of_the_same_name_is_another_table(tmp_path: Path) -> None:
         assert jobs[TOPIC] is not known
         worker.follow(jobs, Orders([]), source, merger)
         assert jobs == {}
+
+
+def test_a_missing_library_is_named() -> None:
+    code = "import sys, runpy; sys.modules['pyarrow'] = None; runpy.run_module('polywire.tables', run_name='__main__')"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert "pip install 'polywire[tables]'" in ended.stderr
