@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import time
 from base64 import b64encode
 from collections.abc import Iterator
 from decimal import Decimal
@@ -102,6 +103,22 @@ def test_a_broker_with_a_bucket_has_the_bucket_page(broker: BrokerProcess, page:
         assert "leads" in page.until(lambda text: "No broker has been seen yet." not in text)
         assert "create\tdone" in page.text()
         assert "Cost of 30 days" in page.text()
+
+
+def test_a_topic_with_a_table_shows_its_state(page: Page, tmp_path: Path) -> None:
+    given = ("--table", "delta", "--table-freshness-s", "1")
+    with BrokerProcess(tmp_path / "data", *given, wires=("polywire", "http")) as tabled:
+        with SyncClient(tabled.url()) as client:
+            client.create_topic("orders", 1)
+            client.produce("orders", [Record(b"one"), Record(b"two")], partition=0)
+        page.open(url(tabled, "/topics/orders"))
+        page.until("Format")
+        end = time.monotonic() + 60
+        while "Rows\n2\n" not in (text := page.text()):
+            assert time.monotonic() < end, text
+            time.sleep(1)
+            page.evaluate("location.reload()")
+        assert "committed at" in text
 
 
 def test_the_skip_link_stays_on_the_page(broker: BrokerProcess, page: Page) -> None:

@@ -18,11 +18,12 @@ export async function topics(page, [name, what], query) {
 
 function tableState(found) {
   if (!found) return [];
-  const state = found.error || found.version === undefined ? h("p", { class: "bad", role: "status" }, found.error || "The table was not written yet.") : "";
+  const isWritten = found.version >= 0;
+  const state = isWritten ? `Version ${count(found.version)}, committed at ${time(found.committed_ms * 1000)} (UTC).` : "The table was not written yet.";
   return [h("h2", {}, "Table"), h("div", { class: "cards" },
-    card("Format", found.formats), card("Rows", count(found.rows || 0)), card("Files", count(found.files || 0)), card("Size", size(found.size || 0)),
-    card("Version", found.version === undefined ? "–" : count(found.version)), card("Behind", found.behind === undefined ? "–" : count(found.behind) + " records"),
-    card("Age", span(found.age_s || 0)), card("Last commit (UTC)", time((found.committed_ms || 0) * 1000))), state].filter(Boolean);
+    card("Format", found.formats.replace(",", ", ")), card("Rows", count(found.rows || 0)), card("Files", count(found.files || 0)),
+    card("Size", size(found.size || 0)), card("Behind", isWritten ? count(found.behind) : "–"), card("Age", isWritten ? span(found.age_s) : "–")),
+  h("p", { class: found.error ? "bad" : "quiet" }, found.error ? `It cannot be written: ${found.error}. ` : "", state)];
 }
 
 async function topic(page, name) {
