@@ -1,0 +1,157 @@
+"""Readers of other projects over one table: each has the rows of the log, in the newest and in an older version.
+
+``POLYWIRE_DUCKDB`` names a Python with ``duckdb``, ``duckdb-extension-delta``, ``duckdb-extension-iceberg`` and
+``duckdb-extension-avro`` of the same version, and ``pytz``. ``POLYWIRE_S3_SERVER`` names the binary of versitygw.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import deltalake
+import polars
+import pytest
+from pyiceberg.table import StaticTable
+
+import polywire
+from polywire.client.bulk import connect
+from polywire.store.url import open_bucket
+from polywire.table_orders import ICEBERG_HINT, iceberg_metadata_name
+from polywire.tables.delta_log import DeltaLog
+from polywire.testing.process import BrokerProcess
+from tests.s3_server import BUCKET, s3_server
+
+DRIVER = Path(__file__).parent / "duckdb_tables.driver"
+COLUMNS = ("partition", "offset", "key", "value")
+ROUNDS = 20  # with a commit each, and more than are merged at once
+ROUND_RECORDS = 50
+WRITTEN_S = 60.0
+SECONDS_MAX = 120.0
+
+Row = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A table that has all records of its topic.
+
+    Attributes:
+        url: as the broker reports it.
+        rows: of the log.
+        older: a version before the last, with its number of rows.
+    """
+
+    url: str
+    rows: list[Row]
+    older: tuple[int, int]
+
+    @property
+    def place(self) -> str:
+        """The directory, or the URL in a bucket."""
+        return unquote(urlsplit(self.url).path) if self.url.startswith("file:") else self.url
+
+
+@contextmanager
+def written(folder: Path, *options: str) -> Iterator[Written]:
+    """Run a broker, produce in rounds, and wait for the table after each."""
+    tables = ("--table", "delta,iceberg", "--table-freshness-s", "1")
+    with BrokerProcess(folder / "data", *tables, *options, wires=["polywire"]) as broker:
+        connection = connect(broker.url())
+        connection.create_topic("orders", 3)
+        url = connection.describe("orders").table
+        versions: list[tuple[int, int]] = []
+        for number in range(ROUNDS):
+            with polywire.connect_sync(broker.url()) as client, client.producer() as producer:
+                values = [f"{number} {at}".encode() for at in range(ROUND_RECORDS)]
+                producer.send_many(
+                    "orders", values, keys=[None if at % 5 == 0 else b"k" for at in range(ROUND_RECORDS)]
+                )
+            versions.append((wait_for(url, (number + 1) * ROUND_RECORDS), (number + 1) * ROUND_RECORDS))
+        rows = sorted_rows(polywire.read_arrow(broker.url(), "orders", columns=COLUMNS).to_pylist())
+    yield Written(url, rows, versions[ROUNDS // 2])  # the broker does not run any more
+
+
+def wait_for(url: str, rows: int) -> int:
+    """Wait until the table has so many rows, and return its version."""
+    end = time.monotonic() + WRITTEN_S
+    while (state := DeltaLog(open_bucket(url), lambda: 0).load()).row_count != rows:
+        assert time.monotonic() < end, f"rows={state.row_count} expected={rows}"
+        time.sleep(0.05)
+    return state.version
+
+
+def sorted_rows(rows: list[dict[str, Any]]) -> list[Row]:
+    return sorted((tuple(row[name] for name in COLUMNS) for row in rows), key=lambda row: row[:2])
+
+
+def metadata_of(url: str) -> str:
+    objects = open_bucket(url)
+    return f"{url}/{iceberg_metadata_name(int(objects.read(ICEBERG_HINT).content))}"
+
+
+def check(table: Written, environment: Mapping[str, str]) -> None:
+    """Check what delta-rs, Polars and pyiceberg read."""
+    options = dict(environment)
+    newest = deltalake.DeltaTable(table.place, storage_options=options)
+    assert sorted_rows(newest.to_pyarrow_table(columns=list(COLUMNS)).to_pylist()) == table.rows
+    frame = polars.read_delta(table.place, columns=list(COLUMNS), storage_options=options)
+    assert sorted_rows(frame.to_dicts()) == table.rows
+    properties = {
+        "s3.endpoint": options.get("AWS_ENDPOINT_URL", ""),
+        "s3.access-key-id": options.get("AWS_ACCESS_KEY_ID", ""),
+        "s3.secret-access-key": options.get("AWS_SECRET_ACCESS_KEY", ""),
+        "s3.region": options.get("AWS_REGION", ""),
+    }
+    found = StaticTable.from_metadata(metadata_of(table.url), properties if options else {})
+    assert sorted_rows(found.scan(selected_fields=COLUMNS).to_arrow().to_pylist()) == table.rows
+    version, count = table.older
+    older = deltalake.DeltaTable(table.place, version=version, storage_options=options)
+    assert older.to_pyarrow_table(columns=["offset"]).num_rows == count
+    (snapshot,) = [
+        item for item in found.snapshots() if item.summary and item.summary["polywire.delta-version"] == str(version)
+    ]
+    assert found.scan(snapshot_id=snapshot.snapshot_id, selected_fields=("offset",)).to_arrow().num_rows == count
+
+
+@pytest.fixture(scope="module")
+def on_a_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
+    with written(tmp_path_factory.mktemp("table")) as table:
+        yield table
+
+
+def test_readers_agree_on_a_directory(on_a_directory: Written) -> None:
+    check(on_a_directory, {})
+
+
+def test_readers_agree_on_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3_server(tmp_path / "s3") as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with written(tmp_path, "--bucket", f"s3://{BUCKET}/log") as table:
+            check(table, environment)
+
+
+def test_duckdb_agrees(on_a_directory: Written) -> None:
+    python = os.environ.get("POLYWIRE_DUCKDB")
+    if not python:
+        pytest.skip("POLYWIRE_DUCKDB is not set: tables were NOT read with DuckDB's extensions")
+    command = [python, str(DRIVER), on_a_directory.place]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS_MAX)
+    assert ended.returncode == 0, ended.stderr
+    expected = [[*row[:2], *(_text(item) for item in row[2:])] for row in on_a_directory.rows]
+    found = json.loads(ended.stdout)
+    assert sorted(found["delta"]) == expected
+    assert sorted(found["iceberg"]) == expected
+
+
+def _text(item: object) -> str | None:
+    return item.decode() if isinstance(item, bytes) else None
