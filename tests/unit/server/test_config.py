@@ -119,7 +119,14 @@ def test_the_smallest_journal_file_size_of_each_protocol(wire: str, slot_mib: in
 def test_retention_settings_reach_the_broker() -> None:
     settings = ServeConfig(retention_hours=1.5, retention_mib=3).broker_settings()
     assert (settings.retention_age_us, settings.retention_bytes) == (5_400_000_000, 3 * 1024 * 1024)
-    assert ServeConfig().broker_settings() == BrokerSettings()
+    config = ServeConfig()
+    assert config.broker_settings() == BrokerSettings(tables_url=config.tables_at)
+
+
+def test_tables_are_in_the_bucket_or_the_data_directory() -> None:
+    assert ServeConfig(data_dir=Path("/data/a b")).tables_at == "file:///data/a%20b/tables"
+    assert ServeConfig(bucket="s3://bucket/log/").tables_at == "s3://bucket/log/tables"
+    assert ServeConfig(bucket="s3://bucket/log", tables_url="file:///tables/").tables_at == "file:///tables"
 
 
 def test_insecure_allows_all_addresses() -> None:

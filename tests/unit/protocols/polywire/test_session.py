@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from polywire.broker.settings import TOPIC_RANGES, BrokerSettings
+from polywire.broker.settings import TOPIC_RANGES, BrokerSettings, TableFormat
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing, PeerError
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import MAGIC, PREFIX, decode_answer, decode_prefix, encode_head
@@ -172,6 +172,9 @@ def test_settings_of_a_topic_are_stored_and_invalid_ones_named(peer: Peer) -> No
         "replication_factor": 1,
         "retention_age_us": None,
         "retention_bytes": 5,
+        "table": None,
+        "table_freshness_s": None,
+        "table_history_hours": None,
     }
     wrong = peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("u", 1, settings={"retention": 5})).error
     assert wrong.message == "unknown settings names=retention"
@@ -180,6 +183,22 @@ def test_settings_of_a_topic_are_stored_and_invalid_ones_named(peer: Peer) -> No
         is ErrorCode.INVALID_REQUEST
     )
     assert peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("t", 1)).error.code is ErrorCode.TOPIC_EXISTS
+
+
+@pytest.mark.parametrize(
+    ("own", "default", "url"),
+    [
+        (None, TableFormat.NONE, ""),
+        ("none", TableFormat.DELTA, ""),
+        (None, TableFormat.DELTA, "s3://bucket/tables/sales/orders"),
+        ("delta,iceberg", TableFormat.NONE, "s3://bucket/tables/sales/orders"),
+    ],
+)
+def test_a_topic_with_a_table_has_its_url(own: str | None, default: TableFormat, url: str) -> None:
+    peer = Peer(BrokerSettings(table=default, tables_url="s3://bucket/tables"))
+    peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("sales.orders", 1, settings={"table": own}))
+    found = peer.ask(Verb.DESCRIBE, messages.Describe("sales.orders")).decode(messages.TopicDescription)
+    assert found.table == url
 
 
 @pytest.mark.parametrize("name", TOPIC_RANGES)
