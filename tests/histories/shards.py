@@ -1,7 +1,7 @@
 """Machines on one bucket of several shards, with faults: kills, stops, moved shards, and a killed bucket server.
 
 ``python -m tests.histories.shards --count 30 --seed 7``. The bucket is versitygw if ``POLYWIRE_S3_SERVER`` names it,
-otherwise a directory.
+otherwise a directory. ``--only kill_leader`` limits the faults to one kind.
 
 The seed determines the order. Killed processes are restarted, and after each fault every topic must accept records
 again.
@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, TypeAlias
 
 from polywire.server.placement import directory_of
 from tests.broker_process import BrokerProcess, child_environment
@@ -124,7 +124,8 @@ class Cluster:
             self.server.start()
 
 
-DEEDS: Final[Sequence[Callable[[Cluster], Awaitable[None]]]] = (
+Deed: TypeAlias = Callable[[Cluster], Awaitable[None]]
+DEEDS: Final[Sequence[Deed]] = (
     Cluster.kill_leader,
     Cluster.stop_leader,
     Cluster.kill_machine,
@@ -135,15 +136,17 @@ DEEDS: Final[Sequence[Callable[[Cluster], Awaitable[None]]]] = (
 )
 
 
-def run(folder: Path, *, seed: int, count: int, shards: int = 2) -> Counter[str]:
+def run(folder: Path, *, seed: int, count: int, shards: int = 2, only: str = "") -> Counter[str]:
     """Run that many faults, and check acknowledged records through every machine; return the counts.
+
+    only: the name of the only kind of fault, or an empty string for all kinds.
 
     Raises Stuck, AssertionError.
     """
     with cluster(folder, random.Random(seed), shards) as found:
         for machine in found.machines:
             machine.start()
-        done = asyncio.run(_produced(found, count))
+        done = asyncio.run(_produced(found, count, [deed for deed in DEEDS if only in ("", deed.__name__)]))
         done["takeovers"] = found.takeovers()
         for machine in found.machines:
             assert machine.stop() == 0, machine.log_text()
@@ -170,7 +173,7 @@ def cluster(folder: Path, chance: random.Random, shards: int) -> Iterator[Cluste
             server.kill()
 
 
-async def _produced(found: Cluster, count: int) -> Counter[str]:
+async def _produced(found: Cluster, count: int, deeds: Sequence[Deed]) -> Counter[str]:
     producers = [
         Producer(found.machines[number % len(MACHINES)], f"topic-{number}", WIRES[number // 2 % len(WIRES)])
         for number in range(TOPICS)
@@ -181,7 +184,7 @@ async def _produced(found: Cluster, count: int) -> Counter[str]:
         await _answered(producers, "begin")
         for _ in range(count):
             await asyncio.sleep(found.chance.uniform(*CALM_S))
-            deed = found.chance.choice(DEEDS)
+            deed = found.chance.choice(deeds)
             await deed(found)
             await _answered(producers, deed.__name__)
             done[deed.__name__] += 1
@@ -211,9 +214,10 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--only", choices=[deed.__name__ for deed in DEEDS], default="")
     given = parser.parse_args()
     with TemporaryDirectory() as folder:
-        done = run(Path(folder), seed=given.seed, count=given.count, shards=given.shards)
+        done = run(Path(folder), seed=given.seed, count=given.count, shards=given.shards, only=given.only)
     for name, number in sorted(done.items()):
         print(f"{name:16} {number}")
     return 0
