@@ -70,7 +70,7 @@ def scan(
         end: exclusive end, as for ``start``. "latest" is the end of the topic when reading starts.
         text: return keys and values as text instead of bytes.
         table: read the files of the topic's table, and from the log only newer records. Rows are then in no particular
-            order, and records that the log no longer retains are included.
+            order, and records that the log no longer retains are included. This needs some 100 MiB of memory.
 
     Raises:
         Invalid: INVALID_REQUEST: unknown column, invalid bound, or a topic without a table if ``table`` is set.
