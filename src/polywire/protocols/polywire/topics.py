@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from polywire.broker.settings import TOPIC_SETTINGS, TopicSettings
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Completion
@@ -61,7 +59,7 @@ def create(session: ReplyOwner, correlation: int, request: messages.CreateTopic,
 
 
 def describe(session: ReplyOwner, correlation: int, request: messages.Describe, _: memoryview) -> None:
-    session.answer(Verb.DESCRIBE, correlation, _described(session, session.broker.topic(request.name)))
+    session.answer(Verb.DESCRIBE, correlation, description_of(session, session.broker.topic(request.name)))
 
 
 def grow(session: ReplyOwner, correlation: int, request: messages.GrowTopic, _: memoryview) -> None:
@@ -162,7 +160,7 @@ class _Change:
         if isinstance(result, BrokerError):
             self._session.respond_error(self._verb, self._correlation, result)
         else:
-            description = Head() if self._topic is None else description_of(self._topic)
+            description = Head() if self._topic is None else description_of(self._session, self._topic)
             self._session.respond(self._verb, self._correlation, description)
 
 
@@ -252,21 +250,19 @@ class _BoundsAnswer:
         return messages.BoundsList(topics)
 
 
-def _described(session: ReplyOwner, topic: Topic) -> messages.TopicDescription:
+def description_of(session: ReplyOwner, topic: Topic) -> messages.TopicDescription:
     """Return a topic with the URL of its table, unless the client may not get the paths of files."""
-    url = topic.table_url(session.broker.settings)
-    may_get = not url.startswith("file:") or session.admission.sees_files()
-    return msgspec.structs.replace(description_of(topic), table=url if may_get else "")
-
-
-def description_of(topic: Topic) -> messages.TopicDescription:
     settings: dict[str, SettingValue] = {}
     for name, setting in TOPIC_SETTINGS.items():
         value = setting.plain(getattr(topic.settings, name))
         assert value is None or isinstance(value, int | str), "a setting is a number or a word"
         settings[name] = int(value) if isinstance(value, bool) else value
     incarnations = [partition.incarnation for partition in topic.partitions]
-    return messages.TopicDescription(topic.name.full, topic.id, topic.created_at_us, incarnations, settings)
+    url = topic.table_url(session.broker.settings)
+    may_get = not url.startswith("file:") or session.admission.sees_files()
+    return messages.TopicDescription(
+        topic.name.full, topic.id, topic.created_at_us, incarnations, settings, url if may_get else ""
+    )
 
 
 def settings_of(given: Mapping[str, SettingValue]) -> TopicSettings:

@@ -196,7 +196,8 @@ def test_settings_of_a_topic_are_stored_and_invalid_ones_named(peer: Peer) -> No
 )
 def test_a_topic_with_a_table_has_its_url(own: str | None, default: TableFormat, url: str) -> None:
     peer = Peer(BrokerSettings(table=default, tables_url="s3://bucket/tables"))
-    peer.ask(Verb.CREATE_TOPIC, messages.CreateTopic("sales.orders", 1, settings={"table": own}))
+    head = messages.CreateTopic("sales.orders", 1, settings={"table": own})
+    assert peer.ask(Verb.CREATE_TOPIC, head).decode(messages.TopicDescription).table == url
     found = peer.ask(Verb.DESCRIBE, messages.Describe("sales.orders")).decode(messages.TopicDescription)
     assert found.table == url
 
