@@ -106,10 +106,13 @@ class Topic:
         return self.partitions
 
     def table_settings(self, defaults: BrokerSettings) -> TableSettings | None:
-        """Return how to write the topic's table, or None if it has none. Topics of the broker itself have none."""
+        """Return how to write the topic's table, or None if it has none.
+
+        Topics of the broker itself have none, and no topic has one if the broker has no place for tables.
+        """
         own = self.settings
         formats = own.table if own.table is not None else defaults.table
-        if formats is TableFormat.NONE or is_internal(self.name):
+        if formats is TableFormat.NONE or not defaults.tables_url or is_internal(self.name):
             return None
         freshness_s, history_hours = own.table_freshness_s, own.table_history_hours
         return TableSettings(
@@ -120,7 +123,7 @@ class Topic:
 
     def table_url(self, defaults: BrokerSettings) -> str:
         """Return the URL of the topic's table, or an empty string if it has none."""
-        if not defaults.tables_url or self.table_settings(defaults) is None:
+        if self.table_settings(defaults) is None:
             return ""
         return f"{defaults.tables_url}/{table_directory(self.name.stream, self.name.topic)}"
 

@@ -122,8 +122,7 @@ class IcebergCatalog:
 
     def _is_table(self, topic: Topic) -> bool:
         table = topic.table_settings(self._broker.settings)
-        has_url = bool(self._broker.settings.tables_url)
-        return has_url and table is not None and table.formats is TableFormat.DELTA_AND_ICEBERG
+        return table is not None and table.formats is TableFormat.DELTA_AND_ICEBERG
 
     async def _load(self, principal: Principal, request: Request) -> Any:
         broker, name = self._broker, TopicName(_parameter(request, "namespace"), _parameter(request, "table"))

@@ -1,6 +1,6 @@
 """Start the process that writes tables, order its tables, and receive their states (concepts: tables).
 
-* The process runs while at least one topic of this broker process has a table. If it ends, it is started again.
+* The process is started when a topic of this broker process has a table, and again whenever it ends.
 * It reads records over a socket pair, as a client that may only read. No other client can log in as it.
 * If the broker ends in any way, so does the process, because its input ends.
 """
@@ -61,7 +61,6 @@ class Tables:
         self._process: Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._orders = Orders([])
-        self._version = -1
         self._changed = True
         self._broker.watch_topics(self._topic_changed)
         self._statuses: Final[dict[str, TableStatus]] = {}
@@ -87,7 +86,7 @@ class Tables:
     def _ordered(self) -> Orders:
         settings = self._broker.settings
         found: list[TableOrder] = []
-        for topic in self._broker.topics() if settings.tables_url else ():
+        for topic in self._broker.topics():
             table = topic.table_settings(settings)
             if table is not None:
                 found.append(

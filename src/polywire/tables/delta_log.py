@@ -141,16 +141,9 @@ class DataFile:
             }
         }
 
-    def remove(self, now_ms: int, *, data_change: bool) -> Action:
+    def remove(self, removed_ms: int, *, data_change: bool) -> Action:
         """Return the action that removes the file. Without ``data_change``, its rows stay in the table."""
-        return {
-            "remove": {
-                "path": self.path,
-                "deletionTimestamp": now_ms,
-                "dataChange": data_change,
-                "size": self.size,
-            }
-        }
+        return remove_action(self.path, self.size, removed_ms, data_change=data_change)
 
     @classmethod
     def of(cls, add: Mapping[str, Any]) -> DataFile:
@@ -273,7 +266,7 @@ class TableState:
         for file in self.files.values():
             yield file.add(data_change=False)
         for path, removed_ms in self.removed.items():
-            yield {"remove": {"path": path, "deletionTimestamp": removed_ms, "dataChange": False, "size": None}}
+            yield remove_action(path, None, removed_ms, data_change=False)
 
 
 _APPLY: Final[Mapping[str, Callable[[TableState, Mapping[str, Any]], None]]] = {
@@ -284,6 +277,16 @@ _APPLY: Final[Mapping[str, Callable[[TableState, Mapping[str, Any]], None]]] = {
     "protocol": TableState._check_protocol,
     "commitInfo": TableState._set_time,
 }
+
+
+def now_ms() -> int:
+    """Return the time in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def remove_action(path: str, size: int | None, removed_ms: int, *, data_change: bool) -> Action:
+    """Return the action that removes a file. Without ``data_change``, its rows stay in the table."""
+    return {"remove": {"path": path, "deletionTimestamp": removed_ms, "dataChange": data_change, "size": size}}
 
 
 def offset_action(key: PartitionKey, next_offset: int) -> Action:
@@ -348,7 +351,7 @@ class DeltaLog:
     """
 
     def __init__(
-        self, objects: Objects, now_ms: Callable[[], int], *, pause: Callable[[float], object] = time.sleep
+        self, objects: Objects, now_ms: Callable[[], int] = now_ms, *, pause: Callable[[float], object] = time.sleep
     ) -> None:
         self._objects: Final = objects
         self._now_ms: Final = now_ms
@@ -359,14 +362,10 @@ class DeltaLog:
         state = TableState()
         if not self._load_checkpoint(state, self._last_checkpoint()):
             self._load_listed(state)
-        self.refresh(state)
-        return state
-
-    def refresh(self, state: TableState) -> None:
-        """Apply commits that other writers made since."""
         while (actions := self._read_commit(state.version + 1)) is not None:
             state.apply(actions)
             state.version += 1
+        return state
 
     def _load_listed(self, state: TableState) -> None:
         """Load the newest checkpoint that a list has. Raises Corrupt if neither it nor the first commit exists."""

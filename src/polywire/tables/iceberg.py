@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,16 @@ from polywire.store.base import BlobMissing
 from polywire.store.objects import Objects
 from polywire.table_orders import ICEBERG_HINT, ICEBERG_METADATA, iceberg_metadata_name
 from polywire.tables.columns import LAST_FIELD_ID, iceberg_schema
-from polywire.tables.delta_log import NEW, TOPIC, CommitConflict, DataFile, TableState, create_named, create_once
+from polywire.tables.delta_log import (
+    NEW,
+    TOPIC,
+    CommitConflict,
+    DataFile,
+    TableState,
+    create_named,
+    create_once,
+    now_ms,
+)
 from polywire.tables.manifests import (
     Entry,
     Manifest,
@@ -119,17 +129,18 @@ class IcebergMetadata:
     """
 
     def __init__(
-        self, objects: Objects, url: str, *, now_ms: Callable[[], int], pause: Callable[[float], object]
+        self,
+        objects: Objects,
+        url: str,
+        *,
+        now_ms: Callable[[], int] = now_ms,
+        pause: Callable[[float], object] = time.sleep,
     ) -> None:
         self._objects: Final = objects
         self._paths: Final = Paths(unquote(url))
         self._now_ms: Final = now_ms
         self._pause: Final = pause
         self._newest: _Metadata | None = None
-
-    def forget(self) -> None:
-        """Read the metadata again before the next step."""
-        self._newest = None
 
     def project(self, state: TableState) -> None:
         """Add a snapshot of this version of the table, unless there is one of this or of a later version.

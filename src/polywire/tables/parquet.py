@@ -23,8 +23,6 @@ _OPTIONS: Final[dict[str, Any]] = {
     "use_dictionary": [PARTITION, TIMESTAMP_TYPE],
     "column_encoding": {OFFSET: "DELTA_BINARY_PACKED", TIMESTAMP: "DELTA_BINARY_PACKED"},
     "write_statistics": [PARTITION, OFFSET, TIMESTAMP, KEY],
-    "store_schema": True,
-    "write_page_index": False,
 }
 
 

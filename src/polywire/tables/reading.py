@@ -25,7 +25,6 @@ from pyarrow.fs import LocalFileSystem
 
 from polywire.client.arrow import chunk_to_arrow
 from polywire.client.bulk import BulkConnection, PartitionRange, TopicDetail, connect
-from polywire.clock import SystemClock
 from polywire.errors import Conflict, ErrorCode, Invalid, Unavailable
 from polywire.store.base import BlobMissing
 from polywire.store.objects import Objects
@@ -129,9 +128,8 @@ def _no_table(topic: str) -> Invalid:
 
 
 def _load(topic: str, url: str) -> TableState:
-    clock = SystemClock()
     try:
-        return DeltaLog(open_objects(url), lambda: clock.now_us() // 1000).load()
+        return DeltaLog(open_objects(url)).load()
     except Unavailable as error:
         raise Unavailable(
             ErrorCode.STORAGE_FAILED, f"table cannot be read: {error.message} topic={topic!r} table={url}"

@@ -29,7 +29,7 @@ from polywire.errors import BrokerError
 from polywire.store.base import BlobMissing
 from polywire.store.url import open_bucket
 from polywire.table_orders import Orders, TableOrder, TableReport
-from polywire.tables.delta_log import NEW, CommitConflict
+from polywire.tables.delta_log import NEW, CommitConflict, now_ms
 from polywire.tables.iceberg import IcebergMetadata
 from polywire.tables.parquet import Written
 from polywire.tables.writer import MergePlan, Progress, TopicTable, merged
@@ -93,7 +93,7 @@ class Job:
 
     def step(self) -> TableReport:
         """Bring the table closer to the log, and return its state."""
-        begun, begun_ms, progress, error = time.monotonic(), _now_ms(), Progress(), ""
+        begun, begun_ms, progress, error = time.monotonic(), now_ms(), Progress(), ""
         try:
             table = self._open()
             progress = table.append()
@@ -124,15 +124,8 @@ class Job:
         if self._table is None:
             order = self.order
             objects = open_bucket(order.url, timeout_s=STORE_TIMEOUT_S)
-            iceberg = IcebergMetadata(objects, order.url, now_ms=_now_ms, pause=time.sleep)
-            self._table = TopicTable(
-                order.topic,
-                objects,
-                self._source,
-                now_ms=_now_ms,
-                pause=time.sleep,
-                iceberg=iceberg if order.is_iceberg else None,
-            )
+            iceberg = IcebergMetadata(objects, order.url) if order.is_iceberg else None
+            self._table = TopicTable(order.topic, objects, self._source, iceberg=iceberg)
         return self._table
 
     def _maintain(self, table: TopicTable) -> None:
@@ -204,10 +197,6 @@ def _is_alive(source: BulkConnection) -> bool:
     except BrokerError:
         return False
     return True
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def main(arguments: list[str]) -> int:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -31,6 +32,7 @@ from polywire.tables.delta_log import (
     PartitionKey,
     TableState,
     create_named,
+    now_ms,
     offset_action,
 )
 from polywire.tables.iceberg import IcebergMetadata, remove_metadata
@@ -117,8 +119,8 @@ class TopicTable:
         objects: Objects,
         source: Source,
         *,
-        now_ms: Callable[[], int],
-        pause: Callable[[float], object],
+        now_ms: Callable[[], int] = now_ms,
+        pause: Callable[[float], object] = time.sleep,
         iceberg: IcebergMetadata | None = None,
     ) -> None:
         self._topic: Final = topic
@@ -127,14 +129,14 @@ class TopicTable:
         self._now_ms: Final = now_ms
         self._pause: Final = pause
         self._iceberg: Final = iceberg
-        self.log: Final = DeltaLog(objects, now_ms, pause=pause)
+        self._log: Final = DeltaLog(objects, now_ms, pause=pause)
         self._state: TableState | None = None
 
     @property
     def state(self) -> TableState:
         """The newest version that this writer knows. Raises Unavailable, Corrupt."""
         if self._state is None:
-            self._state = self.log.load()
+            self._state = self._log.load()
         return self._state
 
     @property
@@ -176,7 +178,7 @@ class TopicTable:
         )
         removed = [file.remove(now_ms, data_change=True) for file in state.files.values()]
         operation = "CREATE TABLE" if state.version == NEW else "REPLACE TABLE"
-        self.log.commit(state, [*made.describe(), *removed], operation=operation, facts={"topic": self._topic})
+        self._log.commit(state, [*made.describe(), *removed], operation=operation, facts={"topic": self._topic})
         for key in [key for key in state.offsets if key.topic_id != topic_id]:
             del state.offsets[key]
 
@@ -214,7 +216,7 @@ class TopicTable:
         actions: list[Action] = [offset_action(key, offset) for key, offset in file.offsets.items()]
         if file.writer.row_count:
             actions.append(self._put(file.writer.finish()).add(data_change=True))
-        self.log.commit(self.state, actions, operation="STREAMING UPDATE", is_append=True)
+        self._log.commit(self.state, actions, operation="STREAMING UPDATE", is_append=True)
         self._checkpoint()
 
     def _put(self, written: Written) -> DataFile:
@@ -227,7 +229,7 @@ class TopicTable:
     def _checkpoint(self) -> None:
         state = self.state
         if state.version >= max(state.checkpoint, 0) + CHECKPOINT_COMMITS:
-            self.log.checkpoint(state)
+            self._log.checkpoint(state)
 
     def _project(self) -> None:
         """Update the Iceberg metadata, also after an earlier writer did not."""
@@ -251,7 +253,7 @@ class TopicTable:
         now_ms = self._now_ms()
         actions = [self._put(content).add(data_change=False)]
         actions += [file.remove(now_ms, data_change=False) for file in plan.files]
-        self.log.commit(self.state, actions, operation="OPTIMIZE", facts={"files": str(len(plan.files))})
+        self._log.commit(self.state, actions, operation="OPTIMIZE", facts={"files": str(len(plan.files))})
         self._checkpoint()
         self._project()
         return True
@@ -275,7 +277,7 @@ class TopicTable:
         for path in [path for path, removed_ms in state.removed.items() if removed_ms < before_ms]:
             self._objects.delete(path)
             del state.removed[path]
-        return count + self.log.expire(before_ms)
+        return count + self._log.expire(before_ms)
 
     def _is_garbage(self, name: str, before_ms: int) -> bool:
         state = self.state
