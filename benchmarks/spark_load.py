@@ -49,6 +49,10 @@ class Bench:
     def fill(self, topic: str, records: int) -> None:
         """Create a topic of values of 100 bytes in stored batches of 1,000."""
         self.connection.create_topic(topic, PARTITIONS)
+        self.append(topic, records)
+
+    def append(self, topic: str, records: int) -> None:
+        """Append values of 100 bytes in stored batches of 1,000."""
         host, port = split_address(self.address)
         polywire_load.produce_rate(
             host,

@@ -84,7 +84,7 @@ def _ages(commit: bytes) -> Iterator[float]:
 
 def commit_ms() -> float:
     """Return the processor time of a commit after ``COMMITS`` commits, with 16 files, in milliseconds."""
-    log, state = DeltaLog(MemoryObjects(), lambda: time.time_ns() // 1_000_000), TableState()
+    log, state = DeltaLog(MemoryObjects()), TableState()
     key, used = PartitionKey(b"0" * 16, 0, 1), 0.0
     for number in range(COMMITS):
         bounds = {"offset": Bounds(number, number), "timestamp": Bounds(number, number), "partition": Bounds(0, 0)}
@@ -107,7 +107,7 @@ def rows_per_core_s() -> float:
         polywire_load.produce_rate(
             host, port, "orders", batch=batch, batch_records=BATCH_RECORDS, batches=BACKLOG_BATCHES, partitions=3
         )
-        table = TopicTable("orders", MemoryObjects(), connection, now_ms=lambda: 0, pause=time.sleep)
+        table = TopicTable("orders", MemoryObjects(), connection)
         begun = time.process_time()
         while table.append().behind:
             pass

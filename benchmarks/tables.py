@@ -20,10 +20,8 @@ from pyspark.sql import DataFrame
 from rich.table import Table
 
 import polywire
-from benchmarks import polywire_load
 from benchmarks.measure import console
 from benchmarks.spark_load import BATCH_RECORDS, PARTITIONS, VALUE_BYTES, Bench, bench
-from polywire.client.address import split_address
 from polywire.spark import table as spark_table
 from polywire.store.url import open_bucket
 from polywire.tables.delta_log import NEW
@@ -65,24 +63,13 @@ def fill(made: Bench, topic: str, records: int) -> None:
         made.connection.create_topic(topic, PARTITIONS, {"table": "delta", "table_freshness_s": 86_400})
         while snapshot(made.connection, topic).version == NEW:  # then the broker does not write the tail
             time.sleep(0.1)
-    host, port = split_address(made.address)
-    polywire_load.produce_rate(
-        host,
-        port,
-        topic,
-        batch=polywire_load.value_batch(BATCH_RECORDS, VALUE_BYTES),
-        batch_records=BATCH_RECORDS,
-        batches=records // BATCH_RECORDS,
-        partitions=PARTITIONS,
-    )
+    made.append(topic, records)
 
 
 def write_table(made: Bench, topic: str) -> None:
     """Write the table of a topic up to the end of its log, as the broker's worker process does."""
     url = made.connection.describe(topic).table
-    table = TopicTable(
-        topic, open_bucket(url), made.connection, now_ms=lambda: int(time.time() * 1000), pause=time.sleep
-    )
+    table = TopicTable(topic, open_bucket(url), made.connection)
     while table.append().behind:
         pass
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,21 +9,10 @@ import pytest
 import polywire
 from polywire.client.bulk import connect
 from polywire.server.users import add_user
-from polywire.store.url import open_bucket
-from polywire.tables.delta_log import DeltaLog
 from polywire.testing.process import BrokerProcess
 from tests.histories import tables as history
 
-WRITTEN_S = 60.0
 OPTIONS = ("--table", "delta", "--table-freshness-s", "1")
-
-
-def wait_for_rows(broker: BrokerProcess, address: str, topic: str, count: int) -> None:
-    """Wait until the table has so many rows."""
-    url, end = connect(address).describe(topic).table, time.monotonic() + WRITTEN_S
-    while (found := DeltaLog(open_bucket(url), lambda: 0).load().row_count) != count:
-        assert time.monotonic() < end, f"rows={found} expected={count}\n{broker.log_text()}"
-        time.sleep(0.1)
 
 
 def send(broker: BrokerProcess, topic: str, count: int) -> None:
@@ -45,7 +33,7 @@ def test_tables_are_written_everywhere(tmp_path: Path, where: str) -> None:
             connect(broker.url()).create_topic(topic, 2)
             send(broker, topic, 10)
         for topic in ("a", "b", "c", "d"):
-            wait_for_rows(broker, broker.url(), topic, 10)
+            history.wait_for_rows(connect(broker.url()).describe(topic).table, 10)
 
 
 def test_tables_are_written_on_a_broker_with_users(tmp_path: Path) -> None:
@@ -55,5 +43,5 @@ def test_tables_are_written_on_a_broker_with_users(tmp_path: Path) -> None:
         url = f"polywire://alice:wonderland@{broker.address('polywire')}"
         with polywire.connect_sync(url) as client, client.producer() as producer:
             producer.send_many("orders", [b"%d" % number for number in range(10)])
-        wait_for_rows(broker, url, "orders", 10)
+        history.wait_for_rows(connect(url).describe("orders").table, 10)
         assert "polywire-tables" not in users.read_text()

@@ -172,7 +172,7 @@ def check(broker: BrokerProcess) -> int:
     url = connect(broker.url()).describe(TOPIC).table
     path = unquote(urlsplit(url).path)
     for _ in range(TRIES):
-        state = DeltaLog(open_bucket(url), lambda: 0).load()
+        state = DeltaLog(open_bucket(url)).load()
         with suppress(FileNotFoundError, deltalake.exceptions.DeltaError):  # maintenance deletes replaced files at once
             table = deltalake.DeltaTable(path, version=state.version)
             rows = rows_of(table.to_pyarrow_table(columns=list(COLUMNS)))
@@ -188,13 +188,23 @@ def check(broker: BrokerProcess) -> int:
     return len(rows)
 
 
+def wait_for_rows(url: str, count: int) -> int:
+    """Wait until a table has exactly so many rows, and return its version. Raises Wrong."""
+    end = time.monotonic() + CAUGHT_UP_S
+    while (state := DeltaLog(open_bucket(url)).load()).row_count != count:
+        if time.monotonic() > end:
+            raise Wrong(f"the table has other rows rows={state.row_count} expected={count}")
+        time.sleep(0.05)
+    return state.version
+
+
 def catch_up(broker: BrokerProcess) -> TableState:
     """Wait until the table has all records of the log, and no files but its own. Raises Wrong."""
     end, objects = time.monotonic() + CAUGHT_UP_S, open_bucket(connect(broker.url()).describe(TOPIC).table)
     while time.monotonic() < end:
         time.sleep(0.2)
         bounds = connect(broker.url()).bounds([TOPIC])
-        state = DeltaLog(objects, lambda: 0).load()
+        state = DeltaLog(objects).load()
         ends = {key.partition: offset for key, offset in state.offsets.items()}
         behind = sum(partition.next_offset - ends.get(partition.partition, 0) for partition in bounds)
         others = set(objects.list(DATA)) - set(state.files)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,15 +25,14 @@ import polywire
 from polywire.client.bulk import connect
 from polywire.store.url import open_bucket
 from polywire.table_orders import ICEBERG_HINT, iceberg_metadata_name
-from polywire.tables.delta_log import DeltaLog
 from polywire.testing.process import BrokerProcess
+from tests.histories.tables import wait_for_rows
 from tests.s3_server import BUCKET, s3_server
 
 DRIVER = Path(__file__).parent / "duckdb_tables.driver"
 COLUMNS = ("partition", "offset", "key", "value")
 ROUNDS = 20  # with a commit each, and more than are merged at once
 ROUND_RECORDS = 50
-WRITTEN_S = 60.0
 SECONDS_MAX = 120.0
 
 Row = tuple[object, ...]
@@ -75,18 +73,9 @@ def written(folder: Path, *options: str) -> Iterator[Written]:
                 producer.send_many(
                     "orders", values, keys=[None if at % 5 == 0 else b"k" for at in range(ROUND_RECORDS)]
                 )
-            versions.append((wait_for(url, (number + 1) * ROUND_RECORDS), (number + 1) * ROUND_RECORDS))
+            versions.append((wait_for_rows(url, (number + 1) * ROUND_RECORDS), (number + 1) * ROUND_RECORDS))
         rows = sorted_rows(polywire.read_arrow(broker.url(), "orders", columns=COLUMNS).to_pylist())
     yield Written(url, rows, versions[ROUNDS // 2])  # the broker does not run any more
-
-
-def wait_for(url: str, rows: int) -> int:
-    """Wait until the table has so many rows, and return its version."""
-    end = time.monotonic() + WRITTEN_S
-    while (state := DeltaLog(open_bucket(url), lambda: 0).load()).row_count != rows:
-        assert time.monotonic() < end, f"rows={state.row_count} expected={rows}"
-        time.sleep(0.05)
-    return state.version
 
 
 def sorted_rows(rows: list[dict[str, Any]]) -> list[Row]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from polywire.broker.settings import TableFormat, TopicSettings
+from polywire.broker.settings import BrokerSettings, TableFormat, TopicSettings
 from polywire.http.endpoints import PREFIX
 from polywire.types import TopicName
 from tests.unit.http.site import Site, table_report
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site(settings=BrokerSettings(tables_url="file:///tables"))
+    yield made
+    made.close()
 
 
 def make(site: Site, table: TableFormat | None = TableFormat.DELTA) -> None:

@@ -15,6 +15,8 @@ from polywire.records.rows import from_records
 from polywire.store.objects import Objects
 from polywire.tables.delta_log import DeltaLog, PartitionKey, TableState
 from polywire.tables.writer import DATA, TopicTable, merged
+from polywire.testing.memory_objects import MemoryObjects
+from polywire.types import Buffer
 
 TOPIC = "orders"
 TOPIC_ID = b"first topic 0123"
@@ -72,6 +74,55 @@ class FakeTopic:
 
     def key(self, partition: int) -> PartitionKey:
         return PartitionKey(self.topic_id, partition, self.incarnations[partition])
+
+
+class Died(BaseException):
+    """The writer was killed."""
+
+
+class MortalObjects(MemoryObjects):
+    """A bucket whose client is killed before or after one of its writes.
+
+    Attributes:
+        writes: number of writes so far.
+        dies_at: number of the write at which the client is killed; -1 for none.
+        dies_after: whether that write has an effect.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = 0
+        self.dies_at = -1
+        self.dies_after = False
+
+    def create(self, name: str, parts: Sequence[Buffer]) -> None:
+        self._before()
+        super().create(name, parts)
+        self._after()
+
+    def put(self, name: str, content: Buffer) -> None:
+        self._before()
+        super().put(name, content)
+        self._after()
+
+    def replace(self, name: str, content: Buffer, tag: str) -> None:
+        self._before()
+        super().replace(name, content, tag)
+        self._after()
+
+    def delete(self, name: str) -> None:
+        self._before()
+        super().delete(name)
+        self._after()
+
+    def _before(self) -> None:
+        if self.writes == self.dies_at and not self.dies_after:
+            raise Died
+
+    def _after(self) -> None:
+        self.writes += 1
+        if self.writes - 1 == self.dies_at and self.dies_after:
+            raise Died
 
 
 class Clock:

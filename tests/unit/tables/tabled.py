@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ Row = tuple[Any, ...]
 def table_of(connection: BulkConnection, topic: str, objects: Objects | None = None) -> TopicTable:
     """Return the writer of a topic's table."""
     found = objects or open_objects(connection.describe(topic).table)
-    return TopicTable(topic, found, connection, now_ms=lambda: int(time.time() * 1000), pause=lambda _: None)
+    return TopicTable(topic, found, connection, pause=lambda _: None)
 
 
 def write_table(connection: BulkConnection, topic: str, objects: Objects | None = None) -> TopicTable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,51 +15,12 @@ from polywire.tables import writer
 from polywire.tables.delta_log import CommitConflict
 from polywire.tables.writer import TopicTable
 from polywire.testing.memory_objects import MemoryObjects, ObjectFault
-from polywire.types import Buffer
-from tests.unit.tables.rig import Clock, FakeTopic, check, check_no_garbage, merge, save, table_of
+from tests.unit.tables.rig import Clock, Died, FakeTopic, MortalObjects, check, check_no_garbage, merge, save, table_of
 
 SEEDS = 40
 STEPS = 60
 FAULTS = (ObjectFault.LOST_REPLY, ObjectFault.REFUSED, ObjectFault.LATE, ObjectFault.BUSY)
 FAILURES = (BrokerError, BlobMissing, CommitConflict)
-
-
-class Died(BaseException):
-    """The writer was killed."""
-
-
-class MortalObjects(MemoryObjects):
-    """A bucket whose client is killed before or after one of its writes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes = 0
-        self.dies_at = -1
-        self.dies_after = False
-
-    def create(self, name: str, parts: Sequence[Buffer]) -> None:
-        self._before()
-        super().create(name, parts)
-        self._after()
-
-    def replace(self, name: str, content: Buffer, tag: str) -> None:
-        self._before()
-        super().replace(name, content, tag)
-        self._after()
-
-    def delete(self, name: str) -> None:
-        self._before()
-        super().delete(name)
-        self._after()
-
-    def _before(self) -> None:
-        if self.writes == self.dies_at and not self.dies_after:
-            raise Died
-
-    def _after(self) -> None:
-        self.writes += 1
-        if self.writes - 1 == self.dies_at and self.dies_after:
-            raise Died
 
 
 @pytest.fixture(autouse=True)

@@ -25,9 +25,8 @@ from polywire.tables.columns import ARROW_SCHEMA, FIELD_IDS
 from polywire.tables.delta_log import CommitConflict, DeltaLog, TableState
 from polywire.tables.iceberg import DELTA_VERSION, NEXT_OFFSETS, IcebergMetadata
 from polywire.tables.writer import DATA, TopicTable
-from polywire.testing.memory_objects import MemoryObjects, ObjectFault
-from polywire.types import Buffer
-from tests.unit.tables.rig import merge
+from polywire.testing.memory_objects import ObjectFault
+from tests.unit.tables.rig import Died, MortalObjects, merge, save
 
 StaticTable = pytest.importorskip("pyiceberg.table", reason="pyiceberg is not installed").StaticTable
 DeltaTable = pytest.importorskip("deltalake", reason="deltalake is not installed").DeltaTable
@@ -35,38 +34,6 @@ DeltaTable = pytest.importorskip("deltalake", reason="deltalake is not installed
 TOPIC_ID = b"i" * 16
 HOUR_MS = 3_600_000
 ORDER = [("partition", "ascending"), ("offset", "ascending")]
-
-
-class Killed(BaseException):
-    """The writer's process ends here."""
-
-
-class MortalObjects(MemoryObjects):
-    """A bucket whose writer is killed before a write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes_left = sys.maxsize
-
-    def _write_one(self) -> None:
-        if not self.writes_left:
-            raise Killed
-        self.writes_left -= 1
-
-    def create(self, name: str, parts: Sequence[Buffer]) -> None:
-        self._write_one()
-        super().create(name, parts)
-
-    def put(self, name: str, content: Buffer) -> None:
-        self._write_one()
-        super().put(name, content)
-
-    def delete(self, name: str) -> None:
-        self._write_one()
-        super().delete(name)
-
-    def names(self) -> list[str]:
-        return [name for prefix in (DATA, "_delta_log/", ICEBERG_METADATA) for name in self.list(prefix)]
 
 
 @dataclass
@@ -146,11 +113,7 @@ class World:
         """Write the objects to disk, for readers, and return the directory of the table."""
         for old in [path for path in self.directory.rglob("*") if path.is_file()]:
             old.unlink()
-        for name in self.objects.names():
-            path = self.directory / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self.objects.read(name).content)
-        return self.directory
+        return save(self.objects, self.directory)
 
     def iceberg(self) -> Any:
         return StaticTable.from_metadata(str(self.dump()))
@@ -274,13 +237,13 @@ def is_killed(world: World, action: Callable[[TopicTable], object], writes: int)
     """Return whether the writer was killed, because the action needs more writes than this."""
     table = world.table()
     assert table.state.version >= 0
-    world.objects.writes_left = writes
+    world.objects.dies_at = world.objects.writes + writes
     try:
         action(table)
-    except Killed:
+    except Died:
         return True
     finally:
-        world.objects.writes_left = sys.maxsize
+        world.objects.dies_at = -1
     return False
 
 

@@ -169,15 +169,20 @@ def test_writers_that_restart_often_write_checkpoints(
     assert [delta_log.version_of(name) for name in names] == [5, 10]
 
 
-def test_a_torn_pointer_to_the_checkpoint_is_ignored(
-    topic: FakeTopic, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def commit_and_expire(topic: FakeTopic, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write 12 versions with checkpoints at 5 and 10, and delete what only older versions need."""
     monkeypatch.setattr(writer, "CHECKPOINT_COMMITS", 5)
     table = table_of(topic, objects)
     for _ in range(12):
         topic.produce(0, b"x")
         append_all(table)
     table.vacuum(0)
+
+
+def test_a_torn_pointer_to_the_checkpoint_is_ignored(
+    topic: FakeTopic, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_and_expire(topic, objects, monkeypatch)
     objects.put(delta_log.LAST_CHECKPOINT, b'{"vers')
     assert check(topic, objects).version == 12
 
@@ -185,12 +190,7 @@ def test_a_torn_pointer_to_the_checkpoint_is_ignored(
 def test_a_table_without_its_checkpoint_is_not_begun_again(
     topic: FakeTopic, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "CHECKPOINT_COMMITS", 5)
-    table = table_of(topic, objects)
-    for _ in range(12):
-        topic.produce(0, b"x")
-        append_all(table)
-    table.vacuum(0)
+    commit_and_expire(topic, objects, monkeypatch)
     for name in objects.list(delta_log.LOG):
         if name.endswith(delta_log.CHECKPOINT):
             objects.delete(name)
