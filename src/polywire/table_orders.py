@@ -26,12 +26,14 @@ class TableOrder(msgspec.Struct, frozen=True):
         topic: full name of the topic.
         topic_id: identifies the topic among all that ever had this name.
         url: where the files of the table are.
+        is_latest: whether the table has only the latest record of each key.
     """
 
     topic: str
     topic_id: bytes
     url: str
     is_iceberg: bool
+    is_latest: bool
     freshness_s: int
     history_hours: int
 

@@ -95,6 +95,7 @@ class Tables:
                         topic_id=topic.id,
                         url=topic.table_url(settings),
                         is_iceberg=table.formats is TableFormat.DELTA_AND_ICEBERG,
+                        is_latest=topic.settings.compaction,
                         freshness_s=table.freshness_s,
                         history_hours=table.history_hours,
                     )

@@ -4,7 +4,7 @@
 * A commit states the next offset of each partition, as a Delta transaction identifier. Rows and offsets change together.
 * A commit whose outcome is unknown is read again, and recognized by its content, which has a random identifier.
 
-The format is that of the Delta protocol, reader version 1 and writer version 2.
+The format is that of the Delta protocol: reader version 1 and writer version 2, or 3 and 7 with deletion vectors.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from polywire.errors import Corrupt, ErrorCode, Unavailable
 from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import ObjectChanged, Objects
 from polywire.tables.columns import TIMESTAMP, delta_schema
+from polywire.tables.deletion_vectors import DeletionVector
 from polywire.tables.parquet import Bounds, time_of, time_text
 from polywire.types import Buffer
 
@@ -37,9 +38,14 @@ COMMIT_TRIES: Final = 5
 COMMIT_PAUSE_S: Final = 0.2
 READER_VERSION: Final = 1
 WRITER_VERSION: Final = 2
+FEATURES_READER_VERSION: Final = 3  # from this version on, a table names its features
+FEATURES_WRITER_VERSION: Final = 7
+DELETION_VECTORS: Final = "deletionVectors"
 NEW: Final = -1  # version of a table without commits
 TOPIC: Final = "polywire.topic"
 TOPIC_ID: Final = "polywire.topicId"
+LATEST: Final = "polywire.latest"
+ENABLE_VECTORS: Final = "delta.enableDeletionVectors"
 _APPLICATION: Final = "polywire"
 _MAP: Final = pa.map_(pa.string(), pa.string())
 
@@ -48,6 +54,13 @@ def _struct(**fields: pa.DataType) -> pa.DataType:
     return pa.struct([pa.field(name, kind) for name, kind in fields.items()])
 
 
+_VECTOR: Final = _struct(
+    storageType=pa.string(),
+    pathOrInlineDv=pa.string(),
+    offset=pa.int32(),
+    sizeInBytes=pa.int32(),
+    cardinality=pa.int64(),
+)
 _CHECKPOINT_SCHEMA: Final = pa.schema(
     {
         "txn": _struct(appId=pa.string(), version=pa.int64(), lastUpdated=pa.int64()),
@@ -58,8 +71,15 @@ _CHECKPOINT_SCHEMA: Final = pa.schema(
             modificationTime=pa.int64(),
             dataChange=pa.bool_(),
             stats=pa.string(),
+            deletionVector=_VECTOR,
         ),
-        "remove": _struct(path=pa.string(), deletionTimestamp=pa.int64(), dataChange=pa.bool_(), size=pa.int64()),
+        "remove": _struct(
+            path=pa.string(),
+            deletionTimestamp=pa.int64(),
+            dataChange=pa.bool_(),
+            size=pa.int64(),
+            deletionVector=_VECTOR,
+        ),
         "metaData": _struct(
             id=pa.string(),
             name=pa.string(),
@@ -69,7 +89,12 @@ _CHECKPOINT_SCHEMA: Final = pa.schema(
             configuration=_MAP,
             createdTime=pa.int64(),
         ),
-        "protocol": _struct(minReaderVersion=pa.int32(), minWriterVersion=pa.int32()),
+        "protocol": _struct(
+            minReaderVersion=pa.int32(),
+            minWriterVersion=pa.int32(),
+            readerFeatures=pa.list_(pa.string()),
+            writerFeatures=pa.list_(pa.string()),
+        ),
     }
 )
 
@@ -111,8 +136,10 @@ class DataFile:
         path: relative to the table.
         size: in bytes.
         modified_ms: when it was written, in milliseconds since 1970.
+        row_count: rows of the file, with those that are deleted.
         bounds: smallest and largest value by column, for some columns. Times are rounded to milliseconds, outwards.
         nulls: number of nulls by column.
+        deleted: the rows that the table does not have any more; None if it has all.
     """
 
     path: str
@@ -121,6 +148,17 @@ class DataFile:
     row_count: int
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
     nulls: Mapping[str, int] = field(default_factory=dict)
+    deleted: DeletionVector | None = None
+
+    @property
+    def live_count(self) -> int:
+        """Number of rows that the table has."""
+        return self.row_count - (0 if self.deleted is None else self.deleted.count)
+
+    @property
+    def live_size(self) -> int:
+        """Estimated bytes of the rows that the table has."""
+        return self.size * self.live_count // max(self.row_count, 1)
 
     def add(self, *, data_change: bool) -> Action:
         """Return the action that adds the file. Without ``data_change``, its rows were in the table before."""
@@ -130,20 +168,23 @@ class DataFile:
             "maxValues": {name: _spelled(name, at.upper, up=True) for name, at in self.bounds.items()},
             "nullCount": dict(self.nulls),
         }
-        return {
-            "add": {
-                "path": self.path,
-                "partitionValues": {},
-                "size": self.size,
-                "modificationTime": self.modified_ms,
-                "dataChange": data_change,
-                "stats": json.dumps(stats, separators=(",", ":")),
-            }
+        if self.deleted is not None:
+            stats["tightBounds"] = False
+        body: dict[str, Any] = {
+            "path": self.path,
+            "partitionValues": {},
+            "size": self.size,
+            "modificationTime": self.modified_ms,
+            "dataChange": data_change,
+            "stats": json.dumps(stats, separators=(",", ":")),
         }
+        return {"add": _with_vector(body, self.deleted)}
 
     def remove(self, removed_ms: int, *, data_change: bool) -> Action:
         """Return the action that removes the file. Without ``data_change``, its rows stay in the table."""
-        return remove_action(self.path, self.size, removed_ms, data_change=data_change)
+        action = remove_action(self.path, self.size, removed_ms, data_change=data_change)
+        _with_vector(action["remove"], self.deleted)
+        return action
 
     @classmethod
     def of(cls, add: Mapping[str, Any]) -> DataFile:
@@ -162,7 +203,19 @@ class DataFile:
             stats.get("numRecords", 0),
             bounds,
             stats.get("nullCount", {}),
+            _vector_of(add),
         )
+
+
+def _with_vector(body: dict[str, Any], deleted: DeletionVector | None) -> dict[str, Any]:
+    if deleted is not None:
+        body["deletionVector"] = deleted.descriptor()
+    return body
+
+
+def _vector_of(body: Mapping[str, Any]) -> DeletionVector | None:
+    descriptor = body.get("deletionVector")
+    return None if descriptor is None else DeletionVector.of(descriptor)
 
 
 def _spelled(name: str, value: int, *, up: bool) -> int | str:
@@ -180,7 +233,8 @@ class TableState:
     Attributes:
         version: number of the last commit; NEW before the first.
         files: by path.
-        removed: paths of files that older versions have, with the time of their removal in milliseconds since 1970.
+        removed: paths of files and deletion vectors that older versions have, with the time of their removal in
+            milliseconds since 1970. Newer versions may have them too.
         offsets: next offset by partition: the table has the records below it.
         committed_ms: time of the last commit.
         checkpoint: version of the newest checkpoint that is known; NEW if there is none.
@@ -202,8 +256,17 @@ class TableState:
         return bytes.fromhex(self.configuration.get(TOPIC_ID, ""))
 
     @property
+    def is_latest(self) -> bool:
+        """Whether the table has only the latest record of each key."""
+        return LATEST in self.configuration
+
+    @property
     def row_count(self) -> int:
-        return sum(file.row_count for file in self.files.values())
+        return sum(file.live_count for file in self.files.values())
+
+    def used(self) -> set[str]:
+        """Return the paths of the files and deletion vectors of this version."""
+        return {*self.files, *(file.deleted.path for file in self.files.values() if file.deleted is not None)}
 
     @property
     def byte_count(self) -> int:
@@ -217,12 +280,16 @@ class TableState:
                     _APPLY[kind](self, body)
 
     def _add(self, body: Mapping[str, Any]) -> None:
-        self.removed.pop(body["path"], None)
         self.files[body["path"]] = DataFile.of(body)
 
     def _remove(self, body: Mapping[str, Any]) -> None:
-        self.files.pop(body["path"], None)
-        self.removed[body["path"]] = body.get("deletionTimestamp") or 0
+        vector, removed_ms = _vector_of(body), body.get("deletionTimestamp") or 0
+        known = self.files.get(body["path"])
+        if known is not None and known.deleted == vector:  # otherwise the same commit has added the file again
+            del self.files[body["path"]]
+        self.removed[body["path"]] = removed_ms
+        if vector is not None:
+            self.removed[vector.path] = removed_ms
 
     def _set_offset(self, body: Mapping[str, Any]) -> None:
         key = PartitionKey.parse(body["appId"])
@@ -235,7 +302,8 @@ class TableState:
         self.configuration = dict(body.get("configuration") or {})
 
     def _check_protocol(self, body: Mapping[str, Any]) -> None:
-        if body["minReaderVersion"] > READER_VERSION:
+        features = set(body.get("readerFeatures") or ())
+        if body["minReaderVersion"] > READER_VERSION and features != {DELETION_VECTORS}:
             raise _corrupt("another program changed the table to a newer version of the Delta protocol")
 
     def _set_time(self, body: Mapping[str, Any]) -> None:
@@ -244,7 +312,7 @@ class TableState:
     def describe(self) -> list[Action]:
         """Return the actions that describe the table itself, for its first commit, a new topic and checkpoints."""
         return [
-            {"protocol": {"minReaderVersion": READER_VERSION, "minWriterVersion": WRITER_VERSION}},
+            {"protocol": _protocol(has_vectors=ENABLE_VECTORS in self.configuration)},
             {
                 "metaData": {
                     "id": self.table_id,
@@ -265,8 +333,10 @@ class TableState:
             yield offset_action(key, offset)
         for file in self.files.values():
             yield file.add(data_change=False)
+        used = self.used()
         for path, removed_ms in self.removed.items():
-            yield remove_action(path, None, removed_ms, data_change=False)
+            if path not in used:
+                yield remove_action(path, None, removed_ms, data_change=False)
 
 
 _APPLY: Final[Mapping[str, Callable[[TableState, Mapping[str, Any]], None]]] = {
@@ -277,6 +347,17 @@ _APPLY: Final[Mapping[str, Callable[[TableState, Mapping[str, Any]], None]]] = {
     "protocol": TableState._check_protocol,
     "commitInfo": TableState._set_time,
 }
+
+
+def _protocol(*, has_vectors: bool) -> dict[str, Any]:
+    if not has_vectors:
+        return {"minReaderVersion": READER_VERSION, "minWriterVersion": WRITER_VERSION}
+    return {
+        "minReaderVersion": FEATURES_READER_VERSION,
+        "minWriterVersion": FEATURES_WRITER_VERSION,
+        "readerFeatures": [DELETION_VECTORS],
+        "writerFeatures": [DELETION_VECTORS],
+    }
 
 
 def now_ms() -> int:

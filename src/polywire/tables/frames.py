@@ -29,8 +29,18 @@ try:
     import pyarrow.compute as pc
 
     from polywire.client.arrow import TIMESTAMP, as_type, chunk_to_arrow, constant
-    from polywire.tables.columns import ARROW_SCHEMA, PARTITION
-    from polywire.tables.reading import OUTDATED, Snapshot, scan_files, scan_tail, snapshot
+    from polywire.tables.columns import ARROW_SCHEMA, KEY, PARTITION
+    from polywire.tables.reading import (
+        FIRST_ROW,
+        OUTDATED,
+        ROW,
+        Snapshot,
+        deleted_rows,
+        newest_of_tail,
+        scan_files,
+        scan_tail,
+        snapshot,
+    )
 except ImportError as error:
     raise Invalid(ErrorCode.INVALID_REQUEST, "tables need pyarrow (pip install 'polywire[arrow]')") from error
 
@@ -191,7 +201,9 @@ def _table_rows(
         return
     where = _condition(start, end)
     columns = [name for name in schema.names if name in ARROW_SCHEMA.names] or [PARTITION]
-    for batch in chain(scan_files(found, columns, where), scan_tail(connection, found, columns, where)):
+    newest = newest_of_tail(connection, found)
+    files = scan_files(found, columns, where, newest=newest)
+    for batch in chain(files, scan_tail(connection, found, columns, where, newest=newest)):
         arrays = [
             constant(topic, field.type, batch.num_rows)
             if field.name == "topic"
@@ -221,9 +233,18 @@ def _table_frame(
     """Return the files of a directory as Polars scans them, followed by the newer records."""
     names = [name for name in READ_COLUMNS if name in ARROW_SCHEMA.names]
     schema = pa.schema([ARROW_SCHEMA.field(name) for name in names])
-    tail = library.from_arrow(pa.Table.from_batches(list(scan_tail(broker, found, names)), schema)).lazy()
-    parts = [library.scan_parquet(found.paths, glob=False).select(names)] if found.files else []
-    frame: polars.LazyFrame = library.concat([*parts, tail])
+    newest = newest_of_tail(broker, found)
+    rows = list(scan_tail(broker, found, names, newest=newest))
+    parts = [library.from_arrow(pa.Table.from_batches(rows, schema)).lazy()]
+    if found.files:
+        files = library.scan_parquet(found.paths, glob=False, row_index_name=ROW if found.has_deleted else None)
+        if found.has_deleted:
+            deleted = library.from_arrow(deleted_rows(found)).with_columns(library.col(ROW) + library.col(FIRST_ROW))
+            files = files.join(deleted.lazy(), on=ROW, how="anti")
+        if newest is not None:
+            files = files.join(library.from_arrow(newest).lazy(), on=[PARTITION, KEY], how="anti")
+        parts.insert(0, files.select(names))
+    frame: polars.LazyFrame = library.concat(parts)
     if start == LATEST or end == EARLIEST:
         return frame.clear()
     for bound, is_end in ((start, False), (end, True)):

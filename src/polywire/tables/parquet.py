@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from polywire.store.objects import Objects
 from polywire.tables.columns import ARROW_SCHEMA, KEY, OFFSET, PARTITION, STATISTICS, TIMESTAMP, TIMESTAMP_TYPE
 
 ROW_GROUP_ROWS: Final = 1_000_000  # few enough for parallel scans of one file, many enough for compression
@@ -124,3 +125,29 @@ def time_text(time_us: int, *, up: bool = False) -> str:
 def time_of(text: str) -> int:
     """Return the microseconds since 1970 of a time in the Delta log's statistics."""
     return (datetime.fromisoformat(text) - _EPOCH) // timedelta(microseconds=1)
+
+
+class ObjectFile(io.RawIOBase):
+    """A readable file over an object. Each read is one request. Raises BlobMissing, Unavailable."""
+
+    def __init__(self, objects: Objects, name: str) -> None:
+        self._objects: Final = objects
+        self._name: Final = name
+        self._size: Final = objects.size(name)
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        stop = self._size if size < 0 else min(self._at + size, self._size)
+        content = self._objects.read_range(self._name, self._at, stop) if stop > self._at else b""
+        self._at += len(content)
+        return content

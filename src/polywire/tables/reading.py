@@ -9,12 +9,11 @@
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -29,8 +28,13 @@ from polywire.errors import Conflict, ErrorCode, Invalid, Unavailable
 from polywire.store.base import BlobMissing
 from polywire.store.objects import Objects
 from polywire.store.url import FILE, open_bucket
-from polywire.tables.columns import ARROW_SCHEMA, READ_NAMES, STATISTICS
-from polywire.tables.delta_log import NEW, DeltaLog, PartitionKey, TableState
+from polywire.tables import deletion_vectors, latest
+from polywire.tables.columns import ARROW_SCHEMA, KEY, OFFSET, PARTITION, READ_NAMES, STATISTICS, VALUE
+from polywire.tables.delta_log import NEW, DataFile, DeltaLog, PartitionKey, TableState
+from polywire.tables.parquet import ObjectFile
+
+if TYPE_CHECKING:
+    from pyroaring import BitMap
 
 SNAPSHOT_TRIES: Final = 3  # a topic can be deleted and created again while its snapshot is taken
 BATCH_ROWS: Final = 50_000
@@ -40,6 +44,13 @@ OUTDATED: Final = frozenset(
     {ErrorCode.STORAGE_FAILED, ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.TOPIC_REPLACED, ErrorCode.EPOCH_ENDED}
 )
 """Codes of errors after which a new snapshot may succeed: files or records were deleted, or the topic was replaced."""
+
+PATH: Final = "path"
+ROW: Final = "row"
+FIRST_ROW: Final = "first_row"
+_DELETED: Final = pa.schema(
+    [(PATH, pa.dictionary(pa.int32(), pa.string())), (ROW, pa.int64()), (FIRST_ROW, pa.int64())]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +75,8 @@ class Snapshot:
         topic: full name.
         url: URL of the table; empty if the topic has none.
         version: version of the table; NEW if it has none.
-        files: names of its files, relative to ``url``.
+        files: its files.
+        is_latest: whether only the latest record of each key has a row.
         row_count: number of rows in the files.
         ranges: the log after the table, for each partition.
     """
@@ -72,7 +84,8 @@ class Snapshot:
     topic: str
     url: str
     version: int
-    files: tuple[str, ...]
+    files: tuple[DataFile, ...]
+    is_latest: bool
     row_count: int
     ranges: tuple[LogRange, ...]
 
@@ -90,7 +103,12 @@ class Snapshot:
     def paths(self) -> list[str]:
         """Absolute paths of the files, or their URLs if they are in a bucket."""
         root = str(_directory(self.url)) if self.is_local else self.url.rstrip("/")
-        return [f"{root}/{name}" for name in self.files]
+        return [f"{root}/{file.path}" for file in self.files]
+
+    @property
+    def has_deleted(self) -> bool:
+        """Whether files have rows that the table does not have any more."""
+        return any(file.deleted is not None for file in self.files)
 
 
 def snapshot(broker: BulkConnection | str, topic: str, *, required: bool = True) -> Snapshot:
@@ -139,15 +157,22 @@ def _load(topic: str, url: str) -> TableState:
 def _joined(detail: TopicDetail, state: TableState, partitions: Sequence[PartitionRange]) -> Snapshot:
     if state.version == NEW:
         _check_reachable(detail, partitions)
-    known = state.offsets if state.topic_id == detail.id else {}  # otherwise its rows are of a deleted topic
-    files = state.files if state.topic_id == detail.id else {}
+    if state.topic_id != detail.id:
+        state = TableState(version=state.version)  # its rows are of a deleted topic
     ranges = []
     for found in partitions:
-        offset = known.get(PartitionKey(found.topic_id, found.partition, found.incarnation), 0)
+        offset = state.offsets.get(PartitionKey(found.topic_id, found.partition, found.incarnation), 0)
         offset = max(offset, found.first_offset)
         ranges.append(LogRange(found.partition, found.incarnation, found.epoch, offset, max(offset, found.next_offset)))
-    row_count = sum(file.row_count for file in files.values())
-    return Snapshot(detail.name, detail.table, state.version, tuple(files), row_count, tuple(ranges))
+    return Snapshot(
+        topic=detail.name,
+        url=detail.table,
+        version=state.version,
+        files=tuple(state.files.values()),
+        is_latest=state.is_latest,
+        row_count=state.row_count,
+        ranges=tuple(ranges),
+    )
 
 
 def _check_reachable(detail: TopicDetail, partitions: Sequence[PartitionRange]) -> None:
@@ -177,7 +202,11 @@ def open_objects(url: str) -> Objects:
 
 
 def scan_files(
-    found: Snapshot, columns: Sequence[str] = tuple(ARROW_SCHEMA.names), where: pc.Expression | None = None
+    found: Snapshot,
+    columns: Sequence[str] = tuple(ARROW_SCHEMA.names),
+    where: pc.Expression | None = None,
+    *,
+    newest: pa.Table | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the table's files, file by file.
 
@@ -185,12 +214,15 @@ def scan_files(
         found: the snapshot.
         columns: columns of the table, at least one.
         where: condition on partition, offset and timestamp. Row groups of local files without such rows are skipped.
+        newest: what ``newest_of_tail`` returned. Rows with these keys are left out.
 
     Raises:
         Unavailable: STORAGE_FAILED: a file was deleted since the snapshot was taken, or cannot be read.
+        Corrupt: a deletion vector cannot be read.
     """
+    keys = {} if newest is None else latest.by_partition(newest, KEY)
     try:
-        yield from _file_rows(found, columns, where)
+        yield from _file_rows(found, columns, where, keys)
     except FileNotFoundError as error:
         raise removed(found, error) from error
     except BlobMissing as error:
@@ -210,16 +242,41 @@ def removed(found: Snapshot, error: Exception) -> Unavailable:
     )
 
 
-def _file_rows(found: Snapshot, columns: Sequence[str], where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-    objects = open_objects(found.url) if found.files and not found.is_local else None
-    for name, path in zip(found.files, found.paths, strict=True):
-        source: Any = path if objects is None else _ObjectFile(objects, name)
+def _file_rows(
+    found: Snapshot, columns: Sequence[str], where: pc.Expression | None, keys: latest.ByPartition
+) -> Iterator[pa.RecordBatch]:
+    if not found.files:
+        return
+    objects = open_objects(found.url)
+    names = _read_columns({*columns, *((PARTITION, KEY) if keys else ())}, where)
+    for file, path in zip(found.files, found.paths, strict=True):
+        source: Any = path if found.is_local else ObjectFile(objects, file.path)
         # Buffering a few MiB of each column takes a tenth of the memory of reading whole row groups.
-        buffering: dict[str, Any] = {"pre_buffer": False, "buffer_size": BUFFER_BYTES} if objects is None else {}
-        groups = _row_groups(path, where) if objects is None and where is not None else None
-        with pq.ParquetFile(source, **buffering) as file:
-            for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=_read_columns(columns, where)):
-                yield from _chosen(batch, columns, where)
+        buffering: dict[str, Any] = {"pre_buffer": False, "buffer_size": BUFFER_BYTES} if found.is_local else {}
+        groups = _row_groups(path, where) if found.is_local and where is not None else None
+        with pq.ParquetFile(source, **buffering) as opened:
+            if file.deleted is None:
+                batches = opened.iter_batches(BATCH_ROWS, row_groups=groups, columns=names)
+            else:
+                deleted = deletion_vectors.read(objects, file.deleted)
+                batches = _remaining(opened, groups, names, deleted)
+            for batch in batches:
+                rest = batch.filter(pc.invert(latest.has_key(batch, keys))) if keys else batch
+                yield from _chosen(rest, columns, where)
+
+
+def _remaining(
+    opened: pq.ParquetFile, groups: Sequence[int] | None, columns: list[str], deleted: BitMap
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of some row groups, or of all, without those that are deleted."""
+    first = 0
+    for group in range(opened.num_row_groups):
+        stop = first + opened.metadata.row_group(group).num_rows
+        if groups is None or group in groups:
+            for batch in opened.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns):
+                yield deletion_vectors.remaining(batch, first, deleted)
+                first += batch.num_rows
+        first = stop
 
 
 def _row_groups(path: str, where: pc.Expression) -> list[int]:
@@ -228,20 +285,56 @@ def _row_groups(path: str, where: pc.Expression) -> list[int]:
     return [group.id for group in fragment.subset(where, schema=ARROW_SCHEMA).row_groups]
 
 
+def deleted_rows(found: Snapshot) -> pa.Table:
+    """Return the deleted rows of the files: path, number in the file, and number of the file's first row among all.
+
+    Raises:
+        Unavailable: STORAGE_FAILED: a deletion vector was deleted since the snapshot was taken, or cannot be read.
+        Corrupt: a deletion vector cannot be read.
+    """
+    parts, first_row = [_DELETED.empty_table()], 0
+    for file, path in zip(found.files, found.paths, strict=True):
+        if file.deleted is not None:
+            try:
+                rows = pa.array(deletion_vectors.read(open_objects(found.url), file.deleted).to_array(), pa.int64())
+            except BlobMissing as error:
+                raise removed(found, error) from error
+            paths, firsts = pa.array([path]).dictionary_encode(), pa.array([first_row], pa.int64())
+            first = pa.repeat(0, len(rows))
+            parts.append(pa.table([paths.take(first), rows, firsts.take(first)], schema=_DELETED))
+        first_row += file.row_count
+    return pa.concat_tables(parts).unify_dictionaries()
+
+
+def newest_of_tail(connection: BulkConnection, found: Snapshot) -> pa.Table | None:
+    """Return the partition, key and offset of the latest record of each key that only the log has.
+
+    It is None if the table has a row for every record, or all records. Raises the same as ``scan_tail``.
+    """
+    if not (found.is_latest and found.tail):
+        return None
+    return latest.newest(scan_tail(connection, found, [PARTITION, KEY, OFFSET]))
+
+
 def scan_tail(
     connection: BulkConnection,
     found: Snapshot,
     columns: Sequence[str] = tuple(ARROW_SCHEMA.names),
     where: pc.Expression | None = None,
+    *,
+    newest: pa.Table | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records that only the log has, with the columns of the table: partition by partition, in offset order.
+
+    With ``newest``, which ``newest_of_tail`` returned, only the latest record of each key, without tombstones.
 
     Raises:
         Missing: OFFSET_OUT_OF_RANGE: records were deleted since the snapshot was taken.
         Conflict: the topic was replaced, or records were lost.
         Unavailable: no broker responded.
     """
-    names = _read_columns(columns, where)
+    offsets = {} if newest is None else latest.by_partition(newest, OFFSET)
+    names = _read_columns({*columns, *((PARTITION, OFFSET, KEY, VALUE) if newest is not None else ())}, where)
     schema = pa.schema([ARROW_SCHEMA.field(name) for name in names])
     source_columns = [READ_NAMES.get(name, name) for name in names]
     for wanted in found.tail:
@@ -255,10 +348,11 @@ def scan_tail(
         )
         for chunk in chunks:
             for batch in chunk_to_arrow(chunk, source_columns, schema):
-                yield from _chosen(batch, columns, where)
+                rest = batch if newest is None else batch.filter(latest.has_row(batch, offsets))
+                yield from _chosen(rest, columns, where)
 
 
-def _read_columns(columns: Sequence[str], where: pc.Expression | None) -> list[str]:
+def _read_columns(columns: Collection[str], where: pc.Expression | None) -> list[str]:
     """Return the columns to read, with those that a condition may need."""
     wanted = {*columns, *(STATISTICS if where is not None else ())}
     return [name for name in ARROW_SCHEMA.names if name in wanted]
@@ -270,29 +364,3 @@ def _chosen(batch: pa.RecordBatch, columns: Sequence[str], where: pc.Expression 
     for part in chosen.to_batches():
         if part.num_rows:
             yield part
-
-
-class _ObjectFile(io.RawIOBase):
-    """A readable file over an object of a bucket. Each read is one request."""
-
-    def __init__(self, objects: Objects, name: str) -> None:
-        self._objects: Final = objects
-        self._name: Final = name
-        self._size: Final = objects.size(name)
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        stop = self._size if size < 0 else min(self._at + size, self._size)
-        content = self._objects.read_range(self._name, self._at, stop) if stop > self._at else b""
-        self._at += len(content)
-        return content

@@ -28,7 +28,17 @@ try:
 
     from polywire.tables.columns import ARROW_SCHEMA
     from polywire.tables.frames import with_new_snapshot
-    from polywire.tables.reading import Snapshot, removed, scan_files, scan_tail, snapshot
+    from polywire.tables.reading import (
+        PATH,
+        ROW,
+        Snapshot,
+        deleted_rows,
+        newest_of_tail,
+        removed,
+        scan_files,
+        scan_tail,
+        snapshot,
+    )
 except ImportError as error:
     raise Invalid(ErrorCode.INVALID_REQUEST, "SQL needs pyarrow (pip install 'polywire[duckdb]')") from error
 
@@ -99,6 +109,7 @@ class Topics:
         self._engine: Final = engine
         self._library: Final = _duckdb()
         self._tails: Final[dict[str, _Rows]] = {}
+        self._registered: Final[list[str]] = []
         self._known: Sequence[str] = ()
         self._failures: Final[list[BrokerError]] = []
         self._snapshots: Final[list[Snapshot]] = []
@@ -109,7 +120,7 @@ class Topics:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in self._tails:
+        for name in (*self._tails, *self._registered):
             self._engine.unregister(name)
 
     def define(self, statement: str) -> None:
@@ -130,15 +141,28 @@ class Topics:
 
     def _create(self, topic: str, found: Snapshot) -> None:
         self._snapshots.append(found)
-        rows = _Rows(self._broker, found)
-        name = f"polywire_rows_{len(self._tails)}"
+        newest = newest_of_tail(self._broker, found)
+        rows = _Rows(self._broker, found, newest)
+        number = len(self._tails)
+        name = f"polywire_rows_{number}"
         self._tails[name] = rows
         self._engine.register(name, rows)
         columns = ", ".join(map(_quoted, ARROW_SCHEMA.names))
         selected = [f"SELECT {columns} FROM {name}"]
         if found.is_local and found.files:
             files = ", ".join(_literal(_GLOB.sub(r"[\g<0>]", path)) for path in found.paths)
-            selected.insert(0, f"SELECT {columns} FROM read_parquet([{files}])")
+            source = f"read_parquet([{files}])"
+            if found.has_deleted:
+                source = f"read_parquet([{files}], filename = true, file_row_number = true)"
+                self._register(f"polywire_deleted_{number}", deleted_rows(found))
+                source += (
+                    f" files ANTI JOIN polywire_deleted_{number} deleted"
+                    f" ON files.filename = deleted.{PATH} AND files.file_row_number = deleted.{ROW}"
+                )
+            if newest is not None:
+                self._register(f"polywire_newest_{number}", newest)
+                source = f"(SELECT {columns} FROM {source}) ANTI JOIN polywire_newest_{number} USING (partition, key)"
+            selected.insert(0, f"SELECT {columns} FROM {source}")
         views = [_quoted(topic)]
         parts = TopicName.parse(topic)
         if parts.stream != DEFAULT_STREAM:
@@ -146,6 +170,10 @@ class Topics:
             views.append(f"{_quoted(parts.stream)}.{_quoted(parts.topic)}")
         for view in views:
             self._engine.execute(f"CREATE VIEW {view} AS {' UNION ALL '.join(selected)}")
+
+    def _register(self, name: str, rows: pa.Table) -> None:
+        self._engine.register(name, rows)
+        self._registered.append(name)
 
     def isolate(self) -> None:
         """Restrict the connection, for good, to the files of the views: no other file, extension, setting or network."""
@@ -191,6 +219,7 @@ class _Rows:
 
     broker: BulkConnection
     found: Snapshot
+    newest: pa.Table | None
     errors: list[BrokerError] = field(default_factory=list)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
@@ -200,8 +229,8 @@ class _Rows:
     def _batches(self) -> Iterator[RecordBatch]:
         try:
             if not self.found.is_local:
-                yield from scan_files(self.found)
-            yield from scan_tail(self.broker, self.found)
+                yield from scan_files(self.found, newest=self.newest)
+            yield from scan_tail(self.broker, self.found, newest=self.newest)
         except BrokerError as error:
             self.errors.append(error)
             raise
@@ -230,7 +259,7 @@ def _is_lost(error: Exception, found: Snapshot) -> bool:
     """Return whether DuckDB did not find a file of a snapshot."""
     text = str(error)
     is_missing = "No files found" in text or "Cannot open file" in text
-    return is_missing and any(name in text for name in found.files)
+    return is_missing and any(file.path in text for file in found.files)
 
 
 def _reason(error: Exception) -> str:

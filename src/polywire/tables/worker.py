@@ -125,7 +125,7 @@ class Job:
             order = self.order
             objects = open_bucket(order.url, timeout_s=STORE_TIMEOUT_S)
             iceberg = IcebergMetadata(objects, order.url) if order.is_iceberg else None
-            self._table = TopicTable(order.topic, objects, self._source, iceberg=iceberg)
+            self._table = TopicTable(order.topic, objects, self._source, iceberg=iceberg, is_latest=order.is_latest)
         return self._table
 
     def _maintain(self, table: TopicTable) -> None:

@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Protocol
 from uuid import uuid4
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from polywire.client.arrow import chunk_to_arrow
 from polywire.client.bulk import PartitionRange, StoredChunk
 from polywire.store.objects import Objects
-from polywire.tables.columns import ARROW_SCHEMA, READ_NAMES
+from polywire.tables import deletion_vectors
+from polywire.tables.columns import ARROW_SCHEMA, KEY, OFFSET, READ_NAMES
 from polywire.tables.delta_log import (
     CHECKPOINT_COMMITS,
+    ENABLE_VECTORS,
+    LATEST,
     NEW,
     TOPIC,
     TOPIC_ID,
@@ -36,14 +40,20 @@ from polywire.tables.delta_log import (
     offset_action,
 )
 from polywire.tables.iceberg import IcebergMetadata, remove_metadata
+from polywire.tables.latest import by_partition, has_row, newest, outdated, replaced
 from polywire.tables.parquet import ParquetWriter, Written
+
+if TYPE_CHECKING:
+    from pyroaring import BitMap
 
 DATA: Final = "data/"
 FILE_BYTES_MAX: Final = 64 << 20  # of compressed rows: a file of this size is not merged any more
 RAW_BYTES_MAX: Final = 512 << 20  # of uncompressed rows in one file
+HELD_BYTES_MAX: Final = 128 << 20  # of rows in memory until it is known which of them are the latest of their keys
 MERGE_COUNT: Final = 16  # files of one size class that are merged: each row is rewritten about three times
 MERGE_CLASS: Final = 8  # ratio between size classes
 SMALLEST_CLASS_BYTES: Final = 1 << 20
+LIVE_MIN: Final = 0.5  # share of a file's rows that are not deleted: with fewer, it is written again
 _SOURCE_COLUMNS: Final = tuple(READ_NAMES.get(name, name) for name in ARROW_SCHEMA.names)
 
 
@@ -74,13 +84,36 @@ class Progress:
 
 @dataclass(slots=True)
 class _File:
-    """A file in progress, with the offsets that its commit states."""
+    """A file in progress, with the offsets that its commit states.
 
+    Attributes:
+        held: rows that may be replaced by later ones of the same file; None if the table has all records.
+    """
+
+    held: list[pa.RecordBatch] | None
     writer: ParquetWriter = field(default_factory=ParquetWriter)
     offsets: dict[PartitionKey, int] = field(default_factory=dict)
+    held_bytes: int = 0
+
+    def add(self, batches: Sequence[pa.RecordBatch]) -> None:
+        if self.held is None:
+            self.writer.add(batches)
+            return
+        self.held += batches
+        self.held_bytes += sum(batch.nbytes for batch in batches)
+
+    def take_latest(self) -> pa.Table:
+        """Write the latest row of each key, and return what ``newest`` does of all rows."""
+        held, self.held = self.held or (), None
+        found = newest(held)
+        offsets = by_partition(found, OFFSET)
+        self.writer.add([batch.filter(has_row(batch, offsets)) for batch in held])
+        return found
 
     @property
     def is_full(self) -> bool:
+        if self.held is not None:
+            return self.held_bytes >= HELD_BYTES_MAX
         return self.writer.file_bytes >= FILE_BYTES_MAX or self.writer.byte_count >= RAW_BYTES_MAX
 
 
@@ -97,7 +130,11 @@ def merged(plan: MergePlan) -> Written:
     writer = ParquetWriter()
     for file in plan.files:
         source = pq.ParquetFile(io.BytesIO(plan.objects.read(file.path).content))
-        writer.add([batch.cast(ARROW_SCHEMA) for batch in source.iter_batches()])
+        deleted = None if file.deleted is None else deletion_vectors.read(plan.objects, file.deleted)
+        first = 0
+        for batch in source.iter_batches():
+            writer.add([deletion_vectors.remaining(batch, first, deleted).cast(ARROW_SCHEMA)])
+            first += batch.num_rows
     return writer.finish()
 
 
@@ -111,6 +148,7 @@ class TopicTable:
         now_ms: returns the time in milliseconds since 1970.
         pause: waits for some seconds between attempts.
         iceberg: the Iceberg metadata of the table. Without it, ``vacuum`` removes such metadata.
+        is_latest: whether to write only the latest record of each key.
     """
 
     def __init__(
@@ -122,6 +160,7 @@ class TopicTable:
         now_ms: Callable[[], int] = now_ms,
         pause: Callable[[float], object] = time.sleep,
         iceberg: IcebergMetadata | None = None,
+        is_latest: bool = False,
     ) -> None:
         self._topic: Final = topic
         self._objects: Final = objects
@@ -129,6 +168,7 @@ class TopicTable:
         self._now_ms: Final = now_ms
         self._pause: Final = pause
         self._iceberg: Final = iceberg
+        self._is_latest: Final = is_latest
         self._log: Final = DeltaLog(objects, now_ms, pause=pause)
         self._state: TableState | None = None
 
@@ -156,7 +196,8 @@ class TopicTable:
         if not partitions:
             return Progress()
         self._adopt(partitions[0].topic_id)
-        file, progress = _File(), Progress()
+        self._convert()
+        file, progress = _File([] if self._is_latest else None), Progress()
         for partition in partitions:
             self._read(partition, file, progress)
         if file.offsets:
@@ -182,6 +223,19 @@ class TopicTable:
         for key in [key for key in state.offsets if key.topic_id != topic_id]:
             del state.offsets[key]
 
+    def _convert(self) -> None:
+        """Begin, or end, to have only the latest record of each key."""
+        state = self.state
+        if state.is_latest == self._is_latest:
+            return
+        configuration = {name: text for name, text in state.configuration.items() if name != LATEST}
+        deletions: list[Action] = []
+        if self._is_latest:
+            configuration |= {LATEST: "true", ENABLE_VECTORS: "true"}
+            deletions = self._delete(outdated(self._objects, list(state.files.values())))
+        changed = replace(state, configuration=configuration)
+        self._log.commit(state, [*changed.describe(), *deletions], operation="CONVERT", facts={"topic": self._topic})
+
     def _read(self, partition: PartitionRange, file: _File, progress: Progress) -> None:
         key = PartitionKey(partition.topic_id, partition.partition, partition.incarnation)
         known = self.state.offsets.get(key, 0)
@@ -203,7 +257,7 @@ class TopicTable:
         )
         for chunk in chunks:
             batches = chunk_to_arrow(chunk, _SOURCE_COLUMNS, ARROW_SCHEMA)
-            file.writer.add(batches)
+            file.add(batches)
             at = chunk.offset_end
             if file.is_full:
                 break
@@ -214,14 +268,33 @@ class TopicTable:
 
     def _commit(self, file: _File) -> None:
         actions: list[Action] = [offset_action(key, offset) for key, offset in file.offsets.items()]
+        deletions: list[Action] = []
+        if file.held is not None:
+            keys = by_partition(file.take_latest(), KEY)
+            deletions = self._delete(replaced(self._objects, self.state.files.values(), keys))
         if file.writer.row_count:
             actions.append(self._put(file.writer.finish()).add(data_change=True))
-        self._log.commit(self.state, actions, operation="STREAMING UPDATE", is_append=True)
+        self._log.commit(self.state, [*actions, *deletions], operation="STREAMING UPDATE", is_append=not deletions)
         self._checkpoint()
+
+    def _delete(self, rows: Mapping[str, BitMap]) -> list[Action]:
+        """Return actions after which files do not have these rows. A file without any other row is removed."""
+        now_ms, files = self._now_ms(), self.state.files
+        actions = [files[path].remove(now_ms, data_change=True) for path in rows]
+        partly = {path: deleted for path, deleted in rows.items() if len(deleted) < files[path].row_count}
+        if partly:
+            content, vectors = deletion_vectors.encode(self._folder(), partly)
+            create_named(self._objects, next(iter(vectors.values())).path, content, self._pause)
+            actions += [replace(files[path], deleted=vectors[path]).add(data_change=True) for path in partly]
+        return actions
+
+    def _folder(self) -> str:
+        """Return the beginning of the names of objects that the next version adds."""
+        return f"{DATA}{self.state.version + 1:020}"
 
     def _put(self, written: Written) -> DataFile:
         """Store a file for the next version."""
-        name = f"{DATA}{self.state.version + 1:020}-{uuid4().hex}.parquet"
+        name = f"{self._folder()}-{uuid4().hex}.parquet"
         create_named(self._objects, name, written.content, self._pause)
         size = len(written.content)
         return DataFile(name, size, self._now_ms(), written.row_count, written.bounds, written.nulls)
@@ -248,15 +321,35 @@ class TopicTable:
 
         Raises Unavailable, CommitConflict. After an error, the state is outdated: create another object.
         """
-        if any(file.path not in self.state.files for file in plan.files):
+        files = self.state.files
+        if any(file.path not in files for file in plan.files):
             return False
         now_ms = self._now_ms()
-        actions = [self._put(content).add(data_change=False)]
-        actions += [file.remove(now_ms, data_change=False) for file in plan.files]
+        actions = [files[file.path].remove(now_ms, data_change=False) for file in plan.files]
+        deleted = self._deleted_since(plan)
+        if content.row_count > len(deleted):
+            made = self._put(content)
+            if deleted:
+                vector, vectors = deletion_vectors.encode(self._folder(), {made.path: deletion_vectors.bitmap(deleted)})
+                made = replace(made, deleted=vectors[made.path])
+                create_named(self._objects, vectors[made.path].path, vector, self._pause)
+            actions.append(made.add(data_change=False))
         self._log.commit(self.state, actions, operation="OPTIMIZE", facts={"files": str(len(plan.files))})
         self._checkpoint()
         self._project()
         return True
+
+    def _deleted_since(self, plan: MergePlan) -> list[int]:
+        """Return the rows of a merged file that were deleted while it was made."""
+        found, first = [], 0
+        for file in plan.files:
+            now = self.state.files[file.path].deleted
+            if now != file.deleted:
+                before = deletion_vectors.read(self._objects, file.deleted)
+                later = deletion_vectors.read(self._objects, now) - before
+                found += [first + row - before.rank(row) for row in later]
+            first += file.live_count
+        return found
 
     def vacuum(self, history_ms: int) -> int:
         """Delete files and commits that no version of the last ``history_ms`` needs, and return their number.
@@ -268,21 +361,21 @@ class TopicTable:
             count = remove_metadata(self._objects)
         else:
             count = self._iceberg.expire(state, before_ms)  # first, because snapshots need data files
+        used = state.used()
         for name in self._objects.list(DATA):
-            if self._is_garbage(name, before_ms):
+            if name not in used and self._is_garbage(name, before_ms):
                 self._objects.delete(name)
                 state.removed.pop(name, None)
                 count += 1
         # files that a list did not have any more
         for path in [path for path, removed_ms in state.removed.items() if removed_ms < before_ms]:
-            self._objects.delete(path)
+            if path not in used:
+                self._objects.delete(path)
             del state.removed[path]
         return count + self._log.expire(before_ms)
 
     def _is_garbage(self, name: str, before_ms: int) -> bool:
         state = self.state
-        if name in state.files:
-            return False
         removed_ms = state.removed.get(name)
         if removed_ms is not None:
             return removed_ms < before_ms
@@ -291,11 +384,13 @@ class TopicTable:
 
 
 def _mergeable(files: Iterable[DataFile]) -> list[DataFile]:
-    """Return the oldest files of one size class if there are enough of them, otherwise nothing."""
+    """Return the oldest files of one size class if there are enough of them, or a file with few rows, or nothing."""
     classes: dict[int, list[DataFile]] = {}
     for file in files:
-        if file.size < FILE_BYTES_MAX:
-            classes.setdefault(_size_class(file.size), []).append(file)
+        if file.live_count < file.row_count * LIVE_MIN:
+            return [file]
+        if file.live_size < FILE_BYTES_MAX:
+            classes.setdefault(_size_class(file.live_size), []).append(file)
     full = [level for level in sorted(classes) if len(classes[level]) >= MERGE_COUNT]
     group: list[DataFile] = []
     size = 0
@@ -303,7 +398,7 @@ def _mergeable(files: Iterable[DataFile]) -> list[DataFile]:
         if size >= FILE_BYTES_MAX:
             break
         group.append(file)
-        size += file.size
+        size += file.live_size
     return group
 
 

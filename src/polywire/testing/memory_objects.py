@@ -68,6 +68,10 @@ class MemoryObjects:
         self._faults[verb].extend([None] * after)
         self._faults[verb].append(fault)
 
+    def heal(self) -> None:
+        """Forget all faults to come."""
+        self._faults.clear()
+
     def deliver(self) -> None:
         """Execute the delayed requests (``ObjectFault.LATE``), in order."""
         late, self._late = self._late, []

@@ -13,6 +13,7 @@ from polywire.records.batch import stamp
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.store.objects import Objects
+from polywire.tables import deletion_vectors
 from polywire.tables.delta_log import DeltaLog, PartitionKey, TableState
 from polywire.tables.writer import DATA, TopicTable, merged
 from polywire.testing.memory_objects import MemoryObjects
@@ -32,17 +33,21 @@ class FakeTopic:
 
     Attributes:
         chunk_records: records of one chunk.
+        is_latest: whether the table has only the latest record of each key.
     """
 
-    def __init__(self, partitions: int = 2, *, topic_id: bytes = TOPIC_ID) -> None:
+    def __init__(self, partitions: int = 2, *, topic_id: bytes = TOPIC_ID, is_latest: bool = False) -> None:
         self.topic_id = topic_id
+        self.is_latest = is_latest
         self.values: list[list[bytes | None]] = [[] for _ in range(partitions)]
+        self.keys: list[list[bytes | None]] = [[] for _ in range(partitions)]
         self.first_offsets = [0] * partitions
         self.incarnations = list(range(1, partitions + 1))
         self.chunk_records = 7
 
-    def produce(self, partition: int, *values: bytes | None) -> None:
+    def produce(self, partition: int, *values: bytes | None, key: bytes | None = b"k") -> None:
         self.values[partition] += values
+        self.keys[partition] += [key] * len(values)
 
     def bounds(self, topics: Sequence[str]) -> list[PartitionRange]:
         assert list(topics) == [TOPIC]
@@ -59,18 +64,23 @@ class FakeTopic:
         assert (topic, incarnation, epoch) == (TOPIC, self.incarnations[partition], 1)
         while offset < offset_end:
             end = min(offset + self.chunk_records, offset_end)
-            batch = from_records([Record(value, b"k") for value in self.values[partition][offset:end]])
+            pairs = zip(self.values[partition][offset:end], self.keys[partition][offset:end], strict=True)
+            batch = from_records([Record(value, key) for value, key in pairs])
             stamp(batch, 0, incarnation, 1, offset, 0, TIME_US + offset)
             yield StoredChunk(topic, partition, memoryview(batch), offset, end, end)
             offset = end
 
     def rows(self, state: TableState) -> list[Row]:
-        """Return the records below the offsets of a version of the table."""
-        return [
-            (number, offset, values[offset])
-            for number, values in enumerate(self.values)
-            for offset in range(state.offsets.get(self.key(number), 0))
-        ]
+        """Return the records below the offsets of a version of the table, or the latest of them."""
+        found = []
+        for number, values in enumerate(self.values):
+            end = state.offsets.get(self.key(number), 0)
+            latest = {key: offset for offset, key in enumerate(self.keys[number][:end])}
+            for offset, key in enumerate(self.keys[number][:end]):
+                is_row = key is None or (latest[key] == offset and values[offset] is not None)
+                if is_row or not self.is_latest:
+                    found.append((number, offset, values[offset]))
+        return found
 
     def key(self, partition: int) -> PartitionKey:
         return PartitionKey(self.topic_id, partition, self.incarnations[partition])
@@ -137,7 +147,8 @@ class Clock:
 
 
 def table_of(topic: FakeTopic, objects: Objects, clock: Clock | None = None) -> TopicTable:
-    return TopicTable(TOPIC, objects, topic, now_ms=(clock or Clock()).now_ms, pause=lambda _: None)
+    now_ms = (clock or Clock()).now_ms
+    return TopicTable(TOPIC, objects, topic, now_ms=now_ms, pause=lambda _: None, is_latest=topic.is_latest)
 
 
 def merge(table: TopicTable) -> bool:
@@ -153,10 +164,13 @@ def load(objects: Objects) -> TableState:
 def rows_of(objects: Objects, state: TableState) -> list[Row]:
     """Return the rows of a version, read from its files."""
     rows: list[Row] = []
-    for path in state.files:
+    for path, file in state.files.items():
         table = pq.read_table(io.BytesIO(objects.read(path).content))
+        assert table.num_rows == file.row_count
         columns = [table.column(name).to_pylist() for name in ("partition", "offset", "value")]
-        rows += zip(*columns, strict=True)
+        deleted = deletion_vectors.read(objects, file.deleted)
+        assert file.live_count == table.num_rows - len(deleted) > 0
+        rows += [row for number, row in enumerate(zip(*columns, strict=True)) if number not in deleted]
     return sorted(rows, key=lambda row: row[:2])
 
 
@@ -168,7 +182,7 @@ def check(topic: FakeTopic, objects: Objects) -> TableState:
 
 
 def check_no_garbage(objects: Objects, state: TableState) -> None:
-    assert set(objects.list(DATA)) == set(state.files)
+    assert set(objects.list(DATA)) == state.used()
 
 
 def save(objects: Objects, folder: Path) -> Path:

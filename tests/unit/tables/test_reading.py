@@ -219,7 +219,7 @@ def test_a_table_in_a_bucket_is_read_through_its_objects(tmp_path: Path, monkeyp
         assert read_arrow(server.address, "orders", table=True, start=10).sort_by(BY_OFFSET) == expected
         lazy = scan_polars(server.address, "orders", table=True, start=10).select("value")
         assert lazy.collect().height == expected.num_rows
-        (tmp_path / found.files[0]).unlink()
+        (tmp_path / found.files[0].path).unlink()
         with pytest.raises(Unavailable, match="deleted while it was read"):
             list(scan_files(found))
 

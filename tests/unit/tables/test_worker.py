@@ -39,7 +39,9 @@ class FakeBroker(FakeTopic):
 
 
 def order(folder: Path, **changes: Any) -> TableOrder:
-    made = TableOrder(TOPIC, TOPIC_ID, folder.as_uri(), is_iceberg=False, freshness_s=5, history_hours=1)
+    made = TableOrder(
+        TOPIC, TOPIC_ID, folder.as_uri(), is_iceberg=False, is_latest=False, freshness_s=5, history_hours=1
+    )
     return msgspec.structs.replace(made, **changes)
 
 

@@ -95,7 +95,7 @@ def test_a_new_incarnation_of_a_partition_begins_again(topic: FakeTopic, objects
     topic.produce(0, b"a", b"b")
     table = table_of(topic, objects)
     append_all(table)
-    topic.values[0], topic.incarnations[0] = [b"c"], 9
+    topic.values[0], topic.keys[0], topic.incarnations[0] = [b"c"], [b"k"], 9
     assert append_all(table) == 1
     assert [row[2] for row in rows_of(objects, load(objects))] == [b"a", b"c", b"b"]
 
