@@ -10,9 +10,10 @@ import base64
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from secrets import token_bytes
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -22,6 +23,8 @@ from polywire.store.objects import Objects
 if TYPE_CHECKING:
     from pyroaring import BitMap
 
+_NAME: Final = "deletion_vector_"
+_ENDING: Final = ".bin"
 _RELATIVE: Final = "u"
 _FILE_VERSION: Final = b"\x01"
 _SIZE: Final = Struct(">I")  # before and after a vector: its size, and its CRC-32
@@ -53,7 +56,7 @@ class DeletionVector:
     def descriptor(self) -> dict[str, Any]:
         """Return the vector as actions of the Delta log spell it."""
         folder, name = self.path.rsplit("/", 1)
-        unique = UUID(name.removeprefix("deletion_vector_").removesuffix(".bin")).bytes
+        unique = UUID(name.removeprefix(_NAME).removesuffix(_ENDING)).bytes
         return {
             "storageType": _RELATIVE,
             "pathOrInlineDv": folder + base64.b85encode(unique).translate(_TO_Z85).decode(),
@@ -70,13 +73,16 @@ class DeletionVector:
             raise Corrupt(ErrorCode.CORRUPT, "table is damaged: another program deleted rows of it")
         folder, unique = place[:-_UUID_CHARACTERS], place[-_UUID_CHARACTERS:]
         name = UUID(bytes=base64.b85decode(unique.encode().translate(_FROM_Z85)))
-        path = f"{folder}/deletion_vector_{name}.bin"
+        path = f"{folder}/{_NAME}{name}{_ENDING}"
         return cls(path, descriptor["offset"], descriptor["sizeInBytes"], descriptor["cardinality"])
 
 
-def encode(folder: str, deleted: Mapping[str, BitMap]) -> tuple[bytes, dict[str, DeletionVector]]:
-    """Return an object in a folder with one vector for each data file, and where each vector is."""
-    path = f"{folder}/deletion_vector_{uuid4()}.bin"
+def encode(folder: str, version: int, deleted: Mapping[str, BitMap]) -> tuple[bytes, dict[str, DeletionVector]]:
+    """Return an object with one vector for each data file, and where each vector is.
+
+    Delta prescribes a UUID as the name of the object. Its first half is the version of the table that adds it.
+    """
+    path = f"{folder}/{_NAME}{UUID(bytes=version.to_bytes(8) + token_bytes(8))}{_ENDING}"
     parts, offset, vectors = [_FILE_VERSION], len(_FILE_VERSION), {}
     for name, rows in deleted.items():
         content = _HEAD.pack(_MAGIC, 1, 0) + rows.serialize()
@@ -84,6 +90,18 @@ def encode(folder: str, deleted: Mapping[str, BitMap]) -> tuple[bytes, dict[str,
         parts += _SIZE.pack(len(content)), content, _SIZE.pack(zlib.crc32(content))
         offset += len(content) + 2 * _SIZE.size
     return b"".join(parts), vectors
+
+
+def version_of(path: str) -> int | None:
+    """Return the version of the table that adds an object with vectors; None for other objects."""
+    name = path.rsplit("/", 1)[-1]
+    if not (name.startswith(_NAME) and name.endswith(_ENDING)):
+        return None
+    try:
+        unique = UUID(name.removeprefix(_NAME).removesuffix(_ENDING))
+    except ValueError:
+        return None
+    return int.from_bytes(unique.bytes[:8])
 
 
 def read(objects: Objects, vector: DeletionVector | None) -> BitMap:

@@ -6,6 +6,7 @@
   reads it and continues from there.
 * Metadata that cannot be continued is replaced by metadata with one snapshot: after the table was moved, or another
   program has changed it.
+* Rows that the Delta log deletes by a deletion vector are in a file of position deletes, one for each data file.
 * The name of a manifest begins with the version that adds it, as for data files. A manifest is in the lists of
   consecutive snapshots, so the oldest snapshot decides which older manifests are garbage.
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -32,6 +33,7 @@ from polywire.errors import Unavailable
 from polywire.store.base import BlobMissing
 from polywire.store.objects import Objects
 from polywire.table_orders import ICEBERG_HINT, ICEBERG_METADATA, iceberg_metadata_name
+from polywire.tables import deletion_vectors
 from polywire.tables.columns import LAST_FIELD_ID, iceberg_schema
 from polywire.tables.delta_log import (
     NEW,
@@ -49,6 +51,7 @@ from polywire.tables.manifests import (
     Paths,
     decode_list,
     decode_manifest,
+    encode_deletes,
     encode_list,
     encode_manifest,
 )
@@ -63,9 +66,12 @@ MANIFEST_FILES_MAX: Final = 4096  # a manifest with as many files is not merged 
 TRIES: Final = 5
 _MAIN: Final = "main"
 _JSON: Final = ".json"
-_NAME: Final = re.compile(rf"{ICEBERG_METADATA}(?:v(\d+)\.metadata\.json|(\d{{20}})-(?:files|snapshot)-\w+\.avro)")
+_NAME: Final = re.compile(
+    rf"{ICEBERG_METADATA}(?:v(\d+)\.metadata\.json|(\d{{20}})-(?:files|snapshot|deletes)-\w+\.(?:avro|parquet))"
+)
 _MANIFEST: Final = "-files-"
 _LIST: Final = "-snapshot-"
+_DELETES: Final = "-deletes-"
 _ID_MAX: Final = 2**63 - 1
 _PROPERTIES: Final = {
     # the Delta log decides about data files, so other programs must not delete them
@@ -103,7 +109,7 @@ class _Metadata:
         positions: next offsets of the newest snapshot, as in its summary.
         snapshots: from the oldest.
         manifests: of the newest snapshot.
-        holders: the manifest of each data file, by the path of the file.
+        holders: the manifest of each file, by the path of the file.
         history: previous versions, as in the metadata's log.
     """
 
@@ -116,6 +122,14 @@ class _Metadata:
     manifests: tuple[Manifest, ...] = ()
     holders: dict[str, Manifest] = field(default_factory=dict)
     history: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(slots=True)
+class _Change:
+    """Files of one kind that a snapshot adds and removes."""
+
+    added: list[Entry]
+    removed: list[Entry]
 
 
 class IcebergMetadata:
@@ -249,13 +263,26 @@ class IcebergMetadata:
         if newest.delta_version >= state.version:
             return None
         holders, snapshot_id, sequence = newest.holders, _new_id(), newest.sequence + 1
-        added = [file for path, file in state.files.items() if path not in holders]
-        removed = [holders[path].entries[path] for path in holders if path not in state.files]
-        manifests = newest.manifests
-        if added or removed:
-            manifests = self._add_manifest(newest, added, removed, snapshot_id=snapshot_id, sequence=sequence)
+        entries = [manifest.entries[path] for path, manifest in holders.items()]
+        vectors = {entry.target: entry for entry in entries if entry.target}
+        change = _Change(
+            added=[Entry(file, snapshot_id, sequence) for path, file in state.files.items() if path not in holders],
+            removed=[entry for entry in entries if not entry.target and entry.file.path not in state.files],
+        )
+        deletes = _Change(added=[], removed=[])
+        for path in state.files.keys() | vectors.keys():
+            file = state.files.get(path)
+            count = 0 if file is None or file.deleted is None else file.deleted.count
+            known = vectors.get(path)
+            if known is not None and known.file.row_count != count:
+                deletes.removed.append(known)
+            if file is not None and count and (known is None or known.file.row_count != count):
+                made = self._put_deletes(newest, file)
+                deletes.added.append(Entry(made, snapshot_id, sequence, target=path))
+        manifests = self._changed(newest, newest.manifests, change, snapshot_id, sequence, has_deletes=False)
+        manifests = self._changed(newest, manifests, deletes, snapshot_id, sequence, has_deletes=True)
         parent = newest.snapshots[-1] if newest.snapshots else None
-        list_name = _new_name(newest, _LIST)
+        list_name = _new_name(newest, _LIST, ".avro")
         content = encode_list(
             manifests,
             self._paths,
@@ -265,7 +292,7 @@ class IcebergMetadata:
         )
         create_named(self._objects, list_name, content, self._pause)
         timestamp_ms = max(state.committed_ms or self._now_ms(), newest.updated_ms + 1)
-        summary = _summary(newest, state, added, [entry.file for entry in removed])
+        summary = _summary(newest, state, change, deletes, manifests)
         item: dict[str, object] = {
             "sequence-number": sequence,
             "snapshot-id": snapshot_id,
@@ -286,31 +313,44 @@ class IcebergMetadata:
             manifests=manifests,
         )
 
-    def _add_manifest(
+    def _put_deletes(self, newest: _Metadata, file: DataFile) -> DataFile:
+        """Store the deleted rows of a data file as position deletes."""
+        rows = deletion_vectors.read(self._objects, file.deleted).to_array()
+        content = encode_deletes(self._paths.absolute(file.path), rows)
+        name = _new_name(newest, _DELETES, ".parquet")
+        create_named(self._objects, name, content, self._pause)
+        return DataFile(name, len(content), 0, len(rows))
+
+    def _changed(
         self,
         newest: _Metadata,
-        added: Sequence[DataFile],
-        removed: Sequence[Entry],
-        *,
+        manifests: tuple[Manifest, ...],
+        change: _Change,
         snapshot_id: int,
         sequence: int,
+        *,
+        has_deletes: bool,
     ) -> tuple[Manifest, ...]:
         """Write one manifest with all changes of a snapshot, and return the manifests of the snapshot.
 
         It replaces the manifests that have removed files, and those that are merged.
         """
+        if not (change.added or change.removed):
+            return manifests
         holders = newest.holders
-        replaced = {id(manifest): manifest for manifest in _mergeable(newest.manifests)}
-        for entry in removed:
+        same_kind = [manifest for manifest in manifests if manifest.has_deletes == has_deletes]
+        replaced = {id(manifest): manifest for manifest in _mergeable(same_kind)}
+        for entry in change.removed:
             manifest = holders.pop(entry.file.path)
             replaced[id(manifest)] = manifest
             del manifest.entries[entry.file.path]
-        made = Manifest(_new_name(newest, _MANIFEST), 0, snapshot_id, sequence, sequence)
+        name = _new_name(newest, _MANIFEST, ".avro")
+        made = Manifest(name, 0, snapshot_id, sequence, sequence, has_deletes=has_deletes)
         existing = [entry for manifest in replaced.values() for entry in manifest.entries.values()]
-        content = encode_manifest(made, self._paths, added=added, existing=existing, deleted=removed)
+        content = encode_manifest(made, self._paths, added=change.added, existing=existing, deleted=change.removed)
         create_named(self._objects, made.name, content, self._pause)
         holders.update(dict.fromkeys(made.entries, made))
-        rest = [manifest for manifest in newest.manifests if manifest.entries and id(manifest) not in replaced]
+        rest = [manifest for manifest in manifests if manifest.entries and id(manifest) not in replaced]
         return (*rest, made)
 
     def _expired(self, newest: _Metadata, before_ms: int) -> _Metadata | None:
@@ -377,6 +417,13 @@ class IcebergMetadata:
         oldest = newest.snapshots[0]
         listed = decode_list(self._objects.read(oldest.list_name).content, self._paths)
         needed = {manifest.name for manifest in (*listed, *newest.manifests)}
+        for manifest in listed:
+            if manifest.has_deletes:
+                content = self._objects.read(manifest.name).content
+                decode_manifest(manifest, content, self._paths, {})
+        for manifest in (*listed, *newest.manifests):
+            if manifest.has_deletes:
+                needed.update(manifest.entries)
         needed.update(snapshot.list_name for snapshot in newest.snapshots)
         count = 0
         for name in self._objects.list(ICEBERG_METADATA):
@@ -385,7 +432,7 @@ class IcebergMetadata:
                 continue
             if name.endswith(_JSON):
                 is_garbage = version < newest.version - PREVIOUS_MAX
-            elif _MANIFEST in name:  # younger snapshots than the oldest may need younger manifests
+            elif _LIST not in name:  # younger snapshots than the oldest may need younger manifests and deletes
                 is_garbage = version <= _number(oldest.list_name)
             else:
                 is_garbage = version <= newest.version
@@ -412,8 +459,8 @@ def _number(name: str) -> int:
     return int(found[1] or found[2]) if found else 0
 
 
-def _new_name(newest: _Metadata, kind: str) -> str:
-    return f"{ICEBERG_METADATA}{newest.version + 1:020}{kind}{uuid4().hex}.avro"
+def _new_name(newest: _Metadata, kind: str, ending: str) -> str:
+    return f"{ICEBERG_METADATA}{newest.version + 1:020}{kind}{uuid4().hex}{ending}"
 
 
 def _new_id() -> int:
@@ -443,7 +490,7 @@ def _limited(snapshots: tuple[_Snapshot, ...]) -> tuple[_Snapshot, ...]:
 
 
 def _summary(
-    newest: _Metadata, state: TableState, added: Sequence[DataFile], removed: Sequence[DataFile]
+    newest: _Metadata, state: TableState, change: _Change, deletes: _Change, manifests: Iterable[Manifest]
 ) -> dict[str, str]:
     topic_id = state.topic_id
     offsets = {
@@ -451,20 +498,28 @@ def _summary(
         for key, offset in state.offsets.items()
         if key.topic_id == topic_id
     }
+    added, removed = ([entry.file for entry in entries] for entries in (change.added, change.removed))
     numbers = {
         "added-data-files": len(added),
         "added-records": sum(file.row_count for file in added),
-        "added-files-size": sum(file.size for file in added),
+        "added-files-size": sum(entry.file.size for entry in (*change.added, *deletes.added)),
         "deleted-data-files": len(removed),
         "deleted-records": sum(file.row_count for file in removed),
-        "removed-files-size": sum(file.size for file in removed),
+        "removed-files-size": sum(entry.file.size for entry in (*change.removed, *deletes.removed)),
+        "added-delete-files": len(deletes.added),
+        "added-position-delete-files": len(deletes.added),
+        "added-position-deletes": sum(entry.file.row_count for entry in deletes.added),
+        "removed-delete-files": len(deletes.removed),
+        "removed-position-delete-files": len(deletes.removed),
+        "removed-position-deletes": sum(entry.file.row_count for entry in deletes.removed),
     }
+    vectors = [entry.file for manifest in manifests if manifest.has_deletes for entry in manifest.entries.values()]
     totals = {
         "total-data-files": len(state.files),
-        "total-records": state.row_count,
-        "total-files-size": state.byte_count,
-        "total-delete-files": 0,
-        "total-position-deletes": 0,
+        "total-records": sum(file.row_count for file in state.files.values()),
+        "total-files-size": state.byte_count + sum(file.size for file in vectors),
+        "total-delete-files": len(vectors),
+        "total-position-deletes": sum(file.row_count for file in vectors),
         "total-equality-deletes": 0,
         DELTA_VERSION: state.version,
     }
@@ -474,13 +529,13 @@ def _summary(
         SUMMARY_TOPIC_ID: topic_id.hex(),
         NEXT_OFFSETS: json.dumps(offsets, separators=(",", ":")),
     }
-    return {"operation": _operation(newest, summary, is_added=bool(added), is_removed=bool(removed)), **summary}
+    return {"operation": _operation(newest, summary, change, deletes), **summary}
 
 
-def _operation(newest: _Metadata, summary: Mapping[str, str], *, is_added: bool, is_removed: bool) -> str:
-    if not is_removed:
+def _operation(newest: _Metadata, summary: Mapping[str, str], change: _Change, deletes: _Change) -> str:
+    if not (change.removed or deletes.added):
         return "append"
-    if not is_added:
+    if not change.added:
         return "delete"
     # the table has exactly the records below the next offsets, so with the same offsets it has the same rows
     return "replace" if _positions(summary) == newest.positions else "overwrite"

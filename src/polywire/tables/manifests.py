@@ -1,17 +1,21 @@
-"""Encode and decode the Avro files of Iceberg metadata: manifests, which list data files, and lists of manifests.
+"""Encode and decode the files of Iceberg metadata: position deletes, manifests, which list files, and lists of manifests.
 
-The format is that of the Iceberg specification, version 2, without partitions and without delete files.
+The format is that of the Iceberg specification, version 2, without partitions. A position delete file has the deleted
+rows of one data file.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from struct import Struct
 from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.tables.columns import FIELD_IDS, HEADERS, OFFSET, PARTITION, STATISTICS, TIMESTAMP, iceberg_schema
@@ -22,7 +26,8 @@ EXISTING: Final = 0
 ADDED: Final = 1
 DELETED: Final = 2
 _CODEC: Final = "deflate"
-_DATA: Final = 0  # content of a manifest and of a file: rows, not deletes
+_DATA: Final = 0  # content of a manifest and of a file: rows
+_DELETES: Final = 1  # content of a manifest and of a file: position deletes
 _BOUND: Final[Mapping[str, Struct]] = {PARTITION: Struct("<i"), OFFSET: Struct("<q"), TIMESTAMP: Struct("<q")}
 # Iceberg counts the elements of a list, not the lists
 _COUNTED: Final = {name: field_id for name, field_id in FIELD_IDS.items() if name != HEADERS}
@@ -60,6 +65,7 @@ _FILE_SCHEMA: Final = {
         _by_column(110, "null_value_counts", 121, 122, "long"),
         _by_column(125, "lower_bounds", 126, 127, "bytes"),
         _by_column(128, "upper_bounds", 129, 130, "bytes"),
+        _optional(143, "referenced_data_file", "string"),
     ],
 }
 _ENTRY_SCHEMA: Final = {
@@ -98,8 +104,12 @@ _MANIFEST_FACTS: Final = {
     "partition-spec": "[]",
     "partition-spec-id": "0",
     "format-version": "2",
-    "content": "data",
 }
+_PATH_ID: Final = 2147483546
+_POSITION_ID: Final = 2147483545
+_PATH_FIELD: Final[pa.Field[Any]] = pa.field("file_path", pa.string(), False, {"PARQUET:field_id": str(_PATH_ID)})
+_POSITION_FIELD: Final[pa.Field[Any]] = pa.field("pos", pa.int64(), False, {"PARQUET:field_id": str(_POSITION_ID)})
+_POSITIONS: Final[pa.Schema] = pa.schema([_PATH_FIELD, _POSITION_FIELD])
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +119,13 @@ class Entry:
     Attributes:
         snapshot_id: the snapshot that added the file.
         sequence: sequence number of that snapshot.
+        target: path of the data file whose deleted rows the file has; empty if it is a data file itself.
     """
 
     file: DataFile
     snapshot_id: int
     sequence: int
+    target: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -129,6 +141,7 @@ class Manifest:
         counts: number of files by status.
         rows: number of their rows by status.
         entries: the files that the table has, by path.
+        has_deletes: whether its files are position deletes. All of them are, or none.
     """
 
     name: str
@@ -139,6 +152,7 @@ class Manifest:
     counts: list[int] = field(default_factory=lambda: [0, 0, 0])
     rows: list[int] = field(default_factory=lambda: [0, 0, 0])
     entries: dict[str, Entry] = field(default_factory=dict)
+    has_deletes: bool = False
 
 
 class Paths:
@@ -167,7 +181,7 @@ class Paths:
 
 
 def encode_manifest(
-    manifest: Manifest, paths: Paths, *, added: Iterable[DataFile], existing: Iterable[Entry], deleted: Iterable[Entry]
+    manifest: Manifest, paths: Paths, *, added: Iterable[Entry], existing: Iterable[Entry], deleted: Iterable[Entry]
 ) -> bytes:
     """Return the content of a new manifest, and set what ``manifest`` says about it.
 
@@ -193,22 +207,46 @@ def encode_manifest(
                 # readers take the number of an added file from the list of manifests
                 "sequence_number": entry.sequence if status != ADDED else None,
                 "file_sequence_number": entry.sequence if status != ADDED else None,
-                "data_file": _file_record(entry.file, paths),
+                "data_file": _file_record(entry, paths),
             }
         )
 
-    for file in added:
-        append(ADDED, Entry(file, manifest.snapshot_id, manifest.sequence))
+    for entry in added:
+        append(ADDED, entry)
     for entry in existing:
         append(EXISTING, entry)
     for entry in deleted:
         append(DELETED, entry)
-    content = _encoded("manifest_entry", records, _MANIFEST_FACTS)
+    facts = {**_MANIFEST_FACTS, "content": "deletes" if manifest.has_deletes else "data"}
+    content = _encoded("manifest_entry", records, facts)
     manifest.size = len(content)
     return content
 
 
-def _file_record(file: DataFile, paths: Paths) -> dict[str, object]:
+def encode_deletes(location: str, rows: Sequence[int]) -> bytes:
+    """Return a file with the deleted rows of a data file, in ascending order, counted from 0."""
+    sink = io.BytesIO()
+    columns = [pa.repeat(location, len(rows)), pa.array(rows, pa.int64())]
+    pq.write_table(pa.table(columns, schema=_POSITIONS), sink, compression="zstd")
+    return sink.getvalue()
+
+
+def _file_record(entry: Entry, paths: Paths) -> dict[str, object]:
+    file = entry.file
+    if entry.target:
+        location = paths.absolute(entry.target)
+        bound = [{"key": _PATH_ID, "value": location.encode()}]
+        return {
+            "content": _DELETES,
+            "file_path": paths.absolute(file.path),
+            "file_format": "PARQUET",
+            "partition": {},
+            "record_count": file.row_count,
+            "file_size_in_bytes": file.size,
+            "lower_bounds": bound,
+            "upper_bounds": bound,
+            "referenced_data_file": location,
+        }
     bounds = {name: file.bounds[name] for name in STATISTICS if name in file.bounds}
     counts = [{"key": field_id, "value": file.row_count} for field_id in _COUNTED.values()]
     nulls = [{"key": _COUNTED[name], "value": count} for name, count in file.nulls.items() if name in _COUNTED]
@@ -246,13 +284,15 @@ def decode_manifest(manifest: Manifest, content: bytes, paths: Paths, files: Map
             continue
         found = record["data_file"]
         path = paths.relative(found["file_path"])
-        file = files.get(path) or _file_of(path, found)
+        is_deletes = found["content"] == _DELETES
+        file = DataFile(path, found["file_size_in_bytes"], 0, found["record_count"]) if is_deletes else None
         sequence = record["sequence_number"]
         snapshot_id = record["snapshot_id"]
         manifest.entries[path] = Entry(
-            file,
+            file or files.get(path) or _file_of(path, found),
             manifest.snapshot_id if snapshot_id is None else snapshot_id,
             manifest.sequence if sequence is None else sequence,
+            paths.relative(found["referenced_data_file"] or "") if is_deletes else "",
         )
 
 
@@ -274,12 +314,12 @@ def encode_list(
     manifests: Iterable[Manifest], paths: Paths, *, snapshot_id: int, parent_id: int | None, sequence: int
 ) -> bytes:
     """Return the content of a snapshot's list of manifests."""
-    records = [
+    records: list[dict[str, object]] = [
         {
             "manifest_path": paths.absolute(manifest.name),
             "manifest_length": manifest.size,
             "partition_spec_id": 0,
-            "content": _DATA,
+            "content": _DELETES if manifest.has_deletes else _DATA,
             "sequence_number": manifest.sequence,
             "min_sequence_number": manifest.first_sequence,
             "added_snapshot_id": manifest.snapshot_id,
@@ -305,8 +345,6 @@ def decode_list(content: bytes, paths: Paths) -> list[Manifest]:
     """Return the manifests of a list, without their entries. Raises ValueError if they cannot be of this table."""
     manifests = []
     for record in _decoded(content):
-        if record["content"] != _DATA:
-            raise ValueError("the table has delete files, which another program added")
         manifest = Manifest(
             paths.relative(record["manifest_path"]),
             record["manifest_length"],
@@ -316,6 +354,7 @@ def decode_list(content: bytes, paths: Paths) -> list[Manifest]:
         )
         manifest.counts = [record[f"{status}_files_count"] for status in ("existing", "added", "deleted")]
         manifest.rows = [record[f"{status}_rows_count"] for status in ("existing", "added", "deleted")]
+        manifest.has_deletes = record["content"] == _DELETES
         manifests.append(manifest)
     return manifests
 

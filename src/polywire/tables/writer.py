@@ -2,7 +2,7 @@
 
 * Only records that are synced to disk are written, so the table never has a record that the log can lose.
 * Every commit moves the offsets together with the rows. After a crash, the next writer continues at these offsets.
-* The name of a file begins with the version that adds it. If that version exists and does not have the file, no later
+* The name of a file has the version that adds it. If that version exists and does not have the file, no later
   commit can add it, so it is garbage. This makes garbage collection safe while another writer runs.
 """
 
@@ -23,6 +23,7 @@ from polywire.client.bulk import PartitionRange, StoredChunk
 from polywire.store.objects import Objects
 from polywire.tables import deletion_vectors
 from polywire.tables.columns import ARROW_SCHEMA, KEY, OFFSET, READ_NAMES
+from polywire.tables.deletion_vectors import DeletionVector
 from polywire.tables.delta_log import (
     CHECKPOINT_COMMITS,
     ENABLE_VECTORS,
@@ -283,18 +284,19 @@ class TopicTable:
         actions = [files[path].remove(now_ms, data_change=True) for path in rows]
         partly = {path: deleted for path, deleted in rows.items() if len(deleted) < files[path].row_count}
         if partly:
-            content, vectors = deletion_vectors.encode(self._folder(), partly)
-            create_named(self._objects, next(iter(vectors.values())).path, content, self._pause)
+            vectors = self._put_vectors(partly)
             actions += [replace(files[path], deleted=vectors[path]).add(data_change=True) for path in partly]
         return actions
 
-    def _folder(self) -> str:
-        """Return the beginning of the names of objects that the next version adds."""
-        return f"{DATA}{self.state.version + 1:020}"
+    def _put_vectors(self, deleted: Mapping[str, BitMap]) -> dict[str, DeletionVector]:
+        """Store the deleted rows of data files for the next version."""
+        content, vectors = deletion_vectors.encode(DATA.rstrip("/"), self.state.version + 1, deleted)
+        create_named(self._objects, next(iter(vectors.values())).path, content, self._pause)
+        return vectors
 
     def _put(self, written: Written) -> DataFile:
         """Store a file for the next version."""
-        name = f"{self._folder()}-{uuid4().hex}.parquet"
+        name = f"{DATA}{self.state.version + 1:020}-{uuid4().hex}.parquet"
         create_named(self._objects, name, written.content, self._pause)
         size = len(written.content)
         return DataFile(name, size, self._now_ms(), written.row_count, written.bounds, written.nulls)
@@ -330,9 +332,8 @@ class TopicTable:
         if content.row_count > len(deleted):
             made = self._put(content)
             if deleted:
-                vector, vectors = deletion_vectors.encode(self._folder(), {made.path: deletion_vectors.bitmap(deleted)})
+                vectors = self._put_vectors({made.path: deletion_vectors.bitmap(deleted)})
                 made = replace(made, deleted=vectors[made.path])
-                create_named(self._objects, vectors[made.path].path, vector, self._pause)
             actions.append(made.add(data_change=False))
         self._log.commit(self.state, actions, operation="OPTIMIZE", facts={"files": str(len(plan.files))})
         self._checkpoint()
@@ -379,8 +380,14 @@ class TopicTable:
         removed_ms = state.removed.get(name)
         if removed_ms is not None:
             return removed_ms < before_ms
-        version = name.removeprefix(DATA)[:20]
-        return version.isdecimal() and int(version) <= state.version
+        version = _version_of(name)
+        return version is not None and version <= state.version
+
+
+def _version_of(name: str) -> int | None:
+    """Return the version that adds a file; None for files of other programs."""
+    version = name.removeprefix(DATA)[:20]
+    return int(version) if version.isdecimal() else deletion_vectors.version_of(name)
 
 
 def _mergeable(files: Iterable[DataFile]) -> list[DataFile]:

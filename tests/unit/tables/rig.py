@@ -182,7 +182,7 @@ def check(topic: FakeTopic, objects: Objects) -> TableState:
 
 
 def check_no_garbage(objects: Objects, state: TableState) -> None:
-    assert set(objects.list(DATA)) == state.used()
+    assert sorted(objects.list(DATA)) == sorted(state.used())
 
 
 def save(objects: Objects, folder: Path) -> Path:

@@ -19,8 +19,10 @@ Row = tuple[Any, ...]
 
 def table_of(connection: BulkConnection, topic: str, objects: Objects | None = None) -> TopicTable:
     """Return the writer of a topic's table."""
-    found = objects or open_objects(connection.describe(topic).table)
-    return TopicTable(topic, found, connection, pause=lambda _: None)
+    detail = connection.describe(topic)
+    found = objects or open_objects(detail.table)
+    is_latest = bool(detail.settings.get("compaction"))
+    return TopicTable(topic, found, connection, pause=lambda _: None, is_latest=is_latest)
 
 
 def write_table(connection: BulkConnection, topic: str, objects: Objects | None = None) -> TopicTable:
