@@ -14,7 +14,7 @@ from polywire.records.columns import Header, HeaderKind, Record
 from polywire.spark import stream_table, table
 from polywire.spark.tables import SCHEMA, check_file_system
 from tests.e2e.conftest import Served
-from tests.unit.tables.tabled import Row, produce, rows_of, rows_of_log, write_table
+from tests.unit.tables.tabled import Row, latest_of, produce, rows_of, rows_of_log, write_table
 
 pytestmark = pytest.mark.spark
 
@@ -59,6 +59,23 @@ def test_table_and_tail_have_each_record_once(
     assert rows(table(spark, topic, address=served.address)) == rows_of_log(served.address, topic)
     complete = table(spark, topic, address=served.address, tail=False)
     assert rows(complete) == rows_of_log(served.address, topic)
+
+
+@pytest.mark.parametrize("has_tail", [False, True])
+def test_a_compacted_topic_has_the_latest_record_of_each_key(
+    spark: SparkSession, served: Served, topic: str, has_tail: bool
+) -> None:
+    served.connection.create_topic(topic, 3, {"table": "delta", "compaction": 1})
+    for first in (0, 100, 140):
+        fill(served, topic, first)
+        write_table(served.connection, topic)
+    if has_tail:
+        fill(served, topic, 200)
+    expected = latest_of(rows_of_log(served.address, topic))
+    assert len(expected) < 100
+    frame = table(spark, topic, address=served.address)
+    assert rows(frame) == expected
+    assert frame.where("partition = 1").count() == sum(row[0] == 1 for row in expected)
 
 
 def test_filters_and_columns_reach_the_files(spark: SparkSession, served: Served, topic: str) -> None:

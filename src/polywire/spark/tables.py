@@ -1,6 +1,7 @@
 """Read a topic as a table in Spark: its Parquet files by Spark's own reader, and newer records by the data source.
 
-The two parts have each record once. Filters and selected columns reach the files.
+The two parts have each record once. Filters and selected columns reach the files. Of a table with the latest record of
+each key, rows that are deleted or replaced are left out by joins with small frames.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql.functions import broadcast, col, desc, row_number, when
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import (
     ArrayType,
@@ -33,7 +37,8 @@ from polywire.names import escape
 from polywire.spark import options as source_options
 from polywire.spark.options import ADDRESS_DEFAULT
 from polywire.tables.columns import ARROW_SCHEMA, READ_NAMES
-from polywire.tables.reading import Snapshot, snapshot
+from polywire.tables.delta_log import TableState
+from polywire.tables.reading import PATH, ROW, Snapshot, deleted_rows, snapshot
 
 SCHEMA: Final = StructType(
     [
@@ -82,9 +87,15 @@ def table(
     """
     given = {"address": address, **options}
     found = snapshot(_connection(given), topic)
-    parts = [_files(spark, _paths(spark, found))] if found.files else []
+    parts = [_current_files(spark, found)] if found.files else []
     if tail and found.tail:
-        parts.append(_tail(spark, found, given))
+        newer = _tail(spark, found, given)
+        if found.is_latest:
+            newer = _latest(newer)
+            keys = broadcast(newer.select("partition", "key"))
+            parts = [part.join(keys, ["partition", "key"], "left_anti").select(*SCHEMA.names) for part in parts]
+            newer = newer.where("value is not null or key is null")
+        parts.append(newer)
     if not parts:
         return _files(spark, [])
     return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
@@ -103,7 +114,8 @@ def stream_table(
     """Pass the files of a topic's table to a function, and then each micro-batch of newer records.
 
     ``each_batch(frame, number)`` gets the table's rows with number 0, before this function returns. Micro-batches have
-    the numbers from 1 on. After a failure, a batch is repeated with the same number and the same rows, so a function
+    the numbers from 1 on. For a compacted topic they have all newer records, also those that a later one replaces and
+    tombstones. After a failure, a batch is repeated with the same number and the same rows, so a function
     that ignores numbers it has finished processes each record once.
 
     Args:
@@ -128,15 +140,15 @@ def stream_table(
         stream_table(spark, "orders", save, checkpoint="copy.checkpoint").awaitTermination()
     """
     given = {"address": address, **options}
-    begin = _begin(spark, topic, f"{checkpoint}/polywire-table", given)
+    begun, offsets = _begin(spark, topic, f"{checkpoint}/polywire-table", given)
     finished = f"{checkpoint}/polywire-table-finished"
     if _stored(spark, finished) is None:
-        each_batch(_files(spark, begin["paths"]), 0)
+        each_batch(_current_files(spark, begun), 0)
         _store(spark, finished, {})
     reader = spark.readStream.format("polywire").options(
         **given,
         subscribe=escape(topic, ","),
-        startingOffsets=json.dumps({topic: begin["offsets"]}),
+        startingOffsets=json.dumps({topic: offsets}),
         includeHeaders="true",
     )
 
@@ -154,21 +166,27 @@ def _connection(given: Mapping[str, str]) -> BulkConnection:
     return bulk.connect(",".join(urls), login=login)
 
 
-def _begin(spark: SparkSession, topic: str, place: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the files and offsets with which a query begins. They are stored when it starts for the first time."""
+def _begin(spark: SparkSession, topic: str, place: str, given: Mapping[str, str]) -> tuple[Snapshot, dict[str, int]]:
+    """Return the files and the offsets by partition with which a query begins.
+
+    They are stored when it starts for the first time.
+    """
     found = snapshot(_connection(given), topic)
     incarnations = {str(part.partition): part.incarnation for part in found.ranges}
     stored = _stored(spark, place)
     if stored is None:
         offsets = {str(part.partition): part.offset for part in found.ranges}
-        stored = {"paths": _paths(spark, found), "offsets": offsets, "incarnations": incarnations}
+        files = [file.add(data_change=False) for file in found.files]
+        stored = {"url": found.url, "files": files, "offsets": offsets, "incarnations": incarnations}
         _store(spark, place, stored)
     elif any(incarnations.get(number) != known for number, known in stored["incarnations"].items()):
         raise Conflict(
             ErrorCode.TOPIC_REPLACED,
             f"topic was deleted and created again since the query began: choose another checkpoint topic={topic!r}",
         )
-    return stored
+    begun = TableState()
+    begun.apply(stored["files"])
+    return replace(found, url=stored["url"], files=tuple(begun.files.values()), ranges=()), stored["offsets"]
 
 
 def _stored(spark: SparkSession, place: str) -> dict[str, Any] | None:
@@ -190,6 +208,25 @@ def _store(spark: SparkSession, place: str, content: Mapping[str, Any]) -> None:
 
 def _files(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     return spark.read.schema(SCHEMA).parquet(*paths) if paths else spark.createDataFrame([], SCHEMA)
+
+
+def _current_files(spark: SparkSession, found: Snapshot) -> DataFrame:
+    """Return the rows of the files that the table has."""
+    files = _files(spark, _paths(spark, found))
+    if not found.has_deleted:
+        return files
+    rows = deleted_rows(found)
+    names = [str(path).rsplit("/", 1)[-1] for path in rows.column(PATH).to_pylist()]
+    deleted = spark.createDataFrame(pa.table({"file": names, "row": rows.column(ROW)}))
+    numbered = files.selectExpr("*", "_metadata.file_name as file", "_metadata.row_index as row")
+    return numbered.join(broadcast(deleted), ["file", "row"], "left_anti").drop("file", "row")
+
+
+def _latest(frame: DataFrame) -> DataFrame:
+    """Return the latest record of each key, and records without a key."""
+    window = Window.partitionBy("partition", "key").orderBy(desc("offset"))
+    numbered = frame.withColumn("age", when(col("key").isNull(), 1).otherwise(row_number().over(window)))
+    return numbered.where("age = 1").drop("age")
 
 
 def _paths(spark: SparkSession, found: Snapshot) -> list[str]:

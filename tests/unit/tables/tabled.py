@@ -52,6 +52,12 @@ def rows_of_log(address: str, topic: str) -> list[Row]:
     return rows
 
 
+def latest_of(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that the table of a compacted topic has: the latest of each key, without deleted keys."""
+    last = {(row[0], row[3]): row[1] for row in rows}
+    return [row for row in rows if row[3] is None or (last[row[0], row[3]] == row[1] and row[4] is not None)]
+
+
 def _row(record: polywire.Record) -> Row:
     headers = [(name, str(value).encode()) for name, value in record.headers.items()] or None
     return record.partition, record.offset, record.time, record.key, record.value, headers

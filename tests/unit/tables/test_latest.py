@@ -24,7 +24,7 @@ from polywire.tables.writer import TopicTable, merged
 from polywire.testing.memory_objects import MemoryObjects
 from tests.unit.client.served import Served
 from tests.unit.tables.rig import TOPIC, Clock, FakeTopic, Row, check, check_no_garbage, load, merge, table_of
-from tests.unit.tables.tabled import produce, rows_of, rows_of_log, write_table
+from tests.unit.tables.tabled import latest_of, produce, rows_of, rows_of_log, write_table
 
 deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed")
 StaticTable = pytest.importorskip("pyiceberg.table", reason="pyiceberg is not installed").StaticTable
@@ -243,12 +243,6 @@ def set_keys(connection: BulkConnection, chance: random.Random, count: int) -> N
             produce(connection, "states", partition, records)
 
 
-def latest_of_log(address: str) -> list[Any]:
-    rows = rows_of_log(address, "states")
-    last = {(row[0], row[3]): row[1] for row in rows}
-    return [row for row in rows if row[3] is None or (last[row[0], row[3]] == row[1] and row[4] is not None)]
-
-
 @pytest.mark.parametrize(("in_table", "in_tail"), [(0, 0), (30, 0), (30, 30), (30, 1)])
 def test_table_and_tail_together_have_the_latest_records(
     tabled: Served, in_table: int, in_tail: int, monkeypatch: pytest.MonkeyPatch
@@ -260,7 +254,7 @@ def test_table_and_tail_together_have_the_latest_records(
             set_keys(connection, chance, in_table)
             write_table(connection, "states")
         set_keys(connection, chance, in_tail)
-    expected = latest_of_log(address)
+    expected = latest_of(rows_of_log(address, "states"))
     assert rows_of(polywire.sql("from states", address=address).to_batches()) == expected
     chosen = [row for row in expected if row[1] >= 40]
     condition = polywire.sql('from states where "offset" >= 40', address=address)
