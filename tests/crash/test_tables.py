@@ -33,7 +33,7 @@ def test_tables_are_written_everywhere(tmp_path: Path, where: str) -> None:
             connect(broker.url()).create_topic(topic, 2)
             send(broker, topic, 10)
         for topic in ("a", "b", "c", "d"):
-            history.wait_for_rows(connect(broker.url()).describe(topic).table, 10)
+            history.wait_for_records(connect(broker.url()).describe(topic).table, 10)
 
 
 def test_tables_are_written_on_a_broker_with_users(tmp_path: Path) -> None:
@@ -43,5 +43,5 @@ def test_tables_are_written_on_a_broker_with_users(tmp_path: Path) -> None:
         url = f"polywire://alice:wonderland@{broker.address('polywire')}"
         with polywire.connect_sync(url) as client, client.producer() as producer:
             producer.send_many("orders", [b"%d" % number for number in range(10)])
-        history.wait_for_rows(connect(url).describe("orders").table, 10)
+        history.wait_for_records(connect(url).describe("orders").table, 10)
         assert "polywire-tables" not in users.read_text()
