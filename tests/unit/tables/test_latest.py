@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import polywire
-from polywire.client.bulk import BulkConnection
+from polywire.client.bulk import BulkConnection, connect
 from polywire.errors import Corrupt
 from polywire.records.columns import Record
 from polywire.store.file_objects import FileObjects
@@ -213,9 +213,9 @@ def test_a_damaged_deletion_vector_is_an_error(topic: FakeTopic, objects: Memory
 
 def test_the_newest_offsets_are_found_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polywire.tables.latest.ROWS_PENDING", 10)
-    columns = {"partition": pa.int32(), "key": pa.binary(), "offset": pa.int64()}
+    schema = pa.schema([("partition", pa.int32()), ("key", pa.binary()), ("offset", pa.int64())])
     parts = [
-        pa.table([[0] * 6, [b"%d" % (n % 4) for n in range(6)], range(first, first + 6)], schema=pa.schema(columns))
+        pa.table([[0] * 6, [b"%d" % (n % 4) for n in range(6)], range(first, first + 6)], schema=schema)
         for first in range(0, 60, 6)
     ]
     found = newest(parts)
@@ -248,7 +248,7 @@ def test_table_and_tail_together_have_the_latest_records(
     tabled: Served, in_table: int, in_tail: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, chance = tabled.address, random.Random(in_tail)
-    with closing(reading.connect(address)) as connection:
+    with closing(connect(address)) as connection:
         connection.create_topic("states", 3, {"table": "delta", "compaction": 1})
         for _ in range(3):
             set_keys(connection, chance, in_table)
@@ -264,7 +264,7 @@ def test_table_and_tail_together_have_the_latest_records(
     lazy = frames.scan_polars(address, "states", table=True)
     assert sorted(lazy.collect().select(columns).rows(), key=lambda row: row[:2]) == short
     for is_local in (True, False):
-        monkeypatch.setattr(reading.Snapshot, "is_local", property(lambda _, is_local=is_local: is_local))
+        monkeypatch.setattr(reading.Snapshot, "is_local", is_local)
         found = frames.read_arrow(address, "states", columns=columns, table=True)
         assert sorted(map(tuple, (row.values() for row in found.to_pylist())), key=lambda row: row[:2]) == short
         found = frames.read_arrow(address, "states", columns=columns, table=True, start=40)
