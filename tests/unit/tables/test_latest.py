@@ -18,6 +18,7 @@ from polywire.records.columns import Record
 from polywire.store.file_objects import FileObjects
 from polywire.table_orders import ICEBERG_HINT, ICEBERG_METADATA, iceberg_metadata_name
 from polywire.tables import deletion_vectors, frames, reading, writer
+from polywire.tables.columns import ARROW_SCHEMA
 from polywire.tables.iceberg import DELTA_VERSION, IcebergMetadata
 from polywire.tables.latest import newest
 from polywire.tables.writer import TopicTable, merged
@@ -213,7 +214,7 @@ def test_a_damaged_deletion_vector_is_an_error(topic: FakeTopic, objects: Memory
 
 def test_the_newest_offsets_are_found_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polywire.tables.latest.ROWS_PENDING", 10)
-    schema = pa.schema([("partition", pa.int32()), ("key", pa.binary()), ("offset", pa.int64())])
+    schema = pa.schema([ARROW_SCHEMA.field(name) for name in ("partition", "key", "offset")])
     parts = [
         pa.table([[0] * 6, [b"%d" % (n % 4) for n in range(6)], range(first, first + 6)], schema=schema)
         for first in range(0, 60, 6)
