@@ -26,6 +26,7 @@ class TableOrder(msgspec.Struct, frozen=True):
         topic: full name of the topic.
         topic_id: identifies the topic among all that ever had this name.
         url: where the files of the table are.
+        columns: typed columns, as the setting ``table_columns`` spells them.
     """
 
     topic: str
@@ -34,6 +35,7 @@ class TableOrder(msgspec.Struct, frozen=True):
     is_iceberg: bool
     freshness_s: int
     history_hours: int
+    columns: str = ""
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -55,6 +57,10 @@ class TableReport(msgspec.Struct, frozen=True):
         complete_ms: the table has all records that were synced at this time; 0 if it never had.
         commit_s: duration of the last commit, in seconds, with reading and writing its rows.
         error: why the last attempt failed; empty if it succeeded.
+        rejected: rows with values that do not fit the typed columns, since the process started.
+        rejected_sample: the reason for the last of these rows, with its partition and offset.
+        columns: number of typed columns.
+        notes: what the typed columns do differently from the setting.
     """
 
     topic: str
@@ -68,6 +74,10 @@ class TableReport(msgspec.Struct, frozen=True):
     complete_ms: int
     commit_s: float
     error: str = ""
+    rejected: int = 0
+    rejected_sample: str = ""
+    columns: int = 0
+    notes: str = ""
 
     def age_s(self, now_us: int) -> float:
         """Return for how long the table has not had all records of its topic; 0 before it had all for the first time."""

@@ -97,6 +97,7 @@ class Tables:
                         is_iceberg=table.formats is TableFormat.DELTA_AND_ICEBERG,
                         freshness_s=table.freshness_s,
                         history_hours=table.history_hours,
+                        columns=table.columns,
                     )
                 )
         return Orders(found)

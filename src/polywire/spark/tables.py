@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -18,6 +19,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     StringType,
@@ -32,8 +39,10 @@ from polywire.errors import Conflict, ErrorCode, Invalid
 from polywire.names import escape
 from polywire.spark import options as source_options
 from polywire.spark.options import ADDRESS_DEFAULT
-from polywire.tables.columns import ARROW_SCHEMA, READ_NAMES
+from polywire.table_columns import TypedColumn
+from polywire.tables.columns import ARROW_SCHEMA, READ_NAMES, arrow_schema, conformed, decimal_of
 from polywire.tables.reading import Snapshot, snapshot
+from polywire.tables.typed import TailColumns
 
 SCHEMA: Final = StructType(
     [
@@ -48,7 +57,17 @@ SCHEMA: Final = StructType(
         ),
     ]
 )
-"""Columns of a table (concepts: tables#columns)."""
+"""Columns of a table without typed columns (concepts: tables#columns)."""
+_TYPES: Final[Mapping[str, DataType]] = {
+    "boolean": BooleanType(),
+    "int": IntegerType(),
+    "long": LongType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "string": StringType(),
+    "date": DateType(),
+    "timestamp": TimestampType(),
+}
 SPARK_SCHEMES: Final[Mapping[str, str]] = {"s3": "s3a", "az": "abfs"}
 """Schemes of buckets that Hadoop spells differently."""
 _COLUMNS: Final = [f"{READ_NAMES.get(name, name)} as {name}" for name in ARROW_SCHEMA.names]
@@ -61,8 +80,8 @@ def table(
     """Return a topic as a table: the files of its table, and from the broker the records that these do not have yet.
 
     The frame has the records that were synced when this function was called, and the columns ``partition``, ``offset``,
-    ``timestamp``, ``timestamp_type``, ``key``, ``value`` and ``headers``. Use it before ``table_history_hours`` have
-    passed, because its files may be deleted then.
+    ``timestamp``, ``timestamp_type``, ``key``, ``value`` and ``headers``, followed by the table's typed columns. Use it
+    before ``table_history_hours`` have passed, because its files may be deleted then.
 
     Args:
         spark: a session, for example from ``polywire.spark.session``.
@@ -82,11 +101,12 @@ def table(
     """
     given = {"address": address, **options}
     found = snapshot(_connection(given), topic)
-    parts = [_files(spark, _paths(spark, found))] if found.files else []
+    schema = _schema(found.columns)
+    parts = [_files(spark, _paths(spark, found), schema)] if found.files else []
     if tail and found.tail:
         parts.append(_tail(spark, found, given))
     if not parts:
-        return _files(spark, [])
+        return _files(spark, [], schema)
     return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
 
 
@@ -109,7 +129,8 @@ def stream_table(
     Args:
         spark: a session, for example from ``polywire.spark.session``.
         topic: full name.
-        each_batch: called with a frame that has the columns of ``table``, and its number.
+        each_batch: called with a frame that has the columns of ``table``, and its number. It has the typed columns that
+            the table has when this function is called.
         checkpoint: directory in which the progress of this query is stored.
         address: as for ``table``.
         trigger: arguments of ``DataStreamWriter.trigger``, such as ``{"availableNow": True}``.
@@ -128,10 +149,11 @@ def stream_table(
         stream_table(spark, "orders", save, checkpoint="copy.checkpoint").awaitTermination()
     """
     given = {"address": address, **options}
-    begin = _begin(spark, topic, f"{checkpoint}/polywire-table", given)
+    found = snapshot(_connection(given), topic)
+    begin = _begin(spark, found, f"{checkpoint}/polywire-table")
     finished = f"{checkpoint}/polywire-table-finished"
     if _stored(spark, finished) is None:
-        each_batch(_files(spark, begin["paths"]), 0)
+        each_batch(_files(spark, begin["paths"], _schema(found.columns)), 0)
         _store(spark, finished, {})
     reader = spark.readStream.format("polywire").options(
         **given,
@@ -143,7 +165,7 @@ def stream_table(
     def micro_batch(frame: DataFrame, number: int) -> None:
         each_batch(frame, number + 1)
 
-    writer = reader.load().selectExpr(*_COLUMNS).writeStream.foreachBatch(micro_batch)
+    writer = _typed(reader.load().selectExpr(*_COLUMNS), found).writeStream.foreachBatch(micro_batch)
     writer = writer.option("checkpointLocation", checkpoint)
     return (writer.trigger(**trigger) if trigger else writer).start()
 
@@ -154,9 +176,8 @@ def _connection(given: Mapping[str, str]) -> BulkConnection:
     return bulk.connect(",".join(urls), login=login)
 
 
-def _begin(spark: SparkSession, topic: str, place: str, given: Mapping[str, str]) -> dict[str, Any]:
+def _begin(spark: SparkSession, found: Snapshot, place: str) -> dict[str, Any]:
     """Return the files and offsets with which a query begins. They are stored when it starts for the first time."""
-    found = snapshot(_connection(given), topic)
     incarnations = {str(part.partition): part.incarnation for part in found.ranges}
     stored = _stored(spark, place)
     if stored is None:
@@ -166,7 +187,7 @@ def _begin(spark: SparkSession, topic: str, place: str, given: Mapping[str, str]
     elif any(incarnations.get(number) != known for number, known in stored["incarnations"].items()):
         raise Conflict(
             ErrorCode.TOPIC_REPLACED,
-            f"topic was deleted and created again since the query began: choose another checkpoint topic={topic!r}",
+            f"topic was deleted and created again since the query began: choose another checkpoint topic={found.topic!r}",
         )
     return stored
 
@@ -188,8 +209,30 @@ def _store(spark: SparkSession, place: str, content: Mapping[str, Any]) -> None:
     frame.coalesce(1).write.mode("overwrite").text(place)
 
 
-def _files(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    return spark.read.schema(SCHEMA).parquet(*paths) if paths else spark.createDataFrame([], SCHEMA)
+def _schema(columns: Sequence[TypedColumn]) -> StructType:
+    return StructType([*SCHEMA.fields, *(StructField(column.name, _type(column)) for column in columns)])
+
+
+def _type(column: TypedColumn) -> DataType:
+    return _TYPES[column.type] if column.type in _TYPES else DecimalType(*decimal_of(column.type))
+
+
+def _files(spark: SparkSession, paths: Sequence[str], schema: StructType) -> DataFrame:
+    return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)
+
+
+def _typed(frame: DataFrame, found: Snapshot) -> DataFrame:
+    """Add the typed columns of a table to records of the log."""
+    columns, active = found.columns, found.active
+    if not columns:
+        return frame
+
+    def add(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        typed, schema = TailColumns(active, [column.name for column in columns]), arrow_schema(columns)
+        for batch in batches:
+            yield conformed(typed.added(batch), schema)
+
+    return frame.mapInArrow(add, _schema(columns))
 
 
 def _paths(spark: SparkSession, found: Snapshot) -> list[str]:
@@ -233,4 +276,4 @@ def _tail(spark: SparkSession, found: Snapshot, given: Mapping[str, str]) -> Dat
         endingOffsets=json.dumps({found.topic: ends}),
         includeHeaders="true",
     )
-    return reader.load().selectExpr(*_COLUMNS)
+    return _typed(reader.load().selectExpr(*_COLUMNS), found)

@@ -25,7 +25,8 @@ from polywire.build_info import VERSION
 from polywire.errors import Corrupt, ErrorCode, Unavailable
 from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import ObjectChanged, Objects
-from polywire.tables.columns import TIMESTAMP, delta_schema
+from polywire.table_columns import TypedColumn
+from polywire.tables.columns import TIMESTAMP, delta_schema, typed_columns
 from polywire.tables.parquet import Bounds, time_of, time_text
 from polywire.types import Buffer
 
@@ -40,6 +41,7 @@ WRITER_VERSION: Final = 2
 NEW: Final = -1  # version of a table without commits
 TOPIC: Final = "polywire.topic"
 TOPIC_ID: Final = "polywire.topicId"
+LAST_COLUMN_ID: Final = "polywire.lastColumnId"
 _APPLICATION: Final = "polywire"
 _MAP: Final = pa.map_(pa.string(), pa.string())
 
@@ -112,7 +114,7 @@ class DataFile:
         size: in bytes.
         modified_ms: when it was written, in milliseconds since 1970.
         bounds: smallest and largest value by column, for some columns. Times are rounded to milliseconds, outwards.
-        nulls: number of nulls by column.
+        nulls: number of nulls by column, for all columns of the file.
     """
 
     path: str
@@ -184,6 +186,7 @@ class TableState:
         offsets: next offset by partition: the table has the records below it.
         committed_ms: time of the last commit.
         checkpoint: version of the newest checkpoint that is known; NEW if there is none.
+        columns: typed columns, ``_error`` first.
     """
 
     version: int = NEW
@@ -195,6 +198,7 @@ class TableState:
     offsets: dict[PartitionKey, int] = field(default_factory=dict)
     committed_ms: int = 0
     checkpoint: int = NEW
+    columns: tuple[TypedColumn, ...] = ()
 
     @property
     def topic_id(self) -> bytes:
@@ -233,6 +237,7 @@ class TableState:
         self.table_id = body["id"]
         self.created_ms = body.get("createdTime") or 0
         self.configuration = dict(body.get("configuration") or {})
+        self.columns = typed_columns(body["schemaString"])
 
     def _check_protocol(self, body: Mapping[str, Any]) -> None:
         if body["minReaderVersion"] > READER_VERSION:
@@ -250,7 +255,7 @@ class TableState:
                     "id": self.table_id,
                     "name": self.configuration.get(TOPIC, ""),
                     "format": {"provider": "parquet", "options": {}},
-                    "schemaString": delta_schema(),
+                    "schemaString": delta_schema(self.columns),
                     "partitionColumns": [],
                     "configuration": self.configuration,
                     "createdTime": self.created_ms,

@@ -29,8 +29,10 @@ from polywire.errors import Conflict, ErrorCode, Invalid, Unavailable
 from polywire.store.base import BlobMissing
 from polywire.store.objects import Objects
 from polywire.store.url import FILE, open_bucket
-from polywire.tables.columns import ARROW_SCHEMA, READ_NAMES, STATISTICS
+from polywire.table_columns import TypedColumn, plan_columns
+from polywire.tables.columns import ARROW_SCHEMA, OFFSET, READ_NAMES, STATISTICS, VALUE, arrow_schema, conformed
 from polywire.tables.delta_log import NEW, DeltaLog, PartitionKey, TableState
+from polywire.tables.typed import TailColumns
 
 SNAPSHOT_TRIES: Final = 3  # a topic can be deleted and created again while its snapshot is taken
 BATCH_ROWS: Final = 50_000
@@ -67,6 +69,9 @@ class Snapshot:
         files: names of its files, relative to ``url``.
         row_count: number of rows in the files.
         ranges: the log after the table, for each partition.
+        columns: typed columns, ``_error`` first.
+        active: those that are made from values of the log.
+        present: names of all columns that at least one file has.
     """
 
     topic: str
@@ -75,6 +80,25 @@ class Snapshot:
     files: tuple[str, ...]
     row_count: int
     ranges: tuple[LogRange, ...]
+    columns: tuple[TypedColumn, ...] = ()
+    active: tuple[TypedColumn, ...] = ()
+    present: frozenset[str] = frozenset()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """All columns."""
+        return arrow_schema(self.columns)
+
+    def schema_of(self, columns: Sequence[str]) -> pa.Schema:
+        """Return the schema of these columns. Raises Invalid for an unknown one."""
+        schema = self.schema
+        unknown = [name for name in columns if name not in schema.names]
+        if unknown or not columns:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"unknown or no columns unknown={','.join(unknown)} known={','.join(schema.names)}",
+            )
+        return pa.schema([schema.field(name) for name in columns])
 
     @property
     def tail(self) -> list[LogRange]:
@@ -139,15 +163,27 @@ def _load(topic: str, url: str) -> TableState:
 def _joined(detail: TopicDetail, state: TableState, partitions: Sequence[PartitionRange]) -> Snapshot:
     if state.version == NEW:
         _check_reachable(detail, partitions)
-    known = state.offsets if state.topic_id == detail.id else {}  # otherwise its rows are of a deleted topic
-    files = state.files if state.topic_id == detail.id else {}
+    if state.topic_id != detail.id:  # its rows are of a deleted topic
+        state = TableState(version=state.version)
+    known, files = state.offsets, state.files
+    plan = plan_columns(state.columns, str(detail.settings.get("table_columns") or "") if detail.table else "")
     ranges = []
     for found in partitions:
         offset = known.get(PartitionKey(found.topic_id, found.partition, found.incarnation), 0)
         offset = max(offset, found.first_offset)
         ranges.append(LogRange(found.partition, found.incarnation, found.epoch, offset, max(offset, found.next_offset)))
     row_count = sum(file.row_count for file in files.values())
-    return Snapshot(detail.name, detail.table, state.version, tuple(files), row_count, tuple(ranges))
+    return Snapshot(
+        topic=detail.name,
+        url=detail.table,
+        version=state.version,
+        files=tuple(files),
+        row_count=row_count,
+        ranges=tuple(ranges),
+        columns=plan.columns,
+        active=plan.active,
+        present=frozenset(name for file in files.values() for name in file.nulls),
+    )
 
 
 def _check_reachable(detail: TopicDetail, partitions: Sequence[PartitionRange]) -> None:
@@ -177,20 +213,22 @@ def open_objects(url: str) -> Objects:
 
 
 def scan_files(
-    found: Snapshot, columns: Sequence[str] = tuple(ARROW_SCHEMA.names), where: pc.Expression | None = None
+    found: Snapshot, columns: Sequence[str] | None = None, where: pc.Expression | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the table's files, file by file.
+    """Yield the rows of the table's files, file by file. Columns that a file does not have are null.
 
     Args:
         found: the snapshot.
-        columns: columns of the table, at least one.
+        columns: columns of the table, at least one; None for all.
         where: condition on partition, offset and timestamp. Row groups of local files without such rows are skipped.
 
     Raises:
+        Invalid: a column is unknown.
         Unavailable: STORAGE_FAILED: a file was deleted since the snapshot was taken, or cannot be read.
     """
+    schema = found.schema if columns is None else found.schema_of(columns)
     try:
-        yield from _file_rows(found, columns, where)
+        yield from _file_rows(found, schema, where)
     except FileNotFoundError as error:
         raise removed(found, error) from error
     except BlobMissing as error:
@@ -210,7 +248,7 @@ def removed(found: Snapshot, error: Exception) -> Unavailable:
     )
 
 
-def _file_rows(found: Snapshot, columns: Sequence[str], where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+def _file_rows(found: Snapshot, schema: pa.Schema, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
     objects = open_objects(found.url) if found.files and not found.is_local else None
     for name, path in zip(found.files, found.paths, strict=True):
         source: Any = path if objects is None else _ObjectFile(objects, name)
@@ -218,8 +256,11 @@ def _file_rows(found: Snapshot, columns: Sequence[str], where: pc.Expression | N
         buffering: dict[str, Any] = {"pre_buffer": False, "buffer_size": BUFFER_BYTES} if objects is None else {}
         groups = _row_groups(path, where) if objects is None and where is not None else None
         with pq.ParquetFile(source, **buffering) as file:
-            for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=_read_columns(columns, where)):
-                yield from _chosen(batch, columns, where)
+            names = _read_columns(found, schema, where)
+            if not any(name in file.schema_arrow.names for name in names):
+                names.append(OFFSET)  # for the number of rows
+            for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=names):
+                yield from _chosen(batch, schema, where)
 
 
 def _row_groups(path: str, where: pc.Expression) -> list[int]:
@@ -231,19 +272,23 @@ def _row_groups(path: str, where: pc.Expression) -> list[int]:
 def scan_tail(
     connection: BulkConnection,
     found: Snapshot,
-    columns: Sequence[str] = tuple(ARROW_SCHEMA.names),
+    columns: Sequence[str] | None = None,
     where: pc.Expression | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records that only the log has, with the columns of the table: partition by partition, in offset order.
 
     Raises:
+        Invalid: a column is unknown.
         Missing: OFFSET_OUT_OF_RANGE: records were deleted since the snapshot was taken.
         Conflict: the topic was replaced, or records were lost.
         Unavailable: no broker responded.
     """
-    names = _read_columns(columns, where)
-    schema = pa.schema([ARROW_SCHEMA.field(name) for name in names])
-    source_columns = [READ_NAMES.get(name, name) for name in names]
+    schema = found.schema if columns is None else found.schema_of(columns)
+    names = _read_columns(found, schema, where)
+    typed = TailColumns(found.active, names) if any(name not in ARROW_SCHEMA.names for name in names) else None
+    fixed = [name for name in ARROW_SCHEMA.names if name in names or (name == VALUE and typed is not None)]
+    source_schema = pa.schema([ARROW_SCHEMA.field(name) for name in fixed])
+    source_columns = [READ_NAMES.get(name, name) for name in fixed]
     for wanted in found.tail:
         chunks = connection.fetch_range(
             found.topic,
@@ -254,22 +299,20 @@ def scan_tail(
             epoch=wanted.epoch,
         )
         for chunk in chunks:
-            for batch in chunk_to_arrow(chunk, source_columns, schema):
-                yield from _chosen(batch, columns, where)
+            for batch in chunk_to_arrow(chunk, source_columns, source_schema):
+                yield from _chosen(batch if typed is None else typed.added(batch), schema, where)
 
 
-def _read_columns(columns: Sequence[str], where: pc.Expression | None) -> list[str]:
+def _read_columns(found: Snapshot, schema: pa.Schema, where: pc.Expression | None) -> list[str]:
     """Return the columns to read, with those that a condition may need."""
-    wanted = {*columns, *(STATISTICS if where is not None else ())}
-    return [name for name in ARROW_SCHEMA.names if name in wanted]
+    wanted = {*schema.names, *(STATISTICS if where is not None else ())}
+    return [name for name in found.schema.names if name in wanted]
 
 
-def _chosen(batch: pa.RecordBatch, columns: Sequence[str], where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-    table = pa.Table.from_batches([batch])
-    chosen = (table if where is None else table.filter(where)).select(list(columns))
-    for part in chosen.to_batches():
+def _chosen(batch: pa.RecordBatch, schema: pa.Schema, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+    for part in [batch] if where is None else pa.Table.from_batches([batch]).filter(where).to_batches():
         if part.num_rows:
-            yield part
+            yield conformed(part, schema)
 
 
 class _ObjectFile(io.RawIOBase):

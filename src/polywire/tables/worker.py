@@ -84,6 +84,8 @@ class Job:
         self._merger: Final = merger
         self._pause_s = 0.0
         self._skipped = 0
+        self._rejected = 0
+        self._sample = ""
         self._complete_ms = 0
         self._last = TableReport(order.topic, NEW, 0, 0, 0, 0, 0, 0, 0, 0.0)
         self._vacuumed_at = float("-inf")  # the files of a writer that crashed are deleted soon
@@ -97,6 +99,8 @@ class Job:
         try:
             table = self._open()
             progress = table.append()
+            self._rejected += progress.rejected
+            self._sample = progress.rejected_sample or self._sample
             if not progress.behind:
                 self._complete_ms = begun_ms
                 self._maintain(table)
@@ -125,7 +129,7 @@ class Job:
             order = self.order
             objects = open_bucket(order.url, timeout_s=STORE_TIMEOUT_S)
             iceberg = IcebergMetadata(objects, order.url) if order.is_iceberg else None
-            self._table = TopicTable(order.topic, objects, self._source, iceberg=iceberg)
+            self._table = TopicTable(order.topic, objects, self._source, iceberg=iceberg, columns=order.columns)
         return self._table
 
     def _maintain(self, table: TopicTable) -> None:
@@ -156,6 +160,10 @@ class Job:
             complete_ms=self._complete_ms,
             commit_s=took,
             error=error,
+            rejected=self._rejected,
+            rejected_sample=self._sample,
+            columns=max(0, len(state.columns) - 1),
+            notes="" if self._table is None or self._table.typed is None else self._table.typed.notes,
         )
 
 

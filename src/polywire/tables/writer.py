@@ -11,18 +11,21 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 from uuid import uuid4
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from polywire.client.arrow import chunk_to_arrow
 from polywire.client.bulk import PartitionRange, StoredChunk
 from polywire.store.objects import Objects
-from polywire.tables.columns import ARROW_SCHEMA, READ_NAMES
+from polywire.table_columns import ColumnPlan, TypedColumn, plan_columns
+from polywire.tables.columns import ARROW_SCHEMA, READ_NAMES, arrow_schema, conformed
 from polywire.tables.delta_log import (
     CHECKPOINT_COMMITS,
+    LAST_COLUMN_ID,
     NEW,
     TOPIC,
     TOPIC_ID,
@@ -37,6 +40,7 @@ from polywire.tables.delta_log import (
 )
 from polywire.tables.iceberg import IcebergMetadata, remove_metadata
 from polywire.tables.parquet import ParquetWriter, Written
+from polywire.tables.typed import TypedRows
 
 DATA: Final = "data/"
 FILE_BYTES_MAX: Final = 64 << 20  # of compressed rows: a file of this size is not merged any more
@@ -65,39 +69,78 @@ class Progress:
         rows: rows committed.
         behind: records of the log that the table does not have yet.
         skipped: records that retention removed before they were written.
+        rejected: rows with values that do not fit their columns.
+        rejected_sample: the error of the last of them.
     """
 
     rows: int = 0
     behind: int = 0
     skipped: int = 0
+    rejected: int = 0
+    rejected_sample: str = ""
 
 
-@dataclass(slots=True)
-class _File:
-    """A file in progress, with the offsets that its commit states."""
+class _Rows:
+    """The rows of a commit, with the offsets that it states.
 
-    writer: ParquetWriter = field(default_factory=ParquetWriter)
-    offsets: dict[PartitionKey, int] = field(default_factory=dict)
+    They are one file, and one more whenever new columns are found after rows were written.
+    """
+
+    def __init__(self, typed: TypedRows | None) -> None:
+        self.offsets: Final[dict[PartitionKey, int]] = {}
+        self._typed: Final = typed
+        self._files: Final[list[Written]] = []
+        self._writer = ParquetWriter() if typed is None else ParquetWriter(typed.schema)
 
     @property
     def is_full(self) -> bool:
-        return self.writer.file_bytes >= FILE_BYTES_MAX or self.writer.byte_count >= RAW_BYTES_MAX
+        return self._writer.file_bytes >= FILE_BYTES_MAX or self._writer.byte_count >= RAW_BYTES_MAX
+
+    def add(self, batches: Sequence[pa.RecordBatch]) -> None:
+        if self._typed is None:
+            self._writer.add(batches)
+            return
+        for batch in batches:
+            if self._writer.is_fixed:
+                self._typed.freeze()
+            made = self._typed.typed(batch)
+            if self._typed.schema is not self._writer.schema:
+                self._change(self._typed.schema)
+            self._writer.add([made])
+
+    def _change(self, schema: pa.Schema) -> None:
+        if not self._writer.is_fixed:
+            self._writer.widen(schema)
+            return
+        self._files.append(self._writer.finish())
+        self._writer = ParquetWriter(schema)
+
+    def finish(self) -> list[Written]:
+        """Return the files that have rows. Nothing may be added afterwards."""
+        if self._typed is not None:
+            self._typed.freeze()
+        return [file for file in (*self._files, self._writer.finish()) if file.row_count]
 
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """Files to merge."""
+    """Files to merge.
+
+    Attributes:
+        columns: typed columns that at least one of them has.
+    """
 
     objects: Objects
     files: Sequence[DataFile]
+    columns: tuple[TypedColumn, ...] = ()
 
 
 def merged(plan: MergePlan) -> Written:
     """Return the rows of all files as one. Call it in any thread. Raises BlobMissing, Unavailable."""
-    writer = ParquetWriter()
+    writer = ParquetWriter(arrow_schema(plan.columns))
     for file in plan.files:
         source = pq.ParquetFile(io.BytesIO(plan.objects.read(file.path).content))
-        writer.add([batch.cast(ARROW_SCHEMA) for batch in source.iter_batches()])
+        writer.add([conformed(batch, writer.schema) for batch in source.iter_batches()])
     return writer.finish()
 
 
@@ -111,6 +154,7 @@ class TopicTable:
         now_ms: returns the time in milliseconds since 1970.
         pause: waits for some seconds between attempts.
         iceberg: the Iceberg metadata of the table. Without it, ``vacuum`` removes such metadata.
+        columns: typed columns, as the setting ``table_columns`` spells them.
     """
 
     def __init__(
@@ -122,6 +166,7 @@ class TopicTable:
         now_ms: Callable[[], int] = now_ms,
         pause: Callable[[float], object] = time.sleep,
         iceberg: IcebergMetadata | None = None,
+        columns: str = "",
     ) -> None:
         self._topic: Final = topic
         self._objects: Final = objects
@@ -131,6 +176,13 @@ class TopicTable:
         self._iceberg: Final = iceberg
         self._log: Final = DeltaLog(objects, now_ms, pause=pause)
         self._state: TableState | None = None
+        self._setting: Final = columns
+        self._typed: TypedRows | None = None
+
+    @property
+    def typed(self) -> TypedRows | None:
+        """The typed columns; None before the first step, and if there are none."""
+        return self._typed
 
     @property
     def state(self) -> TableState:
@@ -156,14 +208,24 @@ class TopicTable:
         if not partitions:
             return Progress()
         self._adopt(partitions[0].topic_id)
-        file, progress = _File(), Progress()
+        if self._typed is None and self._setting:
+            self._typed = TypedRows(self._plan())
+        rows, progress = _Rows(self._typed), Progress()
         for partition in partitions:
-            self._read(partition, file, progress)
-        if file.offsets:
-            self._commit(file)
-            progress.rows = file.writer.row_count
+            self._read(partition, rows, progress)
+        if rows.offsets or self._has_new_columns():
+            progress.rows = self._commit(rows)
+        if self._typed is not None:
+            progress.rejected, progress.rejected_sample = self._typed.take_rejected()
         self._project()
         return progress
+
+    def _plan(self) -> ColumnPlan:
+        state = self.state
+        return plan_columns(state.columns, self._setting, int(state.configuration.get(LAST_COLUMN_ID, 0)))
+
+    def _has_new_columns(self) -> bool:
+        return self._typed is not None and self._typed.plan.columns != self.state.columns
 
     def _adopt(self, topic_id: bytes) -> None:
         """Make the table one of this topic: create it, or remove the rows of a deleted topic with the same name."""
@@ -171,24 +233,30 @@ class TopicTable:
         if state.topic_id == topic_id:
             return
         now_ms = self._now_ms()
+        last_id = state.configuration.get(LAST_COLUMN_ID)
         made = TableState(
             table_id=state.table_id or str(uuid4()),
             created_ms=state.created_ms or now_ms,
-            configuration={TOPIC: self._topic, TOPIC_ID: topic_id.hex()},
+            configuration={
+                TOPIC: self._topic,
+                TOPIC_ID: topic_id.hex(),
+                **({} if last_id is None else {LAST_COLUMN_ID: last_id}),
+            },
         )
+        self._typed = None
         removed = [file.remove(now_ms, data_change=True) for file in state.files.values()]
         operation = "CREATE TABLE" if state.version == NEW else "REPLACE TABLE"
         self._log.commit(state, [*made.describe(), *removed], operation=operation, facts={"topic": self._topic})
         for key in [key for key in state.offsets if key.topic_id != topic_id]:
             del state.offsets[key]
 
-    def _read(self, partition: PartitionRange, file: _File, progress: Progress) -> None:
+    def _read(self, partition: PartitionRange, rows: _Rows, progress: Progress) -> None:
         key = PartitionKey(partition.topic_id, partition.partition, partition.incarnation)
         known = self.state.offsets.get(key, 0)
         start = max(known, partition.first_offset)
         if start >= partition.next_offset:
             return
-        if file.is_full:
+        if rows.is_full:
             progress.behind += partition.next_offset - start
             return
         progress.skipped += start - known
@@ -202,22 +270,27 @@ class TopicTable:
             epoch=partition.epoch,
         )
         for chunk in chunks:
-            batches = chunk_to_arrow(chunk, _SOURCE_COLUMNS, ARROW_SCHEMA)
-            file.writer.add(batches)
+            rows.add(chunk_to_arrow(chunk, _SOURCE_COLUMNS, ARROW_SCHEMA))
             at = chunk.offset_end
-            if file.is_full:
+            if rows.is_full:
                 break
         else:
             at = partition.next_offset  # the last records may have been removed by compaction
-        file.offsets[key] = at
+        rows.offsets[key] = at
         progress.behind += partition.next_offset - at
 
-    def _commit(self, file: _File) -> None:
-        actions: list[Action] = [offset_action(key, offset) for key, offset in file.offsets.items()]
-        if file.writer.row_count:
-            actions.append(self._put(file.writer.finish()).add(data_change=True))
-        self._log.commit(self.state, actions, operation="STREAMING UPDATE", is_append=True)
+    def _commit(self, rows: _Rows) -> int:
+        """Commit rows, and the columns that they need. Return the number of rows."""
+        state, files = self.state, rows.finish()
+        actions: list[Action] = [offset_action(key, offset) for key, offset in rows.offsets.items()]
+        if self._typed is not None and self._has_new_columns():
+            plan = self._typed.plan
+            configuration = {**state.configuration, LAST_COLUMN_ID: str(plan.last_id)}
+            actions += replace(state, columns=plan.columns, configuration=configuration).describe()[1:]
+        actions += [self._put(file).add(data_change=True) for file in files]
+        self._log.commit(state, actions, operation="STREAMING UPDATE", is_append=True)
         self._checkpoint()
+        return sum(file.row_count for file in files)
 
     def _put(self, written: Written) -> DataFile:
         """Store a file for the next version."""
@@ -241,7 +314,9 @@ class TopicTable:
     def plan_merge(self) -> MergePlan | None:
         """Return a group of small files to merge, or None. Raises Unavailable, Corrupt."""
         group = _mergeable(self.state.files.values())
-        return MergePlan(self._objects, tuple(group)) if group else None
+        present = {name for file in group for name in file.nulls}
+        columns = tuple([column for column in self.state.columns if column.name in present])
+        return MergePlan(self._objects, tuple(group), columns) if group else None
 
     def replace(self, plan: MergePlan, content: Written) -> bool:
         """Commit a merged file in place of its sources. Return False if these are not in the table any more.

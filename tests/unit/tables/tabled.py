@@ -19,8 +19,10 @@ Row = tuple[Any, ...]
 
 def table_of(connection: BulkConnection, topic: str, objects: Objects | None = None) -> TopicTable:
     """Return the writer of a topic's table."""
-    found = objects or open_objects(connection.describe(topic).table)
-    return TopicTable(topic, found, connection, pause=lambda _: None)
+    detail = connection.describe(topic)
+    columns = str(detail.settings["table_columns"])
+    found = objects or open_objects(detail.table)
+    return TopicTable(topic, found, connection, pause=lambda _: None, columns=columns)
 
 
 def write_table(connection: BulkConnection, topic: str, objects: Objects | None = None) -> TopicTable:
