@@ -42,7 +42,7 @@ from polywire.spark.options import ADDRESS_DEFAULT
 from polywire.table_columns import TypedColumn
 from polywire.tables.columns import ARROW_SCHEMA, READ_NAMES, arrow_schema, conformed, decimal_of
 from polywire.tables.reading import Snapshot, snapshot
-from polywire.tables.typed import TailColumns
+from polywire.tables.typed import ColumnMaker
 
 SCHEMA: Final = StructType(
     [
@@ -228,7 +228,7 @@ def _typed(frame: DataFrame, found: Snapshot) -> DataFrame:
         return frame
 
     def add(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        typed, schema = TailColumns(active, [column.name for column in columns]), arrow_schema(columns)
+        typed, schema = ColumnMaker(active, [column.name for column in columns]), arrow_schema(columns)
         for batch in batches:
             yield conformed(typed.added(batch), schema)
 

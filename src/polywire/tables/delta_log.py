@@ -42,6 +42,8 @@ NEW: Final = -1  # version of a table without commits
 TOPIC: Final = "polywire.topic"
 TOPIC_ID: Final = "polywire.topicId"
 LAST_COLUMN_ID: Final = "polywire.lastColumnId"
+FIELDS: Final = "polywire.fields"
+ALL: Final = "all"
 _APPLICATION: Final = "polywire"
 _MAP: Final = pa.map_(pa.string(), pa.string())
 
@@ -60,6 +62,7 @@ _CHECKPOINT_SCHEMA: Final = pa.schema(
             modificationTime=pa.int64(),
             dataChange=pa.bool_(),
             stats=pa.string(),
+            tags=_MAP,
         ),
         "remove": _struct(path=pa.string(), deletionTimestamp=pa.int64(), dataChange=pa.bool_(), size=pa.int64()),
         "metaData": _struct(
@@ -115,6 +118,7 @@ class DataFile:
         modified_ms: when it was written, in milliseconds since 1970.
         bounds: smallest and largest value by column, for some columns. Times are rounded to milliseconds, outwards.
         nulls: number of nulls by column, for all columns of the file.
+        has_all_fields: whether every field of its values that can be a column is one, so that a column it lacks is null.
     """
 
     path: str
@@ -123,6 +127,7 @@ class DataFile:
     row_count: int
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
     nulls: Mapping[str, int] = field(default_factory=dict)
+    has_all_fields: bool = False
 
     def add(self, *, data_change: bool) -> Action:
         """Return the action that adds the file. Without ``data_change``, its rows were in the table before."""
@@ -140,6 +145,7 @@ class DataFile:
                 "modificationTime": self.modified_ms,
                 "dataChange": data_change,
                 "stats": json.dumps(stats, separators=(",", ":")),
+                **({"tags": {FIELDS: ALL}} if self.has_all_fields else {}),
             }
         }
 
@@ -164,6 +170,7 @@ class DataFile:
             stats.get("numRecords", 0),
             bounds,
             stats.get("nullCount", {}),
+            (add.get("tags") or {}).get(FIELDS) == ALL,
         )
 
 
@@ -519,7 +526,7 @@ def _plain(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return an action of a checkpoint as commits spell it: maps are lists of pairs in Arrow."""
     return {
         key: dict(value)
-        if isinstance(value, list) and key in ("partitionValues", "configuration", "options")
+        if isinstance(value, list) and key in ("partitionValues", "configuration", "options", "tags")
         else value
         for key, value in body.items()
     }

@@ -32,7 +32,7 @@ from polywire.store.url import FILE, open_bucket
 from polywire.table_columns import TypedColumn, plan_columns
 from polywire.tables.columns import ARROW_SCHEMA, OFFSET, READ_NAMES, STATISTICS, VALUE, arrow_schema, conformed
 from polywire.tables.delta_log import NEW, DeltaLog, PartitionKey, TableState
-from polywire.tables.typed import TailColumns
+from polywire.tables.typed import ColumnMaker
 
 SNAPSHOT_TRIES: Final = 3  # a topic can be deleted and created again while its snapshot is taken
 BATCH_ROWS: Final = 50_000
@@ -285,7 +285,7 @@ def scan_tail(
     """
     schema = found.schema if columns is None else found.schema_of(columns)
     names = _read_columns(found, schema, where)
-    typed = TailColumns(found.active, names) if any(name not in ARROW_SCHEMA.names for name in names) else None
+    typed = ColumnMaker(found.active, names) if any(name not in ARROW_SCHEMA.names for name in names) else None
     fixed = [name for name in ARROW_SCHEMA.names if name in names or (name == VALUE and typed is not None)]
     source_schema = pa.schema([ARROW_SCHEMA.field(name) for name in fixed])
     source_columns = [READ_NAMES.get(name, name) for name in fixed]

@@ -386,8 +386,8 @@ def _common(kinds: Counter[str]) -> str:
     return kinds.most_common(1)[0][0]
 
 
-class TailColumns:
-    """Makes the typed columns of records that a table does not have yet.
+class ColumnMaker:
+    """Makes typed columns of rows.
 
     Args:
         columns: those that are made from values.
@@ -401,9 +401,10 @@ class TailColumns:
         self._extractor: Final = Extractor(self._columns)
 
     def added(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows with these columns."""
+        """Return rows with these columns, which replace those with the same name."""
         found = self._extractor.extract(batch.column(VALUE))
-        made = dict(zip([column.name for column in self._columns], found.arrays, strict=True))
+        made = dict(zip(batch.schema.names, batch.columns, strict=True))
+        made.update(zip([column.name for column in self._columns], found.arrays, strict=True))
         if self._has_errors:
             made[ERROR_COLUMN.name] = found.errors
-        return pa.RecordBatch.from_arrays([*batch.columns, *made.values()], names=[*batch.schema.names, *made])
+        return pa.RecordBatch.from_pydict(made)

@@ -38,6 +38,7 @@ PAUSE_FIRST_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
 CONFLICT_PAUSE_S: Final = 0.2
 STEP_MIN_S: Final = 0.05  # shortest time between two attempts for a table, whatever its freshness
+MAINTAIN_S: Final = 0.5  # interval of checks whether a merge has ended
 RESERVE: Final = 2.0  # an attempt begins this many times its own duration before its rows are due
 VACUUM_S: Final = 600.0
 STORE_TIMEOUT_S: Final = 120.0  # for files of 64 MiB over slow networks
@@ -81,6 +82,7 @@ class Job:
     def __init__(self, order: TableOrder, source: BulkConnection, merger: ThreadPoolExecutor) -> None:
         self.order = order
         self.due = 0.0
+        self._append_at = 0.0  # when rows are due
         self._merger: Final = merger
         self._pause_s = 0.0
         self._skipped = 0
@@ -93,16 +95,20 @@ class Job:
         self._source: Final = source
         self._table: TopicTable | None = None
 
-    def step(self) -> TableReport:
-        """Bring the table closer to the log, and return its state."""
+    @property
+    def is_early(self) -> bool:
+        """Whether rows are not due yet, but a merge may have ended."""
+        return time.monotonic() < self._append_at
+
+    def step(self, *, appends: bool = True) -> TableReport:
+        """Bring the table closer to the log, or only maintain it, and return its state."""
         begun, begun_ms, progress, error = time.monotonic(), now_ms(), Progress(), ""
         try:
             table = self._open()
-            progress = table.append()
-            self._rejected += progress.rejected
-            self._sample = progress.rejected_sample or self._sample
+            if appends:
+                progress = table.append()
+                self._complete_ms = self._complete_ms if progress.behind else begun_ms
             if not progress.behind:
-                self._complete_ms = begun_ms
                 self._maintain(table)
             self._pause_s = 0.0
         except CommitConflict:
@@ -114,13 +120,16 @@ class Job:
             error = getattr(failure, "message", "") or str(failure) or type(failure).__name__
         took = time.monotonic() - begun
         if self._pause_s:
-            self.due = time.monotonic() + self._pause_s
-        elif progress.behind:
-            self.due = time.monotonic()
+            self.due = self._append_at = time.monotonic() + self._pause_s
         else:
-            self.due = begun + max(self.order.freshness_s - RESERVE * took, STEP_MIN_S)
+            if appends:
+                wait_s = 0.0 if progress.behind else max(self.order.freshness_s - RESERVE * took, STEP_MIN_S)
+                self._append_at = begun + wait_s
+            self.due = self._append_at if self._merging is None else min(self._append_at, begun + MAINTAIN_S)
+        self._rejected += progress.rejected
+        self._sample = progress.rejected_sample or self._sample
         self._skipped += progress.skipped
-        self._last = self._report(progress, took, error)
+        self._last = self._report(progress, took if appends else self._last.commit_s, error)
         return self._last
 
     def _open(self) -> TopicTable:
@@ -180,7 +189,7 @@ def work(source: BulkConnection, orders: OrderReader, report: Callable[[TableRep
                 continue
             if first is None or first.due > time.monotonic() or orders.has_ended:
                 continue
-            found = first.step()
+            found = first.step(appends=not first.is_early)
             report(found)
             if found.error and not _is_alive(source):
                 return EXIT_LOST

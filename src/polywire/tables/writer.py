@@ -18,10 +18,10 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from polywire.client.arrow import chunk_to_arrow
+from polywire.client.arrow import ROWS_MAX, chunk_to_arrow
 from polywire.client.bulk import PartitionRange, StoredChunk
 from polywire.store.objects import Objects
-from polywire.table_columns import ColumnPlan, TypedColumn, plan_columns
+from polywire.table_columns import ERROR_COLUMN, ColumnPlan, TypedColumn, plan_columns
 from polywire.tables.columns import ARROW_SCHEMA, READ_NAMES, arrow_schema, conformed
 from polywire.tables.delta_log import (
     CHECKPOINT_COMMITS,
@@ -40,7 +40,7 @@ from polywire.tables.delta_log import (
 )
 from polywire.tables.iceberg import IcebergMetadata, remove_metadata
 from polywire.tables.parquet import ParquetWriter, Written
-from polywire.tables.typed import TypedRows
+from polywire.tables.typed import ColumnMaker, TypedRows
 
 DATA: Final = "data/"
 FILE_BYTES_MAX: Final = 64 << 20  # of compressed rows: a file of this size is not merged any more
@@ -48,6 +48,7 @@ RAW_BYTES_MAX: Final = 512 << 20  # of uncompressed rows in one file
 MERGE_COUNT: Final = 16  # files of one size class that are merged: each row is rewritten about three times
 MERGE_CLASS: Final = 8  # ratio between size classes
 SMALLEST_CLASS_BYTES: Final = 1 << 20
+TYPED_BATCH_ROWS: Final = 10_000  # so that the decoded values of a batch stay in the processor's cache
 _SOURCE_COLUMNS: Final = tuple(READ_NAMES.get(name, name) for name in ARROW_SCHEMA.names)
 
 
@@ -124,23 +125,30 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """Files to merge.
+    """Files to merge, and to add columns to.
 
     Attributes:
-        columns: typed columns that at least one of them has.
+        columns: typed columns of the result.
+        made: those that are made from values.
+        lacking: paths of the files that need them.
     """
 
     objects: Objects
     files: Sequence[DataFile]
     columns: tuple[TypedColumn, ...] = ()
+    made: tuple[TypedColumn, ...] = ()
+    lacking: frozenset[str] = frozenset()
 
 
 def merged(plan: MergePlan) -> Written:
     """Return the rows of all files as one. Call it in any thread. Raises BlobMissing, Unavailable."""
     writer = ParquetWriter(arrow_schema(plan.columns))
+    maker = ColumnMaker(plan.made, writer.schema.names)
     for file in plan.files:
         source = pq.ParquetFile(io.BytesIO(plan.objects.read(file.path).content))
-        writer.add([conformed(batch, writer.schema) for batch in source.iter_batches()])
+        for batch in source.iter_batches():
+            made = maker.added(batch) if file.path in plan.lacking else batch
+            writer.add([conformed(made, writer.schema)])
     return writer.finish()
 
 
@@ -260,6 +268,7 @@ class TopicTable:
             progress.behind += partition.next_offset - start
             return
         progress.skipped += start - known
+        rows_max = ROWS_MAX if self._typed is None else TYPED_BATCH_ROWS
         at = start
         chunks = self._source.fetch_range(
             self._topic,
@@ -270,7 +279,7 @@ class TopicTable:
             epoch=partition.epoch,
         )
         for chunk in chunks:
-            rows.add(chunk_to_arrow(chunk, _SOURCE_COLUMNS, ARROW_SCHEMA))
+            rows.add(chunk_to_arrow(chunk, _SOURCE_COLUMNS, ARROW_SCHEMA, rows_max=rows_max))
             at = chunk.offset_end
             if rows.is_full:
                 break
@@ -287,17 +296,18 @@ class TopicTable:
             plan = self._typed.plan
             configuration = {**state.configuration, LAST_COLUMN_ID: str(plan.last_id)}
             actions += replace(state, columns=plan.columns, configuration=configuration).describe()[1:]
-        actions += [self._put(file).add(data_change=True) for file in files]
+        has_all_fields = self._typed is not None and self._typed.plan.is_inferred
+        actions += [self._put(file, has_all_fields=has_all_fields).add(data_change=True) for file in files]
         self._log.commit(state, actions, operation="STREAMING UPDATE", is_append=True)
         self._checkpoint()
         return sum(file.row_count for file in files)
 
-    def _put(self, written: Written) -> DataFile:
+    def _put(self, written: Written, *, has_all_fields: bool) -> DataFile:
         """Store a file for the next version."""
         name = f"{DATA}{self.state.version + 1:020}-{uuid4().hex}.parquet"
         create_named(self._objects, name, written.content, self._pause)
         size = len(written.content)
-        return DataFile(name, size, self._now_ms(), written.row_count, written.bounds, written.nulls)
+        return DataFile(name, size, self._now_ms(), written.row_count, written.bounds, written.nulls, has_all_fields)
 
     def _checkpoint(self) -> None:
         state = self.state
@@ -312,11 +322,28 @@ class TopicTable:
     # Maintenance
 
     def plan_merge(self) -> MergePlan | None:
-        """Return a group of small files to merge, or None. Raises Unavailable, Corrupt."""
-        group = _mergeable(self.state.files.values())
-        present = {name for file in group for name in file.nulls}
-        columns = tuple([column for column in self.state.columns if column.name in present])
-        return MergePlan(self._objects, tuple(group), columns) if group else None
+        """Return small files to merge, or files that lack columns, or None. Raises Unavailable, Corrupt."""
+        state, active = self.state, self._plan().active
+        made = (ERROR_COLUMN, *active) if active else ()
+        inactive = {column.name for column in state.columns} - {column.name for column in made}
+        # merging must not add a column to a file that is not made from its values
+        groups: dict[frozenset[str], list[DataFile]] = {}
+        for file in state.files.values():
+            groups.setdefault(frozenset(inactive & file.nulls.keys()), []).append(file)
+        lacking = {
+            path
+            for path, file in state.files.items()
+            if not file.has_all_fields and any(column.name not in file.nulls for column in made)
+        }
+        chosen = [_mergeable(files) for files in groups.values()]
+        chosen += [_limited(file for file in files if file.path in lacking) for files in groups.values()]
+        group = next((files for files in chosen if files), None)
+        if group is None:
+            return None
+        present = {name for file in group for name in file.nulls} | {column.name for column in made}
+        columns = tuple([column for column in state.columns if column.name in present])
+        paths = lacking.intersection([file.path for file in group])
+        return MergePlan(self._objects, tuple(group), columns, active, frozenset(paths))
 
     def replace(self, plan: MergePlan, content: Written) -> bool:
         """Commit a merged file in place of its sources. Return False if these are not in the table any more.
@@ -326,7 +353,8 @@ class TopicTable:
         if any(file.path not in self.state.files for file in plan.files):
             return False
         now_ms = self._now_ms()
-        actions = [self._put(content).add(data_change=False)]
+        has_all_fields = all(file.has_all_fields for file in plan.files)
+        actions = [self._put(content, has_all_fields=has_all_fields).add(data_change=False)]
         actions += [file.remove(now_ms, data_change=False) for file in plan.files]
         self._log.commit(self.state, actions, operation="OPTIMIZE", facts={"files": str(len(plan.files))})
         self._checkpoint()
@@ -372,9 +400,14 @@ def _mergeable(files: Iterable[DataFile]) -> list[DataFile]:
         if file.size < FILE_BYTES_MAX:
             classes.setdefault(_size_class(file.size), []).append(file)
     full = [level for level in sorted(classes) if len(classes[level]) >= MERGE_COUNT]
+    return _limited(classes[full[0]]) if full else []
+
+
+def _limited(files: Iterable[DataFile]) -> list[DataFile]:
+    """Return the first files, in the order of their commits, that together are a large file."""
     group: list[DataFile] = []
     size = 0
-    for file in classes[full[0]] if full else ():  # in the order of their commits
+    for file in files:
         if size >= FILE_BYTES_MAX:
             break
         group.append(file)

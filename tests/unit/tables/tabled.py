@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import polywire
 from polywire.client.bulk import BulkConnection, connect
+from polywire.client.connect import connect as connect_wire
+from polywire.client.polywire import PolywireClient
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.store.objects import Objects
@@ -34,6 +37,18 @@ def write_table(connection: BulkConnection, topic: str, objects: Objects | None 
                 return table
         except CommitConflict:
             table = table_of(connection, topic, objects)
+
+
+def configure(address: str, topic: str, columns: str) -> None:
+    """Set the typed columns of a topic's table."""
+
+    async def work() -> None:
+        client = await connect_wire(address)
+        assert isinstance(client, PolywireClient)
+        await client.configure_topic(topic, {"table_columns": columns})
+        await client.close()
+
+    asyncio.run(work())
 
 
 def produce(connection: BulkConnection, topic: str, partition: int, records: Sequence[Record]) -> None:

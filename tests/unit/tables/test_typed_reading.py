@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +10,11 @@ import pytest
 
 import polywire
 from polywire.client.bulk import BulkConnection
-from polywire.client.connect import connect
-from polywire.client.polywire import PolywireClient
 from polywire.errors import Invalid
 from polywire.records.columns import Record
 from polywire.tables.reading import scan_files, scan_tail, snapshot
 from tests.unit.client.served import Served
-from tests.unit.tables.tabled import produce, write_table
+from tests.unit.tables.tabled import configure, produce, write_table
 
 LISTED = "id long, total decimal(10,2), at timestamp, `the customer` string, Timestamp string, b boolean, day date"
 FIRST = [
@@ -28,16 +25,6 @@ FIRST = [
 ]
 SECOND = [b'{"id": 2, "city": "Bern", "total": 99999999999}', b'{"id": 3, "the customer": 5}']
 NAMES = ("value", "_error", "id", "total", "at", "the_customer", "value_Timestamp", "b", "day")
-
-
-def configure(tabled: Served, columns: str) -> None:
-    async def work() -> None:
-        client = await connect(tabled.address)
-        assert isinstance(client, PolywireClient)
-        await client.configure_topic("orders", {"table_columns": columns})
-        await client.close()
-
-    asyncio.run(work())
 
 
 def send(connection: BulkConnection, values: Sequence[bytes | None]) -> None:
@@ -68,7 +55,7 @@ def rows_of_all(tabled: Served, connection: BulkConnection) -> list[dict[str, An
 
 
 def test_a_row_is_the_same_before_and_after_it_is_in_the_table(tabled: Served, connection: BulkConnection) -> None:
-    configure(tabled, LISTED)
+    configure(tabled.address, "orders", LISTED)
     send(connection, FIRST)
     before = rows_of_all(tabled, connection)
     assert tuple(before[0])[5] == "value"
@@ -94,16 +81,16 @@ def test_a_row_is_the_same_before_and_after_it_is_in_the_table(tabled: Served, c
 def test_columns_that_are_added_later_are_null_before(tabled: Served, connection: BulkConnection) -> None:
     send(connection, FIRST)
     write_table(connection, "orders")
-    configure(tabled, "id long")
+    configure(tabled.address, "orders", "id long")
     assert rows_of_all(tabled, connection)[0]["id"] is None  # the files were written before
     send(connection, SECOND)
     write_table(connection, "orders")
-    configure(tabled, "total double")
+    configure(tabled.address, "orders", "total double")
     send(connection, SECOND)
     found = [(row["id"], row["total"]) for row in rows_of_all(tabled, connection) if row["partition"] == 0]
     assert found[4:] == [(2, None), (3, None), (None, 99999999999.0), (None, None)]
     write_table(connection, "orders")
-    configure(tabled, "")
+    configure(tabled.address, "orders", "")
     send(connection, SECOND)
     for _ in range(2):
         typed = [(row["id"], row["total"]) for row in rows_of_all(tabled, connection) if row["partition"] == 0]
@@ -112,7 +99,7 @@ def test_columns_that_are_added_later_are_null_before(tabled: Served, connection
 
 
 def test_inferred_columns(tabled: Served, connection: BulkConnection) -> None:
-    configure(tabled, "infer")
+    configure(tabled.address, "orders", "infer")
     send(connection, FIRST[:1])
     assert "id" not in rows_of_all(tabled, connection)[0]  # only the table finds columns
     write_table(connection, "orders")
@@ -124,7 +111,7 @@ def test_inferred_columns(tabled: Served, connection: BulkConnection) -> None:
 
 
 def test_unknown_columns_are_an_error(tabled: Served, connection: BulkConnection) -> None:
-    configure(tabled, "id long")
+    configure(tabled.address, "orders", "id long")
     with pytest.raises(Invalid, match="unknown or no columns unknown=city"):
         polywire.read_arrow(tabled.address, "orders", columns=["id", "city"], table=True)
     with pytest.raises(Invalid, match="unknown or no columns unknown=id"):
@@ -132,7 +119,7 @@ def test_unknown_columns_are_an_error(tabled: Served, connection: BulkConnection
 
 
 def test_a_filter_of_polars_works_on_typed_columns(tabled: Served, connection: BulkConnection) -> None:
-    configure(tabled, "id long")
+    configure(tabled.address, "orders", "id long")
     for _ in range(2):
         send(connection, SECOND)
         write_table(connection, "orders")
