@@ -24,7 +24,10 @@ from benchmarks import polywire_load
 from benchmarks.measure import console
 from polywire.client import bulk
 from polywire.client.bulk import BulkConnection
+from polywire.records.columns import Record
+from polywire.records.rows import from_records
 from polywire.store.url import open_bucket
+from polywire.table_columns import INFER
 from polywire.tables.delta_log import LOG, DataFile, DeltaLog, PartitionKey, TableState, offset_action
 from polywire.tables.parquet import Bounds, time_of
 from polywire.tables.writer import TopicTable
@@ -38,6 +41,8 @@ COMMITS: Final = 10_000
 PRODUCED_BATCHES: Final = 6_000
 BACKLOG_BATCHES: Final = 5_000
 PAUSE_S: Final = 0.002
+AT: Final = "2026-11-27T03:00:00Z"
+LISTED: Final = "id long, customer string, total double, paid boolean, at timestamp"
 POINTS: Final = 200  # of a file's rows, to compute percentiles
 
 
@@ -98,20 +103,29 @@ def commit_ms() -> float:
     return used * 10
 
 
-def rows_per_core_s() -> float:
-    """Return the rows per second of processor time that the writer writes of a backlog."""
+def rows_per_core_s(columns: str = "") -> float:
+    """Return the rows per second of processor time that the writer writes of a backlog, of JSON with typed columns."""
     with fresh() as (broker, connection):
         host, port = broker.addresses["polywire"]
-        batch = polywire_load.value_batch(BATCH_RECORDS, VALUE_BYTES)
+        batch = _json_batch() if columns else polywire_load.value_batch(BATCH_RECORDS, VALUE_BYTES)
         connection.create_topic("orders", 3)
         polywire_load.produce_rate(
             host, port, "orders", batch=batch, batch_records=BATCH_RECORDS, batches=BACKLOG_BATCHES, partitions=3
         )
-        table = TopicTable("orders", MemoryObjects(), connection)
+        table = TopicTable("orders", MemoryObjects(), connection, columns=columns)
         begun = time.process_time()
         while table.append().behind:
             pass
         return table.state.row_count / (time.process_time() - begun)
+
+
+def _json_batch() -> bytearray:
+    """Return a batch of orders with five fields, each about as large as the other values."""
+    rows = [
+        {"id": number, "customer": f"customer {number % 97}", "total": number * 1.25, "paid": number % 2 == 0, "at": AT}
+        for number in range(BATCH_RECORDS)
+    ]
+    return from_records([Record(json.dumps(row).encode()) for row in rows])
 
 
 def produce_ratio(freshness_s: int) -> list[float]:
@@ -147,6 +161,10 @@ def main() -> None:
     )
     console.print(f"commit {COMMITS:,}: {commit_ms():.2f} ms of processor time")
     console.print(f"rows per core-second: {rows_per_core_s():,.0f}")
+    for columns in (LISTED, INFER):
+        console.print(
+            f"rows of five fields per core-second, table_columns={columns!r}: {rows_per_core_s(columns):,.0f}"
+        )
     for freshness in (60, 1):
         ratios = produce_ratio(freshness)
         console.print(

@@ -27,6 +27,7 @@ class TableOrder(msgspec.Struct, frozen=True):
         topic_id: identifies the topic among all that ever had this name.
         url: where the files of the table are.
         is_latest: whether the table has only the latest record of each key.
+        columns: typed columns, as the setting ``table_columns`` spells them.
     """
 
     topic: str
@@ -36,6 +37,7 @@ class TableOrder(msgspec.Struct, frozen=True):
     is_latest: bool
     freshness_s: int
     history_hours: int
+    columns: str = ""
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -57,6 +59,10 @@ class TableReport(msgspec.Struct, frozen=True):
         complete_ms: the table has all records that were synced at this time; 0 if it never had.
         commit_s: duration of the last commit, in seconds, with reading and writing its rows.
         error: why the last attempt failed; empty if it succeeded.
+        rejected: rows with values that do not fit the typed columns, since the process started.
+        rejected_sample: the reason for the last of these rows, with its partition and offset.
+        columns: number of typed columns.
+        notes: what the typed columns do differently from the setting.
     """
 
     topic: str
@@ -70,6 +76,10 @@ class TableReport(msgspec.Struct, frozen=True):
     complete_ms: int
     commit_s: float
     error: str = ""
+    rejected: int = 0
+    rejected_sample: str = ""
+    columns: int = 0
+    notes: str = ""
 
     def age_s(self, now_us: int) -> float:
         """Return for how long the table has not had all records of its topic; 0 before it had all for the first time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from polywire.records.columns import Header, HeaderKind, Record
 from polywire.spark import stream_table, table
 from polywire.spark.tables import SCHEMA, check_file_system
 from tests.e2e.conftest import Served
-from tests.unit.tables.tabled import Row, latest_of, produce, rows_of, rows_of_log, write_table
+from tests.unit.tables.tabled import Row, configure, latest_of, produce, rows_of, rows_of_log, write_table
 
 pytestmark = pytest.mark.spark
 
@@ -190,3 +191,56 @@ def test_a_stream_of_a_topic_without_rows_begins_with_an_empty_frame(
     query.awaitTermination()
     assert counts[0] == 0
     assert not any(counts.values())
+
+
+LISTED = "id long, total decimal(10,2), who string, at timestamp, day date, b boolean, f float, d double, i int"
+VALUES = [
+    b'{"id":1,"total":1.5,"who":"a","at":"2026-11-27T03:00:00Z","day":"2026-11-27","b":true,"f":0.5,"d":2,"i":3}',
+    b'{"id":"x","who":{"n":[1]}}',
+    None,
+    b"no JSON",
+]
+
+
+def typed(frame: DataFrame) -> list[tuple[Any, ...]]:
+    found = frame.toArrow().to_pylist()
+    return [tuple(row.values()) for row in sorted(found, key=lambda row: (row["partition"], row["offset"]))]
+
+
+def produce_values(served: Served, topic: str) -> None:
+    for partition in range(3):
+        produce(served.connection, topic, partition, [Record(value) for value in VALUES])
+
+
+def test_typed_columns_of_table_and_tail(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+    served.connection.create_topic(topic, 3, {"table": "delta"})
+    produce_values(served, topic)
+    write_table(served.connection, topic)  # without typed columns
+    configure(served.address, topic, LISTED)
+    produce_values(served, topic)
+    tail = table(spark, topic, address=served.address)
+    seen: list[tuple[Any, ...]] = []
+    query = stream_table(
+        spark,
+        topic,
+        lambda frame, _: seen.extend(typed(frame)),
+        checkpoint=str(tmp_path / "checkpoint"),
+        address=served.address,
+        trigger={"availableNow": True},
+    )
+    query.awaitTermination()
+    before = typed(tail.where("offset >= 4"))
+    assert sorted([row for row in seen if row[1] >= 4], key=lambda row: row[:2]) == before
+    write_table(served.connection, topic)
+    complete = table(spark, topic, address=served.address, tail=False)
+    assert typed(complete.where("offset >= 4")) == before
+    assert len(before) == 12
+    assert before[1][-10:] == ('id: expected long, found string "x"', None, None, '{"n":[1]}', *[None] * 6)
+    filtered = complete.where("id = 1 and offset >= 4").select("total")
+    assert "EqualTo(id,1)" in filtered._jdf.queryExecution().executedPlan().toString()
+    assert filtered.count() == 3
+    end = time.monotonic() + 60
+    while typed(complete.where("offset < 4"))[0][-9] is None:  # the broker adds the columns to older rows
+        assert time.monotonic() < end
+        complete = table(spark, topic, address=served.address, tail=False)
+    assert [row[5:] for row in typed(complete.where("offset < 4"))] == [row[5:] for row in before]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, Literal, TypeAlias
@@ -10,6 +10,7 @@ from typing import Final, Literal, TypeAlias
 from polywire.errors import ErrorCode, Invalid
 from polywire.records.columns import BATCH_BYTES_MAX, RECORD_BYTES_MAX
 from polywire.records.compression import Compression as StoredCompression
+from polywire.table_columns import parse_columns
 from polywire.types import DEFAULT_PARTITION_COUNT, PARTITION_COUNT_MAX, KeyHash, Level
 
 KEEP: Final = 0  # a retention limit of 0 retains records forever
@@ -46,24 +47,30 @@ class TopicSetting:
     """One setting of a topic, the same for every protocol, command and file.
 
     Attributes:
-        kind: int, bool, or an enumeration whose values are the words that a user writes.
+        kind: int, bool, str, or an enumeration whose values are the words that a user writes.
         default: the value for a new topic; None leaves the choice to the broker's settings or to each protocol.
         meaning: short text for help and reference.
         allowed: range of numbers, None for other kinds.
         is_fixed: whether it cannot be changed once the topic exists.
+        check: raises Invalid for an invalid text; None for other kinds.
+        form: what a text must be, for the reference page.
     """
 
-    kind: type[int] | type[Enum]
+    kind: type[int] | type[str] | type[Enum]
     default: object
     meaning: str
     allowed: range | None = None
     is_fixed: bool = False
+    check: Callable[[str], object] | None = None
+    form: str = ""
 
     @property
     def spelled(self) -> str:
         """The allowed values, as text for messages and the reference page."""
         if self.allowed is not None:
             return f"{self.allowed.start} to {self.allowed.stop - 1}"
+        if self.form:
+            return self.form
         return "0 or 1" if self.kind is bool else ", ".join(member.value for member in self._members)
 
     @property
@@ -77,7 +84,11 @@ class TopicSetting:
         """
         if value is None:
             return self.default
-        if issubclass(self.kind, Enum):
+        if self.check is not None:
+            if isinstance(value, str):
+                self.check(value)
+                return value
+        elif issubclass(self.kind, Enum):
             found = [member for member in self._members if member.value == value]
             if found:
                 return found[0]
@@ -122,6 +133,14 @@ TOPIC_SETTINGS: Final[Mapping[str, TopicSetting]] = {
         TableFormat,
         None,
         "formats of the table that the broker writes from the topic's records; by default the broker's setting",
+    ),
+    "table_columns": TopicSetting(
+        str,
+        "",
+        'columns that the table gets from fields of JSON values: "infer", or names and types, such as "id long, total double"; '
+        "by default none",
+        check=parse_columns,
+        form="text",
     ),
     "table_freshness_s": TopicSetting(
         int,
@@ -185,6 +204,7 @@ class TopicSettings:
         compaction: retain only the newest record of each key.
         compression: compression of batches when they move from the journal to segments.
         table: formats of the topic's table (concepts: tables); None uses the broker's default.
+        table_columns: typed columns of the table (concepts: tables#typed-columns); empty for none.
         table_freshness_s: seconds after which a record is in the table at the latest; None uses the broker's default.
         table_history_hours: hours for which older versions of the table can be read; None uses the broker's default.
         idempotent: check producers' sequences even if a request does not ask for it.
@@ -200,6 +220,7 @@ class TopicSettings:
     compaction: bool = False
     compression: Compression = Compression.NONE
     table: TableFormat | None = None
+    table_columns: str = ""
     table_freshness_s: int | None = None
     table_history_hours: int | None = None
     idempotent: bool = False

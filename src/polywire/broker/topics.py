@@ -72,6 +72,7 @@ class TableSettings(NamedTuple):
     formats: TableFormat
     freshness_s: int
     history_hours: int
+    columns: str = ""
 
 
 class Topic:
@@ -119,6 +120,7 @@ class Topic:
             formats,
             defaults.table_freshness_s if freshness_s is None else freshness_s,
             defaults.table_history_hours if history_hours is None else history_hours,
+            own.table_columns,
         )
 
     def table_url(self, defaults: BrokerSettings) -> str:

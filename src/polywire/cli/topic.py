@@ -59,6 +59,7 @@ class AlterableSettings:
         ),
     ] = None
     table: Annotated[TableFormats | None, Parameter(help=_help("table"))] = None
+    table_columns: Annotated[str | None, Parameter(help=_help("table_columns"))] = None
     table_freshness_s: Annotated[
         int | None,
         Parameter(validator=Number(gte=1, lte=86_400), help=_help("table_freshness_s")),
@@ -77,6 +78,7 @@ class AlterableSettings:
             "retention_age_us": None if age is None else int(age * HOUR_US),
             "retention_bytes": None if size is None else size * MEBI,
             "table": self.table,
+            "table_columns": self.table_columns,
             "table_freshness_s": self.table_freshness_s,
             "table_history_hours": self.table_history_hours,
         }
@@ -159,7 +161,7 @@ def create(
 
 def _facts(settings: Mapping[str, int | str | None]) -> str:
     """Return the settings that have a value as ``key=value``, for the end of a message."""
-    return "".join(f" {name}={value}" for name, value in settings.items() if value is not None)
+    return "".join(f" {name}={value}" for name, value in settings.items() if value not in (None, ""))
 
 
 @app.command(help_epilogue=examples("polywire topic describe orders", "polywire topic describe orders --output csv"))
@@ -191,6 +193,7 @@ def describe(name: Topic, *, output: Output = ListFormat.TABLE, address: Address
         "polywire topic alter orders --partitions 12 --dry-run",
         "polywire topic alter clicks --retention-hours 48 --compression zstd",
         "polywire topic alter orders --table delta",
+        "polywire topic alter orders --table-columns infer",
     )
 )
 def alter(

@@ -275,12 +275,13 @@ def _table_families(process: Process, now_us: int) -> Iterator[Metric]:
             ("commit_seconds", "Duration of the last update of a table, with reading and writing its rows."),
             ("failing", "1 while a table cannot be written."),
             ("skipped_records", "Records that retention removed before they were in the table."),
+            ("rejected_records", "Records with values that do not fit the typed columns of the table."),
         )
     ]
     for report in reports:
         values = (
             *(report.rows, report.files, report.size, report.behind, report.age_s(now_us), report.commit_s),
-            *(bool(report.error), report.skipped),
+            *(bool(report.error), report.skipped, report.rejected),
         )
         _add(families, report.topic, values)
     yield from families

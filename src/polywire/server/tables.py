@@ -98,6 +98,7 @@ class Tables:
                         is_latest=topic.settings.compaction,
                         freshness_s=table.freshness_s,
                         history_hours=table.history_hours,
+                        columns=table.columns,
                     )
                 )
         return Orders(found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -22,6 +22,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     StringType,
@@ -36,9 +42,11 @@ from polywire.errors import Conflict, ErrorCode, Invalid
 from polywire.names import escape
 from polywire.spark import options as source_options
 from polywire.spark.options import ADDRESS_DEFAULT
-from polywire.tables.columns import ARROW_SCHEMA, READ_NAMES
+from polywire.table_columns import TypedColumn
+from polywire.tables.columns import ARROW_SCHEMA, READ_NAMES, arrow_schema, conformed, decimal_of
 from polywire.tables.delta_log import TableState
 from polywire.tables.reading import PATH, ROW, Snapshot, deleted_rows, snapshot
+from polywire.tables.typed import ColumnMaker
 
 SCHEMA: Final = StructType(
     [
@@ -53,7 +61,17 @@ SCHEMA: Final = StructType(
         ),
     ]
 )
-"""Columns of a table (concepts: tables#columns)."""
+"""Columns of a table without typed columns (concepts: tables#columns)."""
+_TYPES: Final[Mapping[str, DataType]] = {
+    "boolean": BooleanType(),
+    "int": IntegerType(),
+    "long": LongType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "string": StringType(),
+    "date": DateType(),
+    "timestamp": TimestampType(),
+}
 SPARK_SCHEMES: Final[Mapping[str, str]] = {"s3": "s3a", "az": "abfs"}
 """Schemes of buckets that Hadoop spells differently."""
 _COLUMNS: Final = [f"{READ_NAMES.get(name, name)} as {name}" for name in ARROW_SCHEMA.names]
@@ -66,8 +84,8 @@ def table(
     """Return a topic as a table: the files of its table, and from the broker the records that these do not have yet.
 
     The frame has the records that were synced when this function was called, and the columns ``partition``, ``offset``,
-    ``timestamp``, ``timestamp_type``, ``key``, ``value`` and ``headers``. Use it before ``table_history_hours`` have
-    passed, because its files may be deleted then.
+    ``timestamp``, ``timestamp_type``, ``key``, ``value`` and ``headers``, followed by the table's typed columns. Use it
+    before ``table_history_hours`` have passed, because its files may be deleted then.
 
     Args:
         spark: a session, for example from ``polywire.spark.session``.
@@ -87,17 +105,18 @@ def table(
     """
     given = {"address": address, **options}
     found = snapshot(_connection(given), topic)
+    schema = _schema(found.columns)
     parts = [_current_files(spark, found)] if found.files else []
     if tail and found.tail:
         newer = _tail(spark, found, given)
         if found.is_latest:
             newer = _latest(newer)
             keys = broadcast(newer.select("partition", "key"))
-            parts = [part.join(keys, ["partition", "key"], "left_anti").select(*SCHEMA.names) for part in parts]
+            parts = [part.join(keys, ["partition", "key"], "left_anti").select(*schema.names) for part in parts]
             newer = newer.where("value is not null or key is null")
         parts.append(newer)
     if not parts:
-        return _files(spark, [])
+        return _files(spark, [], schema)
     return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
 
 
@@ -121,7 +140,8 @@ def stream_table(
     Args:
         spark: a session, for example from ``polywire.spark.session``.
         topic: full name.
-        each_batch: called with a frame that has the columns of ``table``, and its number.
+        each_batch: called with a frame that has the columns of ``table``, and its number. It has the typed columns that
+            the table has when this function is called.
         checkpoint: directory in which the progress of this query is stored.
         address: as for ``table``.
         trigger: arguments of ``DataStreamWriter.trigger``, such as ``{"availableNow": True}``.
@@ -140,7 +160,8 @@ def stream_table(
         stream_table(spark, "orders", save, checkpoint="copy.checkpoint").awaitTermination()
     """
     given = {"address": address, **options}
-    begun, offsets = _begin(spark, topic, f"{checkpoint}/polywire-table", given)
+    found = snapshot(_connection(given), topic)
+    begun, offsets = _begin(spark, found, f"{checkpoint}/polywire-table")
     finished = f"{checkpoint}/polywire-table-finished"
     if _stored(spark, finished) is None:
         each_batch(_current_files(spark, begun), 0)
@@ -155,7 +176,7 @@ def stream_table(
     def micro_batch(frame: DataFrame, number: int) -> None:
         each_batch(frame, number + 1)
 
-    writer = reader.load().selectExpr(*_COLUMNS).writeStream.foreachBatch(micro_batch)
+    writer = _typed(reader.load().selectExpr(*_COLUMNS), found).writeStream.foreachBatch(micro_batch)
     writer = writer.option("checkpointLocation", checkpoint)
     return (writer.trigger(**trigger) if trigger else writer).start()
 
@@ -166,12 +187,11 @@ def _connection(given: Mapping[str, str]) -> BulkConnection:
     return bulk.connect(",".join(urls), login=login)
 
 
-def _begin(spark: SparkSession, topic: str, place: str, given: Mapping[str, str]) -> tuple[Snapshot, dict[str, int]]:
+def _begin(spark: SparkSession, found: Snapshot, place: str) -> tuple[Snapshot, dict[str, int]]:
     """Return the files and the offsets by partition with which a query begins.
 
     They are stored when it starts for the first time.
     """
-    found = snapshot(_connection(given), topic)
     incarnations = {str(part.partition): part.incarnation for part in found.ranges}
     stored = _stored(spark, place)
     if stored is None:
@@ -182,7 +202,7 @@ def _begin(spark: SparkSession, topic: str, place: str, given: Mapping[str, str]
     elif any(incarnations.get(number) != known for number, known in stored["incarnations"].items()):
         raise Conflict(
             ErrorCode.TOPIC_REPLACED,
-            f"topic was deleted and created again since the query began: choose another checkpoint topic={topic!r}",
+            f"topic was deleted and created again since the query began: choose another checkpoint topic={found.topic!r}",
         )
     begun = TableState()
     begun.apply(stored["files"])
@@ -206,13 +226,35 @@ def _store(spark: SparkSession, place: str, content: Mapping[str, Any]) -> None:
     frame.coalesce(1).write.mode("overwrite").text(place)
 
 
-def _files(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    return spark.read.schema(SCHEMA).parquet(*paths) if paths else spark.createDataFrame([], SCHEMA)
+def _schema(columns: Sequence[TypedColumn]) -> StructType:
+    return StructType([*SCHEMA.fields, *(StructField(column.name, _type(column)) for column in columns)])
+
+
+def _type(column: TypedColumn) -> DataType:
+    return _TYPES[column.type] if column.type in _TYPES else DecimalType(*decimal_of(column.type))
+
+
+def _files(spark: SparkSession, paths: Sequence[str], schema: StructType) -> DataFrame:
+    return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)
+
+
+def _typed(frame: DataFrame, found: Snapshot) -> DataFrame:
+    """Add the typed columns of a table to records of the log."""
+    columns, active = found.columns, found.active
+    if not columns:
+        return frame
+
+    def add(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        typed, schema = ColumnMaker(active, [column.name for column in columns]), arrow_schema(columns)
+        for batch in batches:
+            yield conformed(typed.added(batch), schema)
+
+    return frame.mapInArrow(add, _schema(columns))
 
 
 def _current_files(spark: SparkSession, found: Snapshot) -> DataFrame:
     """Return the rows of the files that the table has."""
-    files = _files(spark, _paths(spark, found))
+    files = _files(spark, _paths(spark, found), _schema(found.columns))
     if not found.has_deleted:
         return files
     rows = deleted_rows(found)
@@ -270,4 +312,4 @@ def _tail(spark: SparkSession, found: Snapshot, given: Mapping[str, str]) -> Dat
         endingOffsets=json.dumps({found.topic: ends}),
         includeHeaders="true",
     )
-    return reader.load().selectExpr(*_COLUMNS)
+    return _typed(reader.load().selectExpr(*_COLUMNS), found)

@@ -25,7 +25,8 @@ from polywire.build_info import VERSION
 from polywire.errors import Corrupt, ErrorCode, Unavailable
 from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import ObjectChanged, Objects
-from polywire.tables.columns import TIMESTAMP, delta_schema
+from polywire.table_columns import TypedColumn
+from polywire.tables.columns import TIMESTAMP, delta_schema, typed_columns
 from polywire.tables.deletion_vectors import DeletionVector
 from polywire.tables.parquet import Bounds, time_of, time_text
 from polywire.types import Buffer
@@ -46,6 +47,9 @@ TOPIC: Final = "polywire.topic"
 TOPIC_ID: Final = "polywire.topicId"
 LATEST: Final = "polywire.latest"
 ENABLE_VECTORS: Final = "delta.enableDeletionVectors"
+LAST_COLUMN_ID: Final = "polywire.lastColumnId"
+FIELDS: Final = "polywire.fields"
+ALL: Final = "all"
 _APPLICATION: Final = "polywire"
 _MAP: Final = pa.map_(pa.string(), pa.string())
 
@@ -71,6 +75,7 @@ _CHECKPOINT_SCHEMA: Final = pa.schema(
             modificationTime=pa.int64(),
             dataChange=pa.bool_(),
             stats=pa.string(),
+            tags=_MAP,
             deletionVector=_VECTOR,
         ),
         "remove": _struct(
@@ -138,7 +143,8 @@ class DataFile:
         modified_ms: when it was written, in milliseconds since 1970.
         row_count: rows of the file, with those that are deleted.
         bounds: smallest and largest value by column, for some columns. Times are rounded to milliseconds, outwards.
-        nulls: number of nulls by column.
+        nulls: number of nulls by column, for all columns of the file.
+        has_all_fields: whether every field of its values that can be a column is one, so that a column it lacks is null.
         deleted: the rows that the table does not have any more; None if it has all.
     """
 
@@ -148,6 +154,7 @@ class DataFile:
     row_count: int
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
     nulls: Mapping[str, int] = field(default_factory=dict)
+    has_all_fields: bool = False
     deleted: DeletionVector | None = None
 
     @property
@@ -177,6 +184,7 @@ class DataFile:
             "modificationTime": self.modified_ms,
             "dataChange": data_change,
             "stats": json.dumps(stats, separators=(",", ":")),
+            **({"tags": {FIELDS: ALL}} if self.has_all_fields else {}),
         }
         return {"add": _with_vector(body, self.deleted)}
 
@@ -203,6 +211,7 @@ class DataFile:
             stats.get("numRecords", 0),
             bounds,
             stats.get("nullCount", {}),
+            (add.get("tags") or {}).get(FIELDS) == ALL,
             _vector_of(add),
         )
 
@@ -238,6 +247,7 @@ class TableState:
         offsets: next offset by partition: the table has the records below it.
         committed_ms: time of the last commit.
         checkpoint: version of the newest checkpoint that is known; NEW if there is none.
+        columns: typed columns, ``_error`` first.
     """
 
     version: int = NEW
@@ -249,6 +259,7 @@ class TableState:
     offsets: dict[PartitionKey, int] = field(default_factory=dict)
     committed_ms: int = 0
     checkpoint: int = NEW
+    columns: tuple[TypedColumn, ...] = ()
 
     @property
     def topic_id(self) -> bytes:
@@ -300,6 +311,7 @@ class TableState:
         self.table_id = body["id"]
         self.created_ms = body.get("createdTime") or 0
         self.configuration = dict(body.get("configuration") or {})
+        self.columns = typed_columns(body["schemaString"])
 
     def _check_protocol(self, body: Mapping[str, Any]) -> None:
         features = set(body.get("readerFeatures") or ())
@@ -318,7 +330,7 @@ class TableState:
                     "id": self.table_id,
                     "name": self.configuration.get(TOPIC, ""),
                     "format": {"provider": "parquet", "options": {}},
-                    "schemaString": delta_schema(),
+                    "schemaString": delta_schema(self.columns),
                     "partitionColumns": [],
                     "configuration": self.configuration,
                     "createdTime": self.created_ms,
@@ -595,7 +607,7 @@ def _plain(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return an action of a checkpoint as commits spell it: maps are lists of pairs in Arrow."""
     return {
         key: dict(value)
-        if isinstance(value, list) and key in ("partitionValues", "configuration", "options")
+        if isinstance(value, list) and key in ("partitionValues", "configuration", "options", "tags")
         else value
         for key, value in body.items()
     }

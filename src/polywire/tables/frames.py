@@ -29,7 +29,7 @@ try:
     import pyarrow.compute as pc
 
     from polywire.client.arrow import TIMESTAMP, as_type, chunk_to_arrow, constant
-    from polywire.tables.columns import ARROW_SCHEMA, KEY, PARTITION
+    from polywire.tables.columns import KEY, PARTITION
     from polywire.tables.reading import (
         FIRST_ROW,
         OUTDATED,
@@ -62,7 +62,7 @@ def scan(
     address: str,
     topic: str,
     *,
-    columns: Sequence[str] = READ_COLUMNS,
+    columns: Sequence[str] | None = None,
     start: Bound = EARLIEST,
     end: Bound = LATEST,
     text: bool = False,
@@ -73,8 +73,9 @@ def scan(
     Args:
         address: ``host:port`` or URL of the `polywire` protocol, as for ``polywire.connect``.
         topic: full name.
-        columns: any of key, value, topic, partition, offset and timestamp (append time). Batches have them in this
-            order.
+        columns: any of key, value, topic, partition, offset and timestamp (append time) and, with ``table``, the other
+            columns of the table. Batches have them in this order. None for all but topic; with ``table``, followed by
+            the typed columns.
         start: "earliest", "latest", an offset, or a datetime with a time zone. It applies to each partition. Deleted
             offsets are skipped.
         end: exclusive end, as for ``start``. "latest" is the end of the topic when reading starts.
@@ -91,11 +92,12 @@ def scan(
         for batch in scan("127.0.0.1:9555", "orders", columns=["value"]):
             print(batch.num_rows)
     """
-    schema = schema_of(columns, text=text)
+    schema = schema_of(READ_COLUMNS if columns is None or table else columns, text=text)
     times = [_time_us(bound) for bound in (checked_start(start), checked_start(end)) if isinstance(bound, datetime)]
     with closing(connect(address)) as connection:
         if table:
-            yield from _table_rows(connection, topic, schema, start, end)
+            found = snapshot(connection, topic)
+            yield from _table_rows(connection, found, table_schema(found, columns, text=text), start, end)
             return
         for partition in connection.bounds([topic], times_us=times):
             time_offsets = iter(partition.time_offsets)
@@ -107,7 +109,7 @@ def read_arrow(
     address: str,
     topic: str,
     *,
-    columns: Sequence[str] = READ_COLUMNS,
+    columns: Sequence[str] | None = None,
     start: Bound = EARLIEST,
     end: Bound = LATEST,
     text: bool = False,
@@ -123,17 +125,23 @@ def read_arrow(
     """
 
     def read() -> pa.Table:
-        batches = scan(address, topic, columns=columns, start=start, end=end, text=text, table=table)
-        return pa.Table.from_batches(list(batches), schema_of(columns, text=text))
+        with closing(connect(address)) as connection:
+            found = snapshot(connection, topic)
+            schema = table_schema(found, columns, text=text)
+            return pa.Table.from_batches(list(_table_rows(connection, found, schema, start, end)), schema)
 
-    return with_new_snapshot(read) if table else read()
+    if table:
+        checked_start(start), checked_start(end)
+        return with_new_snapshot(read)
+    batches = scan(address, topic, columns=columns, start=start, end=end, text=text)
+    return pa.Table.from_batches(list(batches), schema_of(columns or READ_COLUMNS, text=text))
 
 
 def read_pandas(
     address: str,
     topic: str,
     *,
-    columns: Sequence[str] = READ_COLUMNS,
+    columns: Sequence[str] | None = None,
     start: Bound = EARLIEST,
     end: Bound = LATEST,
     text: bool = False,
@@ -193,19 +201,31 @@ def _partition(
 # Tables
 
 
+def table_schema(found: Snapshot, columns: Sequence[str] | None, *, text: bool) -> pa.Schema:
+    """Return the Arrow schema for columns of a table. Raises Invalid(INVALID_REQUEST)."""
+    known = {**{field.name: field.type for field in found.schema}, "topic": pa.string()}
+    names = [*READ_COLUMNS, *(column.name for column in found.columns)] if columns is None else columns
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"unknown or no columns unknown={','.join(unknown)} known={','.join(known)}"
+        )
+    payload = pa.string() if text else pa.binary()
+    return pa.schema([(name, payload if name in ("key", "value") else known[name]) for name in names])
+
+
 def _table_rows(
-    connection: BulkConnection, topic: str, schema: pa.Schema, start: Bound, end: Bound
+    connection: BulkConnection, found: Snapshot, schema: pa.Schema, start: Bound, end: Bound
 ) -> Iterator[pa.RecordBatch]:
-    found = snapshot(connection, topic)
     if start == LATEST or end == EARLIEST:
         return
     where = _condition(start, end)
-    columns = [name for name in schema.names if name in ARROW_SCHEMA.names] or [PARTITION]
+    columns = [name for name in schema.names if name != "topic"] or [PARTITION]
     newest = newest_of_tail(connection, found)
     files = scan_files(found, columns, where, newest=newest)
     for batch in chain(files, scan_tail(connection, found, columns, where, newest=newest)):
         arrays = [
-            constant(topic, field.type, batch.num_rows)
+            constant(found.topic, field.type, batch.num_rows)
             if field.name == "topic"
             else as_type(batch.column(field.name), field.type)
             for field in schema
@@ -231,20 +251,12 @@ def _table_frame(
     library: Any, broker: BulkConnection, found: Snapshot, start: Bound, end: Bound, *, text: bool
 ) -> polars.LazyFrame:
     """Return the files of a directory as Polars scans them, followed by the newer records."""
-    names = [name for name in READ_COLUMNS if name in ARROW_SCHEMA.names]
-    schema = pa.schema([ARROW_SCHEMA.field(name) for name in names])
+    names = [*READ_COLUMNS, *(column.name for column in found.columns)]
     newest = newest_of_tail(broker, found)
     rows = list(scan_tail(broker, found, names, newest=newest))
-    parts = [library.from_arrow(pa.Table.from_batches(rows, schema)).lazy()]
-    if found.files:
-        files = library.scan_parquet(found.paths, glob=False, row_index_name=ROW if found.has_deleted else None)
-        if found.has_deleted:
-            deleted = library.from_arrow(deleted_rows(found)).with_columns(library.col(ROW) + library.col(FIRST_ROW))
-            files = files.join(deleted.lazy(), on=ROW, how="anti")
-        if newest is not None:
-            files = files.join(library.from_arrow(newest).lazy(), on=[PARTITION, KEY], how="anti")
-        parts.insert(0, files.select(names))
-    frame: polars.LazyFrame = library.concat(parts)
+    tail = library.from_arrow(pa.Table.from_batches(rows, found.schema_of(names)))
+    parts = [_scan_files(library, found, names, newest)] if found.files else []
+    frame: polars.LazyFrame = library.concat([*parts, tail.lazy()])
     if start == LATEST or end == EARLIEST:
         return frame.clear()
     for bound, is_end in ((start, False), (end, True)):
@@ -252,6 +264,22 @@ def _table_frame(
             column = library.col("timestamp" if isinstance(bound, datetime) else "offset")
             frame = frame.filter(column < bound if is_end else column >= bound)
     return frame.with_columns(library.col("key", "value").cast(library.String)) if text else frame
+
+
+def _scan_files(library: Any, found: Snapshot, names: Sequence[str], newest: pa.Table | None) -> polars.LazyFrame:
+    options: dict[str, Any] = {}
+    if found.columns:
+        schema = library.from_arrow(found.schema.empty_table()).schema
+        options |= {"schema": schema, "missing_columns": "insert", "extra_columns": "ignore"}
+    if found.has_deleted:
+        options["row_index_name"] = ROW
+    frame: polars.LazyFrame = library.scan_parquet(found.paths, glob=False, **options)
+    if found.has_deleted:
+        deleted = library.from_arrow(deleted_rows(found)).with_columns(library.col(ROW) + library.col(FIRST_ROW))
+        frame = frame.join(deleted.lazy(), on=ROW, how="anti")
+    if newest is not None:
+        frame = frame.join(library.from_arrow(newest).lazy(), on=[PARTITION, KEY], how="anti")
+    return frame.select(names)
 
 
 def with_new_snapshot(read: Callable[[], T]) -> T:
@@ -268,7 +296,7 @@ def read_polars(
     address: str,
     topic: str,
     *,
-    columns: Sequence[str] = READ_COLUMNS,
+    columns: Sequence[str] | None = None,
     start: Bound = EARLIEST,
     end: Bound = LATEST,
     text: bool = False,
@@ -319,11 +347,16 @@ def scan_polars(
             if found.is_local:
                 return _table_frame(library, connection, found, start, end, text=text)
 
+        names = [*READ_COLUMNS, *(column.name for column in found.columns)]
+        arrow = table_schema(found, names, text=text)
+    else:
+        arrow = schema_of(READ_COLUMNS, text=text)
+
     def source(
         with_columns: list[str] | None, predicate: polars.Expr | None, n_rows: int | None, batch_size: int | None
     ) -> Iterator[polars.DataFrame]:
         left = n_rows
-        columns = with_columns or READ_COLUMNS
+        columns = with_columns or arrow.names
         for batch in scan(address, topic, columns=columns, start=start, end=end, text=text, table=table):
             frame = library.from_arrow(batch if left is None else batch.slice(0, left))
             yield frame if predicate is None else frame.filter(predicate)
@@ -334,7 +367,7 @@ def scan_polars(
 
     from polars.io.plugins import register_io_source
 
-    schema = library.from_arrow(schema_of(READ_COLUMNS, text=text).empty_table()).schema
+    schema = library.from_arrow(arrow.empty_table()).schema
     frame: polars.LazyFrame = register_io_source(source, schema=schema)
     return frame
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -34,7 +34,7 @@ from polywire.store.base import BlobMissing
 from polywire.store.objects import Objects
 from polywire.table_orders import ICEBERG_HINT, ICEBERG_METADATA, iceberg_metadata_name
 from polywire.tables import deletion_vectors
-from polywire.tables.columns import LAST_FIELD_ID, iceberg_schema
+from polywire.tables.columns import HEADER_VALUE_ID, iceberg_schema
 from polywire.tables.delta_log import (
     NEW,
     TOPIC,
@@ -59,6 +59,7 @@ from polywire.tables.manifests import (
 DELTA_VERSION: Final = "polywire.delta-version"
 NEXT_OFFSETS: Final = "polywire.next-offsets"
 SUMMARY_TOPIC_ID: Final = "polywire.topic-id"
+SCHEMAS_MAX: Final = 20  # every commit writes them again; snapshots with older ones are removed
 SNAPSHOT_BYTES_MAX: Final = 512 << 10  # of all snapshots: about 700, because every commit writes them again
 PREVIOUS_MAX: Final = 10  # older versions of the metadata that are retained
 MANIFEST_MERGE: Final = 32  # manifests of one size class that are merged
@@ -90,6 +91,7 @@ class _Snapshot:
         timestamp_ms: when the version of the Delta log was committed.
         list_name: its list of manifests, relative to the table.
         encoded: as JSON.
+        schema_id: the schema of the table then.
     """
 
     snapshot_id: int
@@ -97,6 +99,7 @@ class _Snapshot:
     timestamp_ms: int
     list_name: str
     encoded: bytes
+    schema_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,8 @@ class _Metadata:
         manifests: of the newest snapshot.
         holders: the manifest of each file, by the path of the file.
         history: previous versions, as in the metadata's log.
+        schemas: of the snapshots, the current one last.
+        last_column_id: greatest field id that any schema ever had.
     """
 
     version: int = 0
@@ -122,6 +127,8 @@ class _Metadata:
     manifests: tuple[Manifest, ...] = ()
     holders: dict[str, Manifest] = field(default_factory=dict)
     history: tuple[Mapping[str, Any], ...] = ()
+    schemas: tuple[Mapping[str, Any], ...] = ()
+    last_column_id: int = HEADER_VALUE_ID
 
 
 @dataclass(slots=True)
@@ -234,12 +241,15 @@ class IcebergMetadata:
                 item["timestamp-ms"],
                 self._paths.relative(item["manifest-list"]),
                 msgspec.json.encode(item),
+                item["schema-id"],
             )
             for item in found["snapshots"]
         )
         current = found["snapshots"][-1]
         if current["snapshot-id"] != found["current-snapshot-id"]:
             raise ValueError("the newest snapshot is not the current one")
+        if found["schemas"][-1]["schema-id"] != found["current-schema-id"]:
+            raise ValueError("the newest schema is not the current one")
         manifests = decode_list(self._objects.read(snapshots[-1].list_name).content, self._paths)
         for manifest in manifests:
             decode_manifest(manifest, self._objects.read(manifest.name).content, self._paths, state.files)
@@ -254,6 +264,8 @@ class IcebergMetadata:
             manifests=tuple(manifests),
             holders={path: manifest for manifest in manifests for path in manifest.entries},
             history=tuple(found["metadata-log"]),
+            schemas=tuple(found["schemas"]),
+            last_column_id=found["last-column-id"],
         )
 
     # Writing
@@ -279,8 +291,10 @@ class IcebergMetadata:
             if file is not None and count and (known is None or known.file.row_count != count):
                 made = self._put_deletes(newest, file)
                 deletes.added.append(Entry(made, snapshot_id, sequence, target=path))
-        manifests = self._changed(newest, newest.manifests, change, snapshot_id, sequence, has_deletes=False)
-        manifests = self._changed(newest, manifests, deletes, snapshot_id, sequence, has_deletes=True)
+        schemas = _schemas(newest, state)
+        schema = schemas[-1]
+        manifests = self._changed(newest, schema, newest.manifests, change, snapshot_id, sequence, has_deletes=False)
+        manifests = self._changed(newest, schema, manifests, deletes, snapshot_id, sequence, has_deletes=True)
         parent = newest.snapshots[-1] if newest.snapshots else None
         list_name = _new_name(newest, _LIST, ".avro")
         content = encode_list(
@@ -299,18 +313,22 @@ class IcebergMetadata:
             "timestamp-ms": timestamp_ms,
             "manifest-list": self._paths.absolute(list_name),
             "summary": summary,
-            "schema-id": 0,
+            "schema-id": schema["schema-id"],
         }
         if parent is not None:
             item["parent-snapshot-id"] = parent.snapshot_id
-        snapshot = _Snapshot(snapshot_id, sequence, timestamp_ms, list_name, msgspec.json.encode(item))
+        encoded = msgspec.json.encode(item)
+        snapshot = _Snapshot(snapshot_id, sequence, timestamp_ms, list_name, encoded, schema["schema-id"])
+        snapshots = _limited((*newest.snapshots, snapshot), schemas)
         return replace(
             self._following(newest, timestamp_ms),
             delta_version=state.version,
             sequence=sequence,
             positions=_positions(summary),
-            snapshots=_limited((*newest.snapshots, snapshot)),
+            snapshots=snapshots,
             manifests=manifests,
+            schemas=_needed(schemas, snapshots),
+            last_column_id=max(newest.last_column_id, *(item["id"] for item in schema["fields"])),
         )
 
     def _put_deletes(self, newest: _Metadata, file: DataFile) -> DataFile:
@@ -324,6 +342,7 @@ class IcebergMetadata:
     def _changed(
         self,
         newest: _Metadata,
+        schema: Mapping[str, Any],
         manifests: tuple[Manifest, ...],
         change: _Change,
         snapshot_id: int,
@@ -347,7 +366,8 @@ class IcebergMetadata:
         name = _new_name(newest, _MANIFEST, ".avro")
         made = Manifest(name, 0, snapshot_id, sequence, sequence, has_deletes=has_deletes)
         existing = [entry for manifest in replaced.values() for entry in manifest.entries.values()]
-        content = encode_manifest(made, self._paths, added=change.added, existing=existing, deleted=change.removed)
+        entries = {"added": change.added, "existing": existing, "deleted": change.removed}
+        content = encode_manifest(made, self._paths, schema, **entries)
         create_named(self._objects, made.name, content, self._pause)
         holders.update(dict.fromkeys(made.entries, made))
         rest = [manifest for manifest in manifests if manifest.entries and id(manifest) not in replaced]
@@ -359,7 +379,8 @@ class IcebergMetadata:
         snapshots = (*remaining, *newest.snapshots[-1:])
         if len(snapshots) == len(newest.snapshots):
             return None
-        return replace(self._following(newest, max(self._now_ms(), newest.updated_ms)), snapshots=snapshots)
+        following = self._following(newest, max(self._now_ms(), newest.updated_ms))
+        return replace(following, snapshots=snapshots, schemas=_needed(newest.schemas, snapshots))
 
     def _following(self, newest: _Metadata, updated_ms: int) -> _Metadata:
         """Return the next version of the metadata, without changes."""
@@ -389,9 +410,9 @@ class IcebergMetadata:
                 "location": self._paths.location,
                 "last-sequence-number": metadata.sequence,
                 "last-updated-ms": metadata.updated_ms,
-                "last-column-id": LAST_FIELD_ID,
-                "current-schema-id": 0,
-                "schemas": [iceberg_schema()],
+                "last-column-id": metadata.last_column_id,
+                "current-schema-id": current.schema_id,
+                "schemas": metadata.schemas,
                 "default-spec-id": 0,
                 "partition-specs": [{"spec-id": 0, "fields": []}],
                 "last-partition-id": 999,
@@ -481,10 +502,26 @@ def _mergeable(manifests: Iterable[Manifest]) -> list[Manifest]:
     return []
 
 
-def _limited(snapshots: tuple[_Snapshot, ...]) -> tuple[_Snapshot, ...]:
-    """Return the newest snapshots that together are not too large, at least one."""
+def _schemas(newest: _Metadata, state: TableState) -> tuple[Mapping[str, Any], ...]:
+    """Return the schemas with that of a version of the table last."""
+    last = newest.schemas[-1] if newest.schemas else None
+    made = iceberg_schema(state.columns, 0 if last is None else last["schema-id"] + 1)
+    if last is not None and last["fields"] == made["fields"]:
+        return newest.schemas
+    return (*newest.schemas[1 - SCHEMAS_MAX :], made)
+
+
+def _needed(schemas: Sequence[Mapping[str, Any]], snapshots: Sequence[_Snapshot]) -> tuple[Mapping[str, Any], ...]:
+    used = {snapshot.schema_id for snapshot in snapshots}
+    return tuple([schema for schema in schemas if schema["schema-id"] in used])
+
+
+def _limited(snapshots: tuple[_Snapshot, ...], schemas: Sequence[Mapping[str, Any]]) -> tuple[_Snapshot, ...]:
+    """Return the newest snapshots with these schemas that together are not too large, at least one."""
     size, first = len(snapshots[-1].encoded), len(snapshots) - 1
     while first and (size := size + len(snapshots[first - 1].encoded)) <= SNAPSHOT_BYTES_MAX:
+        if snapshots[first - 1].schema_id < schemas[0]["schema-id"]:
+            break
         first -= 1
     return snapshots[first:]
 

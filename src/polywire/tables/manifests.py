@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from polywire.errors import ErrorCode, Invalid
-from polywire.tables.columns import FIELD_IDS, HEADERS, OFFSET, PARTITION, STATISTICS, TIMESTAMP, iceberg_schema
+from polywire.tables.columns import FIELD_IDS, HEADERS, OFFSET, PARTITION, STATISTICS, TIMESTAMP
 from polywire.tables.delta_log import DataFile
 from polywire.tables.parquet import Bounds
 
@@ -29,8 +29,6 @@ _CODEC: Final = "deflate"
 _DATA: Final = 0  # content of a manifest and of a file: rows
 _DELETES: Final = 1  # content of a manifest and of a file: position deletes
 _BOUND: Final[Mapping[str, Struct]] = {PARTITION: Struct("<i"), OFFSET: Struct("<q"), TIMESTAMP: Struct("<q")}
-# Iceberg counts the elements of a list, not the lists
-_COUNTED: Final = {name: field_id for name, field_id in FIELD_IDS.items() if name != HEADERS}
 
 
 def _field(field_id: int, name: str, kind: object) -> dict[str, object]:
@@ -99,8 +97,6 @@ _LIST_SCHEMA: Final = {
     ],
 }
 _MANIFEST_FACTS: Final = {
-    "schema": json.dumps(iceberg_schema()),
-    "schema-id": "0",
     "partition-spec": "[]",
     "partition-spec-id": "0",
     "format-version": "2",
@@ -181,18 +177,27 @@ class Paths:
 
 
 def encode_manifest(
-    manifest: Manifest, paths: Paths, *, added: Iterable[Entry], existing: Iterable[Entry], deleted: Iterable[Entry]
+    manifest: Manifest,
+    paths: Paths,
+    schema: Mapping[str, Any],
+    *,
+    added: Iterable[Entry],
+    existing: Iterable[Entry],
+    deleted: Iterable[Entry],
 ) -> bytes:
     """Return the content of a new manifest, and set what ``manifest`` says about it.
 
     Args:
         manifest: with its name, snapshot and sequence number.
         paths: of the table.
+        schema: of the table.
         added: files that the snapshot adds.
         existing: files of rewritten manifests.
         deleted: files of rewritten manifests that the snapshot removes.
     """
     records: list[dict[str, object]] = []
+    # Iceberg counts the elements of a list, not the lists
+    ids = {item["name"]: item["id"] for item in schema["fields"] if item["name"] != HEADERS}
 
     def append(status: int, entry: Entry) -> None:
         manifest.counts[status] += 1
@@ -207,7 +212,7 @@ def encode_manifest(
                 # readers take the number of an added file from the list of manifests
                 "sequence_number": entry.sequence if status != ADDED else None,
                 "file_sequence_number": entry.sequence if status != ADDED else None,
-                "data_file": _file_record(entry, paths),
+                "data_file": _file_record(entry, paths, ids),
             }
         )
 
@@ -217,7 +222,12 @@ def encode_manifest(
         append(EXISTING, entry)
     for entry in deleted:
         append(DELETED, entry)
-    facts = {**_MANIFEST_FACTS, "content": "deletes" if manifest.has_deletes else "data"}
+    facts = {
+        "schema": json.dumps(schema),
+        "schema-id": str(schema["schema-id"]),
+        "content": "deletes" if manifest.has_deletes else "data",
+        **_MANIFEST_FACTS,
+    }
     content = _encoded("manifest_entry", records, facts)
     manifest.size = len(content)
     return content
@@ -231,7 +241,7 @@ def encode_deletes(location: str, rows: Sequence[int]) -> bytes:
     return sink.getvalue()
 
 
-def _file_record(entry: Entry, paths: Paths) -> dict[str, object]:
+def _file_record(entry: Entry, paths: Paths, ids: Mapping[str, int]) -> dict[str, object]:
     file = entry.file
     if entry.target:
         location = paths.absolute(entry.target)
@@ -248,8 +258,9 @@ def _file_record(entry: Entry, paths: Paths) -> dict[str, object]:
             "referenced_data_file": location,
         }
     bounds = {name: file.bounds[name] for name in STATISTICS if name in file.bounds}
-    counts = [{"key": field_id, "value": file.row_count} for field_id in _COUNTED.values()]
-    nulls = [{"key": _COUNTED[name], "value": count} for name, count in file.nulls.items() if name in _COUNTED]
+    present = {ids[name]: count for name, count in file.nulls.items() if name in ids}
+    counts = [{"key": field_id, "value": file.row_count} for field_id in present]
+    nulls = [{"key": field_id, "value": count} for field_id, count in present.items()]
     return {
         "content": _DATA,
         "file_path": paths.absolute(file.path),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,17 +14,27 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from polywire.store.objects import Objects
-from polywire.tables.columns import ARROW_SCHEMA, KEY, OFFSET, PARTITION, STATISTICS, TIMESTAMP, TIMESTAMP_TYPE
+from polywire.tables.columns import (
+    ARROW_SCHEMA,
+    HEADERS,
+    KEY,
+    OFFSET,
+    STATISTICS,
+    TIMESTAMP,
+    TIMESTAMP_TYPE,
+    VALUE,
+    conformed,
+)
 
 ROW_GROUP_ROWS: Final = 1_000_000  # few enough for parallel scans of one file, many enough for compression
 ROW_GROUP_BYTES: Final = 128 << 20  # of keys and values: limits the memory of a group of large records
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_WITHOUT_DICTIONARY: Final = frozenset({OFFSET, TIMESTAMP, KEY, VALUE, HEADERS})
+_WITHOUT_STATISTICS: Final = frozenset({TIMESTAMP_TYPE, VALUE, HEADERS})
 _OPTIONS: Final[dict[str, Any]] = {
     "compression": "zstd",
     "compression_level": 1,
-    "use_dictionary": [PARTITION, TIMESTAMP_TYPE],
     "column_encoding": {OFFSET: "DELTA_BINARY_PACKED", TIMESTAMP: "DELTA_BINARY_PACKED"},
-    "write_statistics": [PARTITION, OFFSET, TIMESTAMP, KEY],
 }
 
 
@@ -45,7 +56,7 @@ class Written:
 
     Attributes:
         bounds: by column, for the columns in ``STATISTICS``.
-        nulls: number of nulls by column.
+        nulls: number of nulls by column, for all columns of the file.
     """
 
     content: memoryview
@@ -55,21 +66,23 @@ class Written:
 
 
 class ParquetWriter:
-    """Collects record batches of ``ARROW_SCHEMA`` into one file in memory.
+    """Collects record batches of one schema into one file in memory.
 
     Attributes:
+        schema: of the batches.
         row_count: rows so far.
         byte_count: bytes of the rows so far, uncompressed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, schema: pa.Schema = ARROW_SCHEMA) -> None:
+        self.schema = schema
         self._sink = io.BytesIO()
-        self._writer: Final = pq.ParquetWriter(self._sink, ARROW_SCHEMA, **_OPTIONS)
+        self._writer: pq.ParquetWriter | None = None  # without row groups
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
         self._pending_bytes = 0
         self._bounds: dict[str, Bounds] = {}
-        self._nulls: dict[str, int] = dict.fromkeys(ARROW_SCHEMA.names, 0)
+        self._nulls: Counter[str] = Counter()
         self.row_count = 0
         self.byte_count = 0
 
@@ -77,6 +90,17 @@ class ParquetWriter:
     def file_bytes(self) -> int:
         """Compressed bytes so far, without rows that still wait for their row group."""
         return self._sink.tell()
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether rows were written, so that the schema cannot change any more."""
+        return self._writer is not None
+
+    def widen(self, schema: pa.Schema) -> None:
+        """Change the schema before it is fixed. Columns that rows so far do not have are null."""
+        assert not self.is_fixed
+        self._pending = [conformed(batch, schema) for batch in self._pending]
+        self.schema = schema
 
     def add(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Append rows."""
@@ -92,21 +116,30 @@ class ParquetWriter:
     def _flush(self) -> None:
         if not self._pending_rows:
             return
-        table = pa.Table.from_batches(self._pending, ARROW_SCHEMA)
+        table = pa.Table.from_batches(self._pending, self.schema)
         for name in STATISTICS:
             found = _bounds(table.column(name))
             known = self._bounds.get(name)
             self._bounds[name] = found if known is None else known.joined(found)
-        for name in ARROW_SCHEMA.names:
+        for name in self.schema.names:
             self._nulls[name] += table.column(name).null_count
-        self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        self._open().write_table(table, row_group_size=ROW_GROUP_ROWS)
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
 
     def finish(self) -> Written:
         """Return the file. Nothing may be added afterwards."""
         self._flush()
-        self._writer.close()
-        return Written(self._sink.getbuffer(), self.row_count, self._bounds, self._nulls)
+        self._open().close()
+        return Written(self._sink.getbuffer(), self.row_count, self._bounds, dict(self._nulls))
+
+    def _open(self) -> pq.ParquetWriter:
+        if self._writer is None:
+            names: dict[str, Any] = {
+                "use_dictionary": [name for name in self.schema.names if name not in _WITHOUT_DICTIONARY],
+                "write_statistics": [name for name in self.schema.names if name not in _WITHOUT_STATISTICS],
+            }
+            self._writer = pq.ParquetWriter(self._sink, self.schema, **names, **_OPTIONS)
+        return self._writer
 
 
 def _bounds(column: pa.ChunkedArray[Any]) -> Bounds:

@@ -28,10 +28,22 @@ from polywire.errors import Conflict, ErrorCode, Invalid, Unavailable
 from polywire.store.base import BlobMissing
 from polywire.store.objects import Objects
 from polywire.store.url import FILE, open_bucket
+from polywire.table_columns import TypedColumn, plan_columns
 from polywire.tables import deletion_vectors, latest
-from polywire.tables.columns import ARROW_SCHEMA, KEY, OFFSET, PARTITION, READ_NAMES, STATISTICS, VALUE
+from polywire.tables.columns import (
+    ARROW_SCHEMA,
+    KEY,
+    OFFSET,
+    PARTITION,
+    READ_NAMES,
+    STATISTICS,
+    VALUE,
+    arrow_schema,
+    conformed,
+)
 from polywire.tables.delta_log import NEW, DataFile, DeltaLog, PartitionKey, TableState
 from polywire.tables.parquet import ObjectFile
+from polywire.tables.typed import ColumnMaker
 
 if TYPE_CHECKING:
     from pyroaring import BitMap
@@ -79,6 +91,9 @@ class Snapshot:
         is_latest: whether only the latest record of each key has a row.
         row_count: number of rows in the files.
         ranges: the log after the table, for each partition.
+        columns: typed columns, ``_error`` first.
+        active: those that are made from values of the log.
+        present: names of all columns that at least one file has.
     """
 
     topic: str
@@ -88,6 +103,25 @@ class Snapshot:
     is_latest: bool
     row_count: int
     ranges: tuple[LogRange, ...]
+    columns: tuple[TypedColumn, ...] = ()
+    active: tuple[TypedColumn, ...] = ()
+    present: frozenset[str] = frozenset()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """All columns."""
+        return arrow_schema(self.columns)
+
+    def schema_of(self, columns: Sequence[str]) -> pa.Schema:
+        """Return the schema of these columns. Raises Invalid for an unknown one."""
+        schema = self.schema
+        unknown = [name for name in columns if name not in schema.names]
+        if unknown or not columns:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"unknown or no columns unknown={','.join(unknown)} known={','.join(schema.names)}",
+            )
+        return pa.schema([schema.field(name) for name in columns])
 
     @property
     def tail(self) -> list[LogRange]:
@@ -157,8 +191,9 @@ def _load(topic: str, url: str) -> TableState:
 def _joined(detail: TopicDetail, state: TableState, partitions: Sequence[PartitionRange]) -> Snapshot:
     if state.version == NEW:
         _check_reachable(detail, partitions)
-    if state.topic_id != detail.id:
-        state = TableState(version=state.version)  # its rows are of a deleted topic
+    if state.topic_id != detail.id:  # its rows are of a deleted topic
+        state = TableState(version=state.version)
+    plan = plan_columns(state.columns, str(detail.settings.get("table_columns") or "") if detail.table else "")
     ranges = []
     for found in partitions:
         offset = state.offsets.get(PartitionKey(found.topic_id, found.partition, found.incarnation), 0)
@@ -172,6 +207,9 @@ def _joined(detail: TopicDetail, state: TableState, partitions: Sequence[Partiti
         is_latest=state.is_latest,
         row_count=state.row_count,
         ranges=tuple(ranges),
+        columns=plan.columns,
+        active=plan.active,
+        present=frozenset(name for file in state.files.values() for name in file.nulls),
     )
 
 
@@ -203,26 +241,28 @@ def open_objects(url: str) -> Objects:
 
 def scan_files(
     found: Snapshot,
-    columns: Sequence[str] = tuple(ARROW_SCHEMA.names),
+    columns: Sequence[str] | None = None,
     where: pc.Expression | None = None,
     *,
     newest: pa.Table | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the table's files, file by file.
+    """Yield the rows of the table's files, file by file. Columns that a file does not have are null.
 
     Args:
         found: the snapshot.
-        columns: columns of the table, at least one.
+        columns: columns of the table, at least one; None for all.
         where: condition on partition, offset and timestamp. Row groups of local files without such rows are skipped.
         newest: what ``newest_of_tail`` returned. Rows with these keys are left out.
 
     Raises:
+        Invalid: a column is unknown.
         Unavailable: STORAGE_FAILED: a file was deleted since the snapshot was taken, or cannot be read.
         Corrupt: a deletion vector cannot be read.
     """
+    schema = found.schema if columns is None else found.schema_of(columns)
     keys = {} if newest is None else latest.by_partition(newest, KEY)
     try:
-        yield from _file_rows(found, columns, where, keys)
+        yield from _file_rows(found, schema, where, keys)
     except FileNotFoundError as error:
         raise removed(found, error) from error
     except BlobMissing as error:
@@ -243,18 +283,19 @@ def removed(found: Snapshot, error: Exception) -> Unavailable:
 
 
 def _file_rows(
-    found: Snapshot, columns: Sequence[str], where: pc.Expression | None, keys: latest.ByPartition
+    found: Snapshot, schema: pa.Schema, where: pc.Expression | None, keys: latest.ByPartition
 ) -> Iterator[pa.RecordBatch]:
     if not found.files:
         return
     objects = open_objects(found.url)
-    names = _read_columns({*columns, *((PARTITION, KEY) if keys else ())}, where)
+    wanted = _read_columns(found, schema, where, (PARTITION, KEY) if keys else ())
     for file, path in zip(found.files, found.paths, strict=True):
         source: Any = path if found.is_local else ObjectFile(objects, file.path)
         # Buffering a few MiB of each column takes a tenth of the memory of reading whole row groups.
         buffering: dict[str, Any] = {"pre_buffer": False, "buffer_size": BUFFER_BYTES} if found.is_local else {}
         groups = _row_groups(path, where) if found.is_local and where is not None else None
         with pq.ParquetFile(source, **buffering) as opened:
+            names = [name for name in wanted if name in opened.schema_arrow.names] or [OFFSET]  # for the number of rows
             if file.deleted is None:
                 batches = opened.iter_batches(BATCH_ROWS, row_groups=groups, columns=names)
             else:
@@ -262,7 +303,7 @@ def _file_rows(
                 batches = _remaining(opened, groups, names, deleted)
             for batch in batches:
                 rest = batch.filter(pc.invert(latest.has_key(batch, keys))) if keys else batch
-                yield from _chosen(rest, columns, where)
+                yield from _chosen(rest, schema, where)
 
 
 def _remaining(
@@ -319,7 +360,7 @@ def newest_of_tail(connection: BulkConnection, found: Snapshot) -> pa.Table | No
 def scan_tail(
     connection: BulkConnection,
     found: Snapshot,
-    columns: Sequence[str] = tuple(ARROW_SCHEMA.names),
+    columns: Sequence[str] | None = None,
     where: pc.Expression | None = None,
     *,
     newest: pa.Table | None = None,
@@ -329,14 +370,18 @@ def scan_tail(
     With ``newest``, which ``newest_of_tail`` returned, only the latest record of each key, without tombstones.
 
     Raises:
+        Invalid: a column is unknown.
         Missing: OFFSET_OUT_OF_RANGE: records were deleted since the snapshot was taken.
         Conflict: the topic was replaced, or records were lost.
         Unavailable: no broker responded.
     """
+    schema = found.schema if columns is None else found.schema_of(columns)
     offsets = {} if newest is None else latest.by_partition(newest, OFFSET)
-    names = _read_columns({*columns, *((PARTITION, OFFSET, KEY, VALUE) if newest is not None else ())}, where)
-    schema = pa.schema([ARROW_SCHEMA.field(name) for name in names])
-    source_columns = [READ_NAMES.get(name, name) for name in names]
+    names = _read_columns(found, schema, where, (PARTITION, OFFSET, KEY, VALUE) if newest is not None else ())
+    typed = ColumnMaker(found.active, names) if any(name not in ARROW_SCHEMA.names for name in names) else None
+    fixed = [name for name in ARROW_SCHEMA.names if name in names or (name == VALUE and typed is not None)]
+    source_schema = pa.schema([ARROW_SCHEMA.field(name) for name in fixed])
+    source_columns = [READ_NAMES.get(name, name) for name in fixed]
     for wanted in found.tail:
         chunks = connection.fetch_range(
             found.topic,
@@ -347,20 +392,18 @@ def scan_tail(
             epoch=wanted.epoch,
         )
         for chunk in chunks:
-            for batch in chunk_to_arrow(chunk, source_columns, schema):
+            for batch in chunk_to_arrow(chunk, source_columns, source_schema):
                 rest = batch if newest is None else batch.filter(latest.has_row(batch, offsets))
-                yield from _chosen(rest, columns, where)
+                yield from _chosen(rest if typed is None else typed.added(rest), schema, where)
 
 
-def _read_columns(columns: Collection[str], where: pc.Expression | None) -> list[str]:
+def _read_columns(found: Snapshot, schema: pa.Schema, where: pc.Expression | None, also: Collection[str]) -> list[str]:
     """Return the columns to read, with those that a condition may need."""
-    wanted = {*columns, *(STATISTICS if where is not None else ())}
-    return [name for name in ARROW_SCHEMA.names if name in wanted]
+    wanted = {*schema.names, *also, *(STATISTICS if where is not None else ())}
+    return [name for name in found.schema.names if name in wanted]
 
 
-def _chosen(batch: pa.RecordBatch, columns: Sequence[str], where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-    table = pa.Table.from_batches([batch])
-    chosen = (table if where is None else table.filter(where)).select(list(columns))
-    for part in chosen.to_batches():
+def _chosen(batch: pa.RecordBatch, schema: pa.Schema, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+    for part in [batch] if where is None else pa.Table.from_batches([batch]).filter(where).to_batches():
         if part.num_rows:
-            yield part
+            yield conformed(part, schema)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 try:
     import pyarrow as pa
 
-    from polywire.tables.columns import ARROW_SCHEMA
     from polywire.tables.frames import with_new_snapshot
     from polywire.tables.reading import (
         PATH,
@@ -54,8 +53,8 @@ def sql(statement: str, *, address: str = ADDRESS_DEFAULT) -> pa.Table:
     """Return the result of an SQL statement over topics as an Arrow table.
 
     Topics have the columns ``partition``, ``offset``, ``timestamp``, ``timestamp_type``, ``key``, ``value`` and
-    ``headers``. Keys and values are bytes: ``decode(value)`` returns text, and ``decode(value)::JSON`` parses it. If
-    files of a table are deleted meanwhile, a single statement is repeated once.
+    ``headers``, and the typed columns of their table. Keys and values are bytes: ``decode(value)`` returns text, and
+    ``decode(value)::JSON`` parses it. If files of a table are deleted meanwhile, a single statement is repeated once.
 
     Args:
         statement: SQL of DuckDB. It may also use files and databases of this machine. Of several statements, separated
@@ -147,13 +146,17 @@ class Topics:
         name = f"polywire_rows_{number}"
         self._tails[name] = rows
         self._engine.register(name, rows)
-        columns = ", ".join(map(_quoted, ARROW_SCHEMA.names))
-        selected = [f"SELECT {columns} FROM {name}"]
+        names = found.schema.names
+        selected = [f"SELECT {', '.join(map(_quoted, names))} FROM {name}"]
         if found.is_local and found.files:
             files = ", ".join(_literal(_GLOB.sub(r"[\g<0>]", path)) for path in found.paths)
-            source = f"read_parquet([{files}])"
+            options = ""
+            if found.columns:  # otherwise DuckDB opens one file only to know the columns of all
+                options += ", union_by_name = true"
             if found.has_deleted:
-                source = f"read_parquet([{files}], filename = true, file_row_number = true)"
+                options += ", filename = true, file_row_number = true"
+            source = f"read_parquet([{files}]{options})"
+            if found.has_deleted:
                 self._register(f"polywire_deleted_{number}", deleted_rows(found))
                 source += (
                     f" files ANTI JOIN polywire_deleted_{number} deleted"
@@ -161,7 +164,10 @@ class Topics:
                 )
             if newest is not None:
                 self._register(f"polywire_newest_{number}", newest)
-                source = f"(SELECT {columns} FROM {source}) ANTI JOIN polywire_newest_{number} USING (partition, key)"
+                source = f"(SELECT * FROM {source}) ANTI JOIN polywire_newest_{number} USING (partition, key)"
+            columns = ", ".join(
+                _quoted(item) if item in found.present else f"NULL AS {_quoted(item)}" for item in names
+            )
             selected.insert(0, f"SELECT {columns} FROM {source}")
         views = [_quoted(topic)]
         parts = TopicName.parse(topic)
@@ -223,7 +229,7 @@ class _Rows:
     errors: list[BrokerError] = field(default_factory=list)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        reader: Any = pa.RecordBatchReader.from_batches(ARROW_SCHEMA, self._batches())
+        reader: Any = pa.RecordBatchReader.from_batches(self.found.schema, self._batches())
         return reader.__arrow_c_stream__(requested_schema)
 
     def _batches(self) -> Iterator[RecordBatch]:

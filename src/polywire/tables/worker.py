@@ -38,6 +38,7 @@ PAUSE_FIRST_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
 CONFLICT_PAUSE_S: Final = 0.2
 STEP_MIN_S: Final = 0.05  # shortest time between two attempts for a table, whatever its freshness
+MAINTAIN_S: Final = 0.5  # interval of checks whether a merge has ended
 RESERVE: Final = 2.0  # an attempt begins this many times its own duration before its rows are due
 VACUUM_S: Final = 600.0
 STORE_TIMEOUT_S: Final = 120.0  # for files of 64 MiB over slow networks
@@ -81,9 +82,12 @@ class Job:
     def __init__(self, order: TableOrder, source: BulkConnection, merger: ThreadPoolExecutor) -> None:
         self.order = order
         self.due = 0.0
+        self._append_at = 0.0  # when rows are due
         self._merger: Final = merger
         self._pause_s = 0.0
         self._skipped = 0
+        self._rejected = 0
+        self._sample = ""
         self._complete_ms = 0
         self._last = TableReport(order.topic, NEW, 0, 0, 0, 0, 0, 0, 0, 0.0)
         self._vacuumed_at = float("-inf")  # the files of a writer that crashed are deleted soon
@@ -91,14 +95,20 @@ class Job:
         self._source: Final = source
         self._table: TopicTable | None = None
 
-    def step(self) -> TableReport:
-        """Bring the table closer to the log, and return its state."""
+    @property
+    def is_early(self) -> bool:
+        """Whether rows are not due yet, but a merge may have ended."""
+        return time.monotonic() < self._append_at
+
+    def step(self, *, appends: bool = True) -> TableReport:
+        """Bring the table closer to the log, or only maintain it, and return its state."""
         begun, begun_ms, progress, error = time.monotonic(), now_ms(), Progress(), ""
         try:
             table = self._open()
-            progress = table.append()
+            if appends:
+                progress = table.append()
+                self._complete_ms = self._complete_ms if progress.behind else begun_ms
             if not progress.behind:
-                self._complete_ms = begun_ms
                 self._maintain(table)
             self._pause_s = 0.0
         except CommitConflict:
@@ -110,13 +120,16 @@ class Job:
             error = getattr(failure, "message", "") or str(failure) or type(failure).__name__
         took = time.monotonic() - begun
         if self._pause_s:
-            self.due = time.monotonic() + self._pause_s
-        elif progress.behind:
-            self.due = time.monotonic()
+            self.due = self._append_at = time.monotonic() + self._pause_s
         else:
-            self.due = begun + max(self.order.freshness_s - RESERVE * took, STEP_MIN_S)
+            if appends:
+                wait_s = 0.0 if progress.behind else max(self.order.freshness_s - RESERVE * took, STEP_MIN_S)
+                self._append_at = begun + wait_s
+            self.due = self._append_at if self._merging is None else min(self._append_at, begun + MAINTAIN_S)
+        self._rejected += progress.rejected
+        self._sample = progress.rejected_sample or self._sample
         self._skipped += progress.skipped
-        self._last = self._report(progress, took, error)
+        self._last = self._report(progress, took if appends else self._last.commit_s, error)
         return self._last
 
     def _open(self) -> TopicTable:
@@ -125,7 +138,14 @@ class Job:
             order = self.order
             objects = open_bucket(order.url, timeout_s=STORE_TIMEOUT_S)
             iceberg = IcebergMetadata(objects, order.url) if order.is_iceberg else None
-            self._table = TopicTable(order.topic, objects, self._source, iceberg=iceberg, is_latest=order.is_latest)
+            self._table = TopicTable(
+                order.topic,
+                objects,
+                self._source,
+                iceberg=iceberg,
+                columns=order.columns,
+                is_latest=order.is_latest,
+            )
         return self._table
 
     def _maintain(self, table: TopicTable) -> None:
@@ -156,6 +176,10 @@ class Job:
             complete_ms=self._complete_ms,
             commit_s=took,
             error=error,
+            rejected=self._rejected,
+            rejected_sample=self._sample,
+            columns=max(0, len(state.columns) - 1),
+            notes="" if self._table is None or self._table.typed is None else self._table.typed.notes,
         )
 
 
@@ -172,7 +196,7 @@ def work(source: BulkConnection, orders: OrderReader, report: Callable[[TableRep
                 continue
             if first is None or first.due > time.monotonic() or orders.has_ended:
                 continue
-            found = first.step()
+            found = first.step(appends=not first.is_early)
             report(found)
             if found.error and not _is_alive(source):
                 return EXIT_LOST

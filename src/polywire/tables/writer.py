@@ -11,22 +11,24 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from polywire.client.arrow import chunk_to_arrow
+from polywire.client.arrow import ROWS_MAX, chunk_to_arrow
 from polywire.client.bulk import PartitionRange, StoredChunk
 from polywire.store.objects import Objects
+from polywire.table_columns import ERROR_COLUMN, ColumnPlan, TypedColumn, plan_columns
 from polywire.tables import deletion_vectors
-from polywire.tables.columns import ARROW_SCHEMA, KEY, OFFSET, READ_NAMES
+from polywire.tables.columns import ARROW_SCHEMA, KEY, OFFSET, READ_NAMES, arrow_schema, conformed
 from polywire.tables.deletion_vectors import DeletionVector
 from polywire.tables.delta_log import (
     CHECKPOINT_COMMITS,
     ENABLE_VECTORS,
+    LAST_COLUMN_ID,
     LATEST,
     NEW,
     TOPIC,
@@ -43,6 +45,7 @@ from polywire.tables.delta_log import (
 from polywire.tables.iceberg import IcebergMetadata, remove_metadata
 from polywire.tables.latest import by_partition, has_row, newest, outdated, replaced
 from polywire.tables.parquet import ParquetWriter, Written
+from polywire.tables.typed import ColumnMaker, TypedRows
 
 if TYPE_CHECKING:
     from pyroaring import BitMap
@@ -54,7 +57,9 @@ HELD_BYTES_MAX: Final = 128 << 20  # of rows in memory until it is known which o
 MERGE_COUNT: Final = 16  # files of one size class that are merged: each row is rewritten about three times
 MERGE_CLASS: Final = 8  # ratio between size classes
 SMALLEST_CLASS_BYTES: Final = 1 << 20
+LASTING: Final = (LAST_COLUMN_ID, ENABLE_VECTORS)  # what a table has in common with an earlier one in its place
 LIVE_MIN: Final = 0.5  # share of a file's rows that are not deleted: with fewer, it is written again
+TYPED_BATCH_ROWS: Final = 10_000  # so that the decoded values of a batch stay in the processor's cache
 _SOURCE_COLUMNS: Final = tuple(READ_NAMES.get(name, name) for name in ARROW_SCHEMA.names)
 
 
@@ -76,66 +81,109 @@ class Progress:
         rows: rows committed.
         behind: records of the log that the table does not have yet.
         skipped: records that retention removed before they were written.
+        rejected: rows with values that do not fit their columns.
+        rejected_sample: the error of the last of them.
     """
 
     rows: int = 0
     behind: int = 0
     skipped: int = 0
+    rejected: int = 0
+    rejected_sample: str = ""
 
 
-@dataclass(slots=True)
-class _File:
-    """A file in progress, with the offsets that its commit states.
+class _Rows:
+    """The rows of a commit, with the offsets that it states.
 
-    Attributes:
-        held: rows that may be replaced by later ones of the same file; None if the table has all records.
+    They are one file, and one more whenever new columns are found after rows were written.
+
+    Args:
+        typed: makes typed columns; None if there are none.
+        is_latest: whether later rows of the commit replace earlier ones, so that all are in memory until ``take_latest``.
     """
 
-    held: list[pa.RecordBatch] | None
-    writer: ParquetWriter = field(default_factory=ParquetWriter)
-    offsets: dict[PartitionKey, int] = field(default_factory=dict)
-    held_bytes: int = 0
-
-    def add(self, batches: Sequence[pa.RecordBatch]) -> None:
-        if self.held is None:
-            self.writer.add(batches)
-            return
-        self.held += batches
-        self.held_bytes += sum(batch.nbytes for batch in batches)
-
-    def take_latest(self) -> pa.Table:
-        """Write the latest row of each key, and return what ``newest`` does of all rows."""
-        held, self.held = self.held or (), None
-        found = newest(held)
-        offsets = by_partition(found, OFFSET)
-        self.writer.add([batch.filter(has_row(batch, offsets)) for batch in held])
-        return found
+    def __init__(self, typed: TypedRows | None, *, is_latest: bool) -> None:
+        self.offsets: Final[dict[PartitionKey, int]] = {}
+        self._typed: Final = typed
+        self._files: Final[list[Written]] = []
+        self._writer = ParquetWriter() if typed is None else ParquetWriter(typed.schema)
+        self._held: list[pa.RecordBatch] | None = [] if is_latest else None
+        self._held_bytes = 0
 
     @property
     def is_full(self) -> bool:
-        if self.held is not None:
-            return self.held_bytes >= HELD_BYTES_MAX
-        return self.writer.file_bytes >= FILE_BYTES_MAX or self.writer.byte_count >= RAW_BYTES_MAX
+        if self._held is not None:
+            return self._held_bytes >= HELD_BYTES_MAX
+        return self._writer.file_bytes >= FILE_BYTES_MAX or self._writer.byte_count >= RAW_BYTES_MAX
+
+    def add(self, batches: Sequence[pa.RecordBatch]) -> None:
+        if self._held is not None:
+            self._held += batches
+            self._held_bytes += sum(batch.nbytes for batch in batches)
+            return
+        if self._typed is None:
+            self._writer.add(batches)
+            return
+        for batch in batches:
+            if self._writer.is_fixed:
+                self._typed.freeze()
+            made = self._typed.typed(batch)
+            if self._typed.schema is not self._writer.schema:
+                self._change(self._typed.schema)
+            self._writer.add([made])
+
+    def _change(self, schema: pa.Schema) -> None:
+        if not self._writer.is_fixed:
+            self._writer.widen(schema)
+            return
+        self._files.append(self._writer.finish())
+        self._writer = ParquetWriter(schema)
+
+    def take_latest(self) -> pa.Table:
+        """Write the latest row of each key, and return what ``newest`` does of all rows."""
+        held, self._held = self._held or (), None
+        found = newest(held)
+        offsets = by_partition(found, OFFSET)
+        self.add([batch.filter(has_row(batch, offsets)) for batch in held])
+        return found
+
+    def finish(self) -> list[Written]:
+        """Return the files that have rows. Nothing may be added afterwards."""
+        if self._typed is not None:
+            self._typed.freeze()
+        return [file for file in (*self._files, self._writer.finish()) if file.row_count]
 
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """Files to merge."""
+    """Files to merge, and to add columns to.
+
+    Attributes:
+        columns: typed columns of the result.
+        made: those that are made from values.
+        lacking: paths of the files that need them.
+    """
 
     objects: Objects
     files: Sequence[DataFile]
+    columns: tuple[TypedColumn, ...] = ()
+    made: tuple[TypedColumn, ...] = ()
+    lacking: frozenset[str] = frozenset()
 
 
 def merged(plan: MergePlan) -> Written:
     """Return the rows of all files as one. Call it in any thread. Raises BlobMissing, Unavailable."""
-    writer = ParquetWriter()
+    writer = ParquetWriter(arrow_schema(plan.columns))
+    maker = ColumnMaker(plan.made, writer.schema.names)
     for file in plan.files:
         source = pq.ParquetFile(io.BytesIO(plan.objects.read(file.path).content))
         deleted = None if file.deleted is None else deletion_vectors.read(plan.objects, file.deleted)
         first = 0
         for batch in source.iter_batches():
-            writer.add([deletion_vectors.remaining(batch, first, deleted).cast(ARROW_SCHEMA)])
+            rest = deletion_vectors.remaining(batch, first, deleted)
             first += batch.num_rows
+            made = maker.added(rest) if file.path in plan.lacking else rest
+            writer.add([conformed(made, writer.schema)])
     return writer.finish()
 
 
@@ -149,6 +197,7 @@ class TopicTable:
         now_ms: returns the time in milliseconds since 1970.
         pause: waits for some seconds between attempts.
         iceberg: the Iceberg metadata of the table. Without it, ``vacuum`` removes such metadata.
+        columns: typed columns, as the setting ``table_columns`` spells them.
         is_latest: whether to write only the latest record of each key.
     """
 
@@ -161,6 +210,7 @@ class TopicTable:
         now_ms: Callable[[], int] = now_ms,
         pause: Callable[[float], object] = time.sleep,
         iceberg: IcebergMetadata | None = None,
+        columns: str = "",
         is_latest: bool = False,
     ) -> None:
         self._topic: Final = topic
@@ -172,6 +222,13 @@ class TopicTable:
         self._is_latest: Final = is_latest
         self._log: Final = DeltaLog(objects, now_ms, pause=pause)
         self._state: TableState | None = None
+        self._setting: Final = columns
+        self._typed: TypedRows | None = None
+
+    @property
+    def typed(self) -> TypedRows | None:
+        """The typed columns; None before the first step, and if there are none."""
+        return self._typed
 
     @property
     def state(self) -> TableState:
@@ -198,14 +255,24 @@ class TopicTable:
             return Progress()
         self._adopt(partitions[0].topic_id)
         self._convert()
-        file, progress = _File([] if self._is_latest else None), Progress()
+        if self._typed is None and self._setting:
+            self._typed = TypedRows(self._plan())
+        rows, progress = _Rows(self._typed, is_latest=self._is_latest), Progress()
         for partition in partitions:
-            self._read(partition, file, progress)
-        if file.offsets:
-            self._commit(file)
-            progress.rows = file.writer.row_count
+            self._read(partition, rows, progress)
+        if rows.offsets or self._has_new_columns():
+            progress.rows = self._commit(rows)
+        if self._typed is not None:
+            progress.rejected, progress.rejected_sample = self._typed.take_rejected()
         self._project()
         return progress
+
+    def _plan(self) -> ColumnPlan:
+        state = self.state
+        return plan_columns(state.columns, self._setting, int(state.configuration.get(LAST_COLUMN_ID, 0)))
+
+    def _has_new_columns(self) -> bool:
+        return self._typed is not None and self._typed.plan.columns != self.state.columns
 
     def _adopt(self, topic_id: bytes) -> None:
         """Make the table one of this topic: create it, or remove the rows of a deleted topic with the same name."""
@@ -216,8 +283,14 @@ class TopicTable:
         made = TableState(
             table_id=state.table_id or str(uuid4()),
             created_ms=state.created_ms or now_ms,
-            configuration={TOPIC: self._topic, TOPIC_ID: topic_id.hex()},
+            configuration={
+                TOPIC: self._topic,
+                TOPIC_ID: topic_id.hex(),
+                # neither column ids nor a version of the protocol may be used again
+                **{name: state.configuration[name] for name in LASTING if name in state.configuration},
+            },
         )
+        self._typed = None
         removed = [file.remove(now_ms, data_change=True) for file in state.files.values()]
         operation = "CREATE TABLE" if state.version == NEW else "REPLACE TABLE"
         self._log.commit(state, [*made.describe(), *removed], operation=operation, facts={"topic": self._topic})
@@ -237,16 +310,17 @@ class TopicTable:
         changed = replace(state, configuration=configuration)
         self._log.commit(state, [*changed.describe(), *deletions], operation="CONVERT", facts={"topic": self._topic})
 
-    def _read(self, partition: PartitionRange, file: _File, progress: Progress) -> None:
+    def _read(self, partition: PartitionRange, rows: _Rows, progress: Progress) -> None:
         key = PartitionKey(partition.topic_id, partition.partition, partition.incarnation)
         known = self.state.offsets.get(key, 0)
         start = max(known, partition.first_offset)
         if start >= partition.next_offset:
             return
-        if file.is_full:
+        if rows.is_full:
             progress.behind += partition.next_offset - start
             return
         progress.skipped += start - known
+        rows_max = ROWS_MAX if self._typed is None else TYPED_BATCH_ROWS
         at = start
         chunks = self._source.fetch_range(
             self._topic,
@@ -257,26 +331,32 @@ class TopicTable:
             epoch=partition.epoch,
         )
         for chunk in chunks:
-            batches = chunk_to_arrow(chunk, _SOURCE_COLUMNS, ARROW_SCHEMA)
-            file.add(batches)
+            rows.add(chunk_to_arrow(chunk, _SOURCE_COLUMNS, ARROW_SCHEMA, rows_max=rows_max))
             at = chunk.offset_end
-            if file.is_full:
+            if rows.is_full:
                 break
         else:
             at = partition.next_offset  # the last records may have been removed by compaction
-        file.offsets[key] = at
+        rows.offsets[key] = at
         progress.behind += partition.next_offset - at
 
-    def _commit(self, file: _File) -> None:
-        actions: list[Action] = [offset_action(key, offset) for key, offset in file.offsets.items()]
-        deletions: list[Action] = []
-        if file.held is not None:
-            keys = by_partition(file.take_latest(), KEY)
-            deletions = self._delete(replaced(self._objects, self.state.files.values(), keys))
-        if file.writer.row_count:
-            actions.append(self._put(file.writer.finish()).add(data_change=True))
-        self._log.commit(self.state, [*actions, *deletions], operation="STREAMING UPDATE", is_append=not deletions)
+    def _commit(self, rows: _Rows) -> int:
+        """Commit rows, and the columns that they need. Return the number of rows."""
+        state, deletions = self.state, list[Action]()
+        if self._is_latest:
+            keys = by_partition(rows.take_latest(), KEY)
+            deletions = self._delete(replaced(self._objects, state.files.values(), keys))
+        files = rows.finish()
+        actions: list[Action] = [offset_action(key, offset) for key, offset in rows.offsets.items()]
+        if self._typed is not None and self._has_new_columns():
+            plan = self._typed.plan
+            configuration = {**state.configuration, LAST_COLUMN_ID: str(plan.last_id)}
+            actions += replace(state, columns=plan.columns, configuration=configuration).describe()[1:]
+        has_all_fields = self._typed is not None and self._typed.plan.is_inferred
+        actions += [self._put(file, has_all_fields=has_all_fields).add(data_change=True) for file in files]
+        self._log.commit(state, [*actions, *deletions], operation="STREAMING UPDATE", is_append=not deletions)
         self._checkpoint()
+        return sum(file.row_count for file in files)
 
     def _delete(self, rows: Mapping[str, BitMap]) -> list[Action]:
         """Return actions after which files do not have these rows. A file without any other row is removed."""
@@ -294,12 +374,12 @@ class TopicTable:
         create_named(self._objects, next(iter(vectors.values())).path, content, self._pause)
         return vectors
 
-    def _put(self, written: Written) -> DataFile:
+    def _put(self, written: Written, *, has_all_fields: bool) -> DataFile:
         """Store a file for the next version."""
         name = f"{DATA}{self.state.version + 1:020}-{uuid4().hex}.parquet"
         create_named(self._objects, name, written.content, self._pause)
         size = len(written.content)
-        return DataFile(name, size, self._now_ms(), written.row_count, written.bounds, written.nulls)
+        return DataFile(name, size, self._now_ms(), written.row_count, written.bounds, written.nulls, has_all_fields)
 
     def _checkpoint(self) -> None:
         state = self.state
@@ -314,9 +394,28 @@ class TopicTable:
     # Maintenance
 
     def plan_merge(self) -> MergePlan | None:
-        """Return a group of small files to merge, or None. Raises Unavailable, Corrupt."""
-        group = _mergeable(self.state.files.values())
-        return MergePlan(self._objects, tuple(group)) if group else None
+        """Return small files to merge, or files that lack columns, or None. Raises Unavailable, Corrupt."""
+        state, active = self.state, self._plan().active
+        made = (ERROR_COLUMN, *active) if active else ()
+        inactive = {column.name for column in state.columns} - {column.name for column in made}
+        # merging must not add a column to a file that is not made from its values
+        groups: dict[frozenset[str], list[DataFile]] = {}
+        for file in state.files.values():
+            groups.setdefault(frozenset(inactive & file.nulls.keys()), []).append(file)
+        lacking = {
+            path
+            for path, file in state.files.items()
+            if not file.has_all_fields and any(column.name not in file.nulls for column in made)
+        }
+        chosen = [_mergeable(files) for files in groups.values()]
+        chosen += [_limited(file for file in files if file.path in lacking) for files in groups.values()]
+        group = next((files for files in chosen if files), None)
+        if group is None:
+            return None
+        present = {name for file in group for name in file.nulls} | {column.name for column in made}
+        columns = tuple([column for column in state.columns if column.name in present])
+        paths = lacking.intersection([file.path for file in group])
+        return MergePlan(self._objects, tuple(group), columns, active, frozenset(paths))
 
     def replace(self, plan: MergePlan, content: Written) -> bool:
         """Commit a merged file in place of its sources. Return False if these are not in the table any more.
@@ -330,7 +429,7 @@ class TopicTable:
         actions = [files[file.path].remove(now_ms, data_change=False) for file in plan.files]
         deleted = self._deleted_since(plan)
         if content.row_count > len(deleted):
-            made = self._put(content)
+            made = self._put(content, has_all_fields=all(file.has_all_fields for file in plan.files))
             if deleted:
                 vectors = self._put_vectors({made.path: deletion_vectors.bitmap(deleted)})
                 made = replace(made, deleted=vectors[made.path])
@@ -399,9 +498,14 @@ def _mergeable(files: Iterable[DataFile]) -> list[DataFile]:
         if file.live_size < FILE_BYTES_MAX:
             classes.setdefault(_size_class(file.live_size), []).append(file)
     full = [level for level in sorted(classes) if len(classes[level]) >= MERGE_COUNT]
+    return _limited(classes[full[0]]) if full else []
+
+
+def _limited(files: Iterable[DataFile]) -> list[DataFile]:
+    """Return the first files, in the order of their commits, that together are a large file."""
     group: list[DataFile] = []
     size = 0
-    for file in classes[full[0]] if full else ():  # in the order of their commits
+    for file in files:
         if size >= FILE_BYTES_MAX:
             break
         group.append(file)

@@ -46,9 +46,10 @@ def test_a_topic_shows_its_table(site: Site) -> None:
 @pytest.mark.parametrize(("error", "failing"), [("", "0.0"), ("disk full", "1.0")])
 def test_metrics_have_the_state_of_tables(site: Site, error: str, failing: str) -> None:
     assert "polywire_table" not in site.ask("GET", "/metrics").body.decode()
-    site.process.table_reports["orders"] = table_report("orders", error=error, behind=12)
+    site.process.table_reports["orders"] = table_report("orders", error=error, behind=12, rejected=3)
     text = site.ask("GET", "/metrics").body.decode()
     assert 'polywire_table_behind_records{topic="orders"} 12.0' in text
+    assert 'polywire_table_rejected_records{topic="orders"} 3.0' in text
     assert f'polywire_table_failing{{topic="orders"}} {failing}' in text
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import polywire
 from polywire.client.bulk import BulkConnection, connect
+from polywire.client.connect import connect as connect_wire
+from polywire.client.polywire import PolywireClient
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.store.objects import Objects
@@ -20,9 +23,9 @@ Row = tuple[Any, ...]
 def table_of(connection: BulkConnection, topic: str, objects: Objects | None = None) -> TopicTable:
     """Return the writer of a topic's table."""
     detail = connection.describe(topic)
+    columns, is_latest = str(detail.settings["table_columns"]), bool(detail.settings["compaction"])
     found = objects or open_objects(detail.table)
-    is_latest = bool(detail.settings.get("compaction"))
-    return TopicTable(topic, found, connection, pause=lambda _: None, is_latest=is_latest)
+    return TopicTable(topic, found, connection, pause=lambda _: None, columns=columns, is_latest=is_latest)
 
 
 def write_table(connection: BulkConnection, topic: str, objects: Objects | None = None) -> TopicTable:
@@ -34,6 +37,18 @@ def write_table(connection: BulkConnection, topic: str, objects: Objects | None 
                 return table
         except CommitConflict:
             table = table_of(connection, topic, objects)
+
+
+def configure(address: str, topic: str, columns: str) -> None:
+    """Set the typed columns of a topic's table."""
+
+    async def work() -> None:
+        client = await connect_wire(address)
+        assert isinstance(client, PolywireClient)
+        await client.configure_topic(topic, {"table_columns": columns})
+        await client.close()
+
+    asyncio.run(work())
 
 
 def produce(connection: BulkConnection, topic: str, partition: int, records: Sequence[Record]) -> None:

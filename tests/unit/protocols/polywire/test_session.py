@@ -173,6 +173,7 @@ def test_settings_of_a_topic_are_stored_and_invalid_ones_named(peer: Peer) -> No
         "retention_age_us": None,
         "retention_bytes": 5,
         "table": None,
+        "table_columns": "",
         "table_freshness_s": None,
         "table_history_hours": None,
     }
