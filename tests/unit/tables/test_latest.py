@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from contextlib import closing
 from pathlib import Path
@@ -228,6 +229,19 @@ def test_the_newest_offsets_are_found_in_parts(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
+def test_a_replaced_topic_keeps_the_version_of_the_protocol(tmp_path: Path) -> None:
+    objects, first = FileObjects(tmp_path), FakeTopic(is_latest=True)
+    first.produce(0, b"1", b"2", key=b"a")
+    first.produce(0, b"3", key=b"b")
+    table_of(first, objects).append()
+    second = FakeTopic(topic_id=b"second topic 012")
+    second.produce(0, b"4", b"5", key=b"a")
+    table_of(second, objects).append()
+    assert not check(second, objects).is_latest
+    assert deltalake.DeltaTable(str(tmp_path)).protocol().min_reader_version == 3
+    assert delta_rows(tmp_path) == [(0, 0, b"4"), (0, 1, b"5")]
+
+
 # With the tail
 
 
@@ -235,7 +249,7 @@ def set_keys(connection: BulkConnection, chance: random.Random, count: int) -> N
     for partition in range(3):
         records = [
             Record(
-                None if chance.random() < 0.2 else b"%d" % chance.randrange(1000),
+                None if chance.random() < 0.2 else b'{"n": %d}' % chance.randrange(1000),
                 key=chance.choice((None, b"key %d" % chance.randrange(KEYS), b"key %d" % chance.randrange(KEYS))),
             )
             for _ in range(count)
@@ -244,13 +258,14 @@ def set_keys(connection: BulkConnection, chance: random.Random, count: int) -> N
             produce(connection, "states", partition, records)
 
 
+@pytest.mark.parametrize("columns", ["", "infer"])
 @pytest.mark.parametrize(("in_table", "in_tail"), [(0, 0), (30, 0), (30, 30), (30, 1)])
 def test_table_and_tail_together_have_the_latest_records(
-    tabled: Served, in_table: int, in_tail: int, monkeypatch: pytest.MonkeyPatch
+    tabled: Served, in_table: int, in_tail: int, columns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, chance = tabled.address, random.Random(in_tail)
     with closing(connect(address)) as connection:
-        connection.create_topic("states", 3, {"table": "delta", "compaction": 1})
+        connection.create_topic("states", 3, {"table": "delta", "compaction": 1, "table_columns": columns})
         for _ in range(3):
             set_keys(connection, chance, in_table)
             write_table(connection, "states")
@@ -261,13 +276,17 @@ def test_table_and_tail_together_have_the_latest_records(
     condition = polywire.sql('from states where "offset" >= 40', address=address)
     assert rows_of(condition.to_batches()) == chosen
     short = [(row[0], row[1], row[3], row[4]) for row in expected]
-    columns = ["partition", "offset", "key", "value"]
+    names = ["partition", "offset", "key", "value"]
     lazy = frames.scan_polars(address, "states", table=True)
-    assert sorted(lazy.collect().select(columns).rows(), key=lambda row: row[:2]) == short
+    assert sorted(lazy.collect().select(names).rows(), key=lambda row: row[:2]) == short
+    if columns and in_table:
+        numbers = polywire.sql("select value, n from states where value is not null", address=address).to_pylist()
+        assert len(numbers) == sum(row[4] is not None for row in expected)
+        assert all(json.loads(row["value"])["n"] == row["n"] for row in numbers)
     for is_local in (True, False):
         monkeypatch.setattr(reading.Snapshot, "is_local", is_local)
-        found = frames.read_arrow(address, "states", columns=columns, table=True)
+        found = frames.read_arrow(address, "states", columns=names, table=True)
         assert sorted(map(tuple, (row.values() for row in found.to_pylist())), key=lambda row: row[:2]) == short
-        found = frames.read_arrow(address, "states", columns=columns, table=True, start=40)
+        found = frames.read_arrow(address, "states", columns=names, table=True, start=40)
         assert found.num_rows == len(chosen)
     assert rows_of(polywire.sql("from states", address=address).to_batches()) == expected
