@@ -46,6 +46,7 @@ TRIES: Final = 5
 CAUGHT_UP_S: Final = 60.0
 OPTIONS: Final = ("--table", "delta,iceberg", "--table-freshness-s", "1", "--table-history-hours", "0")
 BATCH: Final = 20
+COLUMNS_BY_SEED: Final = ("", "infer", "id long, step1 long")
 COLUMNS: Final = ("partition", "offset", "key", "value")
 
 
@@ -157,10 +158,31 @@ def _produce(broker: BrokerProcess, ending: threading.Event) -> None:
 def _produce_to(client: SyncClient, ending: threading.Event, sent: Iterator[int]) -> None:
     while not ending.is_set():
         first = next(sent)
-        values = [b"%d" % (first + at) for at in range(BATCH)]
+        values = [_value(first + at) for at in range(BATCH)]
         with client.producer() as producer:
-            producer.send_many(TOPIC, values, keys=values)
+            producer.send_many(TOPIC, values, keys=[b"%d" % (first + at) for at in range(BATCH)])
         time.sleep(0.02)
+
+
+def _value(number: int) -> bytes:
+    """Return JSON with a field that is new now and then, and seldom a value that does not fit."""
+    if number % 500 == 7:
+        return b"no JSON" if number % 1000 == 7 else b'{"id":"text"}'
+    return b'{"id":%d,"step%d":1}' % (number, number // 2000)
+
+
+def check_columns(table: pa.Table) -> None:
+    """Check that each row has the typed column of its value. Raises Wrong."""
+    if "id" not in table.column_names:
+        return
+    for value, found, error in zip(
+        *(table.column(name).to_pylist() for name in ("value", "id", "_error")), strict=True
+    ):
+        is_right = (
+            value.startswith(b'{"id":%d,' % found) if found is not None else error or not value.startswith(b'{"id":')
+        )
+        if not is_right:
+            raise Wrong(f"a column differs from its value value={value!r} id={found} error={error!r}")
 
 
 def rows_of(table: pa.Table) -> list[tuple[object, ...]]:
@@ -175,10 +197,13 @@ def check(broker: BrokerProcess) -> int:
         state = DeltaLog(open_bucket(url)).load()
         with suppress(FileNotFoundError, deltalake.exceptions.DeltaError):  # maintenance deletes replaced files at once
             table = deltalake.DeltaTable(path, version=state.version)
-            rows = rows_of(table.to_pyarrow_table(columns=list(COLUMNS)))
+            found = table.to_pyarrow_table()
             break
     else:
         raise Wrong("the table could not be read")
+    rows = rows_of(found)
+    if state.columns and not any("id" not in file.nulls for file in state.files.values()):
+        check_columns(found)
     ends = {key.partition: offset for key, offset in state.offsets.items()}
     log = read_arrow(broker.url(), TOPIC, columns=COLUMNS)
     expected = [row for row in rows_of(log) if int(str(row[1])) < ends.get(int(str(row[0])), 0)]
@@ -216,7 +241,8 @@ def catch_up(broker: BrokerProcess) -> TableState:
 def run(folder: Path, *, seed: int, faults: int, report: Callable[[str], object] = print) -> Counter[str]:
     """Run that many faults, and return the counts. Raises Wrong, AssertionError."""
     with BrokerProcess(folder / "data", *OPTIONS, wires=["polywire"]) as broker:
-        connect(broker.url()).create_topic(TOPIC, PARTITIONS)
+        columns = COLUMNS_BY_SEED[seed % len(COLUMNS_BY_SEED)]
+        connect(broker.url()).create_topic(TOPIC, PARTITIONS, {"table_columns": columns})
         world = World(broker, random.Random(seed))
         with producing(broker), closing(world):
             _inject(world, faults, report)
@@ -240,7 +266,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the last writer may be finishing
         counts = run(Path(folder), seed=given.seed, faults=given.count)
     for name, number in sorted(counts.items()):
         print(f"{name:24} {number}")
