@@ -29,7 +29,7 @@ from polywire.records.rows import from_records
 from polywire.store.url import open_bucket
 from polywire.table_columns import INFER
 from polywire.tables.delta_log import LOG, DataFile, DeltaLog, PartitionKey, TableState, offset_action
-from polywire.tables.parquet import Bounds, time_of
+from polywire.tables.parquet import Bounds, Measure, time_of
 from polywire.tables.writer import TopicTable
 from polywire.testing.memory_objects import MemoryObjects
 from polywire.testing.process import BrokerProcess
@@ -92,7 +92,11 @@ def commit_ms() -> float:
     log, state = DeltaLog(MemoryObjects()), TableState()
     key, used = PartitionKey(b"0" * 16, 0, 1), 0.0
     for number in range(COMMITS):
-        bounds = {"offset": Bounds(number, number), "timestamp": Bounds(number, number), "partition": Bounds(0, 0)}
+        bounds = {
+            "offset": Bounds(number, number),
+            "timestamp": Bounds(number, number, Measure.TIME),
+            "partition": Bounds(0, 0),
+        }
         file = DataFile(f"data/{number:020}.parquet", 1000, number, 1, bounds)
         removed = [old.remove(0, data_change=False) for old in list(state.files.values())[:-16]]
         begun = time.process_time()
@@ -119,13 +123,13 @@ def rows_per_core_s(columns: str = "") -> float:
         return table.state.row_count / (time.process_time() - begun)
 
 
-def _json_batch() -> bytearray:
+def _json_batch() -> bytes:
     """Return a batch of orders with five fields, each about as large as the other values."""
     rows = [
         {"id": number, "customer": f"customer {number % 97}", "total": number * 1.25, "paid": number % 2 == 0, "at": AT}
         for number in range(BATCH_RECORDS)
     ]
-    return from_records([Record(json.dumps(row).encode()) for row in rows])
+    return bytes(from_records([Record(json.dumps(row).encode()) for row in rows]))
 
 
 def produce_ratio(freshness_s: int) -> list[float]:

@@ -59,7 +59,7 @@ class TableReport(msgspec.Struct, frozen=True):
         complete_ms: the table has all records that were synced at this time; 0 if it never had.
         commit_s: duration of the last commit, in seconds, with reading and writing its rows.
         error: why the last attempt failed; empty if it succeeded.
-        rejected: rows with values that do not fit the typed columns, since the process started.
+        rejected: rows with values that do not fit the typed columns, since the process began to write this table.
         rejected_sample: the reason for the last of these rows, with its partition and offset.
         columns: number of typed columns.
         notes: what the typed columns do differently from the setting.

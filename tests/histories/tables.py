@@ -48,6 +48,7 @@ CAUGHT_UP_S: Final = 60.0
 OPTIONS: Final = ("--table", "delta,iceberg", "--table-freshness-s", "1", "--table-history-hours", "0")
 BATCH: Final = 20
 KEYS: Final = 500  # of a compacted topic
+COLUMNS_BY_SEED: Final = ("", "infer", "id long, step1 long")
 COLUMNS: Final = ("partition", "offset", "key", "value")
 
 
@@ -163,11 +164,35 @@ def _produce_to(client: SyncClient, ending: threading.Event, sent: Iterator[int]
     while not ending.is_set():
         first = next(sent)
         numbers = range(first, first + BATCH)
-        values = [None if keys and number % 10 == 9 else b"%d" % number for number in numbers]
+        values = [None if keys and number % 10 == 9 else _value(number) for number in numbers]
         names = [b"%d" % (number * 7919 % keys if keys else number) for number in numbers]
         with client.producer() as producer:
             producer.send_many(TOPIC, values, keys=names)
         time.sleep(0.02)
+
+
+def _value(number: int) -> bytes:
+    """Return JSON with a field that is new now and then, and seldom a value that does not fit."""
+    if number % 500 == 7:
+        return b"no JSON" if number % 1000 == 7 else b'{"id":"text"}'
+    return b'{"id":%d,"step%d":1}' % (number, number // 2000)
+
+
+def check_columns(table: pa.Table) -> None:
+    """Check that each row has the typed column of its value. Raises Wrong."""
+    if "id" not in table.column_names:
+        return
+    for value, found, error in zip(
+        *(table.column(name).to_pylist() for name in ("value", "id", "_error")), strict=True
+    ):
+        if value is None:
+            is_right = found is error is None
+        elif found is not None:
+            is_right = value.startswith(b'{"id":%d,' % found)
+        else:
+            is_right = error or not value.startswith(b'{"id":')
+        if not is_right:
+            raise Wrong(f"a column differs from its value value={value!r} id={found} error={error!r}")
 
 
 def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
@@ -182,10 +207,13 @@ def check(broker: BrokerProcess) -> int:
         state = DeltaLog(open_bucket(url)).load()
         with suppress(FileNotFoundError, deltalake.exceptions.DeltaError):  # maintenance deletes replaced files at once
             query = deltalake.QueryBuilder().register("rows", deltalake.DeltaTable(path, version=state.version))
-            rows = rows_of(pa.table(query.execute('select partition, "offset", key, value from rows')))
+            found = pa.table(query.execute("select * from rows"))
             break
     else:
         raise Wrong("the table could not be read")
+    rows = rows_of(found)
+    if state.columns and not any("id" not in file.nulls for file in state.files.values()):
+        check_columns(found)
     ends = {key.partition: offset for key, offset in state.offsets.items()}
     log = rows_of(read_arrow(broker.url(), TOPIC, columns=COLUMNS))
     expected = [row for row in log if row[1] < ends.get(row[0], 0)]
@@ -233,7 +261,11 @@ def run(
 ) -> Counter[str]:
     """Run that many faults, and return the counts. Raises Wrong, AssertionError."""
     with BrokerProcess(folder / "data", *OPTIONS, wires=["polywire"]) as broker:
-        connect(broker.url()).create_topic(TOPIC, PARTITIONS, {"compaction": int(is_compacted)})
+        settings: dict[str, int | str | None] = {
+            "table_columns": COLUMNS_BY_SEED[seed % len(COLUMNS_BY_SEED)],
+            "compaction": int(is_compacted),
+        }
+        connect(broker.url()).create_topic(TOPIC, PARTITIONS, settings)
         world = World(broker, random.Random(seed))
         with producing(broker, keys=KEYS if is_compacted else None), closing(world):
             _inject(world, faults, report)
@@ -258,7 +290,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--compacted", action="store_true")
     given = parser.parse_args()
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the last writer may be finishing
         counts = run(Path(folder), seed=given.seed, faults=given.count, is_compacted=given.compacted)
     for name, number in sorted(counts.items()):
         print(f"{name:24} {number}")

@@ -9,9 +9,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -24,11 +28,15 @@ from pyiceberg.table import StaticTable
 
 import polywire
 from polywire.client.bulk import connect
+from polywire.records.columns import Record
 from polywire.store.url import open_bucket
 from polywire.table_orders import ICEBERG_HINT, iceberg_metadata_name
+from polywire.tables.columns import arrow_schema
+from polywire.tables.delta_log import DeltaLog, TableState
 from polywire.testing.process import BrokerProcess
 from tests.histories.tables import wait_for_records
 from tests.s3_server import BUCKET, s3_server
+from tests.unit.tables.tabled import configure, produce
 
 DRIVER = Path(__file__).parent / "duckdb_tables.driver"
 COLUMNS = ("partition", "offset", "key", "value")
@@ -131,6 +139,96 @@ def delta_rows(table: deltalake.DeltaTable) -> pa.Table:
     )
 
 
+TYPED_COLUMNS = "id long, who string, total decimal(10,2), at timestamp, day date, ok boolean, f float, d double, i int"
+TYPED_NAMES = ("partition", "offset", "_error", "id", "who", "total", "at", "day", "ok", "f", "d", "i", "later")
+TYPED_VALUES = (
+    b'{"id":1,"who":"\\u00e9","total":1.5,"at":"2026-11-27T03:00:00Z","day":"2026-11-27","ok":true,"f":0.5,"d":2,"i":3}',
+    b'{"id":"x","who":{"n":[1]},"total":1.555}',
+    None,
+    b"no JSON",
+    b'{"id":2,"later":7}',
+)
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """A table whose third commit adds a column, with rows from before it had typed columns."""
+    folder = tmp_path_factory.mktemp("typed")
+    tables = ("--table", "delta,iceberg", "--table-freshness-s", "1")
+    with BrokerProcess(folder / "data", *tables, wires=["polywire"]) as broker:
+        connection = connect(broker.url())
+        connection.create_topic("orders", 3)
+        url = connection.describe("orders").table
+        versions: list[tuple[int, int]] = []
+        rounds = (("", "value"), (TYPED_COLUMNS, "id"), (f"{TYPED_COLUMNS}, later long", "later"), ("infer", "later"))
+        for number, (columns, newest) in enumerate(rounds):
+            configure(broker.url(), "orders", columns)
+            for partition in range(3):
+                produce(connection, "orders", partition, [Record(value) for value in TYPED_VALUES])
+            wait_for_records(url, 15 * (number + 1))
+            wait_until(partial(_has_column, newest), url)
+            versions.append((DeltaLog(open_bucket(url)).load().version, 15 * (number + 1)))
+        wait_until(
+            lambda state: all("later" in item.nulls or item.has_all_fields for item in state.files.values()), url
+        )
+        rows = polywire.read_arrow(broker.url(), "orders", columns=TYPED_NAMES, table=True).to_pylist()
+    return Written(url, typed_rows(rows), versions[1], is_latest=False)
+
+
+def _has_column(name: str, state: TableState) -> bool:
+    return name in arrow_schema(state.columns).names
+
+
+def wait_until(is_right: Callable[[TableState], bool], url: str) -> None:
+    """Wait for a version of a table."""
+    end = time.monotonic() + SECONDS_MAX
+    while not is_right(DeltaLog(open_bucket(url)).load()):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def typed_rows(rows: list[dict[str, Any]]) -> list[Row]:
+    return sorted((tuple(row[name] for name in TYPED_NAMES) for row in rows), key=lambda row: row[:2])
+
+
+def test_readers_agree_on_typed_columns(typed: Written) -> None:
+    moment = datetime(2026, 11, 27, 3, tzinfo=UTC)
+    first = (None, 1, "\u00e9", Decimal("1.50"), moment, date(2026, 11, 27), True, 0.5, 2.0, 3, None)
+    wrong = 'id: expected long, found string "x"; total: expected decimal(10,2), found number 1.555'
+    for at in range(0, 60, 5):
+        assert typed.rows[at][2:] == first
+        assert typed.rows[at + 1][2:] == (wrong, None, '{"n":[1]}', *[None] * 8)
+        assert typed.rows[at + 4][-1] == 7
+    newest = deltalake.DeltaTable(typed.place)
+    assert typed_rows(newest.to_pyarrow_table(columns=list(TYPED_NAMES)).to_pylist()) == typed.rows
+    assert typed_rows(polars.read_delta(typed.place, columns=list(TYPED_NAMES)).to_dicts()) == typed.rows
+    found = StaticTable.from_metadata(metadata_of(typed.url))
+    assert typed_rows(found.scan(selected_fields=TYPED_NAMES).to_arrow().to_pylist()) == typed.rows
+    assert found.scan(row_filter="later = 7").to_arrow().num_rows == 12
+    version, count = typed.older
+    older = deltalake.DeltaTable(typed.place, version=version).to_pyarrow_table()
+    assert (older.num_rows, "id" in older.column_names, "later" in older.column_names) == (count, True, False)
+    (snapshot,) = [
+        item for item in found.snapshots() if item.summary and item.summary["polywire.delta-version"] == str(version)
+    ]
+    old = found.scan(snapshot_id=snapshot.snapshot_id).to_arrow()
+    assert (old.num_rows, "id" in old.column_names, "later" in old.column_names) == (count, True, False)
+
+
+def test_duckdb_agrees_on_typed_columns(typed: Written) -> None:
+    columns = '"_error", id, who, total::text, epoch_us("at"), day::text, ok, f, d, i, later'
+    for rows in duckdb_rows(typed, columns).values():
+        assert sorted(rows, key=lambda row: row[:2]) == [_plain(row) for row in typed.rows]
+
+
+def _plain(row: Row) -> list[object]:
+    total, moment, day = row[5:8]
+    time_us = (
+        (moment - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1) if isinstance(moment, datetime) else None
+    )
+    return [*row[:5], total and str(total), time_us, day and str(day), *row[8:]]
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["all records", "latest records"])
 def on_a_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
     with written(tmp_path_factory.mktemp("table"), is_latest=request.param) as table:
@@ -151,16 +249,22 @@ def test_readers_agree_on_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_duckdb_agrees(on_a_directory: Written) -> None:
+    expected = [[*row[:2], *(_text(item) for item in row[2:])] for row in on_a_directory.rows]
+    found = duckdb_rows(on_a_directory, "decode(key), decode(value)")
+    assert sorted(found["delta"]) == expected
+    assert sorted(found["iceberg"]) == expected
+
+
+def duckdb_rows(table: Written, columns: str) -> dict[str, list[list[Any]]]:
+    """Return partition, offset and the columns of each row, by extension."""
     python = os.environ.get("POLYWIRE_DUCKDB")
     if not python:
         pytest.skip("POLYWIRE_DUCKDB is not set: tables were NOT read with DuckDB's extensions")
-    command = [python, str(DRIVER), on_a_directory.place]
+    command = [python, str(DRIVER), table.place, columns]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS_MAX)
     assert ended.returncode == 0, ended.stderr
-    expected = [[*row[:2], *(_text(item) for item in row[2:])] for row in on_a_directory.rows]
-    found = json.loads(ended.stdout)
-    assert sorted(found["delta"]) == expected
-    assert sorted(found["iceberg"]) == expected
+    found: dict[str, list[list[Any]]] = json.loads(ended.stdout)
+    return found
 
 
 def _text(item: object) -> str | None:

@@ -26,9 +26,9 @@ from polywire.errors import Corrupt, ErrorCode, Unavailable
 from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.objects import ObjectChanged, Objects
 from polywire.table_columns import TypedColumn
-from polywire.tables.columns import TIMESTAMP, delta_schema, typed_columns
+from polywire.tables.columns import delta_schema, typed_columns
 from polywire.tables.deletion_vectors import DeletionVector
-from polywire.tables.parquet import Bounds, time_of, time_text
+from polywire.tables.parquet import Bounds, bounds_of, stated
 from polywire.types import Buffer
 
 LOG: Final = "_delta_log/"
@@ -169,10 +169,11 @@ class DataFile:
 
     def add(self, *, data_change: bool) -> Action:
         """Return the action that adds the file. Without ``data_change``, its rows were in the table before."""
+        bounds = {name: at for name, found in self.bounds.items() if (at := stated(found)) is not None}
         stats = {
             "numRecords": self.row_count,
-            "minValues": {name: _spelled(name, at.lower, up=False) for name, at in self.bounds.items()},
-            "maxValues": {name: _spelled(name, at.upper, up=True) for name, at in self.bounds.items()},
+            "minValues": {name: at[0] for name, at in bounds.items()},
+            "maxValues": {name: at[1] for name, at in bounds.items()},
             "nullCount": dict(self.nulls),
         }
         if self.deleted is not None:
@@ -200,9 +201,7 @@ class DataFile:
         stats = json.loads(add.get("stats") or "{}")
         uppers = stats.get("maxValues", {})
         bounds = {
-            name: Bounds(_number(name, lower), _number(name, uppers[name]))
-            for name, lower in stats.get("minValues", {}).items()
-            if name in uppers
+            name: bounds_of(lower, uppers[name]) for name, lower in stats.get("minValues", {}).items() if name in uppers
         }
         return cls(
             add["path"],
@@ -225,14 +224,6 @@ def _with_vector(body: dict[str, Any], deleted: DeletionVector | None) -> dict[s
 def _vector_of(body: Mapping[str, Any]) -> DeletionVector | None:
     descriptor = body.get("deletionVector")
     return None if descriptor is None else DeletionVector.of(descriptor)
-
-
-def _spelled(name: str, value: int, *, up: bool) -> int | str:
-    return time_text(value, up=up) if name == TIMESTAMP else value
-
-
-def _number(name: str, value: Any) -> int:
-    return time_of(value) if name == TIMESTAMP else int(value)
 
 
 @dataclass(slots=True)

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from polywire.errors import ErrorCode, Invalid
-from polywire.tables.columns import FIELD_IDS, HEADERS, OFFSET, PARTITION, STATISTICS, TIMESTAMP
+from polywire.tables.columns import FIELD_IDS, HEADERS, OFFSET, PARTITION, TIMESTAMP
 from polywire.tables.delta_log import DataFile
-from polywire.tables.parquet import Bounds
+from polywire.tables.parquet import Bounds, Measure
 
 EXISTING: Final = 0
 ADDED: Final = 1
@@ -28,7 +28,13 @@ DELETED: Final = 2
 _CODEC: Final = "deflate"
 _DATA: Final = 0  # content of a manifest and of a file: rows
 _DELETES: Final = 1  # content of a manifest and of a file: position deletes
-_BOUND: Final[Mapping[str, Struct]] = {PARTITION: Struct("<i"), OFFSET: Struct("<q"), TIMESTAMP: Struct("<q")}
+_BOUND: Final[Mapping[str, Struct]] = {
+    "int": Struct("<i"),
+    "long": Struct("<q"),
+    "timestamptz": Struct("<q"),
+    "date": Struct("<i"),
+}
+_MEASURED: Final = {PARTITION: "int", OFFSET: "long", TIMESTAMP: "timestamptz"}
 
 
 def _field(field_id: int, name: str, kind: object) -> dict[str, object]:
@@ -197,7 +203,7 @@ def encode_manifest(
     """
     records: list[dict[str, object]] = []
     # Iceberg counts the elements of a list, not the lists
-    ids = {item["name"]: item["id"] for item in schema["fields"] if item["name"] != HEADERS}
+    fields = {item["name"]: item for item in schema["fields"] if item["name"] != HEADERS}
 
     def append(status: int, entry: Entry) -> None:
         manifest.counts[status] += 1
@@ -212,7 +218,7 @@ def encode_manifest(
                 # readers take the number of an added file from the list of manifests
                 "sequence_number": entry.sequence if status != ADDED else None,
                 "file_sequence_number": entry.sequence if status != ADDED else None,
-                "data_file": _file_record(entry, paths, ids),
+                "data_file": _file_record(entry, paths, fields),
             }
         )
 
@@ -241,7 +247,7 @@ def encode_deletes(location: str, rows: Sequence[int]) -> bytes:
     return sink.getvalue()
 
 
-def _file_record(entry: Entry, paths: Paths, ids: Mapping[str, int]) -> dict[str, object]:
+def _file_record(entry: Entry, paths: Paths, fields: Mapping[str, Any]) -> dict[str, object]:
     file = entry.file
     if entry.target:
         location = paths.absolute(entry.target)
@@ -257,8 +263,8 @@ def _file_record(entry: Entry, paths: Paths, ids: Mapping[str, int]) -> dict[str
             "upper_bounds": bound,
             "referenced_data_file": location,
         }
-    bounds = {name: file.bounds[name] for name in STATISTICS if name in file.bounds}
-    present = {ids[name]: count for name, count in file.nulls.items() if name in ids}
+    bounds = {name: found for name, found in file.bounds.items() if name in fields}
+    present = {fields[name]["id"]: count for name, count in file.nulls.items() if name in fields}
     counts = [{"key": field_id, "value": file.row_count} for field_id in present]
     nulls = [{"key": field_id, "value": count} for field_id, count in present.items()]
     return {
@@ -270,13 +276,13 @@ def _file_record(entry: Entry, paths: Paths, ids: Mapping[str, int]) -> dict[str
         "file_size_in_bytes": file.size,
         "value_counts": counts,
         "null_value_counts": nulls,
-        "lower_bounds": [_pair(name, at.lower) for name, at in bounds.items()],
-        "upper_bounds": [_pair(name, at.upper) for name, at in bounds.items()],
+        "lower_bounds": [_pair(fields[name], at.lower) for name, at in bounds.items()],
+        "upper_bounds": [_pair(fields[name], at.upper) for name, at in bounds.items()],
     }
 
 
-def _pair(name: str, value: int) -> dict[str, object]:
-    return {"key": FIELD_IDS[name], "value": _BOUND[name].pack(value)}
+def _pair(field: Mapping[str, Any], value: int) -> dict[str, object]:
+    return {"key": field["id"], "value": _BOUND[field["type"]].pack(value)}
 
 
 def decode_manifest(manifest: Manifest, content: bytes, paths: Paths, files: Mapping[str, DataFile]) -> None:
@@ -312,11 +318,11 @@ def _file_of(path: str, record: Mapping[str, Any]) -> DataFile:
         {pair["key"]: pair["value"] for pair in record[name] or ()}
         for name in ("lower_bounds", "upper_bounds", "null_value_counts")
     )
-    bounds = {
-        name: Bounds(*(kind.unpack(side[FIELD_IDS[name]])[0] for side in (lowers, uppers)))
-        for name, kind in _BOUND.items()
-        if FIELD_IDS[name] in lowers and FIELD_IDS[name] in uppers
-    }
+    bounds = {}
+    for name, kind in _MEASURED.items():
+        if FIELD_IDS[name] in lowers and FIELD_IDS[name] in uppers:
+            lower, upper = (_BOUND[kind].unpack(side[FIELD_IDS[name]])[0] for side in (lowers, uppers))
+            bounds[name] = Bounds(lower, upper, Measure.TIME if name == TIMESTAMP else Measure.NUMBER)
     known = {name: nulls[field_id] for name, field_id in FIELD_IDS.items() if field_id in nulls}
     return DataFile(path, record["file_size_in_bytes"], 0, record["record_count"], bounds, known)
 

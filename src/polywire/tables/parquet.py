@@ -6,7 +6,8 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from enum import Enum
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,9 +29,12 @@ from polywire.tables.columns import (
 
 ROW_GROUP_ROWS: Final = 1_000_000  # few enough for parallel scans of one file, many enough for compression
 ROW_GROUP_BYTES: Final = 128 << 20  # of keys and values: limits the memory of a group of large records
+TYPED_STATISTICS_MAX: Final = 32  # of typed columns, because each commit has them; Delta's default is 32, too
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _WITHOUT_DICTIONARY: Final = frozenset({OFFSET, TIMESTAMP, KEY, VALUE, HEADERS})
 _WITHOUT_STATISTICS: Final = frozenset({TIMESTAMP_TYPE, VALUE, HEADERS})
+_TIME_MAX_US: Final = 253_402_300_799_999_000  # the last millisecond that has a text
+_DATE_CHARS: Final = len("2026-11-27")
 _OPTIONS: Final[dict[str, Any]] = {
     "compression": "zstd",
     "compression_level": 1,
@@ -38,16 +42,29 @@ _OPTIONS: Final[dict[str, Any]] = {
 }
 
 
+class Measure(Enum):
+    """What the bounds of a column measure."""
+
+    NUMBER = "number"
+    TIME = "time"
+    DATE = "date"
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Smallest and largest value of one column: numbers, or microseconds since 1970 for times."""
+    """Smallest and largest value of one column.
+
+    Attributes:
+        kind: of the values: numbers, microseconds since 1970, or days since 1970.
+    """
 
     lower: int
     upper: int
+    kind: Measure = Measure.NUMBER
 
     def joined(self, other: Bounds) -> Bounds:
         """Return the bounds of both."""
-        return Bounds(min(self.lower, other.lower), max(self.upper, other.upper))
+        return Bounds(min(self.lower, other.lower), max(self.upper, other.upper), self.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +72,7 @@ class Written:
     """A complete Parquet file in memory.
 
     Attributes:
-        bounds: by column, for the columns in ``STATISTICS``.
+        bounds: by column, for the columns in ``STATISTICS`` and the first typed columns with numbers and times.
         nulls: number of nulls by column, for all columns of the file.
     """
 
@@ -81,6 +98,7 @@ class ParquetWriter:
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
         self._pending_bytes = 0
+        self._measured = _measured(schema)
         self._bounds: dict[str, Bounds] = {}
         self._nulls: Counter[str] = Counter()
         self.row_count = 0
@@ -100,7 +118,7 @@ class ParquetWriter:
         """Change the schema before it is fixed. Columns that rows so far do not have are null."""
         assert not self.is_fixed
         self._pending = [conformed(batch, schema) for batch in self._pending]
-        self.schema = schema
+        self.schema, self._measured = schema, _measured(schema)
 
     def add(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Append rows."""
@@ -117,10 +135,11 @@ class ParquetWriter:
         if not self._pending_rows:
             return
         table = pa.Table.from_batches(self._pending, self.schema)
-        for name in STATISTICS:
+        for name in self._measured:
             found = _bounds(table.column(name))
-            known = self._bounds.get(name)
-            self._bounds[name] = found if known is None else known.joined(found)
+            if found is not None:
+                known = self._bounds.get(name)
+                self._bounds[name] = found if known is None else known.joined(found)
         for name in self.schema.names:
             self._nulls[name] += table.column(name).null_count
         self._open().write_table(table, row_group_size=ROW_GROUP_ROWS)
@@ -142,11 +161,50 @@ class ParquetWriter:
         return self._writer
 
 
-def _bounds(column: pa.ChunkedArray[Any]) -> Bounds:
+def _measured(schema: pa.Schema) -> list[str]:
+    """Return the columns whose bounds a file reports."""
+    typed = [field.name for field in schema if field.name not in ARROW_SCHEMA.names and _has_order(field.type)]
+    return [*STATISTICS, *typed[:TYPED_STATISTICS_MAX]]
+
+
+def _has_order(kind: pa.DataType) -> bool:
+    # readers differ in how they compare 0.0 and -0.0
+    return pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+
+
+def _bounds(column: pa.ChunkedArray[Any]) -> Bounds | None:
+    """Return the bounds of a column; None if all its values are null."""
+    kind = Measure.NUMBER
     if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.int64())
+        kind, column = Measure.TIME, column.cast(pa.int64())
+    elif pa.types.is_date(column.type):
+        kind, column = Measure.DATE, column.cast(pa.int32())
     found: Any = pc.min_max(column)
-    return Bounds(found["min"].as_py(), found["max"].as_py())
+    lower, upper = found["min"].as_py(), found["max"].as_py()
+    return None if lower is None else Bounds(lower, upper, kind)
+
+
+def stated(found: Bounds) -> tuple[int, int] | tuple[str, str] | None:
+    """Return bounds as the Delta log's statistics spell them; None if they cannot be spelled."""
+    match found.kind:
+        case Measure.NUMBER:
+            return found.lower, found.upper
+        case Measure.DATE:
+            lower, upper = (_EPOCH.date() + timedelta(days=days) for days in (found.lower, found.upper))
+            return lower.isoformat(), upper.isoformat()
+        case Measure.TIME if found.upper <= _TIME_MAX_US:
+            return time_text(found.lower), time_text(found.upper, up=True)
+    return None
+
+
+def bounds_of(lower: int | str, upper: int | str) -> Bounds:
+    """Return the bounds that the Delta log's statistics state."""
+    if not isinstance(lower, str) or not isinstance(upper, str):
+        return Bounds(int(lower), int(upper))
+    if len(lower) == len(upper) == _DATE_CHARS:
+        first, last = ((date.fromisoformat(text) - _EPOCH.date()).days for text in (lower, upper))
+        return Bounds(first, last, Measure.DATE)
+    return Bounds(time_of(lower), time_of(upper), Measure.TIME)
 
 
 def time_text(time_us: int, *, up: bool = False) -> str:

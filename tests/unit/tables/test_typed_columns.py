@@ -31,7 +31,7 @@ from polywire.table_columns import (
 from polywire.table_orders import iceberg_metadata_name
 from polywire.tables import parquet
 from polywire.tables.columns import ARROW_SCHEMA, arrow_schema
-from polywire.tables.delta_log import CHECKPOINT_COMMITS
+from polywire.tables.delta_log import CHECKPOINT_COMMITS, DataFile
 from polywire.tables.iceberg import IcebergMetadata
 from polywire.tables.typed import ERROR_CHARS_MAX, ColumnMaker, Extractor
 from polywire.tables.writer import TopicTable
@@ -235,10 +235,12 @@ def test_a_row_depends_on_its_value_only(values: list[bytes]) -> None:
 # Tables
 
 
-def table_of(topic: FakeTopic, objects: Objects, columns: str, clock: Clock | None = None) -> TopicTable:
-    time = clock or Clock()
-    iceberg = IcebergMetadata(objects, "file:///t", now_ms=time.now_ms, pause=lambda _: None)
-    return TopicTable(TOPIC, objects, topic, now_ms=time.now_ms, pause=lambda _: None, iceberg=iceberg, columns=columns)
+def table_of(topic: FakeTopic, objects: Objects, columns: str, url: str = "file:///t") -> TopicTable:
+    clock = Clock()
+    iceberg = IcebergMetadata(objects, url, now_ms=clock.now_ms, pause=lambda _: None)
+    return TopicTable(
+        TOPIC, objects, topic, now_ms=clock.now_ms, pause=lambda _: None, iceberg=iceberg, columns=columns
+    )
 
 
 def append(topic: FakeTopic, objects: Objects, columns: str) -> TopicTable:
@@ -392,3 +394,31 @@ def test_columns_of_the_log_are_those_of_the_table() -> None:
     assert ColumnMaker(EVERY, names).added(batch).select(["_error", "l"]).to_pylist() == [
         {"_error": row[0], "l": row[3]} for row in extracted(list(HOSTILE))
     ]
+
+
+def test_files_state_the_bounds_of_columns(tmp_path: Path) -> None:
+    topic, objects = FakeTopic(1), MemoryObjects()
+    columns = "id long, day date, at timestamp, end timestamp, none long"
+    topic.produce(
+        0,
+        b'{"id":5,"day":"2026-11-27","at":"2026-11-27T03:00:00.123456Z","end":"9999-12-31T23:59:59.999999Z"}',
+        b'{"id":-3,"day":"0001-01-01","at":"0001-01-01T00:00:00Z","end":"2026-11-27T03:00:00Z"}',
+        b'{"id":1.5}',
+    )
+    table_of(topic, objects, columns, tmp_path.as_uri()).append()
+    (file,) = load(objects).files.values()
+    save(objects, tmp_path)
+    actions = deltalake.DeltaTable(str(tmp_path)).get_add_actions(flatten=True)
+    (row,) = pa.table(actions).to_pylist()
+    assert (row["min.id"], row["max.id"]) == (-3, 5)
+    assert (row["min.day"], row["max.day"]) == (date(1, 1, 1), date(2026, 11, 27))
+    assert row["max.at"] == datetime(2026, 11, 27, 3, 0, 0, 124_000, tzinfo=UTC)
+    assert row.get("max.end") is None  # a text of it would have five digits for the year
+    assert row.get("max.none") is None
+    assert DataFile.of(file.add(data_change=True)["add"]) == file
+    found = StaticTable.from_metadata(str(tmp_path / iceberg_metadata_name(1)))
+    assert found.scan(row_filter="id = 7").to_arrow().num_rows == 0
+    (entry,) = found.inspect.files().to_pylist()
+    bounds = entry["readable_metrics"]
+    assert (bounds["id"]["lower_bound"], bounds["id"]["upper_bound"]) == (-3, 5)
+    assert bounds["day"]["lower_bound"] == date(1, 1, 1)

@@ -45,8 +45,8 @@ def order(folder: Path, **changes: Any) -> TableOrder:
     return msgspec.structs.replace(made, **changes)
 
 
-def job_of(topic: FakeTopic, folder: Path) -> Job:
-    return Job(order(folder), cast(BulkConnection, topic), ThreadPoolExecutor(1))
+def job_of(topic: FakeTopic, folder: Path, **changes: Any) -> Job:
+    return Job(order(folder, **changes), cast(BulkConnection, topic), ThreadPoolExecutor(1))
 
 
 def test_a_step_writes_what_is_missing(tmp_path: Path) -> None:
@@ -102,6 +102,35 @@ def test_small_files_are_merged_in_a_thread(tmp_path: Path, monkeypatch: pytest.
         topic.produce(0, b"x")
         before, after = after, job.step().files
     check(topic, open_bucket(tmp_path.as_uri()))
+
+
+def test_values_that_do_not_fit_are_reported(tmp_path: Path) -> None:
+    topic = FakeBroker()
+    job = job_of(topic, tmp_path, columns="id long")
+    topic.produce(0, b'{"id":1}', b"no JSON")
+    topic.produce(1, b'{"id":"x"}')
+    report = job.step()
+    sample = 'id: expected long, found string "x" partition=1 offset=0'
+    assert (report.rejected, report.rejected_sample, report.columns, report.notes) == (2, sample, 1, "")
+    report = job.step()
+    assert (report.rejected, report.rejected_sample) == (2, sample)
+
+
+def test_merges_are_committed_between_updates(tmp_path: Path) -> None:
+    topic = FakeBroker()
+    topic.produce(0, b'{"id":1}')
+    job_of(topic, tmp_path).step()
+    job = job_of(topic, tmp_path, columns="id long", freshness_s=3600)
+    job.step()
+    end = time.monotonic() + 60
+    while job.due < time.monotonic() + 10:
+        assert time.monotonic() < end
+        assert job.is_early
+        topic.produce(0, b'{"id":2}')
+        report = job.step(appends=False)
+    assert report.rows == 1
+    state = check(topic, open_bucket(tmp_path.as_uri()))
+    assert all("id" in file.nulls for file in state.files.values())
 
 
 def run(topic: FakeBroker, *lines: bytes) -> tuple[int, list[TableReport]]:
