@@ -48,6 +48,10 @@ _lock: Final = Lock()
 PIECE_BYTES: Final = 4 << 20  # bytes read at a time, as many as a protocol frame contains
 # smaller runs are read from the broker, together with their neighbours, because opening a file takes 0.1 ms
 RUN_BYTES_MIN: Final = 1 << 20
+# Limits of SegmentReader. Its time matters less than the broker's: locating a range costs the broker as much as serving
+# 2,000 records.
+READER_RECORDS_MIN: Final = 2_000
+READER_RUN_BYTES_MIN: Final = 64 << 10
 REQUEST_BYTES: Final = 16 << 20  # requested at a time over a connection that cannot be opened again
 RANGE_RECORDS_MIN: Final = 50_000  # smaller ranges are read from the broker, because locating a range takes 0.2 ms
 logger: Final = logging.getLogger("polywire.sealed")
@@ -264,6 +268,8 @@ class SealedAccess:
         allowed: whether they may be.
         required: whether they must be, so that an error is raised otherwise.
         bucket: options of the library that reads the bucket.
+        records_min: smaller ranges are read from the broker. None means ``RANGE_RECORDS_MIN``.
+        run_bytes_min: smaller runs are read from the broker. None means ``RUN_BYTES_MIN``.
         request_bytes: bytes that are requested from the broker at a time; -1 for whole ranges. With a limit, each
             response is received completely before its first chunk is used. So a connection that cannot be opened again
             remains usable if the caller stops before the end of the range.
@@ -272,6 +278,8 @@ class SealedAccess:
     allowed: bool = True
     required: bool = False
     bucket: Mapping[str, str] = field(default_factory=dict)
+    records_min: int | None = None
+    run_bytes_min: int | None = None
     request_bytes: int = -1
 
 
@@ -299,7 +307,8 @@ def read_range(
     """
     epoch = wanted.epoch if check_epoch else ANY_EPOCH
     reading = _RangeRead(connect, wanted, epoch, tally, access)
-    if access.allowed and bodies and (access.required or wanted.record_count >= RANGE_RECORDS_MIN):
+    records_min = RANGE_RECORDS_MIN if access.records_min is None else access.records_min
+    if access.allowed and bodies and (access.required or wanted.record_count >= records_min):
         for source, run in reading.runs():
             yield from reading.from_broker(run.first_offset)
             yield from reading.sealed(source, run)
@@ -324,7 +333,8 @@ class _RangeRead:
 
         Raises Unavailable if it cannot, and the options require it.
         """
-        bytes_min = 0 if self._access.required else RUN_BYTES_MIN
+        bytes_min = RUN_BYTES_MIN if self._access.run_bytes_min is None else self._access.run_bytes_min
+        bytes_min = 0 if self._access.required else bytes_min
         for root, runs in self._locations():
             source = self._open(root)
             if source is None:
@@ -496,7 +506,6 @@ class SegmentReader:
 
     def __init__(self, connection: BulkConnection) -> None:
         self._connection: Final = connection
-        self._access: Final = SealedAccess(request_bytes=REQUEST_BYTES)
         self.tally: Final = Tally()
 
     def ping(self) -> None:
@@ -512,6 +521,7 @@ class SegmentReader:
     ) -> Iterator[StoredChunk]:
         """Implements ``Source``."""
         wanted = ReadRange(topic, partition, incarnation, epoch, offset, offset_end)
-        return read_range(
-            lambda: self._connection, wanted, self.tally, bodies=True, check_epoch=True, access=self._access
+        access = SealedAccess(
+            records_min=READER_RECORDS_MIN, run_bytes_min=READER_RUN_BYTES_MIN, request_bytes=REQUEST_BYTES
         )
+        return read_range(lambda: self._connection, wanted, self.tally, bodies=True, check_epoch=True, access=access)
