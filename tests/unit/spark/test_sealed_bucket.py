@@ -249,3 +249,22 @@ def test_a_broker_without_a_bucket_is_asked_once(tmp_path: Path, monkeypatch: py
         assert all(one.sealed is None for piece in pieces for one in piece)
         assert asked == 1
         made.connection.close()
+
+
+# The process that writes tables
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_the_writer_of_tables_reads_the_bucket(files: Files, monkeypatch: pytest.MonkeyPatch, is_own: bool) -> None:
+    monkeypatch.setattr(sealed, "READER_RECORDS_MIN", 1)
+    monkeypatch.setattr(sealed, "READER_RUN_BYTES_MIN", 1)
+    if not is_own:
+        monkeypatch.setattr(sealed, "find_identity", lambda _: None)
+    wanted, reader = files.everything(), sealed.SegmentReader(files.connection)
+    chunks = reader.fetch_range(TOPIC, 0, wanted.incarnation, wanted.offset, wanted.offset_end, epoch=wanted.epoch)
+    found = [
+        row for chunk in chunks for batch in chunk_to_arrow(chunk, SCHEMA.names, SCHEMA) for row in batch.to_pylist()
+    ]
+    assert found == files.read(wanted, files=False)[0]
+    assert (reader.tally.bucket_bytes > 100_000) == is_own
+    assert (files.connection in sealed._inaccessible) != is_own  # so that the broker is not asked again
