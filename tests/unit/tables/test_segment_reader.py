@@ -27,7 +27,7 @@ MUCH = 1 << 40
 def small_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealed, "READER_RECORDS_MIN", 1)
     monkeypatch.setattr(sealed, "READER_RUN_BYTES_MIN", 1)
-    monkeypatch.setattr(sealed, "REQUEST_BYTES", 20_000)
+    monkeypatch.setattr(sealed, "REQUEST_BYTES", 50_000)
     monkeypatch.setattr(sealed, "PIECE_BYTES", 40_000)
     monkeypatch.setattr(compaction, "DIRTY_BYTES_MIN", 1)
 
@@ -87,6 +87,7 @@ def test_small_runs_are_read_from_the_broker(
 def test_the_connection_is_usable_wherever_a_read_stops(
     files: Files, reader: SegmentReader, monkeypatch: pytest.MonkeyPatch, records_min: int
 ) -> None:
+    monkeypatch.setattr("polywire.protocols.polywire.fetch.ANSWER_BYTES_MAX", 20_000)  # responses have many frames
     files.fill(900_000)
     monkeypatch.setattr(sealed, "READER_RECORDS_MIN", records_min)
     bounds = reader.bounds([TOPIC])[0]
