@@ -1,17 +1,21 @@
-"""Writing topics as tables: freshness at a steady rate, cost of a commit, rows per core-second, and the effect on producers.
+"""Writing topics as tables: freshness at a steady rate, cost of a commit and of a backlog, and the effect on producers.
 
 Run: ``python -m benchmarks.table_writing [--seconds N] [--rate N]``
 
 * Freshness is the time from the append of a record to the commit that has it. It is computed from the Delta log, for all
   rows, as if the rows of a file were appended evenly.
 * The processor time of a commit is measured on a table in memory with that many versions.
-* Producers run in pairs, with and without a table, in turns.
+* The cost of a backlog is the processor time of the broker, and of the process that writes tables, per row.
+* Producers run in pairs, with and without a table, in turns. The process that writes tables runs before they begin.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from argparse import ArgumentParser
@@ -27,10 +31,8 @@ from polywire.client.bulk import BulkConnection
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.store.url import open_bucket
-from polywire.table_columns import INFER
 from polywire.tables.delta_log import LOG, DataFile, DeltaLog, PartitionKey, TableState, offset_action
 from polywire.tables.parquet import Bounds, Measure, time_of
-from polywire.tables.writer import TopicTable
 from polywire.testing.memory_objects import MemoryObjects
 from polywire.testing.process import BrokerProcess
 
@@ -38,11 +40,13 @@ BATCH_RECORDS: Final = 1000
 VALUE_BYTES: Final = 100
 ROUNDS: Final = 5
 COMMITS: Final = 10_000
-PRODUCED_BATCHES: Final = 6_000
-BACKLOG_BATCHES: Final = 5_000
+PRODUCED_BATCHES: Final = 20_000
+BACKLOG_BATCHES: Final = 8_000
 PAUSE_S: Final = 0.002
 AT: Final = "2026-11-27T03:00:00Z"
 LISTED: Final = "id long, customer string, total double, paid boolean, at timestamp"
+SETTLE_S: Final = 2.0
+POLL_S: Final = 0.3
 POINTS: Final = 200  # of a file's rows, to compute percentiles
 
 
@@ -107,20 +111,24 @@ def commit_ms() -> float:
     return used * 10
 
 
-def rows_per_core_s(columns: str = "") -> float:
-    """Return the rows per second of processor time that the writer writes of a backlog, of JSON with typed columns."""
-    with fresh() as (broker, connection):
-        host, port = broker.addresses["polywire"]
-        batch = _json_batch() if columns else polywire_load.value_batch(BATCH_RECORDS, VALUE_BYTES)
-        connection.create_topic("orders", 3)
-        polywire_load.produce_rate(
-            host, port, "orders", batch=batch, batch_records=BATCH_RECORDS, batches=BACKLOG_BATCHES, partitions=3
-        )
-        table = TopicTable("orders", MemoryObjects(), connection, columns=columns)
-        begun = time.process_time()
-        while table.append().behind:
-            pass
-        return table.state.row_count / (time.process_time() - begun)
+def backlog_us(columns: str = "") -> tuple[float, float]:
+    """Return the processor time per row of the broker and of the process that writes tables, in microseconds.
+
+    The table is turned on when the backlog exists. With typed columns, values are JSON.
+    """
+    with fresh("--table-freshness-s", "1") as (broker, connection):
+        connection.create_topic("orders", 3, {"table_columns": columns})
+        _produce(broker, "orders", BACKLOG_BATCHES, batch=_json_batch() if columns else None)
+        time.sleep(SETTLE_S)  # until the last journal files are sealed
+        before = processor_s(broker.pid)
+        alter = [sys.executable, "-m", "polywire", "topic", "alter", "orders", "--table", "delta"]
+        subprocess.run([*alter, "--address", broker.url()], check=True, capture_output=True)
+        log = DeltaLog(open_bucket(connection.describe("orders").table))
+        while (rows := log.load().row_count) < BACKLOG_BATCHES * BATCH_RECORDS:
+            time.sleep(POLL_S)
+        used = processor_s(broker.pid) - before, sum(map(processor_s, writers(broker)))
+        assert "has ended" not in broker.log_text(), "a writer that was started again is not counted completely"
+        return used[0] / rows * 1e6, used[1] / rows * 1e6
 
 
 def _json_batch() -> bytes:
@@ -132,23 +140,38 @@ def _json_batch() -> bytes:
     return bytes(from_records([Record(json.dumps(row).encode()) for row in rows]))
 
 
-def produce_ratio(freshness_s: int) -> list[float]:
+def writers(broker: BrokerProcess) -> list[int]:
+    """Return the ids of the processes that write the broker's tables, which are its only children."""
+    return [int(pid) for pid in Path(f"/proc/{broker.pid}/task/{broker.pid}/children").read_text().split()]
+
+
+def processor_s(pid: int) -> float:
+    """Return the processor time of a process in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _produce(broker: BrokerProcess, topic: str, batches: int, *, batch: bytes | None = None) -> float:
+    """Produce at full speed to three partitions, and return the rate in records per second."""
+    host, port = broker.addresses["polywire"]
+    batch = batch or polywire_load.value_batch(BATCH_RECORDS, VALUE_BYTES)
+    return polywire_load.produce_rate(
+        host, port, topic, batch=batch, batch_records=BATCH_RECORDS, batches=batches, partitions=3
+    )
+
+
+def produce_ratio() -> list[float]:
     """Return the ratios of produce rates with and without a table, pair by pair."""
-    batch = polywire_load.value_batch(BATCH_RECORDS, VALUE_BYTES)
-    with fresh("--table-freshness-s", str(freshness_s)) as (broker, connection):
-        host, port = broker.addresses["polywire"]
+    with fresh("--table-freshness-s", "1") as (broker, connection):
         connection.create_topic("plain", 3)
         ratios = []
         for number in range(ROUNDS + 1):
             connection.create_topic(f"tabled{number}", 3, {"table": "delta"})
-            rates = [
-                polywire_load.produce_rate(
-                    host, port, topic, batch=batch, batch_records=BATCH_RECORDS, batches=PRODUCED_BATCHES, partitions=3
-                )
-                for topic in ("plain", f"tabled{number}")
-            ]
+            time.sleep(SETTLE_S)
+            tabled = _produce(broker, f"tabled{number}", PRODUCED_BATCHES)
             connection.delete_topic(f"tabled{number}")
-            ratios.append(rates[1] / rates[0])
+            time.sleep(SETTLE_S)
+            ratios.append(tabled / _produce(broker, "plain", PRODUCED_BATCHES))
         return ratios[1:]
 
 
@@ -164,17 +187,15 @@ def main() -> None:
         f"freshness with table_freshness_s=1 at {given.rate:,} records/s: p50 {at[49]:.2f} s, p99 {at[98]:.2f} s"
     )
     console.print(f"commit {COMMITS:,}: {commit_ms():.2f} ms of processor time")
-    console.print(f"rows per core-second: {rows_per_core_s():,.0f}")
-    for columns in (LISTED, INFER):
+    for number in range(ROUNDS):
+        broker_us, writer_us = backlog_us()
         console.print(
-            f"rows of five fields per core-second, table_columns={columns!r}: {rows_per_core_s(columns):,.0f}"
+            f"backlog {number}: µs per row: broker {broker_us:.4f}, process that writes tables {writer_us:.3f}"
         )
-    for freshness in (60, 1):
-        ratios = produce_ratio(freshness)
-        console.print(
-            f"produce rate with a table, freshness {freshness} s, to that without: median {statistics.median(ratios):.2f}, "
-            f"lowest {min(ratios):.2f}"
-        )
+    ratios = produce_ratio()
+    console.print(
+        f"produce rate with a table to that without: median {statistics.median(ratios):.2f}, lowest {min(ratios):.2f}"
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from polywire.server.placement import shard_by_hash
-from polywire.spark.sealed import RANGE_RECORDS_MIN
+from polywire.tables.sealed import RANGE_RECORDS_MIN
 from tests.broker_process import BrokerProcess
 from tests.e2e.conftest import Reached
 from tests.e2e.test_spark_local_segments import LOGGING, append, digest, reach, wait_until_sealed

@@ -14,8 +14,8 @@ from pyspark.sql.functions import expr
 
 from polywire.client import bulk
 from polywire.client.arrow import arrow_to_batches
-from polywire.spark.sealed import RANGE_RECORDS_MIN
 from polywire.store.data_directory import MARK_FILE
+from polywire.tables.sealed import RANGE_RECORDS_MIN
 from tests.broker_process import BrokerProcess
 from tests.e2e.conftest import Reached
 

@@ -45,8 +45,18 @@ CHECK_EVERY: Final = 25
 CALM_S: Final = (0.2, 3.0)  # between two faults
 TRIES: Final = 5
 CAUGHT_UP_S: Final = 60.0
-OPTIONS: Final = ("--table", "delta,iceberg", "--table-freshness-s", "1", "--table-history-hours", "0")
-BATCH: Final = 20
+OPTIONS: Final = (
+    "--table",
+    "delta,iceberg",
+    "--table-freshness-s",
+    "1",
+    "--table-history-hours",
+    "0",
+    "--slot-mib",
+    "17",
+)
+BATCH: Final = 100
+VALUE_BYTES: Final = 100  # so much that ranges are read from segments
 KEYS: Final = 500  # of a compacted topic
 COLUMNS_BY_SEED: Final = ("", "infer", "id long, step1 long")
 COLUMNS: Final = ("partition", "offset", "key", "value")
@@ -65,12 +75,6 @@ class World:
     counts: Counter[str] = field(default_factory=Counter)
     stopped: list[int] = field(default_factory=list)
 
-    def writers(self) -> list[int]:
-        """Return the ids of the processes that write tables for the broker that runs now."""
-        found = run_command(["pgrep", "-P", str(self.broker.pid)], capture_output=True, text=True, check=False).stdout
-        pids = [int(pid) for pid in found.split()]
-        return [pid for pid in pids if b"polywire.tables" in _command_line(pid)]
-
     def inject(self) -> None:
         """Wait, and inject one fault."""
         time.sleep(self.chance.uniform(*CALM_S))
@@ -79,7 +83,7 @@ class World:
         self.counts[name] += 1
 
     def kill_writer(self) -> None:
-        for pid in self.writers():
+        for pid in writers(self.broker):
             os.kill(pid, signal.SIGKILL)
 
     def kill_broker(self) -> None:
@@ -88,7 +92,7 @@ class World:
         self.broker.start()
 
     def kill_both(self) -> None:
-        pids = [self.broker.pid, *self.writers()]
+        pids = [self.broker.pid, *writers(self.broker)]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         self.broker.kill()
@@ -96,7 +100,7 @@ class World:
 
     def outlive(self) -> None:
         """Suspend the writer, kill the broker, and continue the old writer while the next one writes."""
-        pids = self.writers()
+        pids = writers(self.broker)
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         self.stopped += pids
@@ -128,6 +132,12 @@ FAULTS: Final[Mapping[str, Callable[[World], None]]] = {
     "stop": World.stop_broker,
 }
 WEIGHTS: Final = (5, 3, 3, 2, 1)
+
+
+def writers(broker: BrokerProcess) -> list[int]:
+    """Return the ids of the processes that write tables for a broker that runs now."""
+    found = run_command(["pgrep", "-P", str(broker.pid)], capture_output=True, text=True, check=False).stdout
+    return [int(pid) for pid in found.split() if b"polywire.tables" in _command_line(int(pid))]
 
 
 def _command_line(pid: int) -> bytes:
@@ -175,7 +185,7 @@ def _value(number: int) -> bytes:
     """Return JSON with a field that is new now and then, and seldom a value that does not fit."""
     if number % 500 == 7:
         return b"no JSON" if number % 1000 == 7 else b'{"id":"text"}'
-    return b'{"id":%d,"step%d":1}' % (number, number // 2000)
+    return b'{"id":%d,"step%d":1,"pad":"%0*d"}' % (number, number // 10_000, VALUE_BYTES, number)
 
 
 def check_columns(table: pa.Table) -> None:
@@ -241,6 +251,18 @@ def wait_for_records(url: str, count: int) -> int:
     return state.version
 
 
+def wait_for_offsets(url: str, ends: Mapping[int, int]) -> None:
+    """Wait until a table has reached these offsets. Raises Wrong."""
+    deadline = time.monotonic() + CAUGHT_UP_S
+    while time.monotonic() < deadline:
+        state = DeltaLog(open_bucket(url)).load()
+        found = {key.partition: offset for key, offset in state.offsets.items()}
+        if all(found.get(partition, 0) >= end for partition, end in ends.items()):
+            return
+        time.sleep(0.05)
+    raise Wrong(f"the table does not reach the end of its topic offsets={found} ends={ends}")
+
+
 def catch_up(broker: BrokerProcess) -> TableState:
     """Wait until the table has all records of the log, and no files but its own. Raises Wrong."""
     end, objects = time.monotonic() + CAUGHT_UP_S, open_bucket(connect(broker.url()).describe(TOPIC).table)
@@ -257,10 +279,17 @@ def catch_up(broker: BrokerProcess) -> TableState:
 
 
 def run(
-    folder: Path, *, seed: int, faults: int, is_compacted: bool = False, report: Callable[[str], object] = print
+    folder: Path,
+    *,
+    seed: int,
+    faults: int,
+    in_bucket: bool = False,
+    is_compacted: bool = False,
+    report: Callable[[str], object] = print,
 ) -> Counter[str]:
     """Run that many faults, and return the counts. Raises Wrong, AssertionError."""
-    with BrokerProcess(folder / "data", *OPTIONS, wires=["polywire"]) as broker:
+    options = (*OPTIONS, "--bucket", (folder / "bucket").as_uri()) if in_bucket else OPTIONS
+    with BrokerProcess(folder / "data", *options, wires=["polywire"]) as broker:
         settings: dict[str, int | str | None] = {
             "table_columns": COLUMNS_BY_SEED[seed % len(COLUMNS_BY_SEED)],
             "compaction": int(is_compacted),
@@ -288,10 +317,13 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--compacted", action="store_true")
+    parser.add_argument("--bucket", action="store_true", help="store the log and the table in a bucket (a directory)")
+    parser.add_argument("--compacted", action="store_true", help="compact the topic")
     given = parser.parse_args()
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the last writer may be finishing
-        counts = run(Path(folder), seed=given.seed, faults=given.count, is_compacted=given.compacted)
+        counts = run(
+            Path(folder), seed=given.seed, faults=given.count, in_bucket=given.bucket, is_compacted=given.compacted
+        )
     for name, number in sorted(counts.items()):
         print(f"{name:24} {number}")
     return 0

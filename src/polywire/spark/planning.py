@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from polywire.errors import ErrorCode, Invalid, Missing
-from polywire.protocols.polywire.messages import SealedRange
 from polywire.spark.offsets import PartitionKey, Position, SourceOffset
 from polywire.spark.options import EARLIEST_OFFSET, LATEST_OFFSET, ByOffset, ByTime, Edge, MissingTime, OffsetSpec
-from polywire.store.data_directory import BlobRoot
+from polywire.tables.sealed import ReadRange
 
 PACK_RECORDS: Final = 50_000  # a task with fewer records takes longer to start than to run (12 ms, at 4 M records/s)
 RANGE_RECORDS_MAX: Final = 1_000_000  # larger ranges are split, so that one big partition uses all cores
@@ -37,38 +36,6 @@ class Extent:
 
 
 Extents = Mapping[PartitionKey, Extent]
-
-
-@dataclass(frozen=True, slots=True)
-class SealedRuns:
-    """Locations of a range's records in segment files in a bucket."""
-
-    root: BlobRoot
-    runs: tuple[SealedRange, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRange:
-    """Records of a partition, from ``offset`` to ``offset_end`` (exclusive).
-
-    Attributes:
-        incarnation: incarnation number of the partition.
-        epoch: leader epoch in which ``offset_end`` was observed.
-        sealed: locations of its records in segment files; None if that was not requested.
-    """
-
-    topic: str
-    partition: int
-    incarnation: int
-    epoch: int
-    offset: int
-    offset_end: int
-    sealed: SealedRuns | None = None
-
-    @property
-    def record_count(self) -> int:
-        """Number of offsets in the range. Compaction may have left fewer records."""
-        return self.offset_end - self.offset
 
 
 @dataclass(frozen=True, slots=True)

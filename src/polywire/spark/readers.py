@@ -10,6 +10,7 @@ connection it continues where it stopped.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -47,14 +48,19 @@ from polywire.errors import BrokerError, Conflict, ErrorCode, Missing
 from polywire.spark import planning, snapshot
 from polywire.spark.offsets import PartitionKey, Position, SourceOffset, decode_offset, encode_offset
 from polywire.spark.options import LocalSegments, SourceOptions, Subscription, TimestampType
-from polywire.spark.planning import Extents, Loss, ReadRange, clip
+from polywire.spark.planning import Extents, Loss, clip
 from polywire.spark.schema import arrow_schema
-from polywire.spark.sealed import SealedAccess, Tally, locate_ranges, logger, read_range
+from polywire.spark.sealed import locate_ranges
 from polywire.spark.worker_exit import depart_quietly, one_line_errors
+from polywire.tables import sealed
+from polywire.tables.sealed import ReadRange, SealedAccess, Tally, read_range
 
 # all other columns can be computed from the headers of batches
 BODY_COLUMNS: Final = frozenset({"key", "value", "headers", "typedHeaders"})
 SURVIVABLE = (Missing, Conflict)  # with failOnDataLoss=false reading continues after these errors
+logger: Final = logging.getLogger("polywire.spark")
+for each in (logger, sealed.logger):
+    each.setLevel(logging.INFO)  # Spark collects logs of workers only on request
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 

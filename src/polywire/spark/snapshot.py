@@ -5,18 +5,16 @@ A next offset is never above the synced records, so a power loss cannot remove r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from polywire.choices import missing
 from polywire.client import bulk
 from polywire.client.bulk import BulkConnection, PartitionRange
-from polywire.client.failures import beyond
 from polywire.errors import ErrorCode, Missing
-from polywire.protocols.polywire import messages
 from polywire.spark.offsets import PartitionKey, Position
 from polywire.spark.options import SinkOptions, SourceOptions, Subscription
-from polywire.spark.planning import Extent, Extents, ReadRange
+from polywire.spark.planning import Extent, Extents
 
 TIMES_MAX: Final = 16  # maximum number of times in one BOUNDS request (spec: polywire#limits)
 LISTINGS_MAX: Final = 5  # retries, because a topic may be deleted between listing and describing
@@ -69,22 +67,6 @@ def epoch_reached(connection: BulkConnection, key: PartitionKey, position: Posit
         key.topic, key.partition, position.incarnation, offset, offset, epoch=position.epoch
     ):
         pass
-
-
-def located(connection: BulkConnection, wanted: ReadRange, *, epoch: int) -> Iterator[messages.Located]:
-    """Yield the locations of a range's records in segments.
-
-    Raises the errors of ``BulkConnection.locate``, and Corrupt.
-    """
-    offset, more = wanted.offset, True
-    while more:
-        answer = connection.locate(
-            wanted.topic, wanted.partition, wanted.incarnation, offset, wanted.offset_end, epoch=epoch
-        )
-        more = answer.more and bool(answer.runs)
-        if more:
-            offset = beyond(offset, answer.runs[-1].next_offset, "offset")
-        yield answer
 
 
 def record_bytes(connection: BulkConnection, key: PartitionKey, incarnation: int, offset: int) -> float:

@@ -32,6 +32,7 @@ from polywire.table_orders import Orders, TableOrder, TableReport
 from polywire.tables.delta_log import NEW, CommitConflict, now_ms
 from polywire.tables.iceberg import IcebergMetadata
 from polywire.tables.parquet import Written
+from polywire.tables.sealed import SegmentReader
 from polywire.tables.writer import MergePlan, Progress, TopicTable, merged
 
 PAUSE_FIRST_S: Final = 0.5
@@ -79,7 +80,7 @@ class OrderReader:
 class Job:
     """One table, with the time of its next attempt."""
 
-    def __init__(self, order: TableOrder, source: BulkConnection, merger: ThreadPoolExecutor) -> None:
+    def __init__(self, order: TableOrder, source: SegmentReader, merger: ThreadPoolExecutor) -> None:
         self.order = order
         self.due = 0.0
         self._append_at = 0.0  # when rows are due
@@ -183,7 +184,7 @@ class Job:
         )
 
 
-def work(source: BulkConnection, orders: OrderReader, report: Callable[[TableReport], object]) -> int:
+def work(source: SegmentReader, orders: OrderReader, report: Callable[[TableReport], object]) -> int:
     """Write tables until the input ends. Return the exit code."""
     jobs: dict[str, Job] = {}
     merger = ThreadPoolExecutor(1, "merge")
@@ -205,7 +206,7 @@ def work(source: BulkConnection, orders: OrderReader, report: Callable[[TableRep
     return 0
 
 
-def follow(jobs: dict[str, Job], orders: Orders, source: BulkConnection, merger: ThreadPoolExecutor) -> None:
+def follow(jobs: dict[str, Job], orders: Orders, source: SegmentReader, merger: ThreadPoolExecutor) -> None:
     """Begin new tables, and forget those that are not ordered any more."""
     ordered = {order.topic: order for order in orders.tables}
     for topic in [topic for topic, job in jobs.items() if ordered.get(topic) != job.order]:
@@ -215,7 +216,7 @@ def follow(jobs: dict[str, Job], orders: Orders, source: BulkConnection, merger:
             jobs[topic] = Job(order, source, merger)
 
 
-def _is_alive(source: BulkConnection) -> bool:
+def _is_alive(source: SegmentReader) -> bool:
     try:
         source.ping()
     except BrokerError:
@@ -236,7 +237,7 @@ def main(arguments: list[str]) -> int:
 
     orders = OrderReader(sys.stdin.buffer)
     try:
-        source = BulkConnection.over(socket.socket(fileno=int(arguments[0])))
+        source = SegmentReader(BulkConnection.over(socket.socket(fileno=int(arguments[0]))))
         return work(source, orders, report)
     except BrokenPipeError:
         return EXIT_LOST

@@ -42,7 +42,7 @@ SHOWN_BY: Final[Mapping[str, Mapping[str, str]]] = {
         "a schema before `load()`": "tests/e2e/test_spark_source.py::test_offsets_and_times_need_no_values",
         "direct reads of files": "tests/e2e/test_spark_local_segments.py::test_a_stream_reads_sealed_and_unsealed_records",
         "direct reads of a bucket": "tests/e2e/test_spark_bucket.py::test_the_bucket_is_read_and_the_broker_is_not",
-        "missing or damaged files": "tests/unit/spark/test_sealed.py::test_a_file_that_fails_verification",
+        "missing or damaged files": "tests/unit/tables/test_sealed.py::test_a_file_that_fails_verification",
         "new partitions and topics": "tests/unit/spark/test_planning.py::test_a_new_partition_starts_at_its_first_record_even_when_run_again",
         "`Trigger.AvailableNow`": "tests/unit/spark/test_readers.py::test_an_available_now_run_ends_at_its_initial_target",
         "a repeated micro-batch": "tests/unit/spark/test_planning.py::test_a_first_batch_run_again_covers_the_same_records",

@@ -13,7 +13,8 @@ from polywire.errors import Invalid, Missing
 from polywire.spark import planning
 from polywire.spark.offsets import PartitionKey, SourceOffset, decode_offset, encode_offset
 from polywire.spark.options import ByOffset, ByTime, Edge, MissingTime
-from polywire.spark.planning import Extent, Extents, ReadRange
+from polywire.spark.planning import Extent, Extents
+from polywire.tables.sealed import ReadRange
 
 ID = "ab" * 16
 

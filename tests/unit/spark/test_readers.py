@@ -29,7 +29,7 @@ from polywire.errors import Conflict, ErrorCode, Missing
 from polywire.spark import readers, snapshot
 from polywire.spark.offsets import PartitionKey, decode_offset
 from polywire.spark.options import Headers, Subscription, read_options
-from polywire.spark.planning import Extent, ReadRange
+from polywire.spark.planning import Extent
 from polywire.spark.readers import (
     BatchReader,
     PushedFilters,
@@ -40,6 +40,7 @@ from polywire.spark.readers import (
     pushed_filters,
 )
 from polywire.spark.schema import source_schema
+from polywire.tables.sealed import ReadRange
 
 CHUNK_RECORDS = 10
 RECORD_BYTES = 100

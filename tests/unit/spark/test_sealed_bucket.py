@@ -22,17 +22,18 @@ from polywire.cluster.opening import ShardConfig, open_shard
 from polywire.errors import ErrorCode, Unavailable
 from polywire.log.base import Log, Replay
 from polywire.protocols.polywire import messages
-from polywire.spark import sealed
+from polywire.spark import sealed as planning
 from polywire.spark.options import SourceOptions, read_options
-from polywire.spark.planning import ReadRange
-from polywire.spark.sealed import SealedAccess, Tally, locate_ranges, read_range
+from polywire.spark.sealed import locate_ranges
 from polywire.store.data_directory import BlobRoot
 from polywire.store.file_objects import FileObjects
 from polywire.store.identity import NAME, find_identity, make_identity
 from polywire.store.objects import FIRST, shard_root
+from polywire.tables import sealed
+from polywire.tables.sealed import ReadRange, SealedAccess, Tally, read_range
 from polywire.types import Level
 from tests.unit.client.served import Served
-from tests.unit.spark.test_sealed import SCHEMA, SLOTS, TOPIC, Files, Rows
+from tests.unit.tables.test_sealed import SCHEMA, SLOTS, TOPIC, Files, Rows
 
 SHARD = shard_root(FIRST)
 
@@ -43,14 +44,14 @@ def small_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
         (sealed, "RUN_BYTES_MIN", 1),
         (sealed, "RANGE_RECORDS_MIN", 1),
         (sealed, "PIECE_BYTES", 40_000),
-        (sealed, "PACK_RECORDS", 1),
+        (planning, "PACK_RECORDS", 1),
         (sealed, "CHUNK_BYTES", 33_000),
         (sealed, "PAUSE_FIRST_S", 0.001),
         (uploader, "PUT_INTERVAL_S", 0.001),
     ):
         monkeypatch.setattr(module, name, value)
     sealed._inaccessible.clear()
-    sealed._without_bucket.clear()
+    planning._without_bucket.clear()
     sealed._sources.clear()
 
 
@@ -145,7 +146,7 @@ def test_a_restarted_broker_reports_the_same_bucket(files: Files) -> None:
 
 def test_small_ranges_are_not_located(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = sealed_part(files)
-    monkeypatch.setattr(sealed, "PACK_RECORDS", wanted.record_count + 1)
+    monkeypatch.setattr(planning, "PACK_RECORDS", wanted.record_count + 1)
     assert planned(files, wanted).sealed is None
     assert planned(files, wanted, localSegments="required").sealed is not None
     assert planned(files, wanted, localSegments="off").sealed is None
@@ -248,3 +249,22 @@ def test_a_broker_without_a_bucket_is_asked_once(tmp_path: Path, monkeypatch: py
         assert all(one.sealed is None for piece in pieces for one in piece)
         assert asked == 1
         made.connection.close()
+
+
+# The process that writes tables
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_the_writer_of_tables_reads_the_bucket(files: Files, monkeypatch: pytest.MonkeyPatch, is_own: bool) -> None:
+    monkeypatch.setattr(sealed, "READER_RECORDS_MIN", 1)
+    monkeypatch.setattr(sealed, "READER_RUN_BYTES_MIN", 1)
+    if not is_own:
+        monkeypatch.setattr(sealed, "find_identity", lambda _: None)
+    wanted, reader = files.everything(), sealed.SegmentReader(files.connection)
+    chunks = reader.fetch_range(TOPIC, 0, wanted.incarnation, wanted.offset, wanted.offset_end, epoch=wanted.epoch)
+    found = [
+        row for chunk in chunks for batch in chunk_to_arrow(chunk, SCHEMA.names, SCHEMA) for row in batch.to_pylist()
+    ]
+    assert found == files.read(wanted, files=False)[0]
+    assert (reader.tally.bucket_bytes > 100_000) == is_own
+    assert (files.connection in sealed._inaccessible) != is_own  # so that the broker is not asked again

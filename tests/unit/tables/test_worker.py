@@ -15,11 +15,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from polywire.client.bulk import BulkConnection
 from polywire.errors import ErrorCode, Unavailable
 from polywire.store.url import open_bucket
 from polywire.table_orders import Orders, TableOrder, TableReport
 from polywire.tables import worker, writer
+from polywire.tables.sealed import SegmentReader
 from polywire.tables.worker import EXIT_LOST, Job, OrderReader, work
 from tests.unit.tables.rig import TOPIC, TOPIC_ID, FakeTopic, check
 
@@ -46,7 +46,7 @@ def order(folder: Path, **changes: Any) -> TableOrder:
 
 
 def job_of(topic: FakeTopic, folder: Path, **changes: Any) -> Job:
-    return Job(order(folder, **changes), cast(BulkConnection, topic), ThreadPoolExecutor(1))
+    return Job(order(folder, **changes), cast(SegmentReader, topic), ThreadPoolExecutor(1))
 
 
 def test_a_step_writes_what_is_missing(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_merges_are_committed_between_updates(tmp_path: Path) -> None:
 def run(topic: FakeBroker, *lines: bytes) -> tuple[int, list[TableReport]]:
     reports: list[TableReport] = []
     orders = OrderReader(io.BytesIO(b"".join(lines)))
-    return work(cast(BulkConnection, topic), orders, reports.append), reports
+    return work(cast(SegmentReader, topic), orders, reports.append), reports
 
 
 def test_the_process_ends_with_its_input(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_the_process_ends_if_the_broker_is_gone(tmp_path: Path) -> None:
     with open(reading, "rb") as source, open(writing, "wb") as sink:
         sink.write(msgspec.json.encode(Orders([order(tmp_path)])) + b"\n")
         sink.flush()
-        assert work(cast(BulkConnection, topic), OrderReader(source), reports.append) == EXIT_LOST
+        assert work(cast(SegmentReader, topic), OrderReader(source), reports.append) == EXIT_LOST
         sink.close()
     assert reports[0].error == "connection lost"
 
@@ -161,7 +161,7 @@ def test_a_new_topic_of_the_same_name_is_another_table(tmp_path: Path) -> None:
     jobs: dict[str, Job] = {}
     first, second = order(tmp_path), order(tmp_path, topic_id=b"second topic 012")
     with ThreadPoolExecutor(1) as merger:
-        source = cast(BulkConnection, FakeBroker())
+        source = cast(SegmentReader, FakeBroker())
         worker.follow(jobs, Orders([first]), source, merger)
         known = jobs[TOPIC]
         worker.follow(jobs, Orders([first]), source, merger)

@@ -6,10 +6,11 @@ from typing import Any, Final
 
 import pytest
 
+import polywire.spark.sealed as planning
 from polywire.errors import Corrupt
 from polywire.protocols.polywire import messages
-from polywire.spark import sealed, snapshot
-from polywire.spark.planning import ReadRange
+from polywire.tables import sealed
+from polywire.tables.sealed import ReadRange
 
 ANSWERS_MAX: Final = 10
 RUN: Final = messages.SealedRange("segments/00000001-00000001.pws", 0, 10, 0, 1)
@@ -31,7 +32,7 @@ class Repeating:
 
 def test_a_plan() -> None:
     connection: Any = Repeating("s3://bucket/prefix")
-    planner = object.__new__(sealed._Planner)
+    planner = object.__new__(planning._Planner)
     planner._connection, planner._checks_epoch, planner._records_min = connection, False, 1
     with pytest.raises(Corrupt, match="does not advance"):
         planner.located(WANTED)
@@ -41,11 +42,11 @@ def test_a_plan() -> None:
 def test_a_read_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
     connection: Any = Repeating("/data")
     connection.arena = None
-    monkeypatch.setattr("polywire.spark.sealed.DataDirectory.is_here", lambda _: True)
+    monkeypatch.setattr("polywire.tables.sealed.DataDirectory.is_here", lambda _: True)
     access = sealed.SealedAccess(bucket={})
     reading = sealed._RangeRead(lambda: connection, WANTED, -1, sealed.Tally(), access)
     with pytest.raises(Corrupt):
-        list(reading._runs_in_files())
+        list(reading.runs())
     assert connection.answers == 2
 
 
@@ -57,5 +58,5 @@ def test_responses_that_advance_are_followed_to_the_end() -> None:
             return messages.Located("s3://bucket/prefix", b"m" * 16, [run], more=offset < 80)
 
     connection: Any = Advancing()
-    found = [run.first_offset for answer in snapshot.located(connection, WANTED, epoch=-1) for run in answer.runs]
+    found = [run.first_offset for answer in sealed.located(connection, WANTED, epoch=-1) for run in answer.runs]
     assert found == [0, 40, 80]

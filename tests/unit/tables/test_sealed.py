@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import shutil
@@ -21,13 +22,12 @@ from polywire.log.settings import LogSettings
 from polywire.protocols.polywire import messages
 from polywire.records.columns import Header, Record
 from polywire.records.rows import from_records
-from polywire.spark import sealed
 from polywire.spark.options import Headers
-from polywire.spark.planning import ReadRange
 from polywire.spark.schema import arrow_schema, source_schema
-from polywire.spark.sealed import SealedAccess, Tally, read_range
 from polywire.store.data_directory import MARK_FILE
 from polywire.store.file import FileBlob
+from polywire.tables import sealed
+from polywire.tables.sealed import ReadRange, SealedAccess, Tally, read_range
 from tests.unit.client.served import Served
 
 SLOTS = LogSettings(slot_bytes=256 * 1024, slot_count_max=4, sync_interval_ms=2, disk_reserve_bytes=0)
@@ -310,6 +310,7 @@ def tampered(monkeypatch: pytest.MonkeyPatch, tamper: Callable[[Path], None]) ->
 def test_a_segment_deleted_before_it_is_opened(
     files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, sealed.logger.name)
     files.make()
     files.fill(900_000)
     wanted = files.everything()
@@ -319,7 +320,7 @@ def test_a_segment_deleted_before_it_is_opened(
     assert read == rows
     assert len(opened) == len(files.runs())
     assert tally.file_bytes == 0
-    assert {record.levelname for record in caplog.records if record.name == "polywire.spark"} == {"INFO"}
+    assert {record.levelname for record in caplog.records if record.name == "polywire.sealed"} == {"INFO"}
 
 
 def test_a_segment_deleted_while_it_is_read(files: Files) -> None:
@@ -383,7 +384,7 @@ def test_a_file_that_fails_verification(
     read = [files.read(wanted) for wanted, _, _ in honest]
     assert [rows for rows, _ in read] == [rows for _, rows, _ in honest]
     assert sum(tally.file_bytes for _, tally in read) < sum(tally.file_bytes for _, _, tally in honest)
-    assert "WARNING" in {record.levelname for record in caplog.records if record.name == "polywire.spark"}
+    assert "WARNING" in {record.levelname for record in caplog.records if record.name == "polywire.sealed"}
 
 
 def test_an_intact_file_of_other_records(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
