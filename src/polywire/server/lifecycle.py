@@ -29,6 +29,7 @@ from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, NotOw
 from polywire.http.factory import HttpFactory
 from polywire.log.worker import ThreadWorker
 from polywire.protocols.flux import exports
+from polywire.protocols.polywire.factory import WIRE as POLYWIRE
 from polywire.routing.session import Part
 from polywire.routing.values import VALUES_SHARD
 from polywire.server.audit import AuditLog
@@ -51,6 +52,7 @@ from polywire.server.listener import (
 )
 from polywire.server.overview import Overview, WorkTimes
 from polywire.server.placement import DATA_MARKS
+from polywire.server.queries import Queries
 from polywire.server.readiness import ReadinessDriver, is_available
 from polywire.server.resources import Collector, raise_limit, share
 from polywire.server.scheduling import IdlePoll
@@ -179,6 +181,7 @@ async def serve(
         if server.exports is not None:
             server.exports.start()
         server.tables = overview.written = Tables(broker, hub, server.driver)
+        server.queries = overview.queries = Queries(hub, _factory_of_queries(factories), server.driver)
     except BrokerError:
         broker.close()
         raise
@@ -206,6 +209,11 @@ def _factories(broker: Broker, config: ServeConfig, shard: Shard | None) -> Fact
     if shard is not None:
         return shard_factories(broker, config, shard)
     return factories_of(broker, config), None, None
+
+
+def _factory_of_queries(factories: Factories) -> SessionFactory:
+    """Return the factory of the protocol `polywire`, which reaches the topics of all processes."""
+    return next(factory for factory in factories[0] if factory.wire == POLYWIRE)
 
 
 def _has_copy(router: RoutedBroker | None) -> bool:
@@ -331,6 +339,7 @@ class Server:
         "driver",
         "exports",
         "others",
+        "queries",
         "registration",
         "shares",
         "tables",
@@ -353,6 +362,7 @@ class Server:
         self.driver: ReadinessDriver | None = None
         self.exports: exports.Exports | None = None
         self.others: OtherBrokers | None = None
+        self.queries: Queries | None = None
         self.registration: Registration | None = None
         self.tables: Tables | None = None
         self.watch: Final = watch
@@ -462,6 +472,8 @@ class Server:
         withdraw_ready(self._config.ready_file)
         if self.tables is not None:
             await self.tables.stop()
+        if self.queries is not None:
+            await self.queries.stop()
         if self._exit_code == EXIT_OK:
             await drain(hub, self._config.drain_timeout_s)
         sweeper.cancel()

@@ -1,0 +1,191 @@
+"""Run SQL statements of HTTP clients, each in a process of its own (concepts: tables#sql-in-the-console).
+
+* The process reads records over a socket pair, as the user that sent the statement, so it sees what that user may see.
+* A query that takes too long, is cancelled, or whose client has disconnected is killed.
+* Queries wait for nothing: a statement that exceeds the number of queries is rejected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from polywire import errors
+from polywire.broker.owners import Caller
+from polywire.broker.users import ROOT
+from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Unavailable
+from polywire.http.sql import (
+    MEMORY_BYTES_MAX,
+    QUERIES_MAX,
+    QUERIES_OF_USER_MAX,
+    RESULT_BYTES_MAX,
+    SECONDS_MAX,
+)
+from polywire.server.child import connect_child, kill
+from polywire.table_orders import SqlOrder, SqlReply
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+
+    from polywire.protocols.runtime.session import SessionFactory
+    from polywire.server.hub import Hub
+    from polywire.server.readiness import ReadinessDriver
+
+RETRY_MS: Final = 1_000
+READ_BYTES: Final = 256 * 1024
+FURTHER_BYTES: Final = 4 * 1024 * 1024  # of a result, for the names and types of its columns
+THREADS: Final = max(1, (os.cpu_count() or 1) // 2)  # the broker and its clients need the other processors
+
+
+@dataclass(slots=True, eq=False)
+class _Query:
+    """A running query. ``name`` is chosen by the client, to cancel it; it may be empty."""
+
+    owner: int
+    name: str
+    task: asyncio.Task[bytes] | None = field(default=None)
+
+
+class Queries:
+    """The queries of one broker process. Implements ``http.process.Queries``."""
+
+    def __init__(self, hub: Hub, factory: SessionFactory, driver: ReadinessDriver | None) -> None:
+        """``factory`` serves the processes, over the protocol `polywire`."""
+        self._hub: Final = hub
+        self._factory: Final = factory
+        self._driver: Final = driver
+        self._running: Final[set[_Query]] = set()
+        self._is_stopping = False
+
+    async def run(self, caller: Caller, statement: str, *, rows_max: int, name: str) -> bytes:
+        """Return the result of a statement as JSON. Raises BrokerError."""
+        query = _Query(caller.owner, name)
+        self._admit(query)
+        order = SqlOrder(statement, rows_max, RESULT_BYTES_MAX, MEMORY_BYTES_MAX, SECONDS_MAX, THREADS)
+        self._running.add(query)
+        query.task = task = asyncio.get_running_loop().create_task(self._execute(caller, order))
+        task.add_done_callback(lambda _: self._running.discard(query))
+        try:
+            done, _ = await asyncio.wait({task}, timeout=SECONDS_MAX)
+        finally:
+            task.cancel()
+        if not done:
+            await asyncio.wait({task})
+        if not task.cancelled():
+            return task.result()
+        if self._is_stopping:
+            raise _stopping()
+        if done:
+            raise Invalid(ErrorCode.INVALID_REQUEST, "the query was cancelled")
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"query took too long: read fewer records, or aggregate less limit_s={SECONDS_MAX}",
+        )
+
+    def _admit(self, query: _Query) -> None:
+        if self._is_stopping:
+            raise _stopping()
+        own = [other for other in self._running if other.owner == query.owner]
+        if query.name and any(other.name == query.name for other in own):
+            raise Conflict(ErrorCode.BUSY, f"a query with this id is running id={query.name!r}")
+        for count, limit, noun in (
+            (len(own), QUERIES_OF_USER_MAX, "your queries"),
+            (len(self._running), QUERIES_MAX, "queries"),
+        ):
+            if count >= limit:
+                raise Busy(
+                    ErrorCode.BUSY,
+                    f"too many {noun} are running: try again later limit={limit}",
+                    retry_after_ms=RETRY_MS,
+                )
+
+    async def _execute(self, caller: Caller, order: SqlOrder) -> bytes:
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "polywire.tables.query_process",
+                str(theirs.fileno()),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+            )
+        except BaseException as error:
+            ours.close()
+            if isinstance(error, OSError):
+                raise Unavailable(ErrorCode.BUSY, f"cannot start a query: {error.strerror}") from error
+            raise
+        finally:
+            theirs.close()
+        try:
+            await connect_child(self._hub, [self._factory], self._driver, ours, caller.principal or ROOT)
+            return await _result(process, order)
+        finally:
+            await kill(process)
+
+    def cancel(self, caller: Caller, name: str) -> bool:
+        """Cancel a query of this caller. Return whether there was one."""
+        found = [query for query in self._running if query.owner == caller.owner and query.name == name]
+        for query in found:
+            if query.task is not None:
+                query.task.cancel()
+        return bool(found)
+
+    async def stop(self) -> None:
+        """Kill all queries, and reject further ones."""
+        self._is_stopping = True
+        tasks = [query.task for query in self._running if query.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def _result(process: Process, order: SqlOrder) -> bytes:
+    """Return the result that a process writes. Raises the error that it reports."""
+    assert process.stdin is not None, "it is a pipe"
+    assert process.stdout is not None, "it is a pipe"
+    try:
+        process.stdin.write(msgspec.json.encode(order) + b"\n")
+        reply = msgspec.json.decode(await process.stdout.readline(), type=SqlReply)
+        if reply.code:
+            raise _error(reply)
+        parts, size = [], 0
+        while part := await process.stdout.read(READ_BYTES):
+            size += len(part)
+            if size > order.result_bytes_max + FURTHER_BYTES:
+                raise Invalid(ErrorCode.INVALID_REQUEST, "the result has too many columns")
+            parts.append(part)
+    except (OSError, ValueError):  # it has ended: msgspec.DecodeError is a ValueError
+        parts = []
+    if await process.wait() or not parts:
+        raise _ended(process.returncode)
+    return b"".join(parts)
+
+
+def _error(reply: SqlReply) -> BrokerError:
+    kind = getattr(errors, reply.kind)
+    if issubclass(kind, errors.NotOwner):
+        return Unavailable(ErrorCode(reply.code), reply.message)
+    found: BrokerError = kind(ErrorCode(reply.code), reply.message)
+    return found
+
+
+def _ended(code: int | None) -> BrokerError:
+    """Return the error for a process that has ended without a result: it was killed, or a limit of memory stopped it."""
+    reason = f"signal={signal.Signals(-code).name}" if code is not None and code < 0 else f"exit_code={code}"
+    return Unavailable(
+        ErrorCode.BUSY, f"the process of the query ended: it may need too much memory limit={MEMORY_BYTES_MAX} {reason}"
+    )
+
+
+def _stopping() -> Unavailable:
+    return Unavailable(ErrorCode.STOPPING, "the broker is stopping")
