@@ -22,11 +22,11 @@ from polywire.broker.owners import Caller
 from polywire.broker.users import ROOT
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Unavailable
 from polywire.http.sql import (
-    MEMORY_BYTES_MAX,
-    QUERIES_MAX,
-    QUERIES_OF_USER_MAX,
-    RESULT_BYTES_MAX,
-    SECONDS_MAX,
+    SQL_MEMORY_BYTES_MAX,
+    SQL_QUERIES_MAX,
+    SQL_QUERIES_OF_USER_MAX,
+    SQL_RESULT_BYTES_MAX,
+    SQL_SECONDS_MAX,
 )
 from polywire.server.child import connect_child, kill
 from polywire.table_orders import SqlOrder, SqlReply
@@ -48,7 +48,7 @@ THREADS: Final = max(1, (os.cpu_count() or 1) // 2)  # the broker and its client
 class _Query:
     """A running query. ``name`` is chosen by the client, to cancel it; it may be empty."""
 
-    owner: int
+    caller: Caller
     name: str
     task: asyncio.Task[bytes] | None = field(default=None)
 
@@ -66,14 +66,14 @@ class Queries:
 
     async def run(self, caller: Caller, statement: str, *, rows_max: int, name: str) -> bytes:
         """Return the result of a statement as JSON. Raises BrokerError."""
-        query = _Query(caller.owner, name)
+        query = _Query(caller, name)
         self._admit(query)
-        order = SqlOrder(statement, rows_max, RESULT_BYTES_MAX, MEMORY_BYTES_MAX, SECONDS_MAX, THREADS)
+        order = SqlOrder(statement, rows_max, SQL_RESULT_BYTES_MAX, SQL_MEMORY_BYTES_MAX, SQL_SECONDS_MAX, THREADS)
         self._running.add(query)
         query.task = task = asyncio.get_running_loop().create_task(self._execute(caller, order))
         task.add_done_callback(lambda _: self._running.discard(query))
         try:
-            done, _ = await asyncio.wait({task}, timeout=SECONDS_MAX)
+            done, _ = await asyncio.wait({task}, timeout=SQL_SECONDS_MAX)
         finally:
             task.cancel()
         if not done:
@@ -86,18 +86,18 @@ class Queries:
             raise Invalid(ErrorCode.INVALID_REQUEST, "the query was cancelled")
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"query took too long: read fewer records, or aggregate less limit_s={SECONDS_MAX}",
+            f"query took too long: read fewer records, or aggregate less limit_s={SQL_SECONDS_MAX}",
         )
 
     def _admit(self, query: _Query) -> None:
         if self._is_stopping:
             raise _stopping()
-        own = [other for other in self._running if other.owner == query.owner]
-        if query.name and any(other.name == query.name for other in own):
+        own = [other for other in self._running if other.caller.owner == query.caller.owner]
+        if query.name and self._named(query.caller, query.name):
             raise Conflict(ErrorCode.BUSY, f"a query with this id is running id={query.name!r}")
         for count, limit, noun in (
-            (len(own), QUERIES_OF_USER_MAX, "your queries"),
-            (len(self._running), QUERIES_MAX, "queries"),
+            (len(own), SQL_QUERIES_OF_USER_MAX, "your queries"),
+            (len(self._running), SQL_QUERIES_MAX, "queries"),
         ):
             if count >= limit:
                 raise Busy(
@@ -133,11 +133,18 @@ class Queries:
 
     def cancel(self, caller: Caller, name: str) -> bool:
         """Cancel a query of this caller. Return whether there was one."""
-        found = [query for query in self._running if query.owner == caller.owner and query.name == name]
+        found = self._named(caller, name)
         for query in found:
             if query.task is not None:
                 query.task.cancel()
         return bool(found)
+
+    def _named(self, caller: Caller, name: str) -> list[_Query]:
+        """Return the query of a user with this name.
+
+        Addresses are not compared, because another process of the broker may have forwarded the request.
+        """
+        return [query for query in self._running if query.caller.principal == caller.principal and query.name == name]
 
     async def stop(self) -> None:
         """Kill all queries, and reject further ones."""
@@ -183,7 +190,8 @@ def _ended(code: int | None) -> BrokerError:
     """Return the error for a process that has ended without a result: it was killed, or a limit of memory stopped it."""
     reason = f"signal={signal.Signals(-code).name}" if code is not None and code < 0 else f"exit_code={code}"
     return Unavailable(
-        ErrorCode.BUSY, f"the process of the query ended: it may need too much memory limit={MEMORY_BYTES_MAX} {reason}"
+        ErrorCode.BUSY,
+        f"the process of the query ended: it may need too much memory limit={SQL_MEMORY_BYTES_MAX} {reason}",
     )
 
 

@@ -21,6 +21,7 @@ import time
 from codecs import utf_8_decode
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from decimal import Decimal
 from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -103,6 +104,8 @@ class JsonRows:
                 return self._bytes(value)
             case Mapping():
                 return {self._text(str(name)): self._cell(item) for name, item in value.items()}
+            case Decimal() if value.as_tuple().exponent == 0:  # of HUGEINT, for example a sum
+                return self._cell(int(value))
             case list() | tuple():
                 return [self._cell(item) for item in value]
             case _:
@@ -134,7 +137,9 @@ def _columns(batch: Any) -> list[list[Any]]:
     found = []
     for column in batch.columns:
         kind = column.type
-        is_text = (types.is_temporal(kind) and not types.is_interval(kind)) or types.is_decimal(kind)
+        is_text = (types.is_temporal(kind) and not types.is_interval(kind)) or (
+            types.is_decimal(kind) and kind.scale != 0
+        )
         try:
             found.append((column.cast(pa.string()) if is_text else column).to_pylist())
         except (pa.ArrowException, ValueError, OverflowError):  # such as a time in nanoseconds inside of a list

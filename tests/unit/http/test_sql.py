@@ -9,7 +9,7 @@ import pytest
 
 from polywire.broker.permissions import parse_grants
 from polywire.http.endpoints import PREFIX
-from polywire.http.sql import NAME_CHARS_MAX, ROWS_MAX, STATEMENT_BYTES_MAX
+from polywire.http.sql import SQL_BYTES_MAX, SQL_ID_CHARS_MAX, SQL_ROWS_MAX
 from tests.unit.http.site import Answer, Queries, Site
 
 CHANGE = {"X-Polywire": "1", "Content-Type": "application/json"}
@@ -27,7 +27,7 @@ def queries_of(site: Site) -> Queries:
 def test_a_statement_is_run(site: Site) -> None:
     assert ask(site, statement="select 1").json == {"rows": [[1]]}
     assert ask(site, statement="select 2", rows=5, id="mine").status == 200
-    assert queries_of(site).asked == [("select 1", ROWS_MAX, ""), ("select 2", 5, "mine")]
+    assert queries_of(site).asked == [("select 1", SQL_ROWS_MAX, ""), ("select 2", 5, "mine")]
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ def test_a_statement_is_run(site: Site) -> None:
     [
         {},
         {"statement": 1},
-        {"statement": "x" * (STATEMENT_BYTES_MAX + 1)},
+        {"statement": "x" * (SQL_BYTES_MAX + 1)},
         {"statement": "x", "rows": 0},
-        {"statement": "x", "rows": ROWS_MAX + 1},
+        {"statement": "x", "rows": SQL_ROWS_MAX + 1},
         {"statement": "x", "rows": True},
         {"statement": "x", "rows": "5"},
         {"statement": "x", "id": 5},
-        {"statement": "x", "id": "a" * (NAME_CHARS_MAX + 1)},
+        {"statement": "x", "id": "a" * (SQL_ID_CHARS_MAX + 1)},
     ],
 )
 def test_wrong_fields_are_rejected(site: Site, body: dict[str, Any]) -> None:

@@ -81,7 +81,14 @@ def test_settings_of_a_topic_can_be_changed(site: Site) -> None:
     assert found["settings"]["compaction"] is True
     assert site.ask("POST", f"{path}/settings", change, {"table": None, "table_freshness_s": None}).status == 200
     assert site.ask("GET", path).json["table"] is None
-    for wrong in ({"table": "csv"}, {"table": []}, {"table_freshness_s": 0}, {"table_freshness_s": 1.5}, {"other": 1}):
+    rejected: list[dict[str, Any]] = [
+        {"table": "csv"},
+        {"table": []},
+        {"table_freshness_s": 0},
+        {"table_freshness_s": 1.5},
+        {"other": 1},
+    ]
+    for wrong in rejected:
         assert site.ask("POST", f"{path}/settings", change, wrong).status == 400, wrong
     assert site.ask("POST", f"{path}/settings", change, {"key_hash": None}).status == 400, "it is fixed"
     assert site.ask("GET", path).json["settings"]["compaction"] is True

@@ -41,6 +41,8 @@ def cell(value: Any) -> Any:
         (b"a\x00", {"hex": "6100"}),
         (b"", ""),
         (Decimal("1.50"), "1.50"),
+        (Decimal(4950), 4950),
+        (Decimal(2**53), str(2**53)),
         (datetime(2026, 1, 2, tzinfo=UTC), "2026-01-02 00:00:00+00:00"),
         ([1, [b"x"]], [1, ["x"]]),
         ({"key": b"\xff"}, {"key": {"hex": "ff"}}),
