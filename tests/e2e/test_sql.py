@@ -59,16 +59,27 @@ def message(answer: tuple[int, Any]) -> str:
     return str(answer[1]["error"]["message"])
 
 
-def processes() -> list[int]:
-    """Return the processes that run queries."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
+def is_running(pid: int) -> bool:
+    """Return whether a process runs a query."""
+    try:
+        return PROGRAM in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _is_below(pid: int, ancestor: int) -> bool:
+    while pid > 1 and pid != ancestor:
         try:
-            if PROGRAM in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
+            pid = int(Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[1])
         except OSError:  # it has ended
-            continue
-    return found
+            return False
+    return pid == ancestor
+
+
+def processes(broker: BrokerProcess) -> list[int]:
+    """Return the processes that run queries of a broker."""
+    found = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in found if is_running(pid) and _is_below(pid, broker.pid)]
 
 
 def until(is_true: Callable[[], Any]) -> Any:
@@ -83,14 +94,13 @@ def until(is_true: Callable[[], Any]) -> Any:
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as threads:
         yield threads
-    until(lambda: not processes())
 
 
 def started(broker: BrokerProcess, pool: ThreadPoolExecutor, name: str = "") -> Future[tuple[int, Any]]:
     """Start a query that ends by itself only after the limit of time. Its process exists."""
-    before = set(processes())
+    before = set(processes(broker))
     found = pool.submit(run, broker, ENDLESS, name)
-    until(lambda: set(processes()) - before)
+    until(lambda: set(processes(broker)) - before)
     return found
 
 
@@ -133,7 +143,7 @@ def test_a_query_is_cancelled(broker: BrokerProcess, pool: ThreadPoolExecutor) -
     assert ask(broker, "DELETE", "/sql/other")[0] == 404
     assert ask(broker, "DELETE", "/sql/mine")[0] == 200
     assert "cancelled" in message(query.result())
-    assert not processes()
+    assert not processes(broker)
     assert time.monotonic() - begun < SQL_SECONDS_MAX
     assert ask(broker, "DELETE", "/sql/mine")[0] == 404
 
@@ -151,7 +161,7 @@ def test_a_query_beyond_the_limit_is_rejected(broker: BrokerProcess, pool: Threa
 
 def test_a_killed_process_is_an_error(broker: BrokerProcess, pool: ThreadPoolExecutor) -> None:
     query = started(broker, pool)
-    for pid in processes():
+    for pid in processes(broker):
         os.kill(pid, signal.SIGKILL)
     status, found = query.result()
     assert status == 503
@@ -163,16 +173,17 @@ def test_a_broker_that_stops_or_is_killed_leaves_no_process(tmp_path: Path, pool
     with BrokerProcess(tmp_path / "data", wires=("polywire", "http")) as broker:
         fill(broker)
         query = started(broker, pool)
-        begun = time.monotonic()
+        pids, begun = processes(broker), time.monotonic()
         assert broker.stop() == 0
         assert time.monotonic() - begun < SQL_SECONDS_MAX / 2
-        assert not processes()
+        assert not any(map(is_running, pids))
         assert query.result()[1]["error"]["code"] == "stopping"
     with BrokerProcess(tmp_path / "data", wires=("polywire", "http")) as broker:
         query = started(broker, pool)
+        pids = processes(broker)
         broker.kill()
         assert isinstance(query.exception(), OSError | http.client.HTTPException)
-        until(lambda: not processes())
+        until(lambda: not any(map(is_running, pids)))
 
 
 def test_several_processes_share_topics_and_cancel_queries(tmp_path: Path, pool: ThreadPoolExecutor) -> None:

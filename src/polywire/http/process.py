@@ -107,6 +107,10 @@ class BucketView:
 class Queries(Protocol):
     """Runs SQL statements; ``server.queries`` implements it."""
 
+    @property
+    def outcomes(self) -> Mapping[str, int]:
+        """Return the number of statements since the start, by outcome: ``done``, ``failed`` or ``rejected``."""
+
     async def run(self, caller: Caller, statement: str, *, rows_max: int, name: str) -> bytes:
         """Return the result of a statement as JSON. Raises BrokerError."""
 

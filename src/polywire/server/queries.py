@@ -12,7 +12,10 @@ import os
 import signal
 import socket
 import sys
+from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
     from polywire.server.hub import Hub
     from polywire.server.readiness import ReadinessDriver
 
+DONE: Final = "done"
+FAILED: Final = "failed"
+REJECTED: Final = "rejected"
 RETRY_MS: Final = 1_000
 READ_BYTES: Final = 256 * 1024
 FURTHER_BYTES: Final = 4 * 1024 * 1024  # of a result, for the names and types of its columns
@@ -62,16 +68,26 @@ class Queries:
         self._factory: Final = factory
         self._driver: Final = driver
         self._running: Final[set[_Query]] = set()
+        self.outcomes: Final[Counter[str]] = Counter(dict.fromkeys((DONE, FAILED, REJECTED), 0))
         self._is_stopping = False
 
     async def run(self, caller: Caller, statement: str, *, rows_max: int, name: str) -> bytes:
         """Return the result of a statement as JSON. Raises BrokerError."""
-        query = _Query(caller, name)
-        self._admit(query)
+        query, outcome = _Query(caller, name), REJECTED
+        try:
+            self._admit(query)
+            outcome = FAILED
+            found = await self._run(query, statement, rows_max)
+            outcome = DONE
+            return found
+        finally:
+            self.outcomes[outcome] += 1
+
+    async def _run(self, query: _Query, statement: str, rows_max: int) -> bytes:
         order = SqlOrder(statement, rows_max, SQL_RESULT_BYTES_MAX, SQL_MEMORY_BYTES_MAX, SQL_SECONDS_MAX, THREADS)
         self._running.add(query)
-        query.task = task = asyncio.get_running_loop().create_task(self._execute(caller, order))
-        task.add_done_callback(lambda _: self._running.discard(query))
+        query.task = task = asyncio.get_running_loop().create_task(self._execute(query.caller, order))
+        task.add_done_callback(partial(self._ended, query))
         try:
             done, _ = await asyncio.wait({task}, timeout=SQL_SECONDS_MAX)
         finally:
@@ -88,6 +104,11 @@ class Queries:
             ErrorCode.INVALID_REQUEST,
             f"query took too long: read fewer records, or aggregate less limit_s={SQL_SECONDS_MAX}",
         )
+
+    def _ended(self, query: _Query, task: asyncio.Task[bytes]) -> None:
+        self._running.discard(query)
+        if not task.cancelled():
+            task.exception()  # if the client has disconnected, nothing else retrieves it
 
     def _admit(self, query: _Query) -> None:
         if self._is_stopping:
@@ -108,23 +129,11 @@ class Queries:
 
     async def _execute(self, caller: Caller, order: SqlOrder) -> bytes:
         ours, theirs = socket.socketpair()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "polywire.tables.query_process",
-                str(theirs.fileno()),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
-            )
-        except BaseException as error:
-            ours.close()
-            if isinstance(error, OSError):
-                raise Unavailable(ErrorCode.BUSY, f"cannot start a query: {error.strerror}") from error
-            raise
-        finally:
-            theirs.close()
+        with ExitStack() as unused:
+            unused.callback(ours.close)
+            with theirs:
+                process = await _start(theirs)
+            unused.pop_all()  # from now on, the connection closes it
         try:
             await connect_child(self._hub, [self._factory], self._driver, ours, caller.principal or ROOT)
             return await _result(process, order)
@@ -156,6 +165,22 @@ class Queries:
             await asyncio.wait(tasks)
 
 
+async def _start(theirs: socket.socket) -> Process:
+    """Start the process of a query, which reads from this socket. Raises Unavailable."""
+    try:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "polywire.tables.query_process",
+            str(theirs.fileno()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            pass_fds=(theirs.fileno(),),
+        )
+    except OSError as error:
+        raise Unavailable(ErrorCode.BUSY, f"cannot start a query: {error.strerror}") from error
+
+
 async def _result(process: Process, order: SqlOrder) -> bytes:
     """Return the result that a process writes. Raises the error that it reports."""
     assert process.stdin is not None, "it is a pipe"
@@ -174,7 +199,7 @@ async def _result(process: Process, order: SqlOrder) -> bytes:
     except (OSError, ValueError):  # it has ended: msgspec.DecodeError is a ValueError
         parts = []
     if await process.wait() or not parts:
-        raise _ended(process.returncode)
+        raise _no_result(process.returncode)
     return b"".join(parts)
 
 
@@ -186,7 +211,7 @@ def _error(reply: SqlReply) -> BrokerError:
     return found
 
 
-def _ended(code: int | None) -> BrokerError:
+def _no_result(code: int | None) -> BrokerError:
     """Return the error for a process that has ended without a result: it was killed, or a limit of memory stopped it."""
     reason = f"signal={signal.Signals(-code).name}" if code is not None and code < 0 else f"exit_code={code}"
     return Unavailable(

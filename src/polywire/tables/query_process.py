@@ -163,8 +163,8 @@ def _rows(reader: Any) -> Iterator[list[Any]]:
 
 def answer(source: BulkConnection, order: SqlOrder) -> bytes:
     """Return the result of a statement as JSON. Raises BrokerError."""
-    from polywire.tables.frames import with_new_snapshot
-    from polywire.tables.sql import EngineLimits, isolated_rows
+    from polywire.tables.sql import EngineLimits, isolated_rows  # first: it reports missing libraries
+    from polywire.tables.frames import with_new_snapshot  # isort: skip
 
     begun = time.monotonic()
     limits = EngineLimits(order.memory_bytes_max, order.threads)

@@ -40,6 +40,7 @@ class Queries:
 
     asked: list[tuple[str, int, str]] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
+    outcomes: dict[str, int] = field(default_factory=lambda: {"done": 3, "failed": 2, "rejected": 1})
 
     async def run(self, caller: Caller, statement: str, *, rows_max: int, name: str) -> bytes:
         self.asked.append((statement, rows_max, name))

@@ -78,3 +78,9 @@ def test_a_process_that_starts_runs_no_queries(site: Site) -> None:
     site.process.queries = None
     assert ask(site, statement="select 1").status == 503
     assert site.ask("DELETE", f"{PREFIX}/sql/mine", CHANGE).status == 404
+
+
+def test_metrics_count_statements(site: Site) -> None:
+    assert 'polywire_sql_queries_total{outcome="done"} 3.0' in site.ask("GET", "/metrics").body.decode()
+    site.process.queries = None
+    assert "polywire_sql" not in site.ask("GET", "/metrics").body.decode()

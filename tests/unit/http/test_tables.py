@@ -101,6 +101,9 @@ def test_metrics_have_the_state_of_tables(site: Site, error: str, failing: str) 
     text = site.ask("GET", "/metrics").body.decode()
     assert 'polywire_table_behind_records{topic="orders"} 12.0' in text
     assert f'polywire_table_failing{{topic="orders"}} {failing}' in text
+    assert 'polywire_table_freshness_seconds{topic="orders"} 0.0' in text, "the topic was just deleted"
+    make(site)
+    assert 'polywire_table_freshness_seconds{topic="orders"} 5.0' in site.ask("GET", "/metrics").body.decode()
 
 
 def test_the_age_of_a_table_counts_from_when_it_had_all_records() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -121,3 +122,9 @@ def test_every_type_has_a_value(connection: BulkConnection, expression: str, sho
 
 def test_every_type_of_duckdb_is_shown(connection: BulkConnection) -> None:
     assert len(result(connection, "from test_all_types()")["rows"]) == 3
+
+
+def test_a_missing_library_is_reported(connection: BulkConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with pytest.raises(Invalid, match=r"SQL needs DuckDB \(pip install 'polywire\[duckdb\]'\)"):
+        result(connection, "select 1")
