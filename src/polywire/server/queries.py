@@ -175,6 +175,7 @@ async def _start(theirs: socket.socket) -> Process:
             str(theirs.fileno()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,  # libraries write there if a statement makes them fail
             pass_fds=(theirs.fileno(),),
         )
     except OSError as error:
@@ -212,12 +213,12 @@ def _error(reply: SqlReply) -> BrokerError:
 
 
 def _no_result(code: int | None) -> BrokerError:
-    """Return the error for a process that has ended without a result: it was killed, or a limit of memory stopped it."""
+    """Return the error for a process that has ended without a result."""
+    if code == -signal.SIGABRT:  # a library could not allocate memory
+        message = f"query needs too much memory: select fewer rows or columns limit={SQL_MEMORY_BYTES_MAX}"
+        return Invalid(ErrorCode.INVALID_REQUEST, message)
     reason = f"signal={signal.Signals(-code).name}" if code is not None and code < 0 else f"exit_code={code}"
-    return Unavailable(
-        ErrorCode.BUSY,
-        f"the process of the query ended: it may need too much memory limit={SQL_MEMORY_BYTES_MAX} {reason}",
-    )
+    return Unavailable(ErrorCode.BUSY, f"the process of the query ended unexpectedly: try again {reason}")
 
 
 def _stopping() -> Unavailable:

@@ -46,6 +46,8 @@ _SHOWN_CONTROLS: Final = frozenset("\t\n\r")
 def restrict(order: SqlOrder) -> None:
     """Set limits of the operating system on this process. They cannot be removed."""
     os.nice(NICE)
+    with suppress(OSError):  # Linux only: the system ends a query before it ends the broker
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     statm = Path("/proc/self/statm")  # not on macOS, where nothing enforces RLIMIT_DATA either
     pages = int(statm.read_text(encoding="ascii").split()[DATA_FIELD]) if statm.exists() else 0
     processor_s = int(order.seconds_max * order.threads) + CPU_SLACK_S
