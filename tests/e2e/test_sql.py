@@ -153,7 +153,7 @@ def test_a_query_beyond_the_limit_is_rejected(broker: BrokerProcess, pool: Threa
     queries = [started(broker, pool, f"number-{number}") for number in range(SQL_QUERIES_OF_USER_MAX)]
     status, found = run(broker, "select 1")
     assert (status, found["error"]["code"]) == (503, "busy")
-    assert run(broker, "select 1", "number-0")[0] == 409
+    assert "this id" in message(run(broker, "select 1", "number-0"))
     for number, query in enumerate(queries):
         ask(broker, "DELETE", f"/sql/number-{number}")
         query.result()

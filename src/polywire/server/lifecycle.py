@@ -180,8 +180,7 @@ async def serve(
         server.registration = _registration(config, listeners, 0 if shard is None else shard.own)
         if server.exports is not None:
             server.exports.start()
-        server.tables = overview.written = Tables(broker, hub, server.driver)
-        server.queries = overview.queries = Queries(hub, _factory_of_queries(factories), server.driver)
+        _serve_children(server, overview, broker, factories)
     except BrokerError:
         broker.close()
         raise
@@ -211,9 +210,13 @@ def _factories(broker: Broker, config: ServeConfig, shard: Shard | None) -> Fact
     return factories_of(broker, config), None, None
 
 
-def _factory_of_queries(factories: Factories) -> SessionFactory:
-    """Return the factory of the protocol `polywire`, which reaches the topics of all processes."""
-    return next(factory for factory in factories[0] if factory.wire == POLYWIRE)
+def _serve_children(server: Server, overview: Overview, broker: Broker, factories: Factories) -> None:
+    """Begin to serve the processes that write tables and run queries. They are started when they are needed."""
+    hub = overview.hub
+    server.tables = overview.written = Tables(broker, hub, server.driver)
+    # the protocol of the clients, because it reaches the topics of all processes
+    factory = next(factory for factory in factories[0] if factory.wire == POLYWIRE)
+    server.queries = overview.queries = Queries(hub, factory, server.driver)
 
 
 def _has_copy(router: RoutedBroker | None) -> bool:

@@ -1,4 +1,4 @@
-"""Run SQL statements of HTTP clients, each in a process of its own (concepts: tables#sql-in-the-console).
+"""Run SQL statements of HTTP clients, each in a process of its own (operate: console#query-topics-in-sql).
 
 * The process reads records over a socket pair, as the user that sent the statement, so it sees what that user may see.
 * A query that takes too long, is cancelled, or whose client has disconnected is killed.
@@ -23,7 +23,7 @@ import msgspec
 from polywire import errors
 from polywire.broker.owners import Caller
 from polywire.broker.users import ROOT
-from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Unavailable
+from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Unavailable
 from polywire.http.sql import (
     SQL_MEMORY_BYTES_MAX,
     SQL_QUERIES_MAX,
@@ -115,7 +115,7 @@ class Queries:
             raise _stopping()
         own = [other for other in self._running if other.caller.owner == query.caller.owner]
         if query.name and self._named(query.caller, query.name):
-            raise Conflict(ErrorCode.BUSY, f"a query with this id is running id={query.name!r}")
+            raise Busy(ErrorCode.BUSY, f"a query with this id is running id={query.name!r}")
         for count, limit, noun in (
             (len(own), SQL_QUERIES_OF_USER_MAX, "your queries"),
             (len(self._running), SQL_QUERIES_MAX, "queries"),
@@ -166,7 +166,7 @@ class Queries:
 
 
 async def _start(theirs: socket.socket) -> Process:
-    """Start the process of a query, which reads from this socket. Raises Unavailable."""
+    """Start the process of a query, which reads from this socket. Raises Busy."""
     try:
         return await asyncio.create_subprocess_exec(
             sys.executable,
@@ -179,7 +179,7 @@ async def _start(theirs: socket.socket) -> Process:
             pass_fds=(theirs.fileno(),),
         )
     except OSError as error:
-        raise Unavailable(ErrorCode.BUSY, f"cannot start a query: {error.strerror}") from error
+        raise Busy(ErrorCode.BUSY, f"cannot start a query: {error.strerror}") from error
 
 
 async def _result(process: Process, order: SqlOrder) -> bytes:
@@ -218,7 +218,7 @@ def _no_result(code: int | None) -> BrokerError:
         message = f"query needs too much memory: select fewer rows or columns limit={SQL_MEMORY_BYTES_MAX}"
         return Invalid(ErrorCode.INVALID_REQUEST, message)
     reason = f"signal={signal.Signals(-code).name}" if code is not None and code < 0 else f"exit_code={code}"
-    return Unavailable(ErrorCode.BUSY, f"the process of the query ended unexpectedly: try again {reason}")
+    return Busy(ErrorCode.BUSY, f"the process of the query ended unexpectedly: try again {reason}")
 
 
 def _stopping() -> Unavailable:
