@@ -31,7 +31,7 @@ SECTIONS: Final[Mapping[str, Sequence[str]]] = {
     "Groups": ("group",),
     "Connections and requests": ("connections", "received", "sent", "receive_buffer", "request_seconds"),
     "The log": ("log_work",),
-    "Tables": ("table",),
+    "Tables and SQL": ("table", "sql"),
     "A bucket": ("bucket",),
     "The process": ("process", "build_info", "stopping", "shard_up"),
 }
@@ -47,8 +47,9 @@ without a response, and requests pipelined behind a pending one, are not timed."
     "The log": """\
 `work` is `sync` (journal), `bucket` (an object stored, retries included), `seal` (segments written and merged), `reader` (reads from
 disk), `scrub` or `delete`.""",
-    "Tables": """\
-A table has series once it was written for the first time. At most 1,000 tables have series.""",
+    "Tables and SQL": """\
+A table has series once it was written for the first time. At most 1,000 tables have series. `outcome` of `polywire_sql_queries_total` is
+`done`, `failed` (with cancelled statements and those that exceed a limit) or `rejected` (too many at the same time).""",
     "A bucket": """\
 * `state` of `polywire_bucket_node` is `leads`, `takes over`, `standby`, `deposed` or `silent`.
 * `outcome` of `polywire_bucket_request_seconds`: `refused` means that a conditional write lost, `missing` that the object does not

@@ -1,6 +1,7 @@
-"""Facts about tables that several layers share: messages to and from the process that writes them, and file names.
+"""Facts about tables that several layers share: messages to and from the processes that write and query them, and file
+names.
 
-The messages are JSON lines over the standard input and output of that process.
+The messages are JSON lines over the standard input and output of these processes.
 """
 
 from __future__ import annotations
@@ -84,3 +85,35 @@ class TableReport(msgspec.Struct, frozen=True):
     def age_s(self, now_us: int) -> float:
         """Return for how long the table has not had all records of its topic; 0 before it had all for the first time."""
         return max(0.0, now_us / 1e6 - self.complete_ms / 1e3) if self.complete_ms else 0.0
+
+
+class SqlOrder(msgspec.Struct, frozen=True):
+    """An SQL statement to run, and the limits of the process that runs it.
+
+    Attributes:
+        rows_max: rows of the result.
+        result_bytes_max: bytes of the result as JSON.
+        memory_bytes_max: memory of the query.
+        seconds_max: time until the process is killed.
+        threads: threads that read and calculate.
+    """
+
+    statement: str
+    rows_max: int
+    result_bytes_max: int
+    memory_bytes_max: int
+    seconds_max: float
+    threads: int
+
+
+class SqlReply(msgspec.Struct, frozen=True):
+    """The outcome of a statement. If ``code`` is empty, the result follows as JSON, up to the end of the output.
+
+    Attributes:
+        kind: name of the error's class.
+        code: value of the error's code; empty if there is a result.
+    """
+
+    kind: str = ""
+    code: str = ""
+    message: str = ""

@@ -143,7 +143,9 @@ def _http() -> Iterator[Case]:
     change = {"X-Polywire": "1", "Content-Type": "application/json"}
     bodies: Mapping[Action, bytes] = {
         Action.TOPIC_CREATE: b'{"partitions": 1}',
+        Action.TOPIC_ALTER: b'{"table": "delta"}',
         Action.PRODUCE: b'{"value": "v", "partition": 0}',
+        Action.QUERY: b'{"statement": "select 1"}',
         Action.OFFSET_COMMIT: b'{"to": "earliest"}',
         Action.USER_CREATE: b'{"password": "pass-word"}',
         Action.USER_ALTER: b'{"password": "pass-word", "active": true}',

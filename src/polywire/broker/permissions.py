@@ -227,6 +227,7 @@ class Action(Enum):
     PRODUCE = "produce", Permission.PRODUCE, Resource.TOPIC, Listed.WRITERS
     STAGED_PUBLISH = "staged.publish", Permission.PRODUCE, Resource.ANY_TOPIC
     FETCH = "fetch", Permission.CONSUME, Resource.TOPIC, Listed.READERS
+    QUERY = "query", Permission.CONSUME, Resource.ANY_TOPIC
     POSITION_FETCH = "position.fetch", Permission.CONSUME, Resource.TOPIC, Listed.READERS
     POSITION_COMMIT = "position.commit", Permission.CONSUME, Resource.TOPIC, Listed.READERS
     OFFSET_FETCH = "offset.fetch", Permission.GROUP, Resource.TOPIC, Listed.READERS

@@ -9,7 +9,7 @@ import asyncio
 from base64 import b64decode
 from binascii import Error as NotBase64
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -33,6 +33,7 @@ from polywire.http.health import readiness
 from polywire.http.lag import GroupLag, group_lags, partition_lags
 from polywire.http.process import BucketRequests, BucketView, Process
 from polywire.http.records import READERS_MAX, RECORDS_MAX, RecordReader
+from polywire.http.sql import Sql
 from polywire.http.users import Users
 from polywire.records.columns import Header, Record
 from polywire.records.rows import from_records
@@ -46,6 +47,9 @@ PARTITIONS_MAX: Final = 10_000  # partitions of one topic
 CONNECTIONS_MAX: Final = 1_000  # clients in one list
 OFFSET_MAX: Final = 2**63 - 1
 RECORDS_USUAL: Final = 50
+
+
+_CHANGEABLE: Final = frozenset(name for name, setting in TOPIC_SETTINGS.items() if not setting.is_fixed)
 
 
 def bucket_json(bucket: BucketView) -> Mapping[str, Any]:
@@ -127,6 +131,7 @@ class Api:
             "partition": "only this partition",
             "dry_run": "true shows the changes without making them",
         }
+        settings = {name: f"{TOPIC_SETTINGS[name].spelled}; null for the default" for name in sorted(_CHANGEABLE)}
         path = "/topics/{topic}"
         return [
             Endpoint("GET", "/overview", Action.SERVER_DESCRIBE, "State of the broker", self._overview),
@@ -135,6 +140,9 @@ class Api:
             Endpoint("GET", "/topics", Action.TOPIC_LIST, "List topics", self._topics),
             Endpoint("POST", path, Action.TOPIC_CREATE, "Create a topic", self._create, {"partitions": "count"}),
             Endpoint("GET", path, Action.TOPIC_DESCRIBE, "Describe a topic and its partitions", self._topic),
+            Endpoint(
+                "POST", f"{path}/settings", Action.TOPIC_ALTER, "Change settings of a topic", self._configure, settings
+            ),
             Endpoint("DELETE", path, Action.TOPIC_DELETE, "Delete a topic and its records", self._delete),
             Endpoint("POST", f"{path}/records", Action.PRODUCE, "Produce a record", self._produce, produced),
             Endpoint(
@@ -155,6 +163,7 @@ class Api:
                 "POST", f"{path}/groups/{{group}}/reset", Action.OFFSET_COMMIT, "Reset offsets", self._reset, reset
             ),
             *DeadLetters(self._broker, self._reader, self._redrive).table(),
+            *Sql(self._process).table(),
             *self._users.table(),
         ]
 
@@ -208,7 +217,7 @@ class Api:
                 await slices.rest()
             if not access.permits(call.principal, Action.TOPIC_DESCRIBE, topic):
                 continue
-            if not found.add(await _topic_json(topic, slices)):
+            if not found.add({**await _topic_json(topic, slices), "table": self._table_json(call, topic)}):
                 break
         return {"topics": found.rows, "more": found.more}
 
@@ -218,25 +227,53 @@ class Api:
         return {
             **await _topic_json(topic, slices),
             "created_at_us": topic.created_at_us,
-            "settings": {
-                name: setting.plain(getattr(topic.settings, name)) for name, setting in TOPIC_SETTINGS.items()
-            },
-            "table": self._table_json(topic),
+            "settings": _settings_json(topic),
+            "table": self._table_json(call, topic),
+            "has_tables": bool(self._broker.settings.tables_url),
+            "can_alter": self._broker.access.permits(call.principal, Action.TOPIC_ALTER, topic),
             "partition_list": partitions.rows,
         }
 
-    def _table_json(self, topic: Topic) -> dict[str, object] | None:
+    def _table_json(self, call: ApiCall, topic: Topic) -> dict[str, object] | None:
         """Return the state of the topic's table; None if it has none."""
         settings = topic.table_settings(self._broker.settings)
         if settings is None:
             return None
+        found: dict[str, object] = {
+            "formats": settings.formats.value,
+            "freshness_s": settings.freshness_s,
+            "url": self._table_url(call, topic),
+        }
         report = self._process.tables().get(topic.name.full)
-        state = (
-            {}
-            if report is None
-            else {**msgspec.structs.asdict(report), "age_s": report.age_s(self._broker.clock.now_us())}
-        )
-        return {"formats": settings.formats.value, "freshness_s": settings.freshness_s, **state}
+        if report is not None:
+            found |= {**msgspec.structs.asdict(report), "age_s": report.age_s(self._broker.clock.now_us())}
+        return found
+
+    def _table_url(self, call: ApiCall, topic: Topic) -> str | None:
+        """Return the URL of the topic's table; None if the client may not read its files, as in the catalog."""
+        access, url = self._broker.access, topic.table_url(self._broker.settings)
+        if url.startswith("file:") and not (access.is_open or call.on_loopback):
+            return None
+        return url if access.permits(call.principal, Action.FETCH, topic) else None
+
+    async def _configure(self, call: ApiCall) -> Any:
+        topic = self._broker.topic(call.path["topic"])
+        unknown = sorted(call.body.keys() - _CHANGEABLE)
+        if unknown:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"unknown settings, or settings that cannot be changed names={','.join(unknown):.200}",
+            )
+        given: dict[str, Any] = {}
+        for name, value in call.body.items():
+            setting = TOPIC_SETTINGS[name]
+            is_plain = value is None or isinstance(value, int | str)
+            given[name] = setting.read(name, value if is_plain else str(value))
+        settings = replace(topic.settings, **given)
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._broker.configure_topic(topic, settings, done=completing(done))
+        await done
+        return {"name": topic.name.full, "settings": _settings_json(topic)}
 
     async def _create(self, call: ApiCall) -> Any:
         count = call.body.get("partitions", self._broker.settings.partition_count)
@@ -405,6 +442,10 @@ class Api:
         if to.isascii() and to.isdigit() and len(to) < 19:
             return int(to)
         return await self._offset_at(partition, _time_us(to))
+
+
+def _settings_json(topic: Topic) -> Mapping[str, object]:
+    return {name: setting.plain(getattr(topic.settings, name)) for name, setting in TOPIC_SETTINGS.items()}
 
 
 def _partition_json(partition: Partition) -> Mapping[str, Any]:

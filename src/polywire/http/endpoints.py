@@ -40,6 +40,7 @@ class ApiCall:
         query: parameters of the query.
         body: the JSON object in the body; empty if there is none.
         authorization: the client's Authorization header, for requests to other processes on the client's behalf.
+        on_loopback: whether the client is on this machine.
     """
 
     principal: Principal
@@ -48,6 +49,7 @@ class ApiCall:
     query: Mapping[str, str]
     body: Mapping[str, Any]
     authorization: str = ""
+    on_loopback: bool = False
 
     def number(self, name: str, default: int, *, least: int = 0, most: int) -> int:
         """Return an integer of the query, or the default.
@@ -156,8 +158,11 @@ class Endpoints:
             raise Invalid(ErrorCode.INVALID_REQUEST, "the request body must be a JSON object")
         principal: Principal = request.scope[PRINCIPAL]
         query = dict(parse_qsl(request.scope["query_string"].decode("ascii", "replace"), keep_blank_values=True))
-        caller = caller_of(principal, request.scope[PEER].peer)
-        return ApiCall(principal, caller, path, query, body, request.headers.get("authorization", ""))
+        peer = request.scope[PEER]
+        authorization = request.headers.get("authorization", "")
+        return ApiCall(
+            principal, caller_of(principal, peer.peer), path, query, body, authorization, on_loopback=peer.on_loopback
+        )
 
     def authorize(self, endpoint: Endpoint, call: ApiCall) -> None:
         access = self._broker.access

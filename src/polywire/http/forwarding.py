@@ -78,6 +78,8 @@ class ForwardingApp:
                 creates = request.method == "POST" and not further
                 shard = self._shard_of(name, creates=creates)
                 return None if shard == self._shards.own else await self._send(shard, request)
+            case ["sql", _]:
+                return await self._first(request)
             case [("topics" | "groups" | "connections" | "overview") as endpoint]:
                 return await self._merged(request, MERGES[endpoint])
         return None

@@ -123,7 +123,8 @@ async def metrics_text(broker: Broker, process: Process) -> bytes:
         *await _topic_families(broker, slices),
         *await _group_families(broker, slices),
         *_log_families(broker, process),
-        *_table_families(process, broker.clock.now_us()),
+        *_table_families(broker, process),
+        *_query_families(process),
     ]
     bucket = process.bucket()
     if bucket is not None:
@@ -256,7 +257,7 @@ async def _group_families(broker: Broker, slices: Slices) -> list[Metric]:
     ]
 
 
-def _table_families(process: Process, now_us: int) -> Iterator[Metric]:
+def _table_families(broker: Broker, process: Process) -> Iterator[Metric]:
     """Yield the metrics of tables; none if there are no tables."""
     reports = list(islice(process.tables().values(), TOPICS_MAX))
     if not reports:
@@ -273,18 +274,34 @@ def _table_families(process: Process, now_us: int) -> Iterator[Metric]:
                 "Time since the table had all records of the topic; 0 before it had all for the first time.",
             ),
             ("commit_seconds", "Duration of the last update of a table, with reading and writing its rows."),
+            (
+                "freshness_seconds",
+                "Seconds after which a record is in the table at the latest, by the topic's settings.",
+            ),
             ("failing", "1 while a table cannot be written."),
             ("skipped_records", "Records that retention removed before they were in the table."),
             ("rejected_records", "Records with values that do not fit the typed columns of the table."),
         )
     ]
+    now_us = broker.clock.now_us()
     for report in reports:
+        topic = broker.find_topic(report.topic)
+        settings = None if topic is None else topic.table_settings(broker.settings)
         values = (
             *(report.rows, report.files, report.size, report.behind, report.age_s(now_us), report.commit_s),
-            *(bool(report.error), report.skipped, report.rejected),
+            *(0 if settings is None else settings.freshness_s, bool(report.error), report.skipped, report.rejected),
         )
         _add(families, report.topic, values)
     yield from families
+
+
+def _query_families(process: Process) -> Iterator[Metric]:
+    if process.queries is None:
+        return
+    family = CounterMetricFamily("polywire_sql_queries", "SQL statements over HTTP, by outcome.", labels=["outcome"])
+    for outcome, count in sorted(process.queries.outcomes.items()):
+        family.add_metric([outcome], count)
+    yield family
 
 
 def _log_families(broker: Broker, process: Process) -> Iterator[Metric]:

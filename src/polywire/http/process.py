@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from polywire.broker.owners import Caller
 from polywire.durations import Durations
 from polywire.table_orders import TableReport
 
@@ -103,6 +104,20 @@ class BucketView:
     nodes: Sequence[BucketNode]
 
 
+class Queries(Protocol):
+    """Runs SQL statements; ``server.queries`` implements it."""
+
+    @property
+    def outcomes(self) -> Mapping[str, int]:
+        """Return the number of statements since the start, by outcome: ``done``, ``failed`` or ``rejected``."""
+
+    async def run(self, caller: Caller, statement: str, *, rows_max: int, name: str) -> bytes:
+        """Return the result of a statement as JSON. Raises BrokerError."""
+
+    def cancel(self, caller: Caller, name: str) -> bool:
+        """Cancel a query of this caller. Return whether there was one."""
+
+
 class Process(Protocol):
     """The server process; ``server.overview`` implements it."""
 
@@ -121,6 +136,10 @@ class Process(Protocol):
     @property
     def receive_buffer_bytes(self) -> int:
         """Bytes of memory that incomplete requests use."""
+
+    @property
+    def queries(self) -> Queries | None:
+        """Runs SQL statements; None while the process starts."""
 
     def connections(self) -> Iterable[ConnectionView]:
         """Return the open connections."""

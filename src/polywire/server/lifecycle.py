@@ -29,6 +29,7 @@ from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, NotOw
 from polywire.http.factory import HttpFactory
 from polywire.log.worker import ThreadWorker
 from polywire.protocols.flux import exports
+from polywire.protocols.polywire.factory import WIRE as POLYWIRE
 from polywire.routing.session import Part
 from polywire.routing.values import VALUES_SHARD
 from polywire.server.audit import AuditLog
@@ -51,6 +52,7 @@ from polywire.server.listener import (
 )
 from polywire.server.overview import Overview, WorkTimes
 from polywire.server.placement import DATA_MARKS
+from polywire.server.queries import Queries
 from polywire.server.readiness import ReadinessDriver, is_available
 from polywire.server.resources import Collector, raise_limit, share
 from polywire.server.scheduling import IdlePoll
@@ -178,7 +180,7 @@ async def serve(
         server.registration = _registration(config, listeners, 0 if shard is None else shard.own)
         if server.exports is not None:
             server.exports.start()
-        server.tables = overview.written = Tables(broker, hub, server.driver)
+        _serve_children(server, overview, broker, factories)
     except BrokerError:
         broker.close()
         raise
@@ -206,6 +208,15 @@ def _factories(broker: Broker, config: ServeConfig, shard: Shard | None) -> Fact
     if shard is not None:
         return shard_factories(broker, config, shard)
     return factories_of(broker, config), None, None
+
+
+def _serve_children(server: Server, overview: Overview, broker: Broker, factories: Factories) -> None:
+    """Begin to serve the processes that write tables and run queries. They are started when they are needed."""
+    hub = overview.hub
+    server.tables = overview.written = Tables(broker, hub, server.driver)
+    # the protocol of the clients, because it reaches the topics of all processes
+    factory = next(factory for factory in factories[0] if factory.wire == POLYWIRE)
+    server.queries = overview.queries = Queries(hub, factory, server.driver)
 
 
 def _has_copy(router: RoutedBroker | None) -> bool:
@@ -331,6 +342,7 @@ class Server:
         "driver",
         "exports",
         "others",
+        "queries",
         "registration",
         "shares",
         "tables",
@@ -353,6 +365,7 @@ class Server:
         self.driver: ReadinessDriver | None = None
         self.exports: exports.Exports | None = None
         self.others: OtherBrokers | None = None
+        self.queries: Queries | None = None
         self.registration: Registration | None = None
         self.tables: Tables | None = None
         self.watch: Final = watch
@@ -462,6 +475,8 @@ class Server:
         withdraw_ready(self._config.ready_file)
         if self.tables is not None:
             await self.tables.stop()
+        if self.queries is not None:
+            await self.queries.stop()
         if self._exit_code == EXIT_OK:
             await drain(hub, self._config.drain_timeout_s)
         sweeper.cancel()

@@ -21,6 +21,7 @@ from polywire.table_orders import TableReport
 
 if TYPE_CHECKING:
     from polywire.server.bucket_watch import BucketWatch
+    from polywire.server.queries import Queries
     from polywire.server.tables import Tables
 
 _Result = TypeVar("_Result")
@@ -66,6 +67,7 @@ class Overview:
         self._work: Final = work
         self.addresses: dict[str, str] = {}
         self.written: Tables | None = None
+        self.queries: Queries | None = None
 
     @property
     def stopping(self) -> bool:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
@@ -24,7 +24,7 @@ from polywire.broker.settings import TableFormat
 from polywire.broker.users import TABLES
 from polywire.errors import BrokerError
 from polywire.protocols.polywire.factory import PolywireFactory
-from polywire.server.connection import Connection
+from polywire.server.child import connect_child, kill
 from polywire.server.hub import Hub
 from polywire.server.readiness import ReadinessDriver
 from polywire.table_orders import Orders, TableOrder, TableReport
@@ -140,7 +140,8 @@ class Tables:
         finally:
             theirs.close()
         try:
-            await self._connect(ours)
+            with suppress(BrokerError):  # without a slot of a user, it is served as long as there are other slots
+                await connect_child(self._hub, [self._factory], self._driver, ours, TABLES)
             self._send()
             assert process.stdout is not None, "it is a pipe"
             async for line in process.stdout:
@@ -150,19 +151,6 @@ class Tables:
             self._process = None
             if process.returncode is None:
                 await _end(process)
-
-    async def _connect(self, ours: socket.socket) -> None:
-        """Serve the process as a client that may only read."""
-        loop: Any = asyncio.get_running_loop()
-        connection = Connection(self._hub, [self._factory])
-        connection.certified = TABLES
-        if self._driver is not None:
-            self._driver.accepted(ours, None, connection)
-        else:
-            ours.setblocking(False)
-            await loop.connect_accepted_socket(lambda: connection, ours)
-        with suppress(BrokerError):  # without a slot of a user, it is served as long as there are other slots
-            self._hub.logins.identify(connection, TABLES)
 
     def _reported(self, line: bytes) -> None:
         try:
@@ -202,6 +190,4 @@ async def _end(process: Process) -> None:
     try:
         await asyncio.wait_for(process.wait(), STOP_S)
     except TimeoutError:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        await kill(process)

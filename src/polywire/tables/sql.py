@@ -4,19 +4,20 @@
 * A topic with a table is a view of its files and of the records that only the log has. Any other topic is read from the
   log.
 * Each statement sees the records that were synced when it began.
+* An isolated statement is a single SELECT over topics that the user may consume. It reaches nothing else.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from polywire.choices import missing
 from polywire.client.bulk import BulkConnection, connect
-from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.errors import BrokerError, Denied, ErrorCode, Invalid, Missing
 from polywire.types import DEFAULT_STREAM, TopicName
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ except ImportError as error:
 
 ADDRESS_DEFAULT: Final = "127.0.0.1:9555"
 TOPICS_MAX: Final = 100  # in one statement
+BATCH_ROWS: Final = 50_000
+MEMORY_ADVICE: Final = "read fewer records, aggregate them, or sort fewer rows"
 _IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")*)"|([^\W\d]\w*)')
 _BARE_OFFSET: Final = re.compile(r'(?<!")\boffset\b(?!\s*\d)', re.IGNORECASE)
 _MISSING_TABLE: Final = re.compile(r"Table with name (.+?) does not exist")
@@ -74,7 +77,10 @@ def sql(statement: str, *, address: str = ADDRESS_DEFAULT) -> pa.Table:
 
 
 def query(broker: BulkConnection, statement: str, *, isolated: bool = False) -> pa.Table:
-    """Do the same as ``sql`` over a connection. If ``isolated``, no other file or database can be reached."""
+    """Do the same as ``sql`` over a connection.
+
+    If ``isolated``, the statement must be a single SELECT, and no other file or database can be reached.
+    """
 
     def result() -> pa.Table:
         return _query(broker, statement, isolated=isolated)
@@ -92,19 +98,65 @@ def _is_atomic(statement: str) -> bool:
 
 
 def _query(broker: BulkConnection, statement: str, *, isolated: bool) -> pa.Table:
-    library = _duckdb()
-    with library.connect(":memory:") as engine, Topics(broker, engine) as topics:
+    if isolated:
+        with isolated_rows(broker, statement) as rows:
+            return rows.reader.read_all()
+    with _duckdb().connect(":memory:") as engine, Topics(broker, engine) as topics:
         topics.define(statement)
-        if isolated:
-            topics.isolate()
         return topics.run(statement)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Limits of DuckDB. A query that needs more memory fails, because it writes no temporary files."""
+
+    memory_bytes_max: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class SqlRows:
+    """The result of a statement, which is calculated while it is read. Errors of the reader are those of ``query``.
+
+    Attributes:
+        types: types of the columns, as DuckDB names them.
+    """
+
+    names: Sequence[str]
+    types: Sequence[str]
+    reader: pa.RecordBatchReader
+
+
+@contextmanager
+def isolated_rows(
+    broker: BulkConnection, statement: str, limits: EngineLimits | None = None, *, batch_rows: int = BATCH_ROWS
+) -> Iterator[SqlRows]:
+    """Run a single SELECT that reaches nothing but topics that the client may consume, and return its rows as a stream.
+
+    Raises as ``query``. Topics that the client may not consume do not exist.
+    """
+    library = _duckdb()
+    with library.connect(":memory:") as engine, Topics(broker, engine, is_isolated=True) as topics:
+        try:
+            statements = library.extract_statements(statement)
+            if [found.type for found in statements] != [library.StatementType.SELECT]:
+                raise Invalid(ErrorCode.INVALID_REQUEST, "only a single SELECT statement is allowed")
+            topics.define(statement)
+            topics.isolate(limits)
+            yield topics.stream(statement, batch_rows)
+        except library.Error as error:
+            raise topics.translated(error, statement) from error
+        except pa.ArrowException as error:  # an error of DuckDB, or of a reader, while rows are read
+            raise topics.translated(error, statement) from error
 
 
 class Topics:
     """The topics of a broker as views of a DuckDB connection. The views are valid while the context is entered."""
 
-    def __init__(self, broker: BulkConnection, engine: duckdb.DuckDBPyConnection) -> None:
+    def __init__(self, broker: BulkConnection, engine: duckdb.DuckDBPyConnection, *, is_isolated: bool = False) -> None:
+        """If ``is_isolated``, topics that the client may not consume do not exist."""
         self._broker: Final = broker
+        self._is_isolated: Final = is_isolated
         self._engine: Final = engine
         self._library: Final = _duckdb()
         self._tails: Final[dict[str, _Rows]] = {}
@@ -112,6 +164,7 @@ class Topics:
         self._known: Sequence[str] = ()
         self._failures: Final[list[BrokerError]] = []
         self._snapshots: Final[list[Snapshot]] = []
+        self._limits: EngineLimits | None = None
         engine.execute("SET TimeZone = 'UTC'")
         engine.execute("SET python_enable_replacements = false")  # variables of this module are no tables
 
@@ -132,11 +185,18 @@ class Topics:
             )
         for name in names:
             try:
+                if self._is_isolated:
+                    _check_consumable(self._broker, name)
                 self._create(name, snapshot(self._broker, name, required=False))
+            except Denied as error:
+                if self._is_isolated:
+                    self._known = [other for other in self._known if other != name]
+                else:
+                    self._failures.append(error)
             except BrokerError as error:  # it matters only if the statement refers to the topic
                 self._failures.append(error)
             except self._library.Error as error:
-                self._failures.append(self._translated(error, statement))
+                self._failures.append(self.translated(error, statement))
 
     def _create(self, topic: str, found: Snapshot) -> None:
         self._snapshots.append(found)
@@ -181,10 +241,17 @@ class Topics:
         self._engine.register(name, rows)
         self._registered.append(name)
 
-    def isolate(self) -> None:
+    def isolate(self, limits: EngineLimits | None) -> None:
         """Restrict the connection, for good, to the files of the views: no other file, extension, setting or network."""
         paths = ", ".join(_literal(path) for found in self._snapshots if found.is_local for path in found.paths)
+        self._limits = limits
+        if limits is not None:
+            self._engine.execute(f"SET memory_limit = '{limits.memory_bytes_max} bytes'")
+            self._engine.execute(f"SET threads = {limits.threads}")
         for statement in (
+            "SET temp_directory = ''",
+            "SET autoinstall_known_extensions = false",
+            "SET autoload_known_extensions = false",
             f"SET allowed_paths = [{paths}]",
             "SET enable_external_access = false",
             "SET lock_configuration = true",
@@ -197,14 +264,23 @@ class Topics:
             relation: Any = self._engine.sql(statement)
             result: pa.Table = pa.table({}) if relation is None else relation.to_arrow_table()
         except self._library.Error as error:
-            raise self._translated(error, statement) from error
+            raise self.translated(error, statement) from error
         return result
 
-    def _translated(self, error: Exception, statement: str) -> BrokerError:
+    def stream(self, statement: str, batch_rows: int) -> SqlRows:
+        """Return the result of a SELECT without calculating all of it."""
+        relation: Any = self._engine.sql(statement)
+        read = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader  # before DuckDB 1.5
+        return SqlRows(list(relation.columns), [str(kind) for kind in relation.types], read(batch_rows))
+
+    def translated(self, error: Exception, statement: str) -> BrokerError:
         """Return an error of DuckDB as an error of this package."""
         for rows in self._tails.values():
             if rows.errors:
                 return rows.errors[0]
+        if isinstance(error, self._library.OutOfMemoryException) and self._limits is not None:
+            limit = self._limits.memory_bytes_max
+            return Invalid(ErrorCode.INVALID_REQUEST, f"query needs too much memory: {MEMORY_ADVICE} limit={limit}")
         if isinstance(error, self._library.CatalogException):
             if self._failures:
                 return self._failures[0]
@@ -239,6 +315,21 @@ class _Rows:
             yield from scan_tail(self.broker, self.found, newest=self.newest)
         except BrokerError as error:
             self.errors.append(error)
+            raise
+
+
+def _check_consumable(broker: BulkConnection, topic: str) -> None:
+    """Raise Denied if the client may not consume a topic.
+
+    The description of a topic is not enough, because clients that may only produce get it, too. LOCATE needs the
+    permission to consume, and for an empty range it does nothing else.
+    """
+    try:
+        broker.locate(topic, 0, offset_end=0)
+    except Invalid:  # permitted, but the log is in memory
+        pass
+    except Missing as error:  # permitted, but there is no such offset or partition
+        if error.code is ErrorCode.TOPIC_MISSING:
             raise
 
 

@@ -30,6 +30,27 @@ from polywire.types import Buffer
 
 
 @dataclass
+class Queries:
+    """Answers every statement with the same result.
+
+    Attributes:
+        asked: the statements with their limits of rows and their ids.
+        running: ids of queries that can be cancelled.
+    """
+
+    asked: list[tuple[str, int, str]] = field(default_factory=list)
+    running: set[str] = field(default_factory=set)
+    outcomes: dict[str, int] = field(default_factory=lambda: {"done": 3, "failed": 2, "rejected": 1})
+
+    async def run(self, caller: Caller, statement: str, *, rows_max: int, name: str) -> bytes:
+        self.asked.append((statement, rows_max, name))
+        return b'{"rows":[[1]]}'
+
+    def cancel(self, caller: Caller, name: str) -> bool:
+        return name in self.running
+
+
+@dataclass
 class Process:
     """The state that the process reports."""
 
@@ -39,6 +60,7 @@ class Process:
     receive_buffer_bytes: int = 0
     open: list[ConnectionView] = field(default_factory=list)
     view: BucketView | None = None
+    queries: Queries | None = field(default_factory=Queries)
     table_reports: dict[str, TableReport] = field(default_factory=dict)
 
     def connections(self) -> Iterable[ConnectionView]:

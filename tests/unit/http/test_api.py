@@ -247,11 +247,11 @@ def test_the_document_names_every_endpoint(site: Site) -> None:
 
 def path_of(endpoint: Endpoint) -> str:
     user = "late" if endpoint.action is Action.USER_CREATE else "made"
-    return PREFIX + endpoint.path.format(topic="shop.t", partition="0", group="g", user=user, token="kept")
+    return PREFIX + endpoint.path.format(topic="shop.t", partition="0", group="g", user=user, token="kept", query="q")
 
 
 OWN = [endpoint for endpoint in ENDPOINTS if endpoint.action.needs_no_permission]
-BODY = {"to": "earliest", "password": "pass-word", "active": True, "partition": 0, "offset": 0}
+BODY = {"to": "earliest", "password": "pass-word", "active": True, "partition": 0, "offset": 0, "statement": "select 1"}
 
 
 def named(endpoint: Endpoint) -> str:
@@ -283,7 +283,9 @@ def test_every_endpoint_checks_its_permission(endpoint: Endpoint) -> None:
         words = [str(next(iter(action.permission)).name).lower() + at for action in endpoint.actions]
         site.configure(may=parse_grants(words), nothing=parse_grants(["transaction@other"]))
         site.make_user("made", "old")
-        given = {} if endpoint.path.endswith("/redrive") else BODY
+        assert site.process.queries is not None
+        site.process.queries.running.add("q")
+        given = {} if endpoint.path.endswith(("/redrive", "/settings")) else BODY
         body = json.dumps(given).encode() if endpoint.method == "POST" else b""
         for login, status in (({}, 401), (basic("nothing", "nothing"), 403)):
             assert site.ask(endpoint.method, path_of(endpoint), CHANGE | login, body).status == status

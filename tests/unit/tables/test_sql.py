@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 import polywire
+from polywire.broker.access import ConfiguredUser
+from polywire.broker.passwords import hash_password
+from polywire.broker.permissions import parse_grants
 from polywire.broker.settings import BrokerSettings
 from polywire.cli.main import run
 from polywire.client.bulk import BulkConnection, connect
 from polywire.errors import Invalid, Missing, Unavailable
 from polywire.records.columns import Record
 from polywire.tables.reading import snapshot
-from polywire.tables.sql import query
+from polywire.tables.sql import EngineLimits, isolated_rows, query
 from tests.s3_server import BUCKET, s3_server
 from tests.unit.client.served import Served
 from tests.unit.tables.tabled import produce, rows_of, rows_of_log, write_table
@@ -99,17 +102,94 @@ def test_an_isolated_statement_reaches_only_its_topics(connection: BulkConnectio
     assert one(connection, f"select a from '{other}'") == 1
     assert query(connection, "from orders", isolated=True).num_rows == 120
     target = tmp_path / "target.csv"
+    file = snapshot(connection, "orders").paths[0]
+    content = Path(file).read_bytes()
+    for statement in (
+        f"copy (select 1) to '{target}'",
+        f"copy (select 1) to '{file}'",
+        f"explain analyze copy (select 1) to '{file}'",
+        f"attach '{target}'",
+        f"export database '{target}'",
+        "attach ':memory:' as other",
+        "install httpfs",
+        "load httpfs",
+        "set enable_external_access = true",
+        "reset enable_external_access",
+        "pragma database_list",
+        "call pragma_version()",
+        "create table t as from orders",
+        "prepare p as select 1",
+        "select 1; select 2",
+        "",
+    ):
+        with pytest.raises(Invalid, match="only a single SELECT"):
+            query(connection, statement, isolated=True)
     for statement in (
         f"select a from '{other}'",
-        f"copy (select 1) to '{target}'",
-        f"attach '{target}'",
-        "install httpfs",
-        "set enable_external_access = true",
         f"select content from read_text('{other}')",
+        f"from read_csv('{other}')",
+        f"from read_blob('{other}')",
+        f"from sniff_csv('{other}')",
+        f"from read_parquet('{tmp_path}/**')",
+        f"from read_duckdb('{target}')",
+        f"from glob('{tmp_path}/*')",
+        "from glob('/proc/self/fd/*')",
+        "from read_text('/proc/self/environ')",
+        "from duckdb_secrets()",
+        "select getenv('HOME')",
+        "from 'http://127.0.0.1:1/a.parquet'",
+        "from sqlite_scan('a', 'b')",
+        f"from query('copy (select 1) to \\'{file}\\'')",
+        "from enable_logging(storage = 'file')",
+        "from force_checkpoint()",
+        "from arrow_scan(1, 2, 3)",
+        "from pandas_scan(1)",
+        f"from query('from read_text(''{other}'')')",
+        f"from json_execute_serialized_sql(json_serialize_sql('from read_text(''{other}'')'))",
     ):
-        with pytest.raises(Invalid, match="query failed"):
-            query(connection, f"{statement}", isolated=True)
+        with pytest.raises((Invalid, Missing)):
+            query(connection, statement, isolated=True)
     assert not target.exists()
+    assert Path(file).read_bytes() == content
+
+
+def test_an_isolated_statement_sees_only_topics_that_its_user_may_consume(tmp_path: Path) -> None:
+    with Served(BrokerSettings(tables_url=f"{tmp_path.as_uri()}/tables")) as served:
+        root = connect(served.address)
+        for topic in ("orders", "salaries"):
+            root.create_topic(topic, 3, {"table": "delta"})
+            produce(root, topic, 0, [Record(b"v")])
+            write_table(root, topic)
+        root.close()
+        grants = [("reader", "consume@default/orders"), ("writer", "produce")]
+        users = [ConfiguredUser(name, hash_password("secret"), parse_grants([given])) for name, given in grants]
+        served.run(lambda: served.broker.access.configure(users))
+        for name, topic in (("reader", "salaries"), ("writer", "orders")):
+            connection = connect(f"polywire://{name}:secret@{served.address}")
+            with pytest.raises(Missing, match="no such topic") as missing:
+                query(connection, f"select count(*) from {topic}", isolated=True)
+            assert f"known={topic}" not in str(missing.value)
+            connection.close()
+        connection = connect(f"polywire://reader:secret@{served.address}")
+        assert query(connection, "select value from orders", isolated=True).to_pylist() == [{"value": b"v"}]
+        connection.close()
+
+
+def test_an_isolated_statement_has_limits(connection: BulkConnection) -> None:
+    limits = EngineLimits(memory_bytes_max=64 * 1024 * 1024, threads=1)
+    with isolated_rows(connection, "from range(1000000000000)", limits, batch_rows=100) as found:
+        assert (found.names, found.types) == (["range"], ["BIGINT"])
+        assert found.reader.read_next_batch().num_rows == 100
+    with (
+        pytest.raises(Invalid, match="too much memory"),
+        isolated_rows(connection, "select list(range) from range(1000000000)", limits) as found,
+    ):
+        found.reader.read_all()
+    with (
+        pytest.raises(Invalid, match=r"query failed: .*Conversion Error"),
+        isolated_rows(connection, "select 'a'::int + range from range(10)", limits) as found,
+    ):
+        found.reader.read_all()
 
 
 def test_a_statement_is_repeated_after_a_file_was_deleted(

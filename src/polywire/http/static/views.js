@@ -4,7 +4,8 @@ import { clients } from "./clients.js";
 import { groups } from "./groups.js";
 import { letters } from "./letters.js";
 import { overview } from "./overview.js";
+import { sql } from "./sql.js";
 import { topics } from "./topics.js";
 import { users } from "./users.js";
 
-export const views = { overview, topics, dead: letters, groups, clients, users, bucket };
+export const views = { overview, topics, dead: letters, groups, clients, users, bucket, sql };

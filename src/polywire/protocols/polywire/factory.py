@@ -18,6 +18,7 @@ from polywire.protocols.runtime.session import Output, begins_with
 if TYPE_CHECKING:
     from polywire.protocols.polywire.context import PolywireBroker
 
+WIRE: Final = "polywire"
 COMMANDS: Final[Mapping[int, Command]] = table(
     Command(Verb.PING, PolywireSession.ping, (Action.CONNECT,)),
     Command(Verb.CANCEL, PolywireSession.cancel, (Action.CONNECT,)),
@@ -63,7 +64,7 @@ class PolywireFactory:
 
     @property
     def wire(self) -> str:
-        return "polywire"
+        return WIRE
 
     def recognise(self, prefix: bytes) -> bool | None:
         """Return whether a connection begins with the protocol's name, in any version; None if more bytes are needed."""
