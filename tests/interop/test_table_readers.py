@@ -10,11 +10,12 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -81,6 +82,7 @@ def written(folder: Path, *options: str) -> Iterator[Written]:
                 )
             versions.append((wait_for_rows(url, (number + 1) * ROUND_RECORDS), (number + 1) * ROUND_RECORDS))
         rows = sorted_rows(polywire.read_arrow(broker.url(), "orders", columns=COLUMNS).to_pylist())
+        wait_for_metadata(url)
     yield Written(url, rows, versions[ROUNDS // 2])  # the broker does not run any more
 
 
@@ -91,6 +93,18 @@ def sorted_rows(rows: list[dict[str, Any]]) -> list[Row]:
 def metadata_of(url: str) -> str:
     objects = open_bucket(url)
     return f"{url}/{iceberg_metadata_name(int(objects.read(ICEBERG_HINT).content))}"
+
+
+def wait_for_metadata(url: str) -> None:
+    """Wait until the Iceberg metadata has the newest version of the Delta log."""
+    objects = open_bucket(url)
+
+    def is_current() -> bool:
+        number = int(objects.read(ICEBERG_HINT).content)
+        newest = json.loads(objects.read(iceberg_metadata_name(number)).content)["snapshots"][-1]
+        return int(newest["summary"]["polywire.delta-version"]) == DeltaLog(objects).load().version
+
+    wait_for(is_current)
 
 
 def check(table: Written, environment: Mapping[str, str]) -> None:
@@ -138,17 +152,28 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Written:
         connection.create_topic("orders", 3)
         url = connection.describe("orders").table
         versions: list[tuple[int, int]] = []
-        for number, columns in enumerate(("", TYPED_COLUMNS, f"{TYPED_COLUMNS}, later long", "infer")):
+        settings = (("", ""), (TYPED_COLUMNS, "id"), (f"{TYPED_COLUMNS}, later long", "later"), ("infer", "later"))
+        for number, (columns, last) in enumerate(settings):
             configure(broker.url(), "orders", columns)
+            wait_for(partial(_has_column, url, last))
             for partition in range(3):
                 produce(connection, "orders", partition, [Record(value) for value in TYPED_VALUES])
             versions.append((wait_for_rows(url, 15 * (number + 1)), 15 * (number + 1)))
-        end = time.monotonic() + SECONDS_MAX
-        while _lacks_columns(url):
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        wait_for(lambda: not _lacks_columns(url))
         rows = polywire.read_arrow(broker.url(), "orders", columns=TYPED_NAMES, table=True).to_pylist()
+        wait_for_metadata(url)
     return Written(url, typed_rows(rows), versions[1])
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _has_column(url: str, name: str) -> bool:
+    return not name or any(column.name == name for column in DeltaLog(open_bucket(url)).load().columns)
 
 
 def _lacks_columns(url: str) -> bool:
