@@ -31,8 +31,7 @@ from polywire.client.bulk import connect
 from polywire.records.columns import Record
 from polywire.store.url import open_bucket
 from polywire.table_orders import ICEBERG_HINT, iceberg_metadata_name
-from polywire.tables.columns import arrow_schema
-from polywire.tables.delta_log import DeltaLog, TableState
+from polywire.tables.delta_log import DeltaLog
 from polywire.testing.process import BrokerProcess
 from tests.histories.tables import wait_for_records
 from tests.s3_server import BUCKET, s3_server
@@ -89,6 +88,7 @@ def written(folder: Path, *options: str, is_latest: bool = False) -> Iterator[Wr
             if is_latest:
                 rows = latest(rows)
             versions.append((version, len(rows)))
+        wait_for_metadata(url)
     yield Written(url, rows, versions[ROUNDS // 2], is_latest)  # the broker does not run any more
 
 
@@ -105,6 +105,18 @@ def sorted_rows(rows: list[dict[str, Any]]) -> list[Row]:
 def metadata_of(url: str) -> str:
     objects = open_bucket(url)
     return f"{url}/{iceberg_metadata_name(int(objects.read(ICEBERG_HINT).content))}"
+
+
+def wait_for_metadata(url: str) -> None:
+    """Wait until the Iceberg metadata has the newest version of the Delta log."""
+    objects = open_bucket(url)
+
+    def is_current() -> bool:
+        number = int(objects.read(ICEBERG_HINT).content)
+        newest = json.loads(objects.read(iceberg_metadata_name(number)).content)["snapshots"][-1]
+        return int(newest["summary"]["polywire.delta-version"]) == DeltaLog(objects).load().version
+
+    wait_for(is_current)
 
 
 def check(table: Written, environment: Mapping[str, str]) -> None:
@@ -160,31 +172,33 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Written:
         connection.create_topic("orders", 3)
         url = connection.describe("orders").table
         versions: list[tuple[int, int]] = []
-        rounds = (("", "value"), (TYPED_COLUMNS, "id"), (f"{TYPED_COLUMNS}, later long", "later"), ("infer", "later"))
-        for number, (columns, newest) in enumerate(rounds):
+        settings = (("", ""), (TYPED_COLUMNS, "id"), (f"{TYPED_COLUMNS}, later long", "later"), ("infer", "later"))
+        for number, (columns, last) in enumerate(settings):
             configure(broker.url(), "orders", columns)
+            wait_for(partial(_has_column, url, last))
             for partition in range(3):
                 produce(connection, "orders", partition, [Record(value) for value in TYPED_VALUES])
-            wait_for_records(url, 15 * (number + 1))
-            wait_until(partial(_has_column, newest), url)
-            versions.append((DeltaLog(open_bucket(url)).load().version, 15 * (number + 1)))
-        wait_until(
-            lambda state: all("later" in item.nulls or item.has_all_fields for item in state.files.values()), url
-        )
+            versions.append((wait_for_records(url, 15 * (number + 1)), 15 * (number + 1)))
+        wait_for(lambda: not _lacks_columns(url))
         rows = polywire.read_arrow(broker.url(), "orders", columns=TYPED_NAMES, table=True).to_pylist()
+        wait_for_metadata(url)
     return Written(url, typed_rows(rows), versions[1], is_latest=False)
 
 
-def _has_column(name: str, state: TableState) -> bool:
-    return name in arrow_schema(state.columns).names
-
-
-def wait_until(is_right: Callable[[TableState], bool], url: str) -> None:
-    """Wait for a version of a table."""
+def wait_for(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + SECONDS_MAX
-    while not is_right(DeltaLog(open_bucket(url)).load()):
+    while not condition():
         assert time.monotonic() < end
-        time.sleep(0.1)
+        time.sleep(0.05)
+
+
+def _has_column(url: str, name: str) -> bool:
+    return not name or any(column.name == name for column in DeltaLog(open_bucket(url)).load().columns)
+
+
+def _lacks_columns(url: str) -> bool:
+    state = DeltaLog(open_bucket(url)).load()
+    return any("later" not in file.nulls and not file.has_all_fields for file in state.files.values())
 
 
 def typed_rows(rows: list[dict[str, Any]]) -> list[Row]:

@@ -43,7 +43,7 @@ _OPTIONS: Final[dict[str, Any]] = {
 
 
 class Measure(Enum):
-    """What the bounds of a column measure."""
+    """The unit of the bounds of a column."""
 
     NUMBER = "number"
     TIME = "time"
