@@ -356,6 +356,7 @@ ALLOWED: Final[Mapping[str, str]] = {
     "stale_modules": "asked by the test suite before it runs: compiled modules older than their sources",
     "BulkConnection.produce_all": "for users, beside the verbs that Spark uses",
     "forget_memory": "for users",
+    "MemoryObjects.heal": "for users: cancels the faults that have not happened yet",
     "MemoryObjects.deliver": "for users: applies the requests that a fault has delayed",
     "Page.value_bytes": "for users of the admin API, whose answer the page is",
     "BLOCK_ENTRIES": "a size that tests of the edges of blocks need",

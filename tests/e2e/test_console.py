@@ -150,7 +150,7 @@ def test_rejected_rows_and_errors_of_a_table_are_shown(broker: BrokerProcess, pa
             "age_s": 300,
             "error": "disk full",
             "rejected": 4,
-            "rejected_reason": HOSTILE,
+            "rejected_sample": HOSTILE,
         },
     }
     page.open(url(broker, "/topics"))

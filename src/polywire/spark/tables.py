@@ -1,7 +1,7 @@
 """Read a topic as a table in Spark: its Parquet files by Spark's own reader, and newer records by the data source.
 
 The two parts have each record once. Filters and selected columns reach the files. Of a table with the latest record of
-each key, rows that are deleted or replaced are left out by joins with small frames.
+each key, joins with small frames remove rows that are deleted or replaced.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def _is_one_of(rows: pa.Table | pa.RecordBatch, column: str, wanted: ByPartition
 def replaced(objects: Objects, files: Iterable[DataFile], keys: ByPartition) -> dict[str, BitMap]:
     """Return the rows of each file that have one of the keys, with the rows that were deleted before.
 
-    Files without such rows are left out. Raises BlobMissing, Unavailable, Corrupt.
+    Files without such rows are not in the result. Raises BlobMissing, Unavailable, Corrupt.
     """
     found = {}
     for file in files:
@@ -100,7 +100,7 @@ def replaced(objects: Objects, files: Iterable[DataFile], keys: ByPartition) -> 
 def outdated(objects: Objects, files: Sequence[DataFile]) -> dict[str, BitMap]:
     """Return the rows of each file that a later row of any file replaces, and tombstones.
 
-    Files without such rows are left out. The keys are in memory. Raises BlobMissing, Unavailable, Corrupt.
+    Files without such rows are not in the result. The keys are in memory. Raises BlobMissing, Unavailable, Corrupt.
     """
     rows = (rows for file in files for _, rows in _groups(objects, file, _NEWEST.names))
     offsets = by_partition(newest(rows), OFFSET)

@@ -252,7 +252,7 @@ def scan_files(
         found: the snapshot.
         columns: columns of the table, at least one; None for all.
         where: condition on partition, offset and timestamp. Row groups of local files without such rows are skipped.
-        newest: what ``newest_of_tail`` returned. Rows with these keys are left out.
+        newest: what ``newest_of_tail`` returned. Rows with these keys are not returned.
 
     Raises:
         Invalid: a column is unknown.

@@ -65,8 +65,7 @@ function readers(name, found) {
 function rejected(name, found) {
   if (!found.rejected) return [];
   const statement = `select partition, "offset", _error, value from ${quoted(name)} where _error is not null limit 100`;
-  const more = [found.rejected_reason, found.rejected_partition === undefined ? null : `partition ${found.rejected_partition}, offset ${found.rejected_offset}`];
-  return [h("p", { class: "message bad" }, `${count(found.rejected)} rows do not fit the typed columns. `, more.filter(Boolean).join(", "), " ",
+  return [h("p", { class: "message bad" }, `${count(found.rejected)} rows do not fit the typed columns. ${found.rejected_sample} `,
     h("a", { href: "#/sql?q=" + encodeURIComponent(statement) }, "List them"))];
 }
 
@@ -77,12 +76,13 @@ function state(name, found) {
   return [
     found.error ? h("p", { class: "message bad", role: "alert" }, `The table cannot be written: ${found.error}. The broker tries again, and the records are safe in the log.`) : null,
     ...rejected(name, found),
+    found.notes ? h("p", { class: "message" }, `Typed columns: ${found.notes}.`) : null,
     h("div", { class: "cards" },
       card("Format", found.formats.replace(",", ", ")),
       card("Freshness", span(found.freshness_s)),
       h("div", { class: late ? "card late" : "card" }, h("span", {}, "Behind by"), h("b", {}, known(() => (found.complete_ms ? span(found.age_s) : "–")))),
       card("Records behind", known(() => count(found.behind))),
-      card("Rows", known(() => count(found.rows))), card("Files", known(() => count(found.files))), card("Size", known(() => size(found.size))),
+      card("Rows", known(() => count(found.rows))), found.columns ? card("Typed columns", count(found.columns)) : null, card("Files", known(() => count(found.files))), card("Size", known(() => size(found.size))),
       card("Version", known(() => count(found.version))),
       card("Last commit took", known(() => (found.commit_s < 1 ? `${Math.round(found.commit_s * 1000)} ms` : `${found.commit_s.toFixed(1)} s`))),
       card("Skipped records", known(() => count(found.skipped)))),
