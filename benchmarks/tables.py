@@ -8,6 +8,7 @@ Processor time is that of this process, Spark's processes and the broker. It dep
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
@@ -31,6 +32,8 @@ from polywire.tables.writer import TopicTable
 RECORDS = 5_000_000
 TAIL_SHARE = 100  # one in so many records is only in the log
 ROUNDS = 5
+AGES = 30
+APPEND_S = 0.005  # between two records while ages are measured
 MEASURABLE_S = 0.01  # processor time is counted in ticks of this length
 PLAIN = "plain Parquet"
 WHERE = 'partition = 1 AND "offset" >= {0} AND "offset" < {1}'
@@ -179,6 +182,33 @@ def measured(made: Bench, ways: Ways, rounds: int) -> dict[str, Cost]:
     return {name: Cost(statistics.median(elapsed[name]), statistics.median(processor[name])) for name in ways}
 
 
+def ages_s(made: Bench, topic: str, count: int) -> list[float]:
+    """Return how old the newest row of ``spark.table`` was when it was called, in seconds, while records are appended."""
+    appended, ending = threading.Event(), threading.Event()
+
+    def append() -> None:
+        with polywire.connect_sync(made.address) as client, client.producer() as producer:
+            while not ending.wait(APPEND_S):
+                producer.send(topic, b"v")
+                producer.flush()
+                appended.set()
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    ages = []
+    try:
+        appended.wait()
+        for _ in range(count):
+            time.sleep(2 * APPEND_S)
+            begun = time.time()
+            newest = spark_table(made.spark, topic, address=made.address).selectExpr("unix_micros(max(timestamp))")
+            ages.append(begun - newest.collect()[0][0] / 1e6)
+    finally:
+        ending.set()
+        thread.join()
+    return sorted(ages)
+
+
 def _processor_s(made: Bench) -> float:
     return time.process_time() + sum(made.seconds().values())
 
@@ -203,7 +233,11 @@ def main() -> None:
                 )
                 figures = (f"{cost.elapsed_s:.3f}", f"{cost.processor_s:.3f}", *(f"{ratio:.2f}" for ratio in ratios))
                 report.add_row(workload, way, *figures)
+        ages = ages_s(made, topic.growing, AGES)
     console.print(report)
+    console.print(
+        f"age of the newest row of spark.table: median {statistics.median(ages):.3f} s, longest {ages[-1]:.3f} s"
+    )
 
 
 if __name__ == "__main__":
