@@ -21,6 +21,7 @@ from polywire.broker.topics import Streams
 from polywire.broker.users import (
     DEFAULT_NAME,
     DEFAULT_PASSWORD,
+    LINKS,
     ROOT,
     TABLES,
     Principal,
@@ -281,7 +282,7 @@ class Authentication(Authorization):
         """Return whether a login is valid: the user is active, and its password or token has not changed."""
         if principal is ROOT:
             return self.is_open
-        if principal is TABLES:
+        if principal is TABLES or principal is LINKS:
             return True
         user = self._users.get(principal.user_id)
         if user is None or not user.active or principal.login != self._logins.get(user.id, 0):

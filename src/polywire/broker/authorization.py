@@ -8,19 +8,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from polywire.broker.permissions import ANYBODY, Action, Grants
 from polywire.broker.topics import Streams, Topic
-from polywire.broker.users import ROOT, TABLES, Principal
+from polywire.broker.users import LINKS, ROOT, TABLES, Principal
 from polywire.errors import Denied, ErrorCode
 from polywire.types import TopicName
 
-READING: Final = frozenset({Action.CONNECT, Action.TOPIC_DESCRIBE, Action.FETCH})
-"""The actions that the process that writes tables may perform."""
+INTERNAL: Final[Mapping[Principal, frozenset[Action]]] = {
+    TABLES: frozenset({Action.CONNECT, Action.TOPIC_DESCRIBE, Action.FETCH}),
+    LINKS: frozenset(
+        {
+            Action.CONNECT,
+            Action.TOPIC_DESCRIBE,
+            Action.TOPIC_LIST,
+            Action.TOPIC_CREATE,
+            Action.PRODUCE,
+            Action.STAGED_PUBLISH,
+        }
+    ),
+}
+"""The actions that the processes of the broker may perform as its clients."""
 
 Where = Topic | TopicName | str | None
 """The resource of an action: a topic, a topic's name, a stream's name, or None for everything."""
@@ -95,8 +107,8 @@ class Authorization(ABC):
 
         A topic's access list applies to every user, administrators included.
         """
-        if principal is TABLES:
-            return action in READING
+        if principal is TABLES or principal is LINKS:
+            return action in INTERNAL[principal]
         listed = where.settings.access if type(where) is Topic else None
         if listed is not None and action.listed is not None:
             name = None if principal is None or principal is ROOT else principal.name
@@ -108,8 +120,8 @@ class Authorization(ABC):
 
     def permits_somewhere(self, principal: Principal | None, action: Action) -> bool:
         """Return whether the user may perform an action on at least one resource."""
-        if principal is TABLES:
-            return action in READING
+        if principal is TABLES or principal is LINKS:
+            return action in INTERNAL[principal]
         if principal is None or principal is ROOT:
             return self.is_open or action in ANYBODY
         if action.needs_no_permission:

@@ -8,7 +8,7 @@ An owner is one number:
 
 Rules:
 
-* Only the state of users is protected, because a client without a user cannot prove its identity later.
+* Only the state of users and of links is protected, because a client without a user cannot prove its identity later.
 * The first user that uses unowned state becomes its owner. State stored before owners existed is unowned.
 * Users who may manage servers may use any state without becoming its owner.
 * On a broker without users all clients are the same principal.
@@ -22,7 +22,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import Final, Protocol
 
 from polywire.broker.permissions import Action
-from polywire.broker.users import Principal
+from polywire.broker.users import LINKS, Principal
 from polywire.errors import Denied, ErrorCode
 from polywire.types import host_of
 
@@ -51,10 +51,14 @@ ITSELF: Final = Caller(None, UNOWNED)
 
 It differs from every caller of a client.
 """
+LINKS_CALLER: Final = Caller(LINKS, LINKS.user_id)
+"""The process that runs links. Its owner is no address, because those are hashes of 63 bits."""
 
 
 def caller_of(principal: Principal | None, peer: str) -> Caller:
     """Return the caller for a connection from this address."""
+    if principal is LINKS:
+        return LINKS_CALLER
     if principal is not None and principal.user_id > UNOWNED and principal.name != ANONYMOUS:
         return Caller(principal, principal.user_id)
     return Caller(principal, owner_of_address(peer))
@@ -112,7 +116,9 @@ class Owners:
         self._access: Final = access
 
     def may_use(self, caller: Caller, owner: int) -> bool:
-        if owner <= UNOWNED or owner == caller.owner or caller is ITSELF or self._access.is_open:
+        if owner == caller.owner or caller is ITSELF or self._access.is_open:
+            return True
+        if owner <= UNOWNED and owner != LINKS_CALLER.owner:
             return True
         principal = caller.principal
         return principal is not None and self._access.permits(principal, Action.CLUSTER_ALTER)

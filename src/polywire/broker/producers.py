@@ -25,9 +25,11 @@ from collections import deque
 from collections.abc import Collection, Container, Iterator, Sequence
 from typing import Final
 
+import msgspec
+
 from polywire.broker import changes
 from polywire.broker.changes import ProducerState, RememberedState
-from polywire.broker.owners import UNOWNED
+from polywire.broker.owners import LINKS_CALLER, UNOWNED
 from polywire.broker.quotas import WRITER_BYTES, Kind, Usage
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.view import Views, encoded, one_by_one
@@ -315,6 +317,7 @@ class PublishDedup:
     """The last published sequence number of each writer, least recently used first.
 
     A writer is dropped only after it was unused for ``writer_expiry_us``, counting only time in which the broker runs.
+    Writers of links are never dropped.
     """
 
     __slots__ = ("_by_name", "_settings", "_usage")
@@ -351,6 +354,9 @@ class PublishDedup:
             if now_us - oldest.at_us <= self._settings.writer_expiry_us:
                 return
             self.forget(oldest.writer)
+            if oldest.owner == LINKS_CALLER.owner:  # the position of a link in a quiet partition
+                self._by_name[oldest.writer] = msgspec.structs.replace(oldest, at_us=now_us)
+                self._charge(oldest, 1)
 
     def forget(self, writer: str) -> None:
         """Drop a writer. Its next publish may have any sequence number."""

@@ -99,6 +99,10 @@ NOUNS: Final = {
 
     A writer expires thirty days after its last publish.
     """,
+    "link": """Follow topics of another broker: Kafka, Polywire, and the other protocols.
+
+    The broker copies the records of a link, each once, and continues after a crash. See polywire link create --help.
+    """,
     "pipeline": "Run prebuilt Spark jobs between topics and tables.",
     "user": "Manage the users file.",
     "backup": "Create, list, verify and restore backups of a data directory.",

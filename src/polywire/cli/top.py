@@ -6,17 +6,12 @@ Rates are differences between two samples. The web console uses the same request
 from __future__ import annotations
 
 import json
-import os
-import ssl
 import sys
 import time
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Annotated, Any, Final
-from urllib.parse import urlsplit
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
@@ -25,21 +20,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from polywire.cli.output import Failed
+from polywire.cli.admin import AdminApi, HttpAddress
 from polywire.cli.usage import examples
-from polywire.client.address import SCHEME_SUFFIX, Login, split_address, split_brokers, split_login
-from polywire.client.failures import cannot_connect
 from polywire.escaping import escaped, escaped_json
-from polywire.types import spell_address
 
 MONTH_S: Final = 30 * 86_400
 
 Rows = list[dict[str, Any]]
-HTTP_PORT: Final = 9080
-HTTP_DEFAULT: Final = f"http://127.0.0.1:{HTTP_PORT}"
 PATHS: Final = ("overview", "topics", "groups")
 ROWS_MAX: Final = 20  # rows of a table on the terminal: the busiest topics, and the groups with the largest lag
-TIMEOUT_S: Final = 10.0
 UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 KIBI: Final = 1024.0
 NOTHING: Final = "–"
@@ -147,14 +136,7 @@ class Sample:
 @app.default
 def top(
     *,
-    http: Annotated[
-        str | None,
-        Parameter(
-            env_var="POLYWIRE_HTTP",
-            help="Address of the broker's HTTP listener. Defaults to port 9080 of the host in POLYWIRE_ADDRESS, or of this machine. "
-            "With http://name@host:port, the password is read from POLYWIRE_PASSWORD.",
-        ),
-    ] = None,
+    http: HttpAddress = None,
     interval: Annotated[
         float, Parameter(help="Seconds between two samples.", validator=Number(gte=0.2, lte=3600))
     ] = 2.0,
@@ -162,18 +144,22 @@ def top(
     output: Annotated[TopFormat, Parameter(name=("--output", "-o"), help="Format with --once.")] = TopFormat.TABLE,
 ) -> None:
     """Show a broker's activity live: throughput by protocol, the busiest topics, and the groups with the largest lag."""
-    admin = _AdminApi(http or default_http(os.environ.get("POLYWIRE_ADDRESS", "")))
-    before = admin.sample()
+    admin = AdminApi(http)
+    before = _sample(admin)
     if once or output is TopFormat.JSON:
         time.sleep(interval)
-        _print(view(before, admin.sample()), output)
+        _print(view(before, _sample(admin)), output)
         return
     with Live(console=Console(highlight=False), screen=sys.stdout.isatty(), auto_refresh=False) as live:
         while True:
             time.sleep(interval)
-            now = admin.sample()
+            now = _sample(admin)
             live.update(_render(view(before, now), now.responses["overview"]), refresh=True)
             before = now
+
+
+def _sample(admin: AdminApi) -> Sample:
+    return Sample(time.monotonic(), admin.get(PATHS))
 
 
 def view(before: Sample, now: Sample) -> dict[str, list[dict[str, Any]]]:
@@ -221,71 +207,6 @@ def view(before: Sample, now: Sample) -> dict[str, list[dict[str, Any]]]:
 
 def _by_name(topics: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     return {topic["name"]: topic for topic in topics}
-
-
-def default_http(address: str) -> str:
-    """Return the default HTTP address for a client address: port 9080 of the same host.
-
-    It uses TLS if the client address does.
-    """
-    if not address:
-        return HTTP_DEFAULT
-    first = split_brokers(address)[0]
-    scheme, _, rest = first.rpartition("://")
-    login, at, location = rest.rpartition("@")
-    host, _ = split_address(location.partition("?")[0])
-    secure = "s" if scheme.endswith(SCHEME_SUFFIX) else ""
-    return f"http{secure}://{login}{at}{spell_address(host, HTTP_PORT)}"
-
-
-class _AdminApi:
-    def __init__(self, url: str) -> None:
-        login, without_login = split_login(url)
-        parts = urlsplit(without_login)
-        try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise Failed(f"address is invalid (use http://host:port or https://host:port) got={without_login!r}")
-        self._secure: Final = parts.scheme == "https"
-        self._host: Final = parts.hostname
-        self._port: Final = port or (443 if self._secure else 80)
-        self._headers: Final = {} if login is None else {"Authorization": _basic(login)}
-
-    def sample(self) -> Sample:
-        """Read all paths. Raises Failed, and Unavailable if the broker does not answer."""
-        connection: HTTPConnection = (
-            HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=ssl.create_default_context())
-            if self._secure
-            else HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
-        )
-        try:
-            return Sample(time.monotonic(), {path: self._get(connection, path) for path in PATHS})
-        except OSError as error:
-            failure = cannot_connect(error, self._host, self._port)
-            if not self._secure:
-                raise failure from None
-            at = f"http://{spell_address(self._host, self._port)}"
-            raise Failed(f"{failure.message} (if the HTTP listener has no TLS, use --http {at})") from None
-        except (HTTPException, ValueError) as error:
-            raise Failed(
-                f"the server is not the HTTP listener of a broker address={self._host}:{self._port}"
-            ) from error
-        finally:
-            connection.close()
-
-    def _get(self, connection: HTTPConnection, path: str) -> Any:
-        connection.request("GET", f"/api/v1/{path}", headers=self._headers)
-        response = connection.getresponse()
-        content = json.loads(response.read())
-        if response.status != 200:
-            raise Failed(f"{content['error']['message']} path={path}")
-        return content
-
-
-def _basic(login: Login) -> str:
-    return f"Basic {b64encode(f'{login.name}:{login.password}'.encode()).decode()}"
 
 
 # Printing

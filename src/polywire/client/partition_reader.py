@@ -40,6 +40,10 @@ class PartitionReader(Protocol):
     async def end(self, partition: int) -> int:
         """Return the location after the last record."""
 
+    async def extents(self, count: int) -> list[tuple[int, int]]:
+        """Return the first location and the location after the last record, of each of the first ``count`` partitions."""
+        return [(await self.first(number), await self.end(number)) for number in range(count)]
+
     async def read(self, partition: int, location: int) -> tuple[list[Record], int]:
         """Return records from a location on, and the location to continue at.
 
@@ -60,7 +64,7 @@ def reader_of(client: WireClient, topic: str) -> PartitionReader:
             return _BoundsReader(client, topic)
 
 
-class _BoundsReader:
+class _BoundsReader(PartitionReader):
     """Reads over protocols that report the first and the end offset of partitions."""
 
     def __init__(self, client: WireClient, topic: str) -> None:
@@ -83,6 +87,9 @@ class _BoundsReader:
     async def end(self, partition: int) -> int:
         return (await self._bounds(partition)).next_offset
 
+    async def extents(self, count: int) -> list[tuple[int, int]]:
+        return [(part.first_offset, part.next_offset) for part in (await self._client.bounds(self._topic))[:count]]
+
     async def read(self, partition: int, location: int) -> tuple[list[Record], int]:
         wait_ms = MARKER_WAIT_MS if self._has_markers else 0
         records = await self._client.fetch(
@@ -97,7 +104,7 @@ class _BoundsReader:
         return [], location + 1 if self._has_markers else end
 
 
-class _PollReader:
+class _PollReader(PartitionReader):
     """Reads over Iggy, which returns the first or the last record on request."""
 
     def __init__(self, client: IggyClient, topic: str) -> None:
@@ -113,11 +120,14 @@ class _PollReader:
     async def end(self, partition: int) -> int:
         return (await self._client.extent(self._topic, partition))[1]
 
+    async def extents(self, count: int) -> list[tuple[int, int]]:
+        return [await self._client.extent(self._topic, number) for number in range(count)]
+
     async def read(self, partition: int, location: int) -> tuple[list[Record], int]:
         return await _fetch(self._client, self._topic, partition, location)
 
 
-class _SearchReader:
+class _SearchReader(PartitionReader):
     """Reads over FLUX, on which a location can only be found by trying to read."""
 
     def __init__(self, client: FluxClient, topic: str) -> None:
@@ -154,7 +164,7 @@ class _SearchReader:
         return await _fetch(self._client, self._topic, partition, location)
 
 
-class _AddressReader:
+class _AddressReader(PartitionReader):
     def __init__(self, client: Kafka07Client, topic: str) -> None:
         self._client: Final = client
         self._topic: Final = topic

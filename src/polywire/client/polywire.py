@@ -7,6 +7,7 @@ Unavailable. If a caller is cancelled, its request is cancelled at the broker.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -240,6 +241,14 @@ class PolywireClient(Scope):
             raise
         return cls(connection, limits)
 
+    @classmethod
+    async def over(cls, sock: socket.socket) -> PolywireClient:
+        """Return a client over a connected socket, without a login. Raises Unavailable."""
+        loop = asyncio.get_running_loop()
+        connection = PolywireConnection(loop)
+        await loop.create_connection(lambda: connection, sock=sock)
+        return cls(connection, decode_answer(await connection.greeted, messages.Limits))
+
     @property
     def abilities(self) -> frozenset[Ability]:
         """All features: this protocol supports all of them."""
@@ -373,7 +382,7 @@ class PolywireClient(Scope):
             Unavailable: the connection was lost; some or all records may be stored.
         """
         produced: list[Produced] = []
-        for group in _cut(records):
+        for group in split_records(records):
             number = BY_KEY if partition is None else partition
             produced += await self.produce_batch(topic, number, from_records(group), level=level, create=create)
         return produced
@@ -571,12 +580,15 @@ class PolywireClient(Scope):
         """
         await self._ask(Verb.DELETE_TRANSACTION, messages.DeleteEntry(transactional_id), Head)
 
-    async def writers(self) -> list[WriterInfo]:
+    async def writers(self, prefix: str = "") -> list[WriterInfo]:
         """Return the user's writers, sorted by name, each with the sequence number of its last publish.
 
         Administrators see the writers of all users.
+
+        Args:
+            prefix: return only writers whose names begin with it and are longer.
         """
-        return await self._list(Verb.WRITERS, messages.EntryList[messages.WriterEntry], WriterInfo)
+        return await self._list(Verb.WRITERS, messages.EntryList[messages.WriterEntry], WriterInfo, prefix)
 
     async def delete_writer(self, writer: str) -> None:
         """Delete a writer, so that its sequence numbers can be used again.
@@ -599,13 +611,16 @@ class PolywireClient(Scope):
         """
         return consume(self, topic, group=group, member=member, start=start)
 
-    async def _list(self, verb: Verb, kind: type[messages.EntryList[_E]], info: Callable[..., _I]) -> list[_I]:
+    async def _list(
+        self, verb: Verb, kind: type[messages.EntryList[_E]], info: Callable[..., _I], prefix: str = ""
+    ) -> list[_I]:
         found: list[_I] = []
-        after, more = "", True
+        after, more = prefix, True
         while more:
             answer = await self._ask(verb, messages.ListEntries(after), kind)
-            found += [info(*msgspec.structs.astuple(entry)) for entry in answer.entries]
-            more = answer.more and bool(answer.entries)
+            entries = [entry for entry in answer.entries if entry.name.startswith(prefix)]
+            found += [info(*msgspec.structs.astuple(entry)) for entry in entries]
+            more = answer.more and bool(answer.entries) and len(entries) == len(answer.entries)
             after = beyond(after, answer.entries[-1].name, "name") if more else ""
         return found
 
@@ -621,7 +636,8 @@ def _decode(head: bytes, kind: type[_H]) -> _H:
         raise Unavailable(ErrorCode.UNREACHABLE, error.message) from None
 
 
-def _cut(records: Sequence[Record]) -> list[Sequence[Record]]:
+def split_records(records: Sequence[Record]) -> list[Sequence[Record]]:
+    """Split records into groups of about ``BATCH_BYTES``."""
     groups: list[Sequence[Record]] = []
     first = size = 0
     for index, record in enumerate(records):

@@ -31,6 +31,7 @@ from polywire.http.endpoints import ApiCall, Endpoint, partition_of
 from polywire.http.guard import completing
 from polywire.http.health import readiness
 from polywire.http.lag import GroupLag, group_lags, partition_lags
+from polywire.http.links import LinkEndpoints
 from polywire.http.process import BucketRequests, BucketView, Process
 from polywire.http.records import READERS_MAX, RECORDS_MAX, RecordReader
 from polywire.http.sql import Sql
@@ -164,6 +165,7 @@ class Api:
             ),
             *DeadLetters(self._broker, self._reader, self._redrive).table(),
             *Sql(self._process).table(),
+            *LinkEndpoints(self._process).table(),
             *self._users.table(),
         ]
 

@@ -27,6 +27,7 @@ from polywire.http.shard_requests import RESPONSE_S, send_to_shard
 from polywire.protocols.runtime.forwarded import Forwarding
 from polywire.types import TopicName
 
+LINKS_SHARD: Final = 0  # the one that stores values (routing.values)
 CHECK_S: Final = READY_S + 1.0  # time for another process to report its health
 _HOP_BY_HOP: Final = frozenset({b"connection", b"keep-alive", b"upgrade", b"content-length", b"expect"})
 
@@ -78,6 +79,8 @@ class ForwardingApp:
                 creates = request.method == "POST" and not further
                 shard = self._shard_of(name, creates=creates)
                 return None if shard == self._shards.own else await self._send(shard, request)
+            case ["links", *_]:
+                return None if self._shards.own == LINKS_SHARD else await self._send(LINKS_SHARD, request)
             case ["sql", _]:
                 return await self._first(request)
             case [("topics" | "groups" | "connections" | "overview") as endpoint]:

@@ -23,6 +23,7 @@ from polywire.build_info import VERSION
 from polywire.escaping import escaped
 from polywire.http.encoding import Slices
 from polywire.http.lag import group_lags
+from polywire.http.links import LINK_STATES
 from polywire.http.process import BucketView, Process
 
 NAME: Final = "polywire_bucket"
@@ -124,6 +125,7 @@ async def metrics_text(broker: Broker, process: Process) -> bytes:
         *await _group_families(broker, slices),
         *_log_families(broker, process),
         *_table_families(broker, process),
+        *_link_families(process),
         *_query_families(process),
     ]
     bucket = process.bucket()
@@ -292,6 +294,35 @@ def _table_families(broker: Broker, process: Process) -> Iterator[Metric]:
             *(0 if settings is None else settings.freshness_s, bool(report.error), report.skipped, report.rejected),
         )
         _add(families, report.topic, values)
+    yield from families
+
+
+def _link_families(process: Process) -> Iterator[Metric]:
+    """Yield the metrics of links; none if there are no links."""
+    views = [] if process.links is None else process.links.all()
+    if not views:
+        return
+    states = GaugeMetricFamily("polywire_link_state", "1 for the state that a link is in.", labels=["link", "state"])
+    for view in views:
+        for state in LINK_STATES:
+            states.add_metric([view.link.name, state], view.state == state)
+    yield states
+    families = [
+        GaugeMetricFamily(f"polywire_link_{name}", text, labels=["link", "topic"])
+        for name, text in (
+            ("lag_records", "Records of the source that are not copied yet; bytes for a source of Kafka 0.7."),
+            ("lag_seconds", "Age of the newest copied record of a topic; 0 if all are copied."),
+            ("rate_records", "Records per second that are being copied."),
+            ("copied_records", "Records copied since the process that runs links was started."),
+            ("skipped_records", "Records that retention removed at the source before they were copied."),
+            ("failing", "1 while a topic cannot be copied."),
+        )
+    ]
+    reports = [report for view in views for report in view.topics()]
+    for report in reports[:TOPICS_MAX]:
+        values = (report.lag, report.lag_s, report.rate, report.copied, report.skipped, bool(report.error))
+        for family, value in zip(families, values, strict=True):
+            family.add_metric([report.link, label_of(report.topic)], value)
     yield from families
 
 

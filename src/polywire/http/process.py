@@ -13,6 +13,7 @@ from polywire.table_orders import TableReport
 
 if TYPE_CHECKING:
     from polywire.cluster.opening import ShardState
+    from polywire.http.links import Links
 
 PRICED_REQUESTS: Final = 1_000  # stores list prices per this number of requests
 
@@ -136,6 +137,10 @@ class Process(Protocol):
     @property
     def receive_buffer_bytes(self) -> int:
         """Bytes of memory that incomplete requests use."""
+
+    @property
+    def links(self) -> Links | None:
+        """The links of the broker; None while the process starts."""
 
     @property
     def queries(self) -> Queries | None:

@@ -20,7 +20,7 @@ import msgspec
 
 from polywire.broker.access import REPLICATED, Principal, User
 from polywire.broker.changes import TopicState, WireStateSet
-from polywire.broker.owners import ITSELF, NO_CALLER, Caller
+from polywire.broker.owners import ITSELF, LINKS_CALLER, NO_CALLER, Caller
 from polywire.broker.topics import is_internal
 from polywire.errors import BrokerError, Busy, ErrorCode, Missing, PeerError, Unavailable
 from polywire.log.base import Completion, Handle, Read
@@ -291,6 +291,8 @@ class LinkSession(FramedSession["Broker"]):
             return ITSELF
         if by == messages.NO_USER:
             return NO_CALLER
+        if by.owner == LINKS_CALLER.owner:
+            return LINKS_CALLER
         if not by.user:
             return Caller(None, by.owner)
         return Caller(self.broker.access.vouched(by.user), by.owner)

@@ -18,10 +18,10 @@ from polywire.server.readiness import ReadinessDriver
 
 async def connect_child(
     hub: Hub, factories: Sequence[SessionFactory], driver: ReadinessDriver | None, ours: socket.socket, user: Principal
-) -> None:
+) -> Connection:
     """Serve a process at the other end of a socket pair as a user.
 
-    Raises Busy(BUSY) if users have too many connections. The process is then served as long as there are other slots.
+    Returns the connection. Raises Busy(BUSY) if users have too many connections. The process is then served as long as there are other slots.
     """
     loop: Any = asyncio.get_running_loop()
     connection = Connection(hub, factories)
@@ -32,6 +32,7 @@ async def connect_child(
         ours.setblocking(False)
         await loop.connect_accepted_socket(lambda: connection, ours)
     hub.logins.identify(connection, user)
+    return connection
 
 
 async def kill(process: Process) -> None:

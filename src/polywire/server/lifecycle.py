@@ -39,6 +39,7 @@ from polywire.server.file_permissions import close_to_others, make_private
 from polywire.server.hub import ConnectionLimits, Hub
 from polywire.server.lines import LineLimit, set_up_log
 from polywire.server.link_tls import LinkTls
+from polywire.server.links import Links
 from polywire.server.listener import (
     INSIDE,
     OWN,
@@ -217,6 +218,8 @@ def _serve_children(server: Server, overview: Overview, broker: Broker, factorie
     # the protocol of the clients, because it reaches the topics of all processes
     factory = next(factory for factory in factories[0] if factory.wire == POLYWIRE)
     server.queries = overview.queries = Queries(hub, factory, server.driver)
+    server.links = overview.links = Links(broker, hub, factory, server.driver)
+    server.links.begin()
 
 
 def _has_copy(router: RoutedBroker | None) -> bool:
@@ -341,6 +344,7 @@ class Server:
         "_stopping",
         "driver",
         "exports",
+        "links",
         "others",
         "queries",
         "registration",
@@ -366,6 +370,7 @@ class Server:
         self.exports: exports.Exports | None = None
         self.others: OtherBrokers | None = None
         self.queries: Queries | None = None
+        self.links: Links | None = None
         self.registration: Registration | None = None
         self.tables: Tables | None = None
         self.watch: Final = watch
@@ -475,6 +480,8 @@ class Server:
         withdraw_ready(self._config.ready_file)
         if self.tables is not None:
             await self.tables.stop()
+        if self.links is not None:
+            await self.links.stop()
         if self.queries is not None:
             await self.queries.stop()
         if self._exit_code == EXIT_OK:

@@ -21,6 +21,7 @@ from polywire.table_orders import TableReport
 
 if TYPE_CHECKING:
     from polywire.server.bucket_watch import BucketWatch
+    from polywire.server.links import Links
     from polywire.server.queries import Queries
     from polywire.server.tables import Tables
 
@@ -68,6 +69,7 @@ class Overview:
         self.addresses: dict[str, str] = {}
         self.written: Tables | None = None
         self.queries: Queries | None = None
+        self.links: Links | None = None
 
     @property
     def stopping(self) -> bool:

@@ -1,45 +1,27 @@
 """Start the process that writes tables, order its tables, and receive their states (concepts: tables).
 
-* The process is started when a topic of this broker process has a table, and again whenever it ends.
-* It reads records over a socket pair, as a client that may only read. No other client can log in as it.
-* If the broker ends in any way, so does the process, because its input ends.
+The process is started when a topic of this broker process has a table. As a client of the broker it may only read.
 """
 
 from __future__ import annotations
 
-import asyncio
-import socket
-import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import ClassVar, Final
 
 import msgspec
-import structlog
 
 from polywire.broker.broker import Broker
 from polywire.broker.settings import TableFormat
-from polywire.broker.users import TABLES
-from polywire.errors import BrokerError
+from polywire.broker.users import TABLES, Principal
 from polywire.protocols.polywire.factory import PolywireFactory
-from polywire.server.child import connect_child, kill
 from polywire.server.hub import Hub
 from polywire.server.readiness import ReadinessDriver
+from polywire.server.worker_process import WorkerProcess
 from polywire.table_orders import Orders, TableOrder, TableReport
 
-if TYPE_CHECKING:
-    from asyncio.subprocess import Process
-
-RESTART_FIRST_S: Final = 1.0
-RESTART_MAX_S: Final = 60.0
-HEALTHY_S: Final = 60.0  # after this time, the next failure is treated as the first one
-STOP_S: Final = 1.0  # time for the last commit; afterwards the process is killed, which loses nothing
-LINE_BYTES_MAX: Final = 1 << 20
 STALE_S: Final = 60.0  # interval of warnings about a table that cannot be written
-
-log = structlog.get_logger("polywire.tables")
 
 
 @dataclass(slots=True)
@@ -50,17 +32,17 @@ class TableStatus:
     warned_at: float = float("-inf")
 
 
-class Tables:
+class Tables(WorkerProcess):
     """The tables of one broker process."""
 
+    MODULE: ClassVar[str] = "polywire.tables"
+    JOB: ClassVar[str] = "writes tables"
+    USER: ClassVar[Principal] = TABLES
+
     def __init__(self, broker: Broker, hub: Hub, driver: ReadinessDriver | None) -> None:
+        super().__init__(hub, PolywireFactory(broker), driver)
         self._broker: Final = broker
-        self._hub: Final = hub
-        self._driver: Final = driver
-        self._factory: Final = PolywireFactory(broker)
-        self._process: Process | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._orders = Orders([])
+        self._ordered = Orders([])
         self._changed = True
         self._broker.watch_topics(self._topic_changed)
         self._statuses: Final[dict[str, TableStatus]] = {}
@@ -73,17 +55,18 @@ class Tables:
         if not self._changed:
             return
         self._changed = False
-        orders = self._ordered()
-        if orders == self._orders:
+        orders = self._current()
+        if orders == self._ordered:
             return
-        self._orders = orders
+        self._ordered = orders
         for topic in self._statuses.keys() - {order.topic for order in orders.tables}:
             del self._statuses[topic]
-        self._send()
-        if orders.tables and self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._supervise())
+        self._send(is_needed=bool(orders.tables))
 
-    def _ordered(self) -> Orders:
+    def _orders(self) -> Orders:
+        return self._ordered
+
+    def _current(self) -> Orders:
         settings = self._broker.settings
         found: list[TableOrder] = []
         for topic in self._broker.topics():
@@ -103,91 +86,24 @@ class Tables:
                 )
         return Orders(found)
 
-    def _send(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError, RuntimeError):  # the process has just ended, and the next one gets the orders
-                self._process.stdin.write(msgspec.json.encode(self._orders) + b"\n")
-
-    async def _supervise(self) -> None:
-        pause_s = RESTART_FIRST_S
-        while True:
-            begun = time.monotonic()
-            code = await self._run()
-            if time.monotonic() - begun >= HEALTHY_S:
-                pause_s = RESTART_FIRST_S
-            log.warning("the process that writes tables has ended: starting it again", exit_code=code, pause_s=pause_s)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RESTART_MAX_S)
-
-    async def _run(self) -> int:
-        """Start the process, and return its exit code when it ends."""
-        ours, theirs = socket.socketpair()
-        try:
-            self._process = process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "polywire.tables",
-                str(theirs.fileno()),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
-                limit=LINE_BYTES_MAX,
-            )
-        except OSError as error:
-            ours.close()
-            log.warning("cannot start the process that writes tables", reason=error.strerror)
-            return -1
-        finally:
-            theirs.close()
-        try:
-            with suppress(BrokerError):  # without a slot of a user, it is served as long as there are other slots
-                await connect_child(self._hub, [self._factory], self._driver, ours, TABLES)
-            self._send()
-            assert process.stdout is not None, "it is a pipe"
-            async for line in process.stdout:
-                self._reported(line)
-            return await process.wait()
-        finally:
-            self._process = None
-            if process.returncode is None:
-                await _end(process)
-
     def _reported(self, line: bytes) -> None:
         try:
             report = msgspec.json.decode(line, type=TableReport)
         except msgspec.DecodeError:
             return
-        if all(order.topic != report.topic for order in self._orders.tables):
+        if all(order.topic != report.topic for order in self._ordered.tables):
             return
         status = self._statuses.get(report.topic)
         if status is None:
             status = self._statuses[report.topic] = TableStatus(report)
         elif status.report.error and not report.error:
-            log.info("table is written again", topic=report.topic, version=report.version)
+            self._log.info("table is written again", topic=report.topic, version=report.version)
         status.report = report
         now = time.monotonic()
         if report.error and now - status.warned_at >= STALE_S:
             status.warned_at = now
-            log.warning("cannot write a table: trying again", topic=report.topic, reason=report.error)
+            self._log.warning("cannot write a table: trying again", topic=report.topic, reason=report.error)
 
     def reports(self) -> Mapping[str, TableReport]:
         """Return the state of each table, by full name of its topic."""
         return {topic: status.report for topic, status in self._statuses.items()}
-
-    async def stop(self) -> None:
-        """End the process after its current commit. Call it before the broker closes connections."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
-
-async def _end(process: Process) -> None:
-    """End the process by ending its input, and kill it if it does not end in time."""
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        await asyncio.wait_for(process.wait(), STOP_S)
-    except TimeoutError:
-        await kill(process)

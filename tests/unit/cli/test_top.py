@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console, Group
 
+from polywire.cli.admin import default_http
 from polywire.cli.main import run
-from polywire.cli.top import Sample, _tables, default_http, view
+from polywire.cli.top import Sample, _tables, view
 from polywire.cli.usage import EXIT_FAILED
 
 

@@ -1,0 +1,163 @@
+"""The endpoints for links, and the interface through which HTTP reaches them. Responses never contain passwords."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from polywire.broker.permissions import Action
+from polywire.choices import choice
+from polywire.errors import ErrorCode, Invalid, Unavailable
+from polywire.http.endpoints import ApiCall, Endpoint
+from polywire.link_orders import LinkDefinition, LinkPlan, LinkReport, LinkStart
+
+if TYPE_CHECKING:
+    from polywire.http.process import Process
+
+TOPICS_MAX: Final = 1_000  # topics in one response
+CHECK_S: Final = 20.0  # time to check the source of a new link
+PAUSED: Final = "paused"
+STARTING: Final = "starting"
+RUNNING: Final = "running"
+FAILING: Final = "failing"
+LINK_STATES: Final = (STARTING, RUNNING, PAUSED, FAILING)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    """A link and the last reports on it, by topic. The report without a topic is about the connection."""
+
+    link: LinkDefinition
+    reports: Mapping[str, LinkReport]
+
+    @property
+    def state(self) -> str:
+        if self.link.paused:
+            return PAUSED
+        if not self.reports:
+            return STARTING
+        return FAILING if self.error else RUNNING
+
+    @property
+    def error(self) -> str:
+        """The reason why the link, or one of its topics, fails."""
+        return next((report.error for _, report in sorted(self.reports.items()) if report.error), "")
+
+    def topics(self) -> Iterator[LinkReport]:
+        """Yield the reports on topics, sorted by name."""
+        return (report for name, report in sorted(self.reports.items()) if name)
+
+
+class Links(Protocol):
+    """The links of the broker; ``server.links`` implements it."""
+
+    def all(self) -> Sequence[LinkView]:
+        """Return all links, sorted by name."""
+
+    def find(self, name: str) -> LinkView:
+        """Return a link. Raises Missing(LINK_MISSING)."""
+
+    async def create(self, link: LinkDefinition, *, dry_run: bool) -> LinkPlan:
+        """Check a link against its source and store it. Return what it does with each topic. Raises BrokerError."""
+
+    async def pause(self, name: str, *, paused: bool) -> LinkView:
+        """Pause or resume a link. Raises Missing(LINK_MISSING)."""
+
+    async def delete(self, name: str) -> None:
+        """Delete a link. Topics and positions remain. Raises Missing(LINK_MISSING)."""
+
+
+class LinkEndpoints:
+    """The HTTP API's endpoints for links."""
+
+    def __init__(self, process: Process) -> None:
+        self._process: Final = process
+
+    def table(self) -> Sequence[Endpoint]:
+        path = "/links/{link}"
+        new = {
+            "source": "URL of the broker to read from: scheme://host:port, with a login if it needs one",
+            "topics": "list of topics and patterns with * and ?",
+            "start": "earliest (default) or latest",
+            "dry_run": "true only shows what the link would do",
+        }
+        describe, alter = Action.SERVER_DESCRIBE, Action.CLUSTER_ALTER
+        return [
+            Endpoint("GET", "/links", describe, "List links", self._list),
+            Endpoint("GET", path, describe, "Describe a link, with the lag of each topic", self._find),
+            Endpoint("POST", path, alter, "Create a link", self._create, new),
+            Endpoint(
+                "POST",
+                f"{path}/paused",
+                alter,
+                "Pause or resume a link",
+                self._pause,
+                {"paused": "true or false"},
+            ),
+            Endpoint("DELETE", path, alter, "Delete a link; topics remain", self._delete),
+        ]
+
+    @property
+    def _links(self) -> Links:
+        if self._process.links is None:
+            raise Unavailable(ErrorCode.STOPPING, "links are not available: the broker is starting")
+        return self._process.links
+
+    async def _list(self, call: ApiCall) -> Any:
+        return {"links": [_summary(view) for view in self._links.all()]}
+
+    async def _find(self, call: ApiCall) -> Any:
+        view = self._links.find(call.path["link"])
+        topics = list(view.topics())
+        rows = [msgspec.to_builtins(report) for report in topics[:TOPICS_MAX]]
+        return {**_summary(view), "topic_reports": rows, "more": len(topics) > TOPICS_MAX}
+
+    async def _create(self, call: ApiCall) -> Any:
+        topics = call.body.get("topics")
+        if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
+            raise Invalid(ErrorCode.INVALID_REQUEST, "topics must be a list of names and patterns")
+        start = choice(LinkStart, str(call.body.get("start", LinkStart.EARLIEST.value)), "start")
+        link = LinkDefinition(call.path["link"], call.text("source"), tuple(topics), start)
+        dry_run = _boolean(call, "dry_run", default=False)
+        plan = await self._links.create(link, dry_run=dry_run)
+        return {
+            "name": link.name,
+            "dry_run": dry_run,
+            "topics": [msgspec.to_builtins(topic) for topic in plan.topics[:TOPICS_MAX]],
+            "notes": list(plan.notes),
+        }
+
+    async def _pause(self, call: ApiCall) -> Any:
+        return _summary(await self._links.pause(call.path["link"], paused=_boolean(call, "paused")))
+
+    async def _delete(self, call: ApiCall) -> Any:
+        await self._links.delete(call.path["link"])
+        return {"name": call.path["link"]}
+
+
+def _summary(view: LinkView) -> Mapping[str, Any]:
+    link, reports = view.link, list(view.topics())
+    return {
+        "name": link.name,
+        "source": link.address,
+        "topics": list(link.topics),
+        "start": link.start.value,
+        "state": view.state,
+        "error": view.error,
+        "followed": len(reports),
+        "lag": sum([report.lag for report in reports]),
+        "lag_s": max([report.lag_s for report in reports], default=0.0),
+        "rate": sum([report.rate for report in reports]),
+        "created_at_us": link.created_at_us,
+    }
+
+
+def _boolean(call: ApiCall, name: str, *, default: bool | None = None) -> bool:
+    """Return a field of the body. Raises Invalid(INVALID_REQUEST) if it is not a boolean."""
+    value = call.body.get(name, default)
+    if not isinstance(value, bool):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} must be true or false got={value!r:.40}")
+    return value

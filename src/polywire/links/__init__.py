@@ -1,0 +1,1 @@
+"""Links: topics of other brokers that a broker follows."""
