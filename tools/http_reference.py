@@ -32,6 +32,7 @@ SECTIONS: Final[Mapping[str, Sequence[str]]] = {
     "Connections and requests": ("connections", "received", "sent", "receive_buffer", "request_seconds"),
     "The log": ("log_work",),
     "Tables and SQL": ("table", "sql"),
+    "Links": ("link",),
     "A bucket": ("bucket",),
     "The process": ("process", "build_info", "stopping", "shard_up"),
 }
@@ -50,6 +51,9 @@ disk), `scrub` or `delete`.""",
     "Tables and SQL": """\
 A table has series once it was written for the first time. At most 1,000 tables have series. `outcome` of `polywire_sql_queries_total` is
 `done`, `failed` (with cancelled statements and those that exceed a limit) or `rejected` (too many at the same time).""",
+    "Links": """\
+`state` of `polywire_link_state` is `starting`, `running`, `paused` or `failing`. At most 1,000 topics of links have series. The counters of
+records begin at 0 when the process that runs links is started.""",
     "A bucket": """\
 * `state` of `polywire_bucket_node` is `leads`, `takes over`, `standby`, `deposed` or `silent`.
 * `outcome` of `polywire_bucket_request_seconds`: `refused` means that a conditional write lost, `missing` that the object does not

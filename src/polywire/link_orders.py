@@ -87,7 +87,7 @@ class LinkReport(msgspec.Struct, frozen=True):
 
 
 class PlannedTopic(msgspec.Struct, frozen=True):
-    """What a link would do with one topic.
+    """The effect that a link would have on one topic.
 
     Attributes:
         records: records to copy now.

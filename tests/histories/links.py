@@ -158,10 +158,10 @@ async def _produce(url: str, ending: threading.Event) -> None:
                 while not ending.is_set():
                     first = next(numbers)
                     await client.produce(TOPIC, [_record(number) for number in range(first, first + BATCH)])
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.02)
             finally:
                 await client.close()
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.02)
 
 
 def _record(number: int) -> Record:
@@ -214,7 +214,8 @@ def catch_up(world: World) -> int:
         copied, missing = check(world)
         if not missing:
             return copied
-    raise Wrong(f"the copy does not catch up missing={missing}\n{world.broker.log_text()}")
+    state = AdminApi(world.broker.url("http")).request("GET", f"links/{LINK}")
+    raise Wrong(f"the copy does not catch up missing={missing} link={state}\n{world.broker.log_text()}")
 
 
 def run(
@@ -229,7 +230,7 @@ def run(
     """Run that many faults, and return the counts. Raises Wrong, AssertionError."""
     options = ("--bucket", (folder / "bucket").as_uri()) if in_bucket else ()
     with (
-        BrokerProcess(folder / "source", wires=["polywire", wire]) as source,
+        BrokerProcess(folder / "source", wires=sorted({"polywire", wire})) as source,
         BrokerProcess(folder / "data", *options, wires=["polywire", "http"]) as broker,
     ):
         asyncio.run(_create(source.url()))

@@ -16,13 +16,16 @@ from polywire.broker.owners import Caller, caller_of
 from polywire.broker.passwords import hash_password
 from polywire.broker.permissions import parse_grants
 from polywire.broker.settings import BrokerSettings
+from polywire.choices import missing
 from polywire.clock import SystemClock
 from polywire.cluster.opening import ShardState
 from polywire.durations import Durations
-from polywire.errors import PeerError
+from polywire.errors import ErrorCode, PeerError
 from polywire.http.application import HttpApplication
 from polywire.http.guard import completing
+from polywire.http.links import LinkView
 from polywire.http.process import BucketCharge, BucketNode, BucketRequests, BucketView, ConnectionView, Traffic
+from polywire.link_orders import LinkDefinition, LinkPlan, LinkReport, PlannedTopic
 from polywire.protocols.runtime.forwarded import Forwarding
 from polywire.table_orders import TableReport
 from polywire.testing.memory_broker import MemoryBroker
@@ -50,6 +53,39 @@ class Queries:
         return name in self.running
 
 
+LINK = LinkDefinition("old", "kafka://reader:secret@old:9092", ("orders*",), created_at_us=1)
+
+
+@dataclass
+class Links:
+    """Links in memory, with the reports that a test sets."""
+
+    views: dict[str, LinkView] = field(
+        default_factory=lambda: {"old": LinkView(LINK, {"orders": LinkReport("old", "orders", 3, 7, 2, 1.5, 9.0)})}
+    )
+
+    def all(self) -> Sequence[LinkView]:
+        return list(self.views.values())
+
+    def find(self, name: str) -> LinkView:
+        if name not in self.views:
+            raise missing(ErrorCode.LINK_MISSING, "link", name, self.views)
+        return self.views[name]
+
+    async def create(self, link: LinkDefinition, *, dry_run: bool) -> LinkPlan:
+        if not dry_run:
+            self.views[link.name] = LinkView(link, {})
+        return LinkPlan((PlannedTopic("orders", 3, 9, creates=True),), ("no keys",))
+
+    async def pause(self, name: str, *, paused: bool) -> LinkView:
+        link = msgspec.structs.replace(self.find(name).link, paused=paused)
+        self.views[name] = LinkView(link, {})
+        return self.views[name]
+
+    async def delete(self, name: str) -> None:
+        del self.views[self.find(name).link.name]
+
+
 @dataclass
 class Process:
     """The state that the process reports."""
@@ -61,6 +97,7 @@ class Process:
     open: list[ConnectionView] = field(default_factory=list)
     view: BucketView | None = None
     queries: Queries | None = field(default_factory=Queries)
+    links: Links | None = field(default_factory=Links)
     table_reports: dict[str, TableReport] = field(default_factory=dict)
 
     def connections(self) -> Iterable[ConnectionView]:

@@ -1,0 +1,79 @@
+"""Links over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from polywire.http.links import LinkView
+from polywire.link_orders import LinkReport, LinkStart
+from tests.unit.http.site import LINK, Site
+from tests.unit.http.test_api import CHANGE, PREFIX
+
+NEW = {"source": "kafka://reader:secret@new:9092", "topics": ["a", "b*"]}
+
+
+def ask(site: Site, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+    content = b"" if body is None else json.dumps(body).encode()
+    found = site.ask(method, PREFIX + path, CHANGE, content)
+    assert b"secret" not in found.body
+    return found.status, json.loads(found.body)
+
+
+def test_a_link_is_shown_without_its_password(site: Site) -> None:
+    _, listed = ask(site, "GET", "/links")
+    _, found = ask(site, "GET", "/links/old")
+    for view in (listed["links"][0], found):
+        assert (view["source"], view["state"], view["lag"], view["rate"]) == ("kafka://old:9092", "running", 2, 9.0)
+    assert found["topic_reports"][0]["topic"] == "orders"
+
+
+def test_the_state_of_a_link_is_that_of_its_worst_topic() -> None:
+    fine, failing = LinkReport("old", "a"), LinkReport("old", "b", error="reason")
+    assert LinkView(LINK, {}).state == "starting"
+    assert LinkView(LINK, {"a": fine}).state == "running"
+    view = LinkView(LINK, {"": LinkReport("old"), "a": fine, "b": failing})
+    assert (view.state, view.error) == ("failing", "reason")
+
+
+def test_create_pause_resume_and_delete(site: Site) -> None:
+    assert ask(site, "POST", "/links/new", {**NEW, "dry_run": True})[1]["topics"][0]["records"] == 9
+    assert ask(site, "GET", "/links/new")[0] == 404
+    assert ask(site, "POST", "/links/new", {**NEW, "start": "latest"})[1]["notes"] == ["no keys"]
+    assert site.process.links is not None
+    assert site.process.links.views["new"].link.start is LinkStart.LATEST
+    assert ask(site, "POST", "/links/new/paused", {"paused": True})[1]["state"] == "paused"
+    assert ask(site, "POST", "/links/new/paused", {"paused": False})[1]["state"] == "starting"
+    assert ask(site, "DELETE", "/links/new")[0] == 200
+    status, error = ask(site, "DELETE", "/links/new")
+    assert status == 404
+    assert "known=old" in error["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"topics": ["a"]},
+        {"source": "kafka://a:1"},
+        {**NEW, "topics": "a"},
+        {**NEW, "topics": [1]},
+        {**NEW, "start": "middle"},
+        {**NEW, "dry_run": "yes"},
+    ],
+)
+def test_invalid_links_are_rejected(site: Site, body: Mapping[str, Any]) -> None:
+    assert ask(site, "POST", "/links/new", body)[0] == 400
+
+
+def test_a_process_that_starts_has_no_links(site: Site) -> None:
+    site.process.links = None
+    assert ask(site, "GET", "/links")[0] == 503
+
+
+def test_metrics_of_links(site: Site) -> None:
+    text = site.ask("GET", "/metrics").body.decode()
+    assert 'polywire_link_lag_records{link="old",topic="orders"} 2.0' in text
+    assert 'polywire_link_state{link="old",state="running"} 1.0' in text
