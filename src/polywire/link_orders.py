@@ -5,6 +5,8 @@ The messages are JSON lines over the standard input and output of that process.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 from typing import Final
@@ -13,6 +15,12 @@ import msgspec
 
 WRITER_PREFIX: Final = "link/"
 """Writers of links begin with this. The number of their last publish is the position of the link at the source."""
+
+PAUSED: Final = "paused"
+STARTING: Final = "starting"
+RUNNING: Final = "running"
+FAILING: Final = "failing"
+LINK_STATES: Final = (STARTING, RUNNING, PAUSED, FAILING)
 
 
 class LinkStart(Enum):
@@ -119,3 +127,28 @@ class LinkPlan(msgspec.Struct, frozen=True):
     kind: str = ""
     code: str = ""
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    """A link and the last reports on it, by topic. The report without a topic is about the connection."""
+
+    link: LinkDefinition
+    reports: Mapping[str, LinkReport]
+
+    @property
+    def state(self) -> str:
+        if self.link.paused:
+            return PAUSED
+        if not self.reports:
+            return STARTING
+        return FAILING if self.error else RUNNING
+
+    @property
+    def error(self) -> str:
+        """The reason why the link, or one of its topics, fails."""
+        return next((report.error for _, report in sorted(self.reports.items()) if report.error), "")
+
+    def topics(self) -> Iterator[LinkReport]:
+        """Yield the reports on topics, sorted by name."""
+        return (report for name, report in sorted(self.reports.items()) if name)

@@ -35,8 +35,8 @@ def fill(broker: BrokerProcess) -> None:
         producer.send_many("orders", [b"%d" % number for number in range(RECORDS)])
 
 
-def polywire_cli(broker: BrokerProcess, *words: str) -> tuple[int, str]:
-    environment = {**child_environment(), "POLYWIRE_HTTP": broker.url("http")}
+def command(*words: str, at: BrokerProcess) -> tuple[int, str]:
+    environment = {**child_environment(), "POLYWIRE_HTTP": at.url("http")}
     found = subprocess.run(
         [sys.executable, "-m", "polywire", *words], env=environment, capture_output=True, text=True, check=False
     )
@@ -60,45 +60,45 @@ def wait_for(broker: BrokerProcess, count: int) -> None:
 def test_the_commands_and_a_restart(source: BrokerProcess, tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", wires=["polywire", "http"]) as broker:
         new = ("link", "create", "old", "--from", source.url("kafka"), "--topics")
-        code, text = polywire_cli(broker, *new, "ordrs")
+        code, text = command(*new, "ordrs", at=broker)
         assert (code, "did you mean 'orders'" in text) == (1, True), text
-        code, text = polywire_cli(broker, *new, "none*")
+        code, text = command(*new, "none*", at=broker)
         assert (code, "known=orders,other" in text) == (1, True), text
-        code, text = polywire_cli(broker, *new, "ord*", "--dry-run")
+        code, text = command(*new, "ord*", "--dry-run", at=broker)
         assert (code, f"would create link=old topics=1 records={RECORDS}" in text) == (0, True), text
-        assert "old" not in polywire_cli(broker, "link", "list")[1]
-        code, text = polywire_cli(broker, *new, "ord*")
+        assert "old" not in command("link", "list", at=broker)[1]
+        code, text = command(*new, "ord*", at=broker)
         assert code == 0, text
         wait_for(broker, RECORDS)
         for pid in histories.workers(broker):
             os.kill(pid, signal.SIGKILL)
         fill(source)
         wait_for(broker, 2 * RECORDS)
-        assert polywire_cli(broker, "link", "pause", "old")[0] == 0
+        assert command("link", "pause", "old", at=broker)[0] == 0
         broker.kill()
         broker.start()
         fill(source)
-        assert "state=paused" in polywire_cli(broker, "link", "status", "old")[1]
-        assert polywire_cli(broker, "link", "resume", "old")[0] == 0
+        assert "state=paused" in command("link", "status", "old", at=broker)[1]
+        assert command("link", "resume", "old", at=broker)[0] == 0
         wait_for(broker, 3 * RECORDS)
-        assert polywire_cli(broker, "link", "delete", "old")[0] == 0
-        code, text = polywire_cli(broker, "link", "status", "old")
+        assert command("link", "delete", "old", at=broker)[0] == 0
+        code, text = command("link", "status", "old", at=broker)
         assert (code, "no such link" in text) == (1, True), text
         # a link with the same name continues
         fill(source)
-        assert polywire_cli(broker, *new, "ord*")[0] == 0
+        assert command(*new, "ord*", at=broker)[0] == 0
         wait_for(broker, 4 * RECORDS)
 
 
 def test_a_broker_of_several_processes(source: BrokerProcess, tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", "--processes", "2", wires=["polywire", "http"]) as broker:
-        code, text = polywire_cli(broker, "link", "create", "old", "--from", source.url(), "--topics", "*")
+        code, text = command("link", "create", "old", "--from", source.url(), "--topics", "*", at=broker)
         assert code == 0, text
         wait_for(broker, RECORDS)
         fill(source)
         wait_for(broker, 2 * RECORDS)
         for _ in range(4):  # whichever process answers
-            assert "state=running" in polywire_cli(broker, "link", "status", "old")[1]
+            assert "state=running" in command("link", "status", "old", at=broker)[1]
 
 
 def test_a_history_of_kills(tmp_path: Path) -> None:

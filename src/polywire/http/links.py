@@ -1,10 +1,9 @@
-"""The endpoints for links, and the interface through which HTTP reaches them. Responses never contain passwords."""
+"""The endpoints for links. Responses never contain passwords."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -12,62 +11,13 @@ from polywire.broker.permissions import Action
 from polywire.choices import choice
 from polywire.errors import ErrorCode, Invalid, Unavailable
 from polywire.http.endpoints import ApiCall, Endpoint
-from polywire.link_orders import LinkDefinition, LinkPlan, LinkReport, LinkStart
+from polywire.link_orders import LinkDefinition, LinkStart, LinkView
 
 if TYPE_CHECKING:
-    from polywire.http.process import Process
+    from polywire.http.process import Links, Process
 
 TOPICS_MAX: Final = 1_000  # topics in one response
 CHECK_S: Final = 20.0  # time to check the source of a new link
-PAUSED: Final = "paused"
-STARTING: Final = "starting"
-RUNNING: Final = "running"
-FAILING: Final = "failing"
-LINK_STATES: Final = (STARTING, RUNNING, PAUSED, FAILING)
-
-
-@dataclass(frozen=True, slots=True)
-class LinkView:
-    """A link and the last reports on it, by topic. The report without a topic is about the connection."""
-
-    link: LinkDefinition
-    reports: Mapping[str, LinkReport]
-
-    @property
-    def state(self) -> str:
-        if self.link.paused:
-            return PAUSED
-        if not self.reports:
-            return STARTING
-        return FAILING if self.error else RUNNING
-
-    @property
-    def error(self) -> str:
-        """The reason why the link, or one of its topics, fails."""
-        return next((report.error for _, report in sorted(self.reports.items()) if report.error), "")
-
-    def topics(self) -> Iterator[LinkReport]:
-        """Yield the reports on topics, sorted by name."""
-        return (report for name, report in sorted(self.reports.items()) if name)
-
-
-class Links(Protocol):
-    """The links of the broker; ``server.links`` implements it."""
-
-    def all(self) -> Sequence[LinkView]:
-        """Return all links, sorted by name."""
-
-    def find(self, name: str) -> LinkView:
-        """Return a link. Raises Missing(LINK_MISSING)."""
-
-    async def create(self, link: LinkDefinition, *, dry_run: bool) -> LinkPlan:
-        """Check a link against its source and store it. Return what it does with each topic. Raises BrokerError."""
-
-    async def pause(self, name: str, *, paused: bool) -> LinkView:
-        """Pause or resume a link. Raises Missing(LINK_MISSING)."""
-
-    async def delete(self, name: str) -> None:
-        """Delete a link. Topics and positions remain. Raises Missing(LINK_MISSING)."""
 
 
 class LinkEndpoints:

@@ -23,8 +23,8 @@ from polywire.build_info import VERSION
 from polywire.escaping import escaped
 from polywire.http.encoding import Slices
 from polywire.http.lag import group_lags
-from polywire.http.links import LINK_STATES
 from polywire.http.process import BucketView, Process
+from polywire.link_orders import LINK_STATES
 
 NAME: Final = "polywire_bucket"
 TOPICS_MAX: Final = 1_000  # topics with their own series; the others are summed

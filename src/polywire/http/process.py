@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.broker.owners import Caller
 from polywire.durations import Durations
+from polywire.link_orders import LinkDefinition, LinkPlan, LinkView
 from polywire.table_orders import TableReport
 
 if TYPE_CHECKING:
     from polywire.cluster.opening import ShardState
-    from polywire.http.links import Links
 
 PRICED_REQUESTS: Final = 1_000  # stores list prices per this number of requests
 
@@ -117,6 +117,25 @@ class Queries(Protocol):
 
     def cancel(self, caller: Caller, name: str) -> bool:
         """Cancel a query of this caller. Return whether there was one."""
+
+
+class Links(Protocol):
+    """The links of the broker; ``server.links`` implements it."""
+
+    def all(self) -> Sequence[LinkView]:
+        """Return all links, sorted by name."""
+
+    def find(self, name: str) -> LinkView:
+        """Return a link. Raises Missing(LINK_MISSING)."""
+
+    async def create(self, link: LinkDefinition, *, dry_run: bool) -> LinkPlan:
+        """Check a link against its source and store it. Return what it does with each topic. Raises BrokerError."""
+
+    async def pause(self, name: str, *, paused: bool) -> LinkView:
+        """Pause or resume a link. Raises Missing(LINK_MISSING)."""
+
+    async def delete(self, name: str) -> None:
+        """Delete a link. Topics and positions remain. Raises Missing(LINK_MISSING)."""
 
 
 class Process(Protocol):

@@ -28,7 +28,7 @@ from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.types import Level
 
-CHUNKS_AT_ONCE: Final = 8  # reads of one partition before it is the turn of the next one
+CHUNKS_AT_ONCE: Final = 2  # reads of one partition before it is the turn of the next one
 NUMBER_STEP: Final = 1 << 31  # the broker rejects a sequence number that is 2^32 above the last one
 RATE_S: Final = 5.0  # time over which the rate is averaged
 COUNT_S: Final = 10.0  # interval of checks for more partitions

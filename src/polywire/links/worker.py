@@ -39,7 +39,7 @@ LIST_S: Final = 10.0  # interval of searches for new topics
 REPORT_S: Final = 1.0
 TOPICS_MAX: Final = 10_000
 LINE_BYTES_MAX: Final = 1 << 22
-NICE: Final = 10  # the broker and its clients come first
+NICE: Final = 5  # the broker and its clients come first
 EXIT_LOST: Final = 3  # the broker closed the socket pair
 INTERNAL: Final = "__"  # Kafka's own topics begin with this
 

@@ -20,8 +20,8 @@ from polywire import errors
 from polywire.broker.users import LINKS, Principal
 from polywire.choices import missing
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Unavailable
-from polywire.http.links import CHECK_S, LinkView
-from polywire.link_orders import LinkDefinition, LinkOrders, LinkPlan, LinkReport
+from polywire.http.links import CHECK_S
+from polywire.link_orders import LinkDefinition, LinkOrders, LinkPlan, LinkReport, LinkView
 from polywire.matching import WORD, consists_of
 from polywire.server.child import connect_child, kill
 from polywire.server.worker_process import WorkerProcess, start
@@ -45,7 +45,7 @@ STALE_S: Final = 60.0  # interval of warnings about a link that fails
 
 
 class Links(WorkerProcess):
-    """The links of one broker. Implements ``http.links.Links``."""
+    """The links of one broker. Implements ``http.process.Links``."""
 
     MODULE: ClassVar[str] = "polywire.links"
     JOB: ClassVar[str] = "runs links"
@@ -60,7 +60,7 @@ class Links(WorkerProcess):
         self._checks = 0
         for name, value in broker.wire_state(KEPT_AS).items():
             self._definitions[name] = msgspec.msgpack.decode(value, type=LinkDefinition)
-        self._end_watch: Final = broker.watch_wire_state(self._value_changed)
+        broker.watch_wire_state(self._value_changed)
 
     def begin(self) -> None:
         """Start the process if there are links."""

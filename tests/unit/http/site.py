@@ -23,9 +23,8 @@ from polywire.durations import Durations
 from polywire.errors import ErrorCode, PeerError
 from polywire.http.application import HttpApplication
 from polywire.http.guard import completing
-from polywire.http.links import LinkView
 from polywire.http.process import BucketCharge, BucketNode, BucketRequests, BucketView, ConnectionView, Traffic
-from polywire.link_orders import LinkDefinition, LinkPlan, LinkReport, PlannedTopic
+from polywire.link_orders import LinkDefinition, LinkPlan, LinkReport, LinkView, PlannedTopic
 from polywire.protocols.runtime.forwarded import Forwarding
 from polywire.table_orders import TableReport
 from polywire.testing.memory_broker import MemoryBroker

@@ -247,11 +247,23 @@ def test_the_document_names_every_endpoint(site: Site) -> None:
 
 def path_of(endpoint: Endpoint) -> str:
     user = "late" if endpoint.action is Action.USER_CREATE else "made"
-    return PREFIX + endpoint.path.format(topic="shop.t", partition="0", group="g", user=user, token="kept", query="q", link="old")
+    return PREFIX + endpoint.path.format(
+        topic="shop.t", partition="0", group="g", user=user, token="kept", query="q", link="old"
+    )
 
 
 OWN = [endpoint for endpoint in ENDPOINTS if endpoint.action.needs_no_permission]
-BODY = {"to": "earliest", "password": "pass-word", "active": True, "partition": 0, "offset": 0, "statement": "select 1", "source": "kafka://old:9092", "topics": ["orders"], "paused": True}
+BODY = {
+    "to": "earliest",
+    "password": "pass-word",
+    "active": True,
+    "partition": 0,
+    "offset": 0,
+    "statement": "select 1",
+    "source": "kafka://old:9092",
+    "topics": ["orders"],
+    "paused": True,
+}
 
 
 def named(endpoint: Endpoint) -> str:

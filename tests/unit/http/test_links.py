@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from polywire.http.links import LinkView
-from polywire.link_orders import LinkReport, LinkStart
+from polywire.http.endpoints import PREFIX
+from polywire.link_orders import LinkReport, LinkStart, LinkView
 from tests.unit.http.site import LINK, Site
-from tests.unit.http.test_api import CHANGE, PREFIX
+from tests.unit.http.test_guard import CHANGE
 
 NEW = {"source": "kafka://reader:secret@new:9092", "topics": ["a", "b*"]}
 
