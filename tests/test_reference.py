@@ -13,6 +13,7 @@ from polywire.log.settings import LogSettings
 from polywire.protocols.flux.context import FluxSettings
 from polywire.server.config import WIRES, ServeConfig
 from polywire.server.hub import ConnectionLimits
+from tests.specs.pages import IGGY
 from tools import reference
 from tools.client_reference import client_page
 
@@ -26,6 +27,13 @@ def test_a_page_is_up_to_date(name: str) -> None:
 def test_the_ledgers_are_up_to_date() -> None:
     there = {path.name: path.read_text("utf-8") for path in reference.LEDGERS.glob("*.md")}
     assert there == reference.ledgers(), "run `make docs`"
+
+
+def test_the_iggy_specification_explains_each_difference_from_the_page() -> None:
+    section = (reference.FOLDER.parent / "specs" / "iggy.md").read_text("utf-8").partition("### Disagreements")[2]
+    explained = re.findall(r"^\| (\d+) \| .* \| .* \| .+ \|$", section.partition("\n### ")[0], re.MULTILINE)
+    differing = {said.line for said in reference.statements(IGGY) if said.differs is not None}
+    assert differing <= {int(line) for line in explained}
 
 
 def test_there_is_no_other_page() -> None:

@@ -105,13 +105,13 @@ async def end(client: Any, stream: str) -> int:
     return last[0].offset() + 1 if last else 0
 
 
-async def poll(client: Any, stream: str, strategy: Any, count: int, commit: bool) -> list[Any]:
+async def poll(client: Any, stream: str, strategy: Any, count: int, commit: bool, consumer: int = 9) -> list[Any]:
     if NEWEST:
         return list(
             await client.poll_messages(
                 stream,
                 TOPIC,
-                consumer=iggy.Consumer.Single(9),
+                consumer=iggy.Consumer.Single(consumer),
                 polling_strategy=strategy,
                 count=count,
                 auto_commit=commit,
@@ -119,6 +119,45 @@ async def poll(client: Any, stream: str, strategy: Any, count: int, commit: bool
             )
         )
     return list(await client.poll_messages(stream, TOPIC, first_partition(), strategy, count, commit))
+
+
+async def create(client: Any, stream: str) -> dict[str, object]:
+    await client.create_stream(stream)
+    await create_topic(client, stream, TOPIC)
+    return {}
+
+
+async def send_one(client: Any, stream: str) -> dict[str, object]:
+    """Send one message, with a header if the SDK has them."""
+    if NEWEST:
+        message = iggy.SendMessage("one", {"colour": "red"})
+        await client.send_messages(stream, TOPIC, iggy.Partitioning.partition_id(0), [message])
+    else:
+        await client.send_messages(stream, TOPIC, first_partition(), [iggy.SendMessage("one")])
+    return {}
+
+
+async def poll_one(client: Any, stream: str) -> dict[str, object]:
+    """Poll one message with auto commit: the next one, or that at the offset IGGY_START."""
+    start = os.environ.get("IGGY_START")
+    strategy = iggy.PollingStrategy.Next() if start is None else iggy.PollingStrategy.Offset(int(start))
+    consumer = int(os.environ.get("IGGY_CONSUMER", "9"))
+    [message] = await poll(client, stream, strategy, 1, True, consumer)
+    return {"offset": message.offset()}
+
+
+async def look(client: Any, stream: str) -> dict[str, object]:
+    """Describe the messages of the first partition, and the numbers of the stream and the topic."""
+    messages = await poll(client, stream, iggy.PollingStrategy.Offset(0), BATCH, False)
+    return {
+        "messages": [
+            [message.offset(), str(message.id()), message.timestamp(), bytes(message.payload()).decode()]
+            for message in messages
+        ],
+        "headers": [message.user_headers() is not None for message in messages] if NEWEST else [],
+        "stream id": (await client.get_stream(stream)).id,
+        "topic id": (await client.get_topic(stream, TOPIC)).id,
+    }
 
 
 async def read(client: Any, stream: str) -> dict[str, object]:

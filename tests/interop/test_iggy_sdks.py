@@ -85,7 +85,7 @@ def address(broker: Brokers) -> tuple[str, int]:
 def run(broker: Brokers, sdk: str, action: str, *streams: str) -> list[dict[str, object]]:
     """Return the results of one SDK, stream by stream."""
     command, environment = started(sdk, address(broker))
-    return _lines(broker, [*command, action, *streams], environment)
+    return lines_of(broker, [*command, action, *streams], environment)
 
 
 def started(sdk: str, at: tuple[str, int]) -> tuple[list[str], dict[str, str]]:
@@ -116,7 +116,7 @@ def _named(variable: str, sdk: str) -> str:
     return value
 
 
-def _lines(broker: Brokers, command: list[str], environment: dict[str, str]) -> list[dict[str, object]]:
+def lines_of(broker: Brokers, command: list[str], environment: dict[str, str]) -> list[dict[str, object]]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PEER_S_MAX, check=False)
     lines = done.stdout.splitlines()
     assert lines, f"{done.stderr}\n{broker.log_text()}"
@@ -187,7 +187,7 @@ def test_all_sdks_share_one_group(broker: Brokers) -> None:
             readers.append((sdk, process))
         command, environment = started(NEWEST, address(broker))
         environment["IGGY_MEMBERS"] = str(len(members))
-        wrote = _lines(broker, [*command, "spread", "shared"], environment)[0]["wrote"]
+        wrote = lines_of(broker, [*command, "spread", "shared"], environment)[0]["wrote"]
         got: dict[str, list[str]] = {sdk: [] for sdk in members}
         with ThreadPoolExecutor(len(readers)) as pool:
             reading = [pool.submit(_read_share, process, got[sdk]) for sdk, process in readers]

@@ -21,6 +21,7 @@ from tests.sim.mutations import LOG_MUTATIONS
 from tests.sim.promises import BROKEN, Violation
 from tests.sim.readiness_mutations import READINESS_MUTATIONS
 from tests.sim.shards_mutations import SHARDS_MUTATIONS
+from tests.sim.tables_mutations import TABLES_MUTATIONS
 from tests.sim.wires_mutations import WIRES_MUTATIONS
 from tests.sim.worlds import WORLDS
 
@@ -31,6 +32,7 @@ MUTATIONS: Final = (
     *CLASSIC_MUTATIONS,
     *READINESS_MUTATIONS,
     *SHARDS_MUTATIONS,
+    *TABLES_MUTATIONS,
 )
 RUNS: Final = 100
 PAGE: Final = Path(__file__).parents[2] / "benchmarks/results/reliability-2026-11.md"

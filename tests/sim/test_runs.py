@@ -23,6 +23,7 @@ RARE = {
     "broker": ("create", "delete", "purge", "trim", "again", "clock"),
     "wires": ("reset", "eof", "disconnected", "cut", "take"),
     "shards": ("moved", "connected", "sleep", "apart", "reset", "eof", "close"),
+    "tables": ("append", "merged", "vacuum", "recreate", "refused"),
 }
 """Events that occur in some of the runs, besides the faults of every simulation."""
 FOUND = (

@@ -8,9 +8,10 @@ from typing import Final
 from tests.sim.broker.world import BrokerWorld
 from tests.sim.log.world import LogWorld
 from tests.sim.shards.world import ShardsWorld
+from tests.sim.tables.world import TablesWorld
 from tests.sim.wires.world import WiresWorld
 from tests.sim.world import World
 
 WORLDS: Final[Mapping[str, type[World]]] = {
-    world.NAME: world for world in (LogWorld, BrokerWorld, WiresWorld, ShardsWorld)
+    world.NAME: world for world in (LogWorld, BrokerWorld, WiresWorld, ShardsWorld, TablesWorld)
 }

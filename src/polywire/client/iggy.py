@@ -230,8 +230,8 @@ class IggyClient(Scope):
         return sorted(found, key=lambda info: info.name)
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Raise Invalid(INVALID_REQUEST): the protocol does not report the epoch of a partition."""
-        raise cannot(WIRE, "report the epoch of a partition")
+        """Raise Invalid(INVALID_REQUEST): the protocol does not report first offsets and epochs of partitions."""
+        raise cannot("Iggy", "report the first offsets of a topic (use the broker's polywire:// address)")
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
         """Return the offset of the first record appended at or after a time, or the next offset if there is none.

@@ -42,6 +42,7 @@ WRITER_VERSION: Final = 2
 FEATURES_READER_VERSION: Final = 3  # from this version on, a table names its features
 FEATURES_WRITER_VERSION: Final = 7
 DELETION_VECTORS: Final = "deletionVectors"
+INVARIANTS: Final = "invariants"  # columns that are not nullable
 NEW: Final = -1  # version of a table without commits
 TOPIC: Final = "polywire.topic"
 TOPIC_ID: Final = "polywire.topicId"
@@ -359,7 +360,7 @@ def _protocol(*, has_vectors: bool) -> dict[str, Any]:
         "minReaderVersion": FEATURES_READER_VERSION,
         "minWriterVersion": FEATURES_WRITER_VERSION,
         "readerFeatures": [DELETION_VECTORS],
-        "writerFeatures": [DELETION_VECTORS],
+        "writerFeatures": [DELETION_VECTORS, INVARIANTS],
     }
 
 

@@ -282,7 +282,7 @@ class IcebergMetadata:
             removed=[entry for entry in entries if not entry.target and entry.file.path not in state.files],
         )
         deletes = _Change(added=[], removed=[])
-        for path in state.files.keys() | vectors.keys():
+        for path in {**state.files, **vectors}:
             file = state.files.get(path)
             count = 0 if file is None or file.deleted is None else file.deleted.count
             known = vectors.get(path)

@@ -119,7 +119,7 @@ def _groups(objects: Objects, file: DataFile, columns: list[str]) -> Iterator[tu
     """Yield the row groups of a file, each with the number of its first row."""
     first = 0
     content: Any = ObjectFile(objects, file.path)
-    with pq.ParquetFile(content) as source:
+    with pq.ParquetFile(content, pre_buffer=False) as source:  # in this thread, which needs only some columns
         for group in range(source.num_row_groups):
             rows = source.read_row_group(group, columns=columns, use_threads=False)
             yield first, rows

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from struct import Struct
 from typing import Any, Final
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -394,7 +395,7 @@ def _schema(name: str) -> Any:
 
 def _encoded(schema: str, records: list[dict[str, object]], facts: Mapping[str, str]) -> bytes:
     sink = io.BytesIO()
-    _fastavro().writer(sink, _schema(schema), records, codec=_CODEC, metadata=facts)
+    _fastavro().writer(sink, _schema(schema), records, codec=_CODEC, metadata=facts, sync_marker=uuid4().bytes)
     return sink.getvalue()
 
 

@@ -238,7 +238,10 @@ def test_a_replaced_topic_keeps_the_version_of_the_protocol(tmp_path: Path) -> N
     second.produce(0, b"4", b"5", key=b"a")
     table_of(second, objects).append()
     assert not check(second, objects).is_latest
-    assert deltalake.DeltaTable(str(tmp_path)).protocol().min_reader_version == 3
+    protocol = deltalake.DeltaTable(str(tmp_path)).protocol()
+    assert (protocol.min_reader_version, protocol.min_writer_version) == (3, 7)
+    assert protocol.reader_features == ["deletionVectors"]
+    assert set(protocol.writer_features) == {"deletionVectors", "invariants"}  # delta-spark requires the latter
     assert delta_rows(tmp_path) == [(0, 0, b"4"), (0, 1, b"5")]
 
 

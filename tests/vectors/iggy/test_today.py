@@ -173,6 +173,10 @@ def test_groups(peer: Dialogue) -> None:
     not_mine = next(number for number in range(3) if number not in [shares[0][12 + 4 * n] for n in range(shares[0][8])])
     poll = bytes.fromhex("0202026731") + POLL[6:20] + b"\x01" + not_mine.to_bytes(4, "little") + POLL[25:]
     assert peer.headered(2, poll, code=100) == (5009, b"")
+    mine = shares[0][12]
+    stores = [STORE_GROUP[:-13] + number.to_bytes(4, "little") + STORE_GROUP[-9:] for number in (mine, not_mine)]
+    assert peer.headered(161, stores[0], number=8) == (0, bytes(4))
+    assert peer.headered(161, stores[1], number=9) == (0, refusal(5009)), "it would overwrite the new member's offset"
     other.session.close()
     peer.pass_by()
     assert peer.headered(2, SYNC, code=606)[1][8:] == bytes.fromhex("03000000000000000100000002000000"), (

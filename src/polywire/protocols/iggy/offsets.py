@@ -53,6 +53,20 @@ def _owner(
     return partition_at(topic, number), (PositionKind.GROUP, name)
 
 
+def _require_owned(session: IggySession, reader: Reader, partition: Partition, owner: tuple[PositionKind, str]) -> None:
+    """Raise Refused 5009 if a member of the group stores an offset of another member's partition.
+
+    A member that lost the partition may still process buffered messages; its offset would overwrite that of the new
+    member. SDKs of older dialects do not know this error.
+    """
+    kind, name = owner
+    topic = partition.topic
+    if not reader.dialect.framed or kind is not PositionKind.GROUP or (topic.id, name) not in session.members:
+        return
+    if partition.number not in session.shared.membership(session, topic, name).partitions:
+        raise Refused(errors.NOT_OWNED)
+
+
 def get_offset(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
     del answer
     try:
@@ -76,6 +90,7 @@ def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     if reader.dialect.framed:
         reader.u8()
     check_history(session, answer, partition)
+    _require_owned(session, reader, partition, owner)
     if offset >= partition.log.readable_offset:
         session.broker.require_current([partition])
     if offset >= max(partition.log.readable_offset, 1):

@@ -1,0 +1,1 @@
+"""A table, its writers and a disk."""
