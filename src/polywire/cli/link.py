@@ -38,7 +38,7 @@ PLAN_COLUMNS: Final = ("topic", "partitions", "records", "creates", "offsets", "
 @app.command(
     help_epilogue=examples(
         "polywire link create old --from kafka://old:9092 --topics 'orders*'",
-        "polywire link create old --from polywire://reader@old:9555 --topics orders,payments --dry-run",
+        "polywire link create old --from polywire://old:9555 --topics orders --dry-run",
         "polywire link create old --from kafka://old:9092 --topics clicks --start latest",
     )
 )

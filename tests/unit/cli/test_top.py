@@ -113,7 +113,7 @@ def test_the_default_http_address_uses_the_host_of_the_client_address(address: s
 def test_the_command_connects_to_the_host_of_the_client_address(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("polywire.cli.top.HTTP_PORT", 1)
+    monkeypatch.setattr("polywire.cli.admin.HTTP_PORT", 1)
     monkeypatch.delenv("POLYWIRE_HTTP", raising=False)
     monkeypatch.setenv("POLYWIRE_ADDRESS", "polywire://127.0.0.2:9555")
     assert run(["top", "--once"]) == EXIT_FAILED

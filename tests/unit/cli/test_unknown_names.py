@@ -99,6 +99,13 @@ WITHOUT_NAMES: Final = {
     ("bench", "produce"),
     ("bench", "consume"),
     ("bench", "latency"),
+    # the HTTP server: tests/unit/http/test_links.py
+    ("link", "create"),
+    ("link", "list"),
+    ("link", "status"),
+    ("link", "pause"),
+    ("link", "resume"),
+    ("link", "delete"),
     # a bucket: tests/unit/cli/test_cluster.py
     ("cluster", "check"),
     ("cluster", "init"),
