@@ -1,12 +1,13 @@
-"""Serve a child process of the broker as a client over a socket pair, and end it."""
+"""Start a child process of the broker, serve it as a client over a socket pair, and end it."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from asyncio.subprocess import Process
+import sys
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from polywire.broker.users import Principal
@@ -14,6 +15,30 @@ from polywire.protocols.runtime.session import SessionFactory
 from polywire.server.connection import Connection
 from polywire.server.hub import Hub
 from polywire.server.readiness import ReadinessDriver
+
+
+async def start_child(module: str, **options: Any) -> tuple[Process, socket.socket]:
+    """Start a module as a process with pipes and one end of a socket pair, and return the other end, too.
+
+    The argument of the module is the descriptor of its end. ``options`` are those of ``create_subprocess_exec``. Raises
+    OSError.
+    """
+    ours, theirs = socket.socketpair()
+    with ExitStack() as unused:
+        unused.callback(ours.close)
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                module,
+                str(theirs.fileno()),
+                stdin=PIPE,
+                stdout=PIPE,
+                pass_fds=(theirs.fileno(),),
+                **options,
+            )
+        unused.pop_all()  # from now on, the caller closes it
+    return process, ours
 
 
 async def connect_child(

@@ -8,8 +8,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,7 +22,7 @@ from polywire.broker.settings import TableFormat
 from polywire.broker.users import TABLES
 from polywire.errors import BrokerError
 from polywire.protocols.polywire.factory import PolywireFactory
-from polywire.server.child import connect_child, kill
+from polywire.server.child import connect_child, kill, start_child
 from polywire.server.hub import Hub
 from polywire.server.readiness import ReadinessDriver
 from polywire.table_orders import Orders, TableOrder, TableReport
@@ -121,24 +119,12 @@ class Tables:
 
     async def _run(self) -> int:
         """Start the process, and return its exit code when it ends."""
-        ours, theirs = socket.socketpair()
         try:
-            self._process = process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "polywire.tables",
-                str(theirs.fileno()),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
-                limit=LINE_BYTES_MAX,
-            )
+            process, ours = await start_child("polywire.tables", limit=LINE_BYTES_MAX)
         except OSError as error:
-            ours.close()
             log.warning("cannot start the process that writes tables", reason=error.strerror)
             return -1
-        finally:
-            theirs.close()
+        self._process = process
         try:
             with suppress(BrokerError):  # without a slot of a user, it is served as long as there are other slots
                 await connect_child(self._hub, [self._factory], self._driver, ours, TABLES)
