@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
 
@@ -120,12 +119,10 @@ def segment_bytes(broker: BrokerProcess) -> int:
     return int(line.split()[1])
 
 
-@contextmanager
-def created_again(connection: BulkConnection, topic: str) -> Iterator[None]:
+def created_again(connection: BulkConnection, topic: str) -> AbstractContextManager[None]:
     """Delete a topic and create it again, while it is written and read, until the block ends."""
-    ending = threading.Event()
 
-    def churn() -> None:
+    def churn(ending: threading.Event) -> None:
         for number in count():
             connection.create_topic(topic, 2)
             if ending.wait(0.7):
@@ -133,13 +130,7 @@ def created_again(connection: BulkConnection, topic: str) -> Iterator[None]:
             produce(connection, topic, 6, number * 100)
             connection.delete_topic(topic)
 
-    thread = threading.Thread(target=churn)
-    thread.start()
-    try:
-        yield
-    finally:
-        ending.set()
-        thread.join()
+    return history.in_background(churn)
 
 
 def test_segments_are_deleted_while_a_table_is_written(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -147,19 +147,24 @@ def _command_line(pid: int) -> bytes:
 
 
 @contextmanager
-def producing(broker: BrokerProcess, *, keys: int | None = None) -> Iterator[None]:
-    """Send records until the block ends. Records that are sent twice are two records.
-
-    Each has its own key, or one of ``keys`` keys, and then a tenth of them are tombstones.
-    """
+def in_background(work: Callable[[threading.Event], object]) -> Iterator[None]:
+    """Run a function in a thread. Its event is set when the block ends."""
     ending = threading.Event()
-    thread = threading.Thread(target=_produce, args=(broker, ending, keys))
+    thread = threading.Thread(target=work, args=(ending,))
     thread.start()
     try:
         yield
     finally:
         ending.set()
         thread.join()
+
+
+def producing(broker: BrokerProcess, *, keys: int | None = None) -> AbstractContextManager[None]:
+    """Send records until the block ends. Records that are sent twice are two records.
+
+    Each has its own key, or one of ``keys`` keys, and then a tenth of them are tombstones.
+    """
+    return in_background(lambda ending: _produce(broker, ending, keys))
 
 
 def _produce(broker: BrokerProcess, ending: threading.Event, keys: int | None) -> None:

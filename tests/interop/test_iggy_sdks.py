@@ -237,7 +237,9 @@ def test_it_continues_while_another_broker_takes_over(tmp_path: Path, sdk: str) 
     with one_or_three(tmp_path, wires=["iggy", "polywire"], place=through() or "standby-1") as brokers:
         command, environment = started(sdk, brokers.addresses["iggy"])
         words = [*command, "endure", stream_of(sdk)]
-        with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
             try:
                 assert process.stdout is not None
                 assert json.loads(process.stdout.readline()) == {"begun": True}
@@ -248,4 +250,4 @@ def test_it_continues_while_another_broker_takes_over(tmp_path: Path, sdk: str) 
                 process.kill()
         *lines, done = reported.splitlines()
         assert done == "done", brokers.log_text()
-        assert [json.loads(line) for line in lines] == [{"stream": stream_of(sdk), "read": 2_000, "errors": True}]
+        assert [json.loads(line) for line in lines] == [{"stream": stream_of(sdk), "read": 2_000}]

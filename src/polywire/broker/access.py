@@ -193,6 +193,10 @@ class Access(Authentication):
         users = [self._users[user_id] for user_id in sorted(self._users)]
         return [self._default(), *users] if self.is_open else users
 
+    def sees_files(self, *, on_loopback: bool) -> bool:
+        """Return whether a client may get the paths of the broker's files: with logins, only clients on its machine may."""
+        return self.is_open or on_loopback
+
     def find_user(self, who: int | str) -> User | None:
         """Return the user with this id or name, or None."""
         if self.is_open and who in (ROOT_ID, DEFAULT_NAME) and DEFAULT_NAME not in self._by_name:

@@ -254,7 +254,7 @@ class Api:
     def _table_url(self, call: ApiCall, topic: Topic) -> str | None:
         """Return the URL of the topic's table; None if the client may not read its files, as in the catalog."""
         access, url = self._broker.access, topic.table_url(self._broker.settings)
-        if url.startswith("file:") and not (access.is_open or call.on_loopback):
+        if url.startswith("file:") and not access.sees_files(on_loopback=call.on_loopback):
             return None
         return url if access.permits(call.principal, Action.FETCH, topic) else None
 

@@ -84,10 +84,8 @@ class IcebergCatalog:
 
     def check_client(self, request: Request) -> None:
         """Raise Denied if the tables are files of this machine that the client may not know."""
-        broker = self._broker
-        if broker.access.is_open or request.scope[PEER].on_loopback:
-            return
-        if broker.settings.tables_url.startswith("file:"):
+        broker, on_loopback = self._broker, request.scope[PEER].on_loopback
+        if broker.settings.tables_url.startswith("file:") and not broker.access.sees_files(on_loopback=on_loopback):
             raise Denied(ErrorCode.DENIED, "tables are files of the broker's machine: only clients there may load them")
 
     async def _config(self, principal: Principal, request: Request) -> Any:

@@ -1,13 +1,15 @@
-"""Serve a child process of the broker as a client over a socket pair, and end it."""
+"""Start a child process of the broker, serve it as a client over a socket pair, and end it."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
-from asyncio.subprocess import Process
+import sys
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any
+from contextlib import ExitStack, suppress
+from typing import Any, Final
 
 from polywire.broker.users import Principal
 from polywire.protocols.runtime.session import SessionFactory
@@ -15,13 +17,41 @@ from polywire.server.connection import Connection
 from polywire.server.hub import Hub
 from polywire.server.readiness import ReadinessDriver
 
+SECRET: Final = "POLYWIRE_PASSWORD"  # clients read it; the broker's processes must not send it anywhere
+
+
+async def start_child(module: str, *words: str, **options: Any) -> tuple[Process, socket.socket]:
+    """Start a module as a process with pipes and one end of a socket pair, and return the other end, too.
+
+    The arguments of the module are the descriptor of its end, and ``words``. ``options`` are those of
+    ``create_subprocess_exec``. Raises OSError.
+    """
+    ours, theirs = socket.socketpair()
+    with ExitStack() as unused:
+        unused.callback(ours.close)
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                module,
+                str(theirs.fileno()),
+                *words,
+                stdin=PIPE,
+                stdout=PIPE,
+                pass_fds=(theirs.fileno(),),
+                env={name: value for name, value in os.environ.items() if name != SECRET},
+                **options,
+            )
+        unused.pop_all()  # from now on, the caller closes it
+    return process, ours
+
 
 async def connect_child(
     hub: Hub, factories: Sequence[SessionFactory], driver: ReadinessDriver | None, ours: socket.socket, user: Principal
 ) -> Connection:
-    """Serve a process at the other end of a socket pair as a user.
+    """Serve a process at the other end of a socket pair as a user, and return the connection.
 
-    Returns the connection. Raises Busy(BUSY) if users have too many connections. The process is then served as long as there are other slots.
+    Raises Busy(BUSY) if users have too many connections. The process is then served as long as there are other slots.
     """
     loop: Any = asyncio.get_running_loop()
     connection = Connection(hub, factories)

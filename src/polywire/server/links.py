@@ -7,10 +7,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -23,8 +21,8 @@ from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Una
 from polywire.http.links import CHECK_S
 from polywire.link_orders import LinkDefinition, LinkOrders, LinkPlan, LinkReport, LinkView
 from polywire.matching import WORD, consists_of
-from polywire.server.child import connect_child, kill
-from polywire.server.worker_process import WorkerProcess, start
+from polywire.server.child import connect_child, kill, start_child
+from polywire.server.worker_process import LINE_BYTES_MAX, WorkerProcess
 from polywire.types import Level
 
 if TYPE_CHECKING:
@@ -166,15 +164,10 @@ class Links(WorkerProcess):
         return plan
 
     async def _checked(self, link: LinkDefinition) -> LinkPlan:
-        ours, theirs = socket.socketpair()
-        with ExitStack() as unused:
-            unused.callback(ours.close)
-            with theirs:
-                try:
-                    process = await start(self.MODULE, theirs, "check")
-                except OSError as error:
-                    raise Busy(ErrorCode.BUSY, f"cannot check the link: {error.strerror}") from error
-            unused.pop_all()  # from now on, the connection closes it
+        try:
+            process, ours = await start_child(self.MODULE, "check", limit=LINE_BYTES_MAX)
+        except OSError as error:
+            raise Busy(ErrorCode.BUSY, f"cannot check the link: {error.strerror}") from error
         assert process.stdin is not None, "it is a pipe"
         assert process.stdout is not None, "it is a pipe"
         try:

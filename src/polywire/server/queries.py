@@ -11,9 +11,7 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 from collections import Counter
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -31,7 +29,7 @@ from polywire.http.sql import (
     SQL_RESULT_BYTES_MAX,
     SQL_SECONDS_MAX,
 )
-from polywire.server.child import connect_child, kill
+from polywire.server.child import connect_child, kill, start_child
 from polywire.table_orders import SqlOrder, SqlReply
 
 if TYPE_CHECKING:
@@ -128,12 +126,7 @@ class Queries:
                 )
 
     async def _execute(self, caller: Caller, order: SqlOrder) -> bytes:
-        ours, theirs = socket.socketpair()
-        with ExitStack() as unused:
-            unused.callback(ours.close)
-            with theirs:
-                process = await _start(theirs)
-            unused.pop_all()  # from now on, the connection closes it
+        process, ours = await _start()
         try:
             await connect_child(self._hub, [self._factory], self._driver, ours, caller.principal or ROOT)
             return await _result(process, order)
@@ -165,19 +158,11 @@ class Queries:
             await asyncio.wait(tasks)
 
 
-async def _start(theirs: socket.socket) -> Process:
-    """Start the process of a query, which reads from this socket. Raises Busy."""
+async def _start() -> tuple[Process, socket.socket]:
+    """Start the process of a query, and return the socket from which it reads. Raises Busy."""
     try:
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "polywire.tables.query_process",
-            str(theirs.fileno()),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,  # libraries write there if a statement makes them fail
-            pass_fds=(theirs.fileno(),),
-        )
+        # libraries write errors if a statement makes them fail
+        return await start_child("polywire.tables.query_process", stderr=asyncio.subprocess.DEVNULL)
     except OSError as error:
         raise Busy(ErrorCode.BUSY, f"cannot start a query: {error.strerror}") from error
 

@@ -9,13 +9,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import sys
 import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 import structlog
@@ -23,7 +20,7 @@ import structlog
 from polywire.broker.users import Principal
 from polywire.errors import BrokerError
 from polywire.protocols.runtime.session import SessionFactory
-from polywire.server.child import connect_child, kill
+from polywire.server.child import connect_child, kill, start_child
 from polywire.server.hub import Hub
 from polywire.server.readiness import ReadinessDriver
 
@@ -39,7 +36,6 @@ STOP_S: Final = 1.0  # time for the last commit; afterwards the process is kille
 LINE_BYTES_MAX: Final = 1 << 20
 CLOSE_S: Final = 5.0  # time for the connection of a process that has ended to execute what it received
 CLOSE_POLL_S: Final = 0.02
-SECRET: Final = "POLYWIRE_PASSWORD"  # clients read it; the broker's processes must not send it anywhere
 
 
 class WorkerProcess(ABC):
@@ -92,15 +88,12 @@ class WorkerProcess(ABC):
 
     async def _run(self) -> int:
         """Start the process, and return its exit code when it ends."""
-        ours, theirs = socket.socketpair()
         try:
-            self._process = process = await start(self.MODULE, theirs)
+            process, ours = await start_child(self.MODULE, limit=LINE_BYTES_MAX)
         except OSError as error:
-            ours.close()
             self._log.warning(f"cannot start the process that {self.JOB}", reason=error.strerror)
             return -1
-        finally:
-            theirs.close()
+        self._process = process
         connection: Connection | None = None
         try:
             with suppress(BrokerError):  # without a slot of a user, it is served as long as there are other slots
@@ -132,23 +125,6 @@ class WorkerProcess(ABC):
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-
-
-async def start(module: str, theirs: socket.socket, *words: str, **options: Any) -> Process:
-    """Start a module as a program. Its arguments are the descriptor of its socket, and ``words``. Raises OSError."""
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        module,
-        str(theirs.fileno()),
-        *words,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        pass_fds=(theirs.fileno(),),
-        limit=LINE_BYTES_MAX,
-        env={name: value for name, value in os.environ.items() if name != SECRET},
-        **options,
-    )
 
 
 async def _end(process: Process) -> None:

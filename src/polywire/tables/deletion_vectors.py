@@ -17,7 +17,8 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from polywire.errors import Corrupt, ErrorCode, Invalid
+from polywire.errors import Corrupt, ErrorCode
+from polywire.extras import required
 from polywire.store.objects import Objects
 
 if TYPE_CHECKING:
@@ -135,10 +136,4 @@ def remaining(batch: pa.RecordBatch, first: int, deleted: BitMap | None) -> pa.R
 
 
 def _library() -> Any:
-    try:
-        import pyroaring
-    except ImportError as error:
-        raise Invalid(
-            ErrorCode.INVALID_REQUEST, "tables of compacted topics need pyroaring (pip install 'polywire[tables]')"
-        ) from error
-    return pyroaring
+    return required("pyroaring", "tables of compacted topics need pyroaring", "tables")

@@ -19,6 +19,7 @@ from polywire.client.assignment import EARLIEST, LATEST, checked_start
 from polywire.client.bulk import BulkConnection, PartitionRange, connect
 from polywire.client.record import EPOCH, MICROSECOND
 from polywire.errors import BrokerError, ErrorCode, Invalid
+from polywire.extras import required
 
 if TYPE_CHECKING:
     import duckdb
@@ -409,8 +410,4 @@ def to_duckdb(
 
 
 def _polars() -> Any:
-    try:
-        import polars
-    except ImportError as error:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "data frames need polars (pip install 'polywire[polars]')") from error
-    return polars
+    return required("polars", "data frames need polars", "polars")

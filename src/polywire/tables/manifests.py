@@ -18,7 +18,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from polywire.errors import ErrorCode, Invalid
+from polywire.extras import required
 from polywire.tables.columns import FIELD_IDS, HEADERS, OFFSET, PARTITION, TIMESTAMP
 from polywire.tables.delta_log import DataFile
 from polywire.tables.parquet import Bounds, Measure
@@ -378,13 +378,7 @@ def decode_list(content: bytes, paths: Paths) -> list[Manifest]:
 
 
 def _fastavro() -> Any:
-    try:
-        import fastavro
-    except ImportError as error:
-        raise Invalid(
-            ErrorCode.INVALID_REQUEST, "Iceberg metadata needs fastavro (pip install 'polywire[tables]')"
-        ) from error
-    return fastavro
+    return required("fastavro", "Iceberg metadata needs fastavro", "tables")
 
 
 @cache

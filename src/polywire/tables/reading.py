@@ -333,11 +333,11 @@ def deleted_rows(found: Snapshot) -> pa.Table:
         Unavailable: STORAGE_FAILED: a deletion vector was deleted since the snapshot was taken, or cannot be read.
         Corrupt: a deletion vector cannot be read.
     """
-    parts, first_row = [_DELETED.empty_table()], 0
+    objects, parts, first_row = open_objects(found.url), [_DELETED.empty_table()], 0
     for file, path in zip(found.files, found.paths, strict=True):
         if file.deleted is not None:
             try:
-                rows = pa.array(deletion_vectors.read(open_objects(found.url), file.deleted).to_array(), pa.int64())
+                rows = pa.array(deletion_vectors.read(objects, file.deleted).to_array(), pa.int64())
             except BlobMissing as error:
                 raise removed(found, error) from error
             paths, firsts = pa.array([path]).dictionary_encode(), pa.array([first_row], pa.int64())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from polywire.choices import missing
 from polywire.client.bulk import BulkConnection, connect
 from polywire.errors import BrokerError, Denied, ErrorCode, Invalid, Missing
+from polywire.extras import required
 from polywire.types import DEFAULT_STREAM, TopicName
 
 if TYPE_CHECKING:
@@ -366,8 +367,4 @@ def _reason(error: Exception) -> str:
 
 
 def _duckdb() -> Any:
-    try:
-        import duckdb
-    except ImportError as error:
-        raise Invalid(ErrorCode.INVALID_REQUEST, "SQL needs DuckDB (pip install 'polywire[duckdb]')") from error
-    return duckdb
+    return required("duckdb", "SQL needs DuckDB", "duckdb")

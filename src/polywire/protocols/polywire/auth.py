@@ -161,11 +161,7 @@ class Admission(Rights):
         self._access.authorize(self.principal, action, self._broker.resource(full_name))
 
     def sees_files(self) -> bool:
-        """Return whether the client may get the paths of the broker's files.
-
-        If authentication is on, only clients on this machine may.
-        """
-        return self._access.is_open or self._output.on_loopback
+        return self._access.sees_files(on_loopback=self._output.on_loopback)
 
 
 def created_name(request: messages.CreateTopic) -> TopicName:
