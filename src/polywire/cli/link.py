@@ -39,7 +39,7 @@ PLAN_COLUMNS: Final = ("topic", "partitions", "records", "creates", "offsets", "
     help_epilogue=examples(
         "polywire link create old --from kafka://old:9092 --topics 'orders*'",
         "polywire link create old --from polywire://old:9555 --topics orders --dry-run",
-        "polywire link create old --from kafka://old:9092 --topics clicks --start latest",
+        "polywire link create old --from kafka://old:9092 -t clicks --start latest",
     )
 )
 def create(

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from polywire.server.connection import Connection
 
 RESTART_FIRST_S: Final = 1.0
-RESTART_MAX_S: Final = 60.0
-HEALTHY_S: Final = 60.0  # after this time, the next failure is treated as the first one
+RESTART_MAX_S: Final = 30.0
+HEALTHY_S: Final = 10.0  # after this time, the next failure is treated as the first one
 STOP_S: Final = 1.0  # time for the last commit; afterwards the process is killed, which loses nothing
 LINE_BYTES_MAX: Final = 1 << 20
 CLOSE_S: Final = 5.0  # time for the connection of a process that has ended to execute what it received
