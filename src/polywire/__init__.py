@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from polywire.client.blocking import connect_sync
     from polywire.client.client import Client, connect
     from polywire.client.consumer import Consumer
+    from polywire.client.notices import Rebalance
     from polywire.client.producer import Producer
     from polywire.client.record import Record
     from polywire.tables.frames import read_arrow, read_pandas, read_polars, scan, scan_polars, to_duckdb
@@ -35,6 +36,7 @@ _MODULES = {
     "Consumer": "client.consumer",
     "Level": "types",
     "Producer": "client.producer",
+    "Rebalance": "client.notices",
     "Record": "client.record",
     "connect": "client.client",
     "connect_sync": "client.blocking",
@@ -52,6 +54,7 @@ __all__ = [
     "Consumer",
     "Level",
     "Producer",
+    "Rebalance",
     "Record",
     "__version__",
     "compiled_modules",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Final, TypeVar
@@ -46,6 +47,7 @@ def run_with_client(
     limit_s = connect_limit_s()
 
     async def connected() -> Result:
+        logging.getLogger("polywire.client").setLevel(logging.ERROR)  # the command reports the wait itself
         link = Link(address, connect_s=limit_s)
         without_login = address.rpartition("@")[2]
         reminder = asyncio.get_running_loop().call_later(

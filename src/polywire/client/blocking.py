@@ -15,6 +15,7 @@ from polywire.client.bulk import AppendedRange
 from polywire.client.client import Client
 from polywire.client.consumer import BATCH_RECORDS, Consumer, ConsumerOptions
 from polywire.client.link import CONNECT_S, RECONNECT_S
+from polywire.client.notices import OnConnect, OnDisconnect
 from polywire.client.producer import Producer, ProducerOptions, Receipt, Receipts
 from polywire.client.record import Headers, Record, Text
 from polywire.client.sync import LoopThread
@@ -196,9 +197,19 @@ class SyncClient:
                     print(record.text)
     """
 
-    def __init__(self, url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        connect_s: float = CONNECT_S,
+        reconnect_s: float = RECONNECT_S,
+        on_connect: OnConnect | None = None,
+        on_disconnect: OnDisconnect | None = None,
+    ) -> None:
         """Connect. Arguments and errors are the same as in ``connect_sync``."""
-        client = Client(url, connect_s=connect_s, reconnect_s=reconnect_s)
+        client = Client(
+            url, connect_s=connect_s, reconnect_s=reconnect_s, on_connect=on_connect, on_disconnect=on_disconnect
+        )
         self._thread: Final = LoopThread()
         self._client: Final = client
         with ExitStack() as undo:
@@ -277,14 +288,25 @@ class SyncClient:
         return self._thread.run(self._client.position(group, topic, partition))
 
 
-def connect_sync(url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> SyncClient:
+def connect_sync(
+    url: str,
+    *,
+    connect_s: float = CONNECT_S,
+    reconnect_s: float = RECONNECT_S,
+    on_connect: OnConnect | None = None,
+    on_disconnect: OnDisconnect | None = None,
+) -> SyncClient:
     """Connect to a broker without asyncio. Arguments and errors are the same as in ``polywire.connect``.
+
+    Functions such as ``on_connect`` are called in the client's own thread.
 
     Example:
         with polywire.connect_sync("127.0.0.1:9555") as client:
             print(client.topics())
     """
-    return SyncClient(url, connect_s=connect_s, reconnect_s=reconnect_s)
+    return SyncClient(
+        url, connect_s=connect_s, reconnect_s=reconnect_s, on_connect=on_connect, on_disconnect=on_disconnect
+    )
 
 
 async def _call(function: Callable[[], T]) -> T:

@@ -14,6 +14,7 @@ from polywire.choices import check_options
 from polywire.client.base import Ability, PartitionBounds, Produced, TopicInfo, renamed
 from polywire.client.consumer import Consumer, ConsumerOptions
 from polywire.client.link import CONNECT_S, RECONNECT_S, Link
+from polywire.client.notices import OnConnect, OnDisconnect
 from polywire.client.producer import Producer, ProducerOptions
 from polywire.client.record import Headers, Record, Text, from_stored
 from polywire.errors import ErrorCode, Invalid
@@ -30,7 +31,15 @@ class Client:
                     print(record.text)
     """
 
-    def __init__(self, url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        connect_s: float = CONNECT_S,
+        reconnect_s: float = RECONNECT_S,
+        on_connect: OnConnect | None = None,
+        on_disconnect: OnDisconnect | None = None,
+    ) -> None:
         """Create a client that is not connected yet. ``open`` connects it. Arguments are the same as in ``connect``."""
         if not isinstance(url, str):
             raise Invalid(
@@ -38,7 +47,11 @@ class Client:
                 f'url must be a str like "polywire://127.0.0.1:9555" got={type(url).__name__}',
             )
         self.url: Final = url
-        self._link: Final = Link(url, connect_s=connect_s, reconnect_s=reconnect_s)
+        self._on_connect: Final = on_connect
+        self._on_disconnect: Final = on_disconnect
+        self._link: Final = Link(
+            url, connect_s=connect_s, reconnect_s=reconnect_s, on_connect=on_connect, on_disconnect=on_disconnect
+        )
         self._producer: Producer | None = None
         self._children: list[Producer | Consumer] = []
 
@@ -77,6 +90,8 @@ class Client:
                 await producer.send_many("orders", ["one", "two"])
         """
         check_options("producer", options, ProducerOptions.__annotations__)
+        options.setdefault("on_connect", self._on_connect)
+        options.setdefault("on_disconnect", self._on_disconnect)
         producer = Producer(self.url, **options)
         self._children.append(producer)
         return producer
@@ -90,6 +105,8 @@ class Client:
                     print(record.key, record.value)
         """
         check_options("consumer", options, ConsumerOptions.__annotations__)
+        options.setdefault("on_connect", self._on_connect)
+        options.setdefault("on_disconnect", self._on_disconnect)
         consumer = Consumer(self.url, *topics, **options)
         self._children.append(consumer)
         return consumer
@@ -194,7 +211,14 @@ class Connecting:
             )
 
 
-def connect(url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> Connecting:
+def connect(
+    url: str,
+    *,
+    connect_s: float = CONNECT_S,
+    reconnect_s: float = RECONNECT_S,
+    on_connect: OnConnect | None = None,
+    on_disconnect: OnDisconnect | None = None,
+) -> Connecting:
     """Connect to a broker. Use the result in an ``async with``, or await it, to get a ``Client``.
 
     Args:
@@ -204,6 +228,10 @@ def connect(url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECO
             is a broker in this process, for tests.
         connect_s: how long to retry the first connection, in seconds.
         reconnect_s: how long to retry a lost connection, in seconds, before a call fails.
+        on_connect: called with the address, without the login, of each connection that was opened: the client's own
+            one, and those of its producers and consumers that have no ``on_connect`` of their own. It must not block.
+        on_disconnect: called with the address and the error when one of these connections was lost. The client
+            connects again by itself.
 
     Raises:
         Invalid: INVALID_REQUEST: the scheme is unknown or the address is invalid.
@@ -214,4 +242,6 @@ def connect(url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECO
         async with polywire.connect("127.0.0.1:9555") as client:
             print(await client.topics())
     """
-    return Connecting(Client(url, connect_s=connect_s, reconnect_s=reconnect_s))
+    return Connecting(
+        Client(url, connect_s=connect_s, reconnect_s=reconnect_s, on_connect=on_connect, on_disconnect=on_disconnect)
+    )

@@ -22,6 +22,7 @@ from polywire.choices import listed
 from polywire.client.assignment import EARLIEST, Assignment, Part, Start, checked_start, first_offset
 from polywire.client.base import Ability, WireClient
 from polywire.client.link import BACKOFF_MAX_S, BACKOFF_MIN_S, GONE, Link
+from polywire.client.notices import OnConnect, OnDisconnect, OnRebalance, call_soon, log, rebalance
 from polywire.client.polywire import PolywireClient
 from polywire.client.record import Record, decode_batches, from_stored
 from polywire.client.rows import Cursor
@@ -58,6 +59,9 @@ class ConsumerOptions(TypedDict, total=False):
     commit_interval_s: float
     buffer_bytes: int
     reconnect_s: float
+    on_connect: OnConnect | None
+    on_disconnect: OnDisconnect | None
+    on_rebalance: OnRebalance | None
 
 
 class Consumer:
@@ -84,6 +88,9 @@ class Consumer:
         commit_interval_s: float = COMMIT_INTERVAL_S,
         buffer_bytes: int = BUFFER_BYTES,
         reconnect_s: float = 60.0,
+        on_connect: OnConnect | None = None,
+        on_disconnect: OnDisconnect | None = None,
+        on_rebalance: OnRebalance | None = None,
     ) -> None:
         """Create a consumer. It connects on entering the ``async with`` block, or on the first read.
 
@@ -98,20 +105,16 @@ class Consumer:
             commit_interval_s: interval of automatic commits, in seconds.
             buffer_bytes: maximum stored size of records that are fetched but not delivered yet.
             reconnect_s: how long to retry a lost connection, in seconds.
+            on_connect: called with the address when a connection was opened. See ``polywire.connect``.
+            on_disconnect: called with the address and the error when the connection was lost.
+            on_rebalance: called with a ``Rebalance`` when the partitions of this consumer have changed.
 
         Raises:
             Invalid: INVALID_REQUEST: an argument is invalid; the message says what is expected.
         """
-        if not topics or not all(isinstance(topic, str) for topic in topics):
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"topics must be one or more names got={topics!r}")
-        if group is not None and not isinstance(group, str):
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"group must be a str got={type(group).__name__}")
-        if commit_interval_s <= 0 or buffer_bytes < 1:
-            raise Invalid(
-                ErrorCode.INVALID_REQUEST,
-                f"commit_interval_s and buffer_bytes must be above 0 commit_interval_s={commit_interval_s} buffer_bytes={buffer_bytes}",
-            )
-        self._link: Final = Link(url, reconnect_s=reconnect_s)
+        _check_arguments(topics, group, commit_interval_s, buffer_bytes)
+        self._link: Final = Link(url, reconnect_s=reconnect_s, on_connect=on_connect, on_disconnect=on_disconnect)
+        self._on_rebalance: Final = on_rebalance
         self._topics: Final = tuple(dict.fromkeys(topics))
         self._group: Final = group
         self._member: Final = member or f"polywire-{secrets.token_hex(6)}"
@@ -390,13 +393,13 @@ class Consumer:
             await self._session(wire)
         except _SessionOver:
             self._failing_since = None
-        except GONE:
+        except GONE as error:
             if self._in_session.is_set() or self._failing_since is None:
                 self._failing_since, self._pause_s = now, BACKOFF_MIN_S
             elif self._link.is_wrong_port or now > self._failing_since + self._link.reconnect_s:
                 raise
             self._in_session.clear()
-            await self._link.lost(wire)
+            await self._link.lost(wire, error)
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, BACKOFF_MAX_S)
         finally:
@@ -432,11 +435,21 @@ class Consumer:
             else:
                 chosen |= {(topic, partition) for partition in range(await _partition_count(wire, topic))}
         self._mark()
+        change = rebalance(self._assignment.positions(), chosen)
         self._assignment.keep(chosen)
         if self._part is not None and (self._part.topic, self._part.partition) not in chosen:
             self._drop_current()
         for topic, partition in sorted(chosen):
             await self._begin_partition(wire, topic, partition)
+        if change.assigned or change.revoked:
+            log.info(
+                "partitions assigned group=%s member=%s assigned=%s revoked=%s",
+                self._group,
+                self._member,
+                list(change.assigned),
+                list(change.revoked),
+            )
+            call_soon(self._on_rebalance, change)
 
     async def _begin_partition(self, wire: WireClient, topic: str, partition: int) -> None:
         stored = None
@@ -546,10 +559,22 @@ class Consumer:
             except _SessionOver:
                 self._in_session.clear()
                 self._over.set()
-            except GONE:
+            except GONE as error:
                 self._in_session.clear()
-                await self._link.lost(wire)
+                await self._link.lost(wire, error)
         raise _not_owned({(topic, partition)})
+
+
+def _check_arguments(topics: Sequence[str], group: str | None, commit_interval_s: float, buffer_bytes: int) -> None:
+    if not topics or not all(isinstance(topic, str) for topic in topics):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"topics must be one or more names got={topics!r}")
+    if group is not None and not isinstance(group, str):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"group must be a str got={type(group).__name__}")
+    if commit_interval_s <= 0 or buffer_bytes < 1:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"commit_interval_s and buffer_bytes must be above 0 commit_interval_s={commit_interval_s} buffer_bytes={buffer_bytes}",
+        )
 
 
 def _not_owned(lost: set[tuple[str, int]]) -> Conflict:

@@ -236,8 +236,8 @@ class Lane:
         )
         try:
             base_offset = await wire.append_batch(self.topic, self.partition, encoded, level=self._level)
-        except GONE:
-            await self._link.lost(wire)
+        except GONE as error:
+            await self._link.lost(wire, error)
             raise
         batch.locations = [(self.partition, base_offset)]
 
@@ -245,8 +245,8 @@ class Lane:
         partition = None if self.partition == ANY_PARTITION else self.partition
         try:
             stored = await wire.produce(self.topic, batch.records(), partition=partition, level=self._level)
-        except GONE:
-            await self._link.lost(wire)
+        except GONE as error:
+            await self._link.lost(wire, error)
             raise
         batch.locations = [(produced.partition, produced.offset) for produced in stored]
 

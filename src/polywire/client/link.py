@@ -17,7 +17,8 @@ from polywire.client.address import split_login
 from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from polywire.client.failures import is_connection_closed, is_no_reply, no_reply
-from polywire.errors import Busy, ErrorCode, NotOwner, Unavailable
+from polywire.client.notices import ConnectionNotices, OnConnect, OnDisconnect
+from polywire.errors import BrokerError, Busy, ErrorCode, NotOwner, Unavailable
 
 CONNECT_S: Final = 10.0  # enough if broker and client start together, but short enough to notice a wrong address soon
 RECONNECT_S: Final = 60.0  # enough for a restart with a long recovery
@@ -51,6 +52,7 @@ class Link:
         "_closed_count",
         "_connect_s",
         "_has_response",
+        "_notices",
         "_opening",
         "_tried_at",
         "_wire",
@@ -58,13 +60,23 @@ class Link:
         "url",
     )
 
-    def __init__(self, url: str, *, connect_s: float = CONNECT_S, reconnect_s: float = RECONNECT_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        connect_s: float = CONNECT_S,
+        reconnect_s: float = RECONNECT_S,
+        on_connect: OnConnect | None = None,
+        on_disconnect: OnDisconnect | None = None,
+    ) -> None:
         """Create a link that is not connected yet.
 
         Args:
             url: as for ``connect``.
             connect_s: how long to retry the first connection, in seconds.
             reconnect_s: how long to retry after a lost connection, in seconds.
+            on_connect: called with the address, without the login, of each connection that was opened.
+            on_disconnect: called with the address and the error when a connection was lost.
         """
         self.url: Final = url
         self._connect_s: Final = connect_s
@@ -75,6 +87,7 @@ class Link:
         self._closed_count = 0
         self._tried_at = 0.0
         self._has_response = False
+        self._notices: Final = ConnectionNotices(url, on_connect, on_disconnect)
 
     @property
     def is_wrong_port(self) -> bool:
@@ -84,6 +97,7 @@ class Link:
     def note_response(self) -> None:
         """Record that the broker has responded to a request, so that the port is right."""
         self._has_response = True
+        self._notices.responded()
 
     async def open(self) -> None:
         """Connect, with retries for ``connect_s``. Raises Invalid, Unavailable, Denied."""
@@ -102,11 +116,12 @@ class Link:
             self._opening = asyncio.ensure_future(self._search(self.reconnect_s))
         return await asyncio.shield(self._opening)
 
-    async def lost(self, wire: WireClient) -> None:
-        """Close a failed connection. The next call of ``wire`` opens another one."""
+    async def lost(self, wire: WireClient, error: BrokerError) -> None:
+        """Close a connection that failed with ``error``. The next call of ``wire`` opens another one."""
         if wire is self._wire:
             self._wire = None
             self._closed_count += self._is_at_once()
+            self._notices.lost(error)
         await wire.close()
 
     async def close(self) -> None:
@@ -130,7 +145,7 @@ class Link:
             try:
                 result = await work(wire)
             except GONE as error:
-                await self.lost(wire)
+                await self.lost(wire, error)
                 is_hopeless = self.is_wrong_port or (not self._has_response and is_no_reply(error))
                 if self._closed or is_hopeless or loop.time() + pause_s >= end:
                     raise
@@ -149,8 +164,8 @@ class Link:
         wire = await self.wire()
         try:
             result = await work(wire)
-        except GONE:
-            await self.lost(wire)
+        except GONE as error:
+            await self.lost(wire, error)
             raise
         self.note_response()
         return result
@@ -175,12 +190,16 @@ class Link:
         while True:
             self._tried_at = loop.time()
             try:
-                self._wire = await self._attempt(end - loop.time())
-                return self._wire
+                wire = await self._attempt(end - loop.time())
             except (Unavailable, Busy) as error:
                 self._closed_count += is_connection_closed(error) and self._is_at_once()
                 if self.is_wrong_port or loop.time() + pause_s > end:
                     raise
+                self._notices.failed(error)
+            else:
+                self._wire = wire
+                self._notices.connected()
+                return wire
             await asyncio.sleep(pause_s * random.uniform(1 - BACKOFF_JITTER, 1 + BACKOFF_JITTER))
             pause_s = _longer(pause_s)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from polywire.client.base import Produced, WireClient
 from polywire.client.bulk import AppendedRange
 from polywire.client.lane import ANY_PARTITION, NO_OFFSET, RECORD_OVERHEAD_BYTES, Batch, Delivery, Lane, OnDelivery
 from polywire.client.link import Link
+from polywire.client.notices import WARN_AFTER_S, WARN_INTERVAL_S, OnConnect, OnDisconnect, log
 from polywire.client.polywire import PolywireClient
 from polywire.client.record import Headers, Record, Text, as_bytes
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, Unavailable
@@ -123,6 +125,8 @@ class ProducerOptions(TypedDict, total=False):
     create: bool
     on_delivery: OnDelivery | None
     reconnect_s: float
+    on_connect: OnConnect | None
+    on_disconnect: OnDisconnect | None
 
 
 class Producer:
@@ -149,6 +153,8 @@ class Producer:
         create: bool = True,
         on_delivery: OnDelivery | None = None,
         reconnect_s: float = 60.0,
+        on_connect: OnConnect | None = None,
+        on_disconnect: OnDisconnect | None = None,
     ) -> None:
         """Create a producer. It connects when the first record is sent.
 
@@ -163,6 +169,8 @@ class Producer:
             create: create missing topics.
             on_delivery: called with a ``Delivery`` for each batch that was stored or failed.
             reconnect_s: how long to retry a lost connection, in seconds, before records fail.
+            on_connect: called with the address when a connection was opened. See ``polywire.connect``.
+            on_disconnect: called with the address and the error when the connection was lost.
 
         Raises:
             Invalid: INVALID_REQUEST: a number is out of range, or the level is unknown.
@@ -173,7 +181,7 @@ class Producer:
                 f"linger_ms must be 0 or more, and batch_bytes at most {BATCH_BYTES_LIMIT} and not above buffer_bytes"
                 f" linger_ms={linger_ms} batch_bytes={batch_bytes} buffer_bytes={buffer_bytes}",
             )
-        self._link: Final = Link(url, reconnect_s=reconnect_s)
+        self._link: Final = Link(url, reconnect_s=reconnect_s, on_connect=on_connect, on_disconnect=on_disconnect)
         self._linger_s: Final = linger_ms / 1000
         self._batch_bytes: Final = batch_bytes
         self._buffer_bytes: Final = buffer_bytes
@@ -185,6 +193,7 @@ class Producer:
         self._lanes: Final[dict[tuple[str, int], Lane]] = {}
         self._buffered = 0
         self._has_space = asyncio.Event()
+        self._warned_at = float("-inf")
         self._failure: BrokerError | None = None
         self._is_idempotent = False
         self._closed = False
@@ -358,10 +367,21 @@ class Producer:
 
     async def _capacity(self, size: int) -> None:
         """Wait until the buffer has space for ``size`` bytes. If it is empty, a record of any size fits."""
+        if not self._buffered or self._buffered + size <= self._buffer_bytes:
+            return
+        begun = time.monotonic()
         while self._buffered and self._buffered + size > self._buffer_bytes:
             self._flush_lanes()
             self._has_space.clear()
             await self._has_space.wait()
+        now = time.monotonic()
+        if now - begun >= WARN_AFTER_S and now - self._warned_at >= WARN_INTERVAL_S:
+            self._warned_at = now
+            log.warning(
+                "send waited %.1f s for space in the buffer: records are stored more slowly than they are sent buffer_bytes=%d",
+                now - begun,
+                self._buffer_bytes,
+            )
 
     def _lane(self, topic: str, partition: int) -> Lane:
         lane = self._lanes.get((topic, partition))
