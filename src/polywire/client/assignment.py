@@ -63,6 +63,7 @@ class Part:
         stored: last committed offset.
         chunks: fetched records that are not delivered yet.
         consumed: event that is set while ``chunks`` is empty.
+        paused: whether its records are not delivered.
     """
 
     topic: str
@@ -73,6 +74,7 @@ class Part:
     stored: int
     chunks: deque[list[Record]] = field(default_factory=deque)
     consumed: asyncio.Event = field(default_factory=asyncio.Event)
+    paused: bool = False
 
     @classmethod
     def at(cls, topic: str, partition: int, offset: int) -> Part:
@@ -92,6 +94,12 @@ class Part:
         self.fetched = next_offset
         if records:
             self.chunks.append(records)
+            self.consumed.clear()
+
+    def put_back(self, records: list[Record]) -> None:
+        """Add records that were taken, but not delivered."""
+        if records:
+            self.chunks.appendleft(records)
             self.consumed.clear()
 
     def take(self) -> list[Record]:
@@ -145,7 +153,7 @@ class Assignment:
 
     def next_part(self) -> Part | None:
         """Return the next partition with fetched records, or None. Partitions take turns."""
-        waiting = [part for part in self._parts.values() if part.chunks]
+        waiting = [part for part in self._parts.values() if part.chunks and not part.paused]
         if not waiting:
             return None
         self._turn += 1

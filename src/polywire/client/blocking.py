@@ -5,8 +5,9 @@ Calls may come from any thread. A client and its producers and consumers share o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
@@ -15,9 +16,10 @@ from polywire.client.bulk import AppendedRange
 from polywire.client.client import Client
 from polywire.client.consumer import BATCH_RECORDS, Consumer, ConsumerOptions
 from polywire.client.link import CONNECT_S, RECONNECT_S
+from polywire.client.listings import GroupInfo, PartitionLag
 from polywire.client.notices import OnConnect, OnDisconnect
 from polywire.client.producer import Producer, ProducerOptions, Receipt, Receipts
-from polywire.client.record import Headers, Record, Text
+from polywire.client.record import Headers, Record, Text, as_json
 from polywire.client.sync import LoopThread
 
 T = TypeVar("T")
@@ -78,13 +80,14 @@ class SyncProducer:
         *,
         key: Text | None = None,
         headers: Headers | None = None,
+        timestamp: datetime | None = None,
         partition: int | None = None,
     ) -> SyncReceipt[Produced]:
         """Queue a record and return its receipt.
 
         See ``Producer.send``. Each call switches threads, so prefer ``send_many``.
         """
-        work = self._producer.send(topic, value, key=key, headers=headers, partition=partition)
+        work = self._producer.send(topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition)
         return SyncReceipt(self._thread, self._thread.run(work))
 
     def send_and_wait(
@@ -94,12 +97,28 @@ class SyncProducer:
         *,
         key: Text | None = None,
         headers: Headers | None = None,
+        timestamp: datetime | None = None,
         partition: int | None = None,
     ) -> Produced:
         """Send one record immediately, and wait until it is stored. See ``Producer.send_and_wait``."""
         return self._thread.run(
-            self._producer.send_and_wait(topic, value, key=key, headers=headers, partition=partition)
+            self._producer.send_and_wait(
+                topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition
+            )
         )
+
+    def send_json(
+        self,
+        topic: str,
+        value: object,
+        *,
+        key: Text | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | None = None,
+        partition: int | None = None,
+    ) -> SyncReceipt[Produced]:
+        """Queue a record whose value is written as JSON. See ``Producer.send_json``."""
+        return self.send(topic, as_json(value), key=key, headers=headers, timestamp=timestamp, partition=partition)
 
     def send_many(
         self,
@@ -174,6 +193,19 @@ class SyncConsumer:
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Continue at another offset of an assigned partition. See ``Consumer.seek``."""
         self._thread.run(_call(lambda: self._consumer.seek(topic, partition, offset)))
+
+    def pause(self, topic: str, partition: int | None = None) -> None:
+        """Deliver no more records of assigned partitions until ``resume``. See ``Consumer.pause``."""
+        self._thread.run(_call(lambda: self._consumer.pause(topic, partition)))
+
+    def resume(self, topic: str, partition: int | None = None) -> None:
+        """Deliver records again after ``pause``. See ``Consumer.resume``."""
+        self._thread.run(_call(lambda: self._consumer.resume(topic, partition)))
+
+    @property
+    def paused(self) -> list[tuple[str, int]]:
+        """The paused partitions, as (topic, partition)."""
+        return self._thread.run(_call(lambda: self._consumer.paused))
 
     @property
     def positions(self) -> dict[tuple[str, int], int]:
@@ -252,10 +284,26 @@ class SyncClient:
         *,
         key: Text | None = None,
         headers: Headers | None = None,
+        timestamp: datetime | None = None,
         partition: int | None = None,
     ) -> Produced:
         """Send one record, and return its partition and offset once it is stored. See ``Client.send``."""
-        return self._thread.run(self._client.send(topic, value, key=key, headers=headers, partition=partition))
+        return self._thread.run(
+            self._client.send(topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition)
+        )
+
+    def send_json(
+        self,
+        topic: str,
+        value: object,
+        *,
+        key: Text | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | None = None,
+        partition: int | None = None,
+    ) -> Produced:
+        """Send one record whose value is written as JSON. See ``Client.send_json``."""
+        return self.send(topic, as_json(value), key=key, headers=headers, timestamp=timestamp, partition=partition)
 
     def fetch(self, topic: str, partition: int, offset: int, *, records_max: int = 1000) -> list[Record]:
         """Return records of one partition from an offset on. See ``Client.fetch``."""
@@ -274,6 +322,24 @@ class SyncClient:
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its records. Raises Missing(TOPIC_MISSING)."""
         self._thread.run(self._client.delete_topic(topic))
+
+    def topic_settings(self, topic: str) -> dict[str, int | str | None]:
+        """Return the settings of a topic by name. See ``Client.topic_settings``."""
+        return self._thread.run(self._client.topic_settings(topic))
+
+    def alter_topic(
+        self, topic: str, *, partitions: int | None = None, settings: Mapping[str, int | str | None] | None = None
+    ) -> None:
+        """Add partitions to a topic, or change its settings. See ``Client.alter_topic``."""
+        self._thread.run(self._client.alter_topic(topic, partitions=partitions, settings=settings))
+
+    def groups(self, group: str | None = None) -> list[GroupInfo]:
+        """Return the groups that have members or committed offsets. See ``Client.groups``."""
+        return self._thread.run(self._client.groups(group))
+
+    def lag(self, group: str, topic: str) -> list[PartitionLag]:
+        """Return the lag of a group in each partition. See ``Client.lag``."""
+        return self._thread.run(self._client.lag(group, topic))
 
     def topics(self) -> list[TopicInfo]:
         """Return the topics that the user may see, sorted by name."""

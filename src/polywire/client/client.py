@@ -6,17 +6,20 @@ executed.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Never, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Never, Protocol, Self, Unpack, runtime_checkable
 
-from polywire.choices import check_options
-from polywire.client.base import Ability, PartitionBounds, Produced, TopicInfo, renamed
+from polywire.choices import check_options, missing
+from polywire.client.base import Ability, PartitionBounds, Produced, TopicInfo, WireClient, renamed
 from polywire.client.consumer import Consumer, ConsumerOptions
 from polywire.client.link import CONNECT_S, RECONNECT_S, Link
+from polywire.client.listings import GroupInfo, PartitionLag, Queries, lags_of
 from polywire.client.notices import OnConnect, OnDisconnect
+from polywire.client.polywire import PolywireClient
 from polywire.client.producer import Producer, ProducerOptions
-from polywire.client.record import Headers, Record, Text, from_stored
+from polywire.client.record import Headers, Record, Text, as_json, from_stored
 from polywire.errors import ErrorCode, Invalid
 
 
@@ -118,6 +121,7 @@ class Client:
         *,
         key: Text | None = None,
         headers: Headers | None = None,
+        timestamp: datetime | None = None,
         partition: int | None = None,
     ) -> Produced:
         """Send one record, and return its partition and offset once it is stored. See ``Producer.send_and_wait``.
@@ -130,7 +134,28 @@ class Client:
         """
         if self._producer is None:
             self._producer = self.producer()
-        return await self._producer.send_and_wait(topic, value, key=key, headers=headers, partition=partition)
+        return await self._producer.send_and_wait(
+            topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition
+        )
+
+    async def send_json(
+        self,
+        topic: str,
+        value: object,
+        *,
+        key: Text | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | None = None,
+        partition: int | None = None,
+    ) -> Produced:
+        """Send one record whose value is written as JSON in UTF-8. See ``send``, and ``Record.json`` for the other way.
+
+        Example:
+            await client.send_json("orders", {"id": 7, "amount": 12.5}, key="customer 3")
+        """
+        return await self.send(
+            topic, as_json(value), key=key, headers=headers, timestamp=timestamp, partition=partition
+        )
 
     async def fetch(self, topic: str, partition: int, offset: int, *, records_max: int = 1000) -> list[Record]:
         """Return records of one partition from an offset on. Return an empty list at the end of the partition.
@@ -162,6 +187,60 @@ class Client:
         """Delete a topic and its records. Raises Missing(TOPIC_MISSING)."""
         await self._link.once(lambda wire: wire.delete_topic(topic))
 
+    async def topic_settings(self, topic: str) -> dict[str, int | str | None]:
+        """Return the settings of a topic by name. None stands for the broker's default. Needs `polywire`.
+
+        Raises Missing(TOPIC_MISSING), and Invalid(INVALID_REQUEST) over another protocol.
+        """
+        description = await self._link.read(lambda wire: _polywire(wire, "report settings").describe(topic))
+        return dict(description.settings)
+
+    async def alter_topic(
+        self, topic: str, *, partitions: int | None = None, settings: Mapping[str, int | str | None] | None = None
+    ) -> None:
+        """Add partitions to a topic, or change its settings. Needs `polywire`.
+
+        Args:
+            topic: full name.
+            partitions: new number of partitions, not below the current one. Later records of a key may go to another
+                partition than earlier ones.
+            settings: new values by name, as the reference lists them (limits#a-topic). None
+                restores the broker's default. Settings that are not named do not change.
+
+        Raises:
+            Missing: TOPIC_MISSING.
+            Invalid: INVALID_PARTITION_COUNT, INVALID_REQUEST: a setting is unknown, or cannot be changed.
+
+        Example:
+            await client.alter_topic("orders", partitions=6, settings={"compression": "zstd"})
+        """
+        if partitions is not None:
+            await self._link.once(lambda wire: _polywire(wire, "add partitions").grow_topic(topic, partitions))
+        if settings:
+            await self._link.once(
+                lambda wire: _polywire(wire, "change settings").configure_topic(topic, dict(settings))
+            )
+
+    async def groups(self, group: str | None = None) -> list[GroupInfo]:
+        """Return the groups that have members or committed offsets: one entry for each topic. Needs `polywire` or Kafka.
+
+        Args:
+            group: return only entries of the group with this name.
+
+        Raises Invalid(INVALID_REQUEST) over another protocol.
+        """
+        return await self._link.read(lambda wire: _listing(wire).groups(group))
+
+    async def lag(self, group: str, topic: str) -> list[PartitionLag]:
+        """Return the lag of a group in each partition, in records and in seconds. Needs `polywire` or Kafka.
+
+        Raises Missing(GROUP_MISSING), and Invalid(INVALID_REQUEST) over another protocol.
+
+        Example:
+            behind = sum(part.records or 0 for part in await client.lag("billing", "orders"))
+        """
+        return await self._link.read(lambda wire: _lag(_listing(wire), group, topic))
+
     async def topics(self) -> list[TopicInfo]:
         """Return the topics that the user may see, sorted by name."""
         return await self._link.read(lambda wire: wire.topics())
@@ -176,6 +255,36 @@ class Client:
         Some protocols report 0 instead of None.
         """
         return await self._link.read(lambda wire: wire.position(group, topic, partition))
+
+
+@runtime_checkable
+class _Listing(Queries, Protocol):
+    """A client of a protocol that lists groups."""
+
+    async def groups(self, group: str | None = None) -> list[GroupInfo]: ...
+
+
+def _polywire(wire: WireClient, action: str) -> PolywireClient:
+    if not isinstance(wire, PolywireClient):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"this protocol cannot {action}: connect with a polywire:// URL")
+    return wire
+
+
+def _listing(wire: WireClient) -> _Listing:
+    if not isinstance(wire, _Listing):
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, "this protocol cannot list groups: connect with a polywire:// or kafka:// URL"
+        )
+    return wire
+
+
+async def _lag(wire: _Listing, group: str, topic: str) -> list[PartitionLag]:
+    groups = await wire.groups()
+    for found in groups:
+        if (found.name, found.topic) == (group, topic):
+            return await lags_of(wire, found)
+    known = sorted({found.name for found in groups if found.topic == topic})
+    raise missing(ErrorCode.GROUP_MISSING, "group", group, known, facts=f"topic={topic!r}")
 
 
 class Connecting:

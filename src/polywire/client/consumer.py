@@ -124,6 +124,7 @@ class Consumer:
         self._buffer_bytes: Final = buffer_bytes
         self._assignment: Final = Assignment()
         self._generations: dict[str, int] = {}
+        self._seeks: Final[dict[tuple[str, int], int]] = {}
         self._wire: WireClient | None = None
         self._cursor: Final = Cursor(self._next_record)
         self._batch = (0, 0)
@@ -237,23 +238,63 @@ class Consumer:
             raise _not_owned(refused)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Continue at another offset of a partition. Raises Missing(PARTITION_MISSING) if it is not assigned."""
-        part = self._assignment.find(topic, partition)
-        if part is None:
-            raise self._cannot_seek(topic, partition)
+        """Continue at another offset of a partition.
+
+        Before the consumer is started, this sets the offset at which it begins if the partition is assigned to it.
+        Raises Missing(PARTITION_MISSING) if the partition is not assigned, or the topic is not one of the consumer's.
+        """
+        if self._task is None and topic in self._topics and partition >= 0:
+            self._seeks[topic, partition] = offset
+            return
+        part = self._assigned(topic, partition)
         part.move(offset)
         if part is self._part:
             self._drop_current()
 
-    def _cannot_seek(self, topic: str, partition: int) -> Missing:
-        facts = f"topic={topic!r} partition={partition}"
-        if self._task is None:
-            cause = "the consumer has no partitions before it is started (await start() or use async with, then seek)"
-        else:
-            numbers = [str(number) for name, number in sorted(self._assignment.positions()) if name == topic]
-            cause = "the partition is not assigned to this consumer"
-            facts += f" assigned={listed(numbers)} topics={listed(self._topics)}"
-        return Missing(ErrorCode.PARTITION_MISSING, f"{cause} {facts}")
+    def pause(self, topic: str, partition: int | None = None) -> None:
+        """Deliver no more records of a partition, or of all assigned partitions of a topic, until ``resume``.
+
+        The consumer remains a member of its group. Records that it has fetched remain in memory, within
+        ``buffer_bytes``. A partition that is assigned later, or again, is not paused. Raises Missing(PARTITION_MISSING)
+        if the partition is not assigned.
+
+        Example:
+            consumer.pause("orders")
+            await database.recover()
+            consumer.resume("orders")
+        """
+        for part in self._parts_of(topic, partition):
+            part.paused = True
+            if part is self._part:
+                part.put_back(self._cursor.records[self._cursor.row :])
+                del self._cursor.records[self._cursor.row :]
+
+    def resume(self, topic: str, partition: int | None = None) -> None:
+        """Deliver records again after ``pause``. Raises Missing(PARTITION_MISSING) if the partition is not assigned."""
+        for part in self._parts_of(topic, partition):
+            part.paused = False
+        self._news.set()
+
+    @property
+    def paused(self) -> list[tuple[str, int]]:
+        """The paused partitions, as (topic, partition)."""
+        return [(part.topic, part.partition) for part in self._assignment if part.paused]
+
+    def _parts_of(self, topic: str, partition: int | None) -> list[Part]:
+        if partition is not None:
+            return [self._assigned(topic, partition)]
+        return [part for part in self._assignment if part.topic == topic] or [self._assigned(topic, partition)]
+
+    def _assigned(self, topic: str, partition: int | None) -> Part:
+        part = None if partition is None else self._assignment.find(topic, partition)
+        if part is not None:
+            return part
+        numbers = [str(number) for name, number in sorted(self._assignment.positions()) if name == topic]
+        raise Missing(
+            ErrorCode.PARTITION_MISSING,
+            "the partition is not assigned to this consumer"
+            f" topic={topic!r} partition={partition} assigned={listed(numbers)} topics={listed(self._topics)}",
+        )
 
     @property
     def positions(self) -> dict[tuple[str, int], int]:
@@ -457,7 +498,11 @@ class Consumer:
             stored = await wire.position(self._group, topic, partition)
         part = self._assignment.find(topic, partition)
         if part is None:
-            offset = await first_offset(wire, topic, partition, self._start) if stored is None else stored
+            sought = self._seeks.pop((topic, partition), None)
+            if sought is not None:
+                offset = sought
+            else:
+                offset = await first_offset(wire, topic, partition, self._start) if stored is None else stored
             self._assignment.add(Part.at(topic, partition, offset))
         elif stored is not None and stored != part.stored and stored > part.position:
             # Another member owned the partition in the meantime and committed a later offset.

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from types import TracebackType
 from typing import Final, Self, TypedDict
 
@@ -24,7 +25,7 @@ from polywire.client.lane import ANY_PARTITION, NO_OFFSET, RECORD_OVERHEAD_BYTES
 from polywire.client.link import Link
 from polywire.client.notices import WARN_AFTER_S, WARN_INTERVAL_S, OnConnect, OnDisconnect, log
 from polywire.client.polywire import PolywireClient
-from polywire.client.record import Headers, Record, Text, as_bytes
+from polywire.client.record import Headers, Record, Text, as_bytes, as_json
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.records.partitioner import fnv1a_32, fnv1a_64, murmur3_128, xxh32
 from polywire.types import KeyHash, Level
@@ -218,6 +219,7 @@ class Producer:
         *,
         key: Text | None = None,
         headers: Headers | None = None,
+        timestamp: datetime | None = None,
         partition: int | None = None,
     ) -> Receipt:
         """Queue a record and return its receipt. Waits only if ``buffer_bytes`` are unacknowledged.
@@ -227,6 +229,7 @@ class Producer:
             value: str, bytes, None, or a ``Record``.
             key: str, bytes or None. Records with the same key go to the same partition, in order.
             headers: mapping of names to str, bytes, int, float, bool or None.
+            timestamp: when the event happened, a datetime with a time zone. The broker adds its own append time.
             partition: number of the partition. With None, the key selects it; without a key, partitions are used
                 round-robin.
 
@@ -240,11 +243,11 @@ class Producer:
             stored = await receipt
         """
         if not isinstance(value, Record):
-            record = Record(value, key, headers)
-        elif key is None and headers is None:
+            record = Record(value, key, headers, timestamp=timestamp)
+        elif key is None and headers is None and timestamp is None:
             record = value
         else:
-            raise Invalid(ErrorCode.INVALID_REQUEST, "key and headers must be set in the Record")
+            raise Invalid(ErrorCode.INVALID_REQUEST, "key, headers and timestamp must be set in the Record")
         where = await self._partition(topic, record.key, partition)
         size = RECORD_OVERHEAD_BYTES + len(record.value or b"") + len(record.key or b"")
         if record.headers:
@@ -264,6 +267,7 @@ class Producer:
         *,
         key: Text | None = None,
         headers: Headers | None = None,
+        timestamp: datetime | None = None,
         partition: int | None = None,
     ) -> Produced:
         """Send one record immediately, and return its partition and offset once it is stored.
@@ -274,7 +278,7 @@ class Producer:
             stored = await producer.send_and_wait("orders", "hello")
             print(stored.partition, stored.offset)
         """
-        receipt = await self.send(topic, value, key=key, headers=headers, partition=partition)
+        receipt = await self.send(topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition)
         self._flush_lanes()
         try:
             return await receipt
@@ -282,6 +286,25 @@ class Producer:
             if receipt.mark_reported() and error is self._failure:
                 self._failure = None  # every sender of the batch has received the error
             raise
+
+    async def send_json(
+        self,
+        topic: str,
+        value: object,
+        *,
+        key: Text | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | None = None,
+        partition: int | None = None,
+    ) -> Receipt:
+        """Queue a record whose value is written as JSON in UTF-8. Other arguments and errors are the same as in ``send``.
+
+        Example:
+            await producer.send_json("orders", {"id": 7, "amount": 12.5}, key="customer 3")
+        """
+        return await self.send(
+            topic, as_json(value), key=key, headers=headers, timestamp=timestamp, partition=partition
+        )
 
     async def send_many(
         self,

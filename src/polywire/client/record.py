@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -89,6 +90,7 @@ class Record(_Fields):
         headers: Headers | None = None,
         *,
         origin_time_us: int | None = None,
+        timestamp: datetime | None = None,
     ) -> Self:
         """Create a record to send.
 
@@ -98,6 +100,7 @@ class Record(_Fields):
             headers: mapping of names to str, bytes, int, float, bool or None. Types are preserved if the protocol
                 supports them.
             origin_time_us: timestamp of the event, in microseconds since 1970.
+            timestamp: the same as a datetime with a time zone.
 
         Raises:
             Invalid: INVALID_REQUEST: an argument has the wrong type; the message says what is expected.
@@ -112,7 +115,7 @@ class Record(_Fields):
                 -1,
                 -1,
                 0,
-                _as_time_us(origin_time_us),
+                _as_time_us(origin_time_us, timestamp),
             ),
         )
 
@@ -120,6 +123,15 @@ class Record(_Fields):
     def text(self) -> str:
         """The value as text. It is "" if there is no value. Raises UnicodeDecodeError if it is not UTF-8."""
         return (self.value or b"").decode()
+
+    def json(self) -> Any:
+        """Return the value decoded from JSON. It is None if there is no value. Raises ValueError if it is not JSON."""
+        return None if self.value is None else json.loads(self.value)
+
+    @property
+    def timestamp(self) -> datetime | None:
+        """The writer's timestamp, in UTC, or None."""
+        return None if self.origin_time_us is None else EPOCH + self.origin_time_us * MICROSECOND
 
     @property
     def time(self) -> datetime:
@@ -165,12 +177,27 @@ def as_headers(given: object) -> Headers:
     return MappingProxyType(dict(given))
 
 
-def _as_time_us(given: object) -> int | None:
-    if given is None or type(given) is int:
+def as_json(value: object) -> bytes:
+    """Return a value as JSON in UTF-8. Raises Invalid(INVALID_REQUEST) if JSON cannot represent it."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"the value cannot be written as JSON: {error}") from None
+
+
+def _as_time_us(given: object, timestamp: object) -> int | None:
+    if given is not None and type(given) is not int:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"origin time must be an int, in microseconds since 1970 got={type(given).__name__}",
+        )
+    if timestamp is None:
         return given
-    raise Invalid(
-        ErrorCode.INVALID_REQUEST, f"origin time must be an int, in microseconds since 1970 got={type(given).__name__}"
-    )
+    if given is not None:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "use either timestamp or origin_time_us, not both")
+    if not isinstance(timestamp, datetime) or timestamp.tzinfo is None:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"timestamp must be a datetime with a time zone got={timestamp!r}")
+    return (timestamp - EPOCH) // MICROSECOND
 
 
 def to_stored(record: Record) -> columns.Record:

@@ -385,3 +385,61 @@ def test_times_need_a_zone(play: Play) -> None:
             assert await take(consumer, 1) == ["1"]
 
     play(scenario)
+
+
+def test_a_position_can_be_set_before_the_start(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.create_topic("t", 2)
+        await fill(client, "t", 10)
+        consumer = client.consumer("t", group="g")
+        consumer.seek("t", 0, 7)
+        async with consumer:
+            assert await take(consumer, 3) == numbers(7, 10)
+            assert consumer.positions == {("t", 0): 10, ("t", 1): 0}
+
+    play(scenario)
+
+
+def test_a_paused_partition_is_not_delivered(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.create_topic("t", 2)
+        await fill(client, "t", 10)
+        await fill(client, "t", 3, first=100, partition=1)
+        async with client.consumer("t", group="g", auto_commit=False) as consumer:
+            consumer.pause("t", 0)
+            assert await take(consumer, 3) == numbers(100, 103)
+            assert await consumer.batch(timeout_s=0.2) == ()
+            consumer.resume("t", 0)
+            assert await take(consumer, 4) == numbers(0, 4)
+            consumer.pause("t")
+            assert consumer.paused == [("t", 0), ("t", 1)]
+            assert await consumer.batch(timeout_s=0.2) == ()
+            await consumer.commit()
+            assert await client.position("g", "t", 0) == 4
+            consumer.resume("t")
+            assert await take(consumer, 6) == numbers(4, 10)
+            with pytest.raises(Missing, match="topics=t"):
+                consumer.pause("u")
+
+    play(scenario)
+
+
+def test_pausing_while_iterating_stops_at_once(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.create_topic("t", 1)
+        await fill(client, "t", 10)
+        async with client.consumer("t", group="g") as consumer:
+            found = []
+            async for record in consumer:
+                found.append(record.text)
+                if record.text == "3":
+                    consumer.pause("t")
+                    asyncio.get_running_loop().call_later(0.2, consumer.resume, "t")
+                    paused_at = asyncio.get_running_loop().time()
+                if record.text == "4":
+                    assert asyncio.get_running_loop().time() - paused_at >= 0.15
+                if len(found) == 10:
+                    break
+            assert found == numbers(0, 10)
+
+    play(scenario)

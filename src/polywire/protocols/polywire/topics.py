@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from polywire.broker.settings import TOPIC_SETTINGS, TopicSettings
+from polywire.choices import unknown
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Completion
 from polywire.protocols.polywire import messages
@@ -280,7 +281,6 @@ def values_of(given: Mapping[str, SettingValue]) -> dict[str, Any]:
 
     Raises Invalid(INVALID_REQUEST) for an unknown name or an invalid value.
     """
-    unknown = sorted(given.keys() - TOPIC_SETTINGS.keys())
-    if unknown:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown settings names={','.join(unknown)}")
+    if wrong := sorted(given.keys() - TOPIC_SETTINGS.keys()):
+        raise unknown("topic setting", wrong[0], TOPIC_SETTINGS)
     return {name: TOPIC_SETTINGS[name].read(name, value) for name, value in given.items()}
