@@ -20,7 +20,7 @@ client() {
     local target=requirements/interop/$1-$2.lock
     {
         echo "# A real client that the tests run unmodified; renewed by \`make lock\`."
-        echo "$1==$2" | uv pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+        echo "$1${3:-}==$2" | uv pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
             --no-emit-index-url --no-emit-find-links -
     } >"$target.new"
     mv "$target.new" "$target"
@@ -49,3 +49,5 @@ client iggy-py 0.4.0
 for version in 0.5.0 0.6.0 0.7.0 0.8.0 0.9.0 0.9.1.dev5; do
     client apache-iggy "$version"
 done
+client faststream 0.7.8 '[kafka]'
+client quixstreams 3.28.1

@@ -24,6 +24,7 @@ PAGES: Final = ROOT / "docs" / "develop"
 CLIENTS: Final = tuple(sorted(path.stem for path in (PAGES / "clients").glob("*.md") if path.stem != "index"))
 SECONDS_MAX: Final = 120
 IGGY: Final = "apache-iggy-0.9.0"
+FRAMEWORKS: Final = {"faststream": "faststream-0.7.8", "quix-streams": "quixstreams-3.28.1"}
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def running() -> Iterator[RunningBroker]:
 def saved(page: Page, folder: Path, running: RunningBroker) -> Path:
     """Save the program of a page with the ports of a broker, and return its path."""
     [(name, text)] = page.files.items()
-    for port, protocol in (("9094", "kafka"), ("8090", "iggy")):
+    for port, protocol in (("9094", "kafka"), ("8090", "iggy"), ("9555", "polywire")):
         text = text.replace(f"127.0.0.1:{port}", "{}:{}".format(*running.addresses[protocol]))
     (folder / name).write_text(text, "utf-8")
     return folder / name
@@ -69,6 +70,14 @@ def tool(name: str) -> str:
     return shutil.which(name) or pytest.skip(f"{name} is missing: the page was NOT followed")
 
 
+def installed(client: str) -> str:
+    """Return the folder of a client that ``make dev`` has installed."""
+    folder = Path(os.environ.get("POLYWIRE_INTEROP") or ROOT / ".venv" / "interop") / client
+    if not folder.is_dir() or not any(folder.iterdir()):
+        pytest.skip(f"{folder} is missing or empty: the page was NOT followed (make dev)")
+    return str(folder)
+
+
 def printed_by(name: str, program: Path) -> str:
     """Build and run a program with the tools of its page."""
     folder = program.parent
@@ -86,11 +95,12 @@ def printed_by(name: str, program: Path) -> str:
             for file in ("go.mod", "go.sum"):
                 shutil.copy(module / file, folder)
             return run([tool("go"), "run", "-mod=mod", program.name], folder=folder)
+        case "dataframes":
+            return run([sys.executable, program.name], folder=folder)
         case "iggy":
-            sdk = Path(os.environ.get("POLYWIRE_INTEROP") or ROOT / ".venv" / "interop") / IGGY
-            if not sdk.is_dir():
-                pytest.skip(f"{sdk} is missing: the page was NOT followed (make dev)")
-            return run([sys.executable, program.name], folder=folder, codes=(0, -6), PYTHONPATH=str(sdk))
+            return run([sys.executable, program.name], folder=folder, codes=(0, -6), PYTHONPATH=installed(IGGY))
+        case "faststream" | "quix-streams":
+            return run([sys.executable, program.name], folder=folder, PYTHONPATH=installed(FRAMEWORKS[name]))
         case _:
             raise AssertionError(f"no way to run the page {name}")
 
