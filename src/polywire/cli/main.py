@@ -114,6 +114,12 @@ NOUNS: Final = {
     With a bucket it also shows the leader, data not yet uploaded, and requests to the bucket. Stop it with Ctrl-C.
     """,
     "bench": "Measure produce throughput, consume throughput and latency of a broker, over any protocol.",
+    "mcp": """Let an assistant look at a broker: tools of the Model Context Protocol on standard input and output.
+
+    The tools list topics and groups, read records, run SQL, and explain why a
+    group is behind. They only read, unless --allow-writes is given. Requires
+    pip install 'polywire[mcp]'.
+    """,
     "doctor": """Check a data directory offline, or a log in a bucket while brokers use it.
 
     Exits with 0 if it is healthy, 3 if something is damaged, 4 if a broker would not start.

@@ -84,6 +84,7 @@ UNKNOWN: Final[dict[tuple[str, ...], list[tuple[tuple[str, ...], str]]]] = {
 }
 # Commands without names of existing things. Their unknown options are tested, too.
 WITHOUT_NAMES: Final = {
+    ("mcp",),
     ("serve",),
     ("dev",),
     ("topic", "list"),
