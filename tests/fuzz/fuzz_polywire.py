@@ -40,6 +40,7 @@ def samples() -> list[bytes]:
         (Verb.CONFIGURE_TOPIC, messages.ConfigureTopic("t", {"compaction": 1}), b""),
         (Verb.PURGE_TOPIC, messages.PurgeTopic("t"), b""),
         (Verb.DELETE_TOPIC, messages.DeleteTopic("u"), b""),
+        (Verb.BEGIN_PARTITION, messages.BeginPartition("t", 2, 7), b""),
         (Verb.BOUNDS, messages.AskBounds(["t"], [5]), b""),
         (Verb.FETCH, messages.Fetch("t", 0, 0, wait_ms=1000), b""),
         (Verb.FETCH, messages.Fetch("t", 0, 0, bodies=False), b""),

@@ -197,6 +197,7 @@ def _polywire() -> Iterator[Case]:
         (Verb.CONFIGURE_TOPIC, a.TOPIC_ALTER, m.ConfigureTopic(TOPIC, {"compression": "lz4"}), b""),
         (Verb.PURGE_TOPIC, a.TOPIC_PURGE, m.PurgeTopic(TOPIC), b""),
         (Verb.DELETE_TOPIC, a.TOPIC_DELETE, m.DeleteTopic(TOPIC), b""),
+        (Verb.BEGIN_PARTITION, a.TOPIC_CREATE, m.BeginPartition(TOPIC, 0, 0), b""),
         (Verb.BOUNDS, a.TOPIC_DESCRIBE, m.AskBounds([TOPIC]), b""),
         (Verb.FETCH, a.FETCH, m.Fetch(TOPIC, 0, 0), b""),
         (Verb.PRODUCE, a.PRODUCE, m.Produce(TOPIC, 0), batch),

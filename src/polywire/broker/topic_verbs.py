@@ -35,13 +35,14 @@ from polywire.broker.sliced import OrderedWork, Steps
 from polywire.broker.state import ENTRY_BYTES, WriteBatchVerbs
 from polywire.broker.topics import Catalog, Partition, Topic, missing
 from polywire.clock import Clock
-from polywire.errors import BrokerError, Busy, ErrorCode, Missing
+from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
 from polywire.log.base import Completion, Need, PartitionLog
 from polywire.records.partitioner import partition_of
 from polywire.types import Buffer, KeyHash, Level, TopicName
 
 # partitions to open, trim or drop in one pass of the loop, which takes up to 7 ms; larger changes run in slices
 AT_ONCE_MAX: Final = 500
+BEGIN_MAX: Final = 2**62  # the greatest offset at which an empty partition can begin; half of the range remains
 Then = Callable[[Topic], None]
 """Callback that gets a topic as soon as it can be used."""
 
@@ -560,6 +561,27 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
                     f"offset is above the end of the partition offset={first_offset} next_offset={partition.log.next_offset}",
                 )
             self._log.trim(partition.incarnation, first_offset)
+        self.change_all((), level=level, done=done)
+
+    def begin_partition(
+        self, partition: Partition, offset: int, *, level: Level = Level.SYNCED, done: Completion[int] | None = None
+    ) -> None:
+        """Set the offset of the next record of an empty partition. Do nothing if it is not above the present one.
+
+        Raises Missing(PARTITION_MISSING), Invalid(INVALID_REQUEST) for a partition with records or an offset out of
+        range, Busy(DISK_FULL), Unavailable.
+        """
+        check_alive(partition)
+        self._log.write()  # assigns offsets to earlier batches
+        log = partition.log
+        if offset > BEGIN_MAX or log.first_offset < log.next_offset < offset:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                "only an empty partition can begin at another offset, up to 2^62"
+                f" offset={offset} first_offset={log.first_offset} next_offset={log.next_offset}",
+            )
+        if offset > log.next_offset:
+            self._log.begin(partition.incarnation, offset)
         self.change_all((), level=level, done=done)
 
     def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Completion[int]) -> None:

@@ -21,12 +21,13 @@ from polywire.client.connection import Scope, understood
 from polywire.client.failures import cannot
 from polywire.client.kafka_connection import BrokerConnection, Cluster, check, connect
 from polywire.client.listings import GroupInfo, MemberInfo
-from polywire.errors import BrokerError, Conflict, ErrorCode, Missing, Unavailable
+from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.client_batches import decode_batches, encode_batch
+from polywire.protocols.kafka.client_batches import decode_batches, decode_pieces, encode_batch
 from polywire.protocols.kafka.messages import Api, WireError
 from polywire.protocols.kafka.subscription import WRITING
 from polywire.records.columns import Record
+from polywire.records.pieces import Piece
 from polywire.types import Assignor, Level
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ _MASK: Final = 0xFFFFFFFF
 WIRE: Final = "Kafka"  # the protocol's name in error messages
 OPEN_TIMEOUT_S: Final = 10.0
 FETCH_BYTES: Final = 1024 * 1024  # bytes per request; a longer batch is returned as a whole
+PIECES_BYTES: Final = 4 << 20  # bytes per request of stored batches
+PIECES_WAIT_MS: Final = 500  # only if the broker reads from remote storage, because callers ask for existing records
+READ_COMMITTED: Final = 1
 # records per response; in practice bytes limit a response, so all decoded records are returned
 FETCH_RECORDS: Final = 1_000_000
 # limit for the records of one batch, because brokers accept 1 MiB; a larger record is sent alone
@@ -485,8 +489,15 @@ class KafkaClient(Scope):
         check(answer.topics[0], missing=ErrorCode.TOPIC_MISSING)
         return answer.topics[0]
 
+    async def topic_id(self, topic: str) -> bytes:
+        """Return the id of a topic. One that was created again has another id. Raises Missing(TOPIC_MISSING)."""
+        return bytes((await self._describe(topic)).topic_id)
+
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Return the first and next offset of each partition. See ``WireClient``. The incarnation is 0."""
+        """Return the first and next offset of each partition. See ``WireClient``. The incarnation is 0.
+
+        The next offset is the last stable one: no record above it can be read by consumers of committed records.
+        """
         partitions = (await self._describe(topic)).partitions
         epochs = {partition.index: partition.leader_epoch for partition in partitions}
         first = await self._list(topic, sorted(epochs), EARLIEST)
@@ -496,14 +507,21 @@ class KafkaClient(Scope):
     async def _list(self, topic: str, partitions: Sequence[int], time_ms: int) -> dict[int, int]:
         """Return the offset for a time in each of these partitions. Raises BrokerError."""
         topic_type = schema.request(Api.LIST_OFFSETS).Topics
-        entries = [topic_type.Partitions(index=number, timestamp=time_ms) for number in partitions]
-        topics = [topic_type(name=topic, partitions=entries)]
-        answer: ListOffsetsResponse = await self._cluster.ask_leader(
-            topic, _partition_entries, Api.LIST_OFFSETS, replica_id=-1, topics=topics
+
+        def fields(numbers: list[int]) -> dict[str, Any]:
+            entries = [topic_type.Partitions(index=number, timestamp=time_ms) for number in numbers]
+            topics = [topic_type(name=topic, partitions=entries)]
+            return {"replica_id": -1, "isolation_level": READ_COMMITTED, "topics": topics}
+
+        found: list[ListOffsetsResponse.Topics.Partitions] = await self._cluster.ask_leaders(
+            topic, partitions, _partition_entries, Api.LIST_OFFSETS, fields
         )
-        for entry in answer.topics[0].partitions:
+        for entry in found:
             check(entry)
-        return {entry.index: entry.offset for entry in answer.topics[0].partitions}
+        offsets = {entry.index: entry.offset for entry in found}
+        if offsets.keys() != set(partitions):
+            raise Unavailable(ErrorCode.UNREACHABLE, f"invalid response: partitions are missing topic={topic!r}")
+        return offsets
 
     async def offset_at(self, topic: str, partition: int, time_us: int) -> int:
         """Raise Invalid(INVALID_REQUEST): the protocol can find records by create time, but not by append time."""
@@ -549,7 +567,13 @@ class KafkaClient(Scope):
         entries = [topic_type.Partitions(index=partition, records=encode_batch(records))]
         topics = [topic_type(name=topic, partitions=entries)]
         answer: ProduceResponse = await self._cluster.ask_leader(
-            topic, _partition_entries_of, Api.PRODUCE, acks=_ACKS[level], timeout_ms=TIMEOUT_MS, topics=topics
+            topic,
+            partition,
+            _partition_entries_of,
+            Api.PRODUCE,
+            acks=_ACKS[level],
+            timeout_ms=TIMEOUT_MS,
+            topics=topics,
         )
         entry = answer.responses[0].partitions[0]
         if entry.error == WireError.UNKNOWN_TOPIC_OR_PARTITION:
@@ -569,22 +593,50 @@ class KafkaClient(Scope):
         self, topic: str, partition: int, offset: int, *, records_max: int = FETCH_RECORDS, wait_ms: int = 0
     ) -> list[Record]:
         """Return records from an offset on. See ``WireClient``."""
+        entry = await self._fetch(topic, partition, offset, bytes_max=FETCH_BYTES, wait_ms=wait_ms)
+        return understood(decode_batches, entry.records or b"", offset=offset)[:records_max]
+
+    async def fetch_pieces(self, topic: str, partition: int, offset: int) -> tuple[list[Piece], int]:
+        """Return committed records from an offset on, and the offset to continue at.
+
+        Raises Invalid(INVALID_BATCH) if the response is malformed.
+        """
+        entry = await self._fetch(
+            topic, partition, offset, bytes_max=PIECES_BYTES, wait_ms=PIECES_WAIT_MS, isolation_level=READ_COMMITTED
+        )
+        aborted = [(one.producer_id, one.first_offset) for one in entry.aborted_transactions or ()]
+        try:
+            return decode_pieces(entry.records or b"", offset=offset, aborted=aborted)
+        except PeerError as error:
+            facts = f"topic={topic!r} partition={partition} offset={offset}"
+            raise Invalid(
+                ErrorCode.INVALID_BATCH, f"the source returned invalid records: {error.message} {facts}"
+            ) from None
+
+    async def _fetch(
+        self, topic: str, partition: int, offset: int, *, bytes_max: int, wait_ms: int, isolation_level: int = 0
+    ) -> FetchResponse.Responses.Partitions:
+        """Fetch from one partition. Raises BrokerError."""
         topic_type = schema.request(Api.FETCH).Topics
-        entries = [topic_type.Partitions(partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)]
+        entries = [topic_type.Partitions(partition=partition, fetch_offset=offset, partition_max_bytes=bytes_max)]
         answer: FetchResponse = await self._cluster.ask_leader(
             topic,
+            partition,
             _partition_entries_of,
             Api.FETCH,
             max_wait_ms=wait_ms,
             min_bytes=1,
-            max_bytes=FETCH_BYTES,
+            max_bytes=bytes_max,
+            isolation_level=isolation_level,
             topics=[topic_type(topic=topic, partitions=entries)],
         )
+        if not answer.responses or not answer.responses[0].partitions:
+            raise Unavailable(ErrorCode.UNREACHABLE, f"invalid response: the partition is missing topic={topic!r}")
         entry = answer.responses[0].partitions[0]
         if entry.error == WireError.UNKNOWN_TOPIC_OR_PARTITION:
             await self._describe(topic)  # raises if the topic is missing
         check(entry)
-        return understood(decode_batches, entry.records or b"", offset=offset)[:records_max]
+        return entry
 
     # Groups
 

@@ -1,6 +1,6 @@
-"""Connections to the brokers of a Kafka cluster: requests, logins, errors, leaders of topics, coordinators of groups.
+"""Connections to the brokers of a Kafka cluster: requests, logins, errors, leaders of partitions, coordinators.
 
-* A request is sent to the last known leader of its topic, or coordinator of its group; before that is known, to the
+* A request is sent to the last known leader of its partition, or coordinator of its group; before that is known, to the
   first broker. If the broker responds that it is another broker, the client looks that up and repeats the request
   there. A cluster of one broker needs only one connection and no lookups.
 * Logins use PLAIN or SCRAM (spec: kafka#sasl; RFC 5802, RFC 7677). SCRAM does not send the password. The broker must
@@ -121,7 +121,12 @@ NO_COORDINATOR: Final = frozenset({WireError.COORDINATOR_NOT_AVAILABLE, WireErro
 GROUP_KEY: Final = 0  # the type of group names in FindCoordinator
 BROKERS_AGE_S: Final = 300.0  # how long a list of brokers is used; the default of Kafka's clients for metadata
 
+LOADS_MAX: Final = 50  # requests while a coordinator loads its groups after a restart, which takes some seconds
+LOAD_PAUSE_S: Final = 0.2
+
 Address = tuple[str, int]
+Name = str | tuple[str, int]
+"""A group, or a topic and the number of a partition."""
 Entries = Callable[[Any], Iterable[Any]]
 """Return the parts of a response that have an error code."""
 
@@ -292,7 +297,7 @@ async def connect(
 class Role(Enum):
     """Why a request must be sent to one certain broker."""
 
-    LEADER = auto()  # of a topic
+    LEADER = auto()  # of a partition
     COORDINATOR = auto()  # of a group
 
 
@@ -307,13 +312,37 @@ class Cluster:
         self._dial: Final = dial
         self._dialling: Final = asyncio.Lock()
         self._by_address: Final[dict[Address, BrokerConnection]] = {}
-        self._routes: Final[dict[tuple[Role, str], BrokerConnection]] = {}
+        self._routes: Final[dict[tuple[Role, Name], BrokerConnection]] = {}
         self._brokers: Sequence[Address] = ()
         self._brokers_until = 0.0
 
-    async def ask_leader(self, topic: str, entries: Entries, api: Api, /, **fields: Any) -> Any:
-        """Send a request about one topic to its leader. Raises BrokerError."""
-        return await self._ask(Role.LEADER, topic, entries, api, fields)
+    async def ask_leader(self, topic: str, partition: int, entries: Entries, api: Api, /, **fields: Any) -> Any:
+        """Send a request about one partition to its leader. Raises BrokerError."""
+        return await self._ask(Role.LEADER, (topic, partition), entries, api, fields)
+
+    async def ask_leaders(
+        self, topic: str, partitions: Iterable[int], entries: Entries, api: Api, fields: Callable[[list[int]], Any], /
+    ) -> list[Any]:
+        """Send requests about partitions to their leaders. Return the entries of all responses. Raises BrokerError.
+
+        ``fields`` returns the fields of the request about these partitions. Entries have an ``index``.
+        """
+        found, left = [], list(partitions)
+        for attempt in range(TRIES_MAX):
+            by_connection: dict[BrokerConnection, list[int]] = {}
+            for number in left:
+                by_connection.setdefault(self._route(Role.LEADER, (topic, number)), []).append(number)
+            left = []
+            for connection, numbers in by_connection.items():
+                for entry in entries(await self._ask_over(connection, api, fields(numbers))):
+                    if entry.error in ELSEWHERE and attempt < TRIES_MAX - 1:
+                        left.append(entry.index)
+                    else:
+                        found.append(entry)
+            if not left:
+                break
+            await self._look_for_leaders(topic, left)
+        return found
 
     async def ask_coordinator(self, group: str, entries: Entries, api: Api, /, **fields: Any) -> Any:
         """Send a request about one group to its coordinator. Raises BrokerError."""
@@ -331,18 +360,23 @@ class Cluster:
         connections = [await self._connected(address) for address in self._brokers]
         return await asyncio.gather(*(self._ask_over(connection, api, fields) for connection in connections))
 
-    async def _ask(self, role: Role, name: str, entries: Entries, api: Api, fields: Mapping[str, Any]) -> Any:
-        """Send a request to the broker that has this role for a topic or group.
+    async def _ask(self, role: Role, name: Name, entries: Entries, api: Api, fields: Mapping[str, Any]) -> Any:
+        """Send a request to the broker that has this role for a partition or group.
 
         If that has changed, look up the new broker and repeat the request. A request whose connection was lost is not
         repeated, because its outcome is unknown.
         """
-        for _ in range(TRIES_MAX - 1):
+        tries = loads = 1
+        while True:
             answer = await self._ask_over(self._route(role, name), api, fields)
-            if not any(entry.error in ELSEWHERE for entry in entries(answer)):
+            if loads < LOADS_MAX and any(entry.error in NO_COORDINATOR for entry in entries(answer)):
+                loads += 1
+                await asyncio.sleep(LOAD_PAUSE_S)
+            elif tries < TRIES_MAX and any(entry.error in ELSEWHERE for entry in entries(answer)):
+                tries += 1
+                await self._look(role, name)
+            else:
                 return answer
-            await self._look(role, name)
-        return await self._ask_over(self._route(role, name), api, fields)
 
     async def _ask_over(self, connection: BrokerConnection, api: Api, fields: Mapping[str, Any]) -> Any:
         try:
@@ -351,29 +385,40 @@ class Cluster:
             self._forget(connection)
             raise
 
-    def _route(self, role: Role, name: str) -> BrokerConnection:
+    def _route(self, role: Role, name: Name) -> BrokerConnection:
         connection = self._routes.get((role, name), self._first)
         if connection is not self._first and connection.is_lost:
             self._forget(connection)
             return self._first
         return connection
 
-    async def _look(self, role: Role, name: str) -> None:
+    async def _look(self, role: Role, name: Name) -> None:
+        if isinstance(name, tuple):
+            await self._look_for_leaders(name[0], [name[1]])
+            return
         self._routes.pop((role, name), None)
-        address = await (self._leader(name) if role is Role.LEADER else self._coordinator(name))
+        address = await self._coordinator(name)
         if address is not None:
             self._routes[role, name] = await self._connected(address)
 
-    async def _leader(self, topic: str) -> Address | None:
+    async def _look_for_leaders(self, topic: str, partitions: Iterable[int]) -> None:
+        """Find the leaders of these partitions, and those of others if there is a connection to them already."""
         answer = await self._metadata([schema.request(Api.METADATA).Topics(name=topic)])
-        partitions = answer.topics[0].partitions
-        leader = partitions[0].leader_id if partitions else None
-        return next(((broker.host, broker.port) for broker in answer.brokers if broker.node_id == leader), None)
+        brokers = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
+        leaders = {partition.index: brokers.get(partition.leader_id) for partition in answer.topics[0].partitions}
+        for number in partitions:
+            self._routes.pop((Role.LEADER, (topic, number)), None)
+            if (address := leaders.get(number)) is not None:
+                self._routes[Role.LEADER, (topic, number)] = await self._connected(address)
+        for number, address in leaders.items():
+            if address is not None and (known := self._by_address.get(address)) is not None:
+                self._routes[Role.LEADER, (topic, number)] = known
 
     async def _coordinator(self, group: str) -> Address | None:
         """Return the address of the group's coordinator, None if there is none at the moment. Raises Denied."""
         answer: FindCoordinatorResponse = await self._first.ask(Api.FIND_COORDINATOR, key=group, key_type=GROUP_KEY)
         if answer.error in NO_COORDINATOR:
+            await asyncio.sleep(LOAD_PAUSE_S)
             return None
         check(answer)
         return answer.host, answer.port

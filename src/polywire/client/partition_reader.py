@@ -16,12 +16,14 @@ from polywire.client.flux import FluxClient
 from polywire.client.iggy import IggyClient
 from polywire.client.kafka import KafkaClient
 from polywire.client.kafka07 import EARLIEST, LATEST, Kafka07Client
+from polywire.client.polywire import PolywireClient, split_records
 from polywire.errors import ErrorCode, Missing
+from polywire.records.batch import walk
 from polywire.records.columns import Record
+from polywire.records.pieces import Piece, piece_of_records, piece_of_stored
 
 READ_RECORDS_MAX: Final = 10_000
-# if no record arrives in this time, the rest of the partition consists of transaction markers
-MARKER_WAIT_MS: Final = 500
+READ_BYTES: Final = 4 << 20  # of stored batches
 OFFSET_LIMIT: Final = 2**62
 
 
@@ -50,6 +52,15 @@ class PartitionReader(Protocol):
         At the end, return no records and the same location.
         """
 
+    async def read_pieces(self, partition: int, location: int) -> tuple[list[Piece], int]:
+        """Return what ``read`` returns as batches. Raises Invalid if the offsets of the source do not ascend."""
+        records, following = await self.read(partition, location)
+        return [piece_of_records(group) for group in split_records(records)], following
+
+    async def topic_id(self) -> bytes:
+        """Return the id of the topic, by which one that was created again differs; empty if the protocol has none."""
+        return b""
+
 
 def reader_of(client: WireClient, topic: str) -> PartitionReader:
     """Return the reader of a topic's partitions over this client's protocol."""
@@ -60,6 +71,10 @@ def reader_of(client: WireClient, topic: str) -> PartitionReader:
             return _PollReader(client, topic)
         case FluxClient():
             return _SearchReader(client, topic)
+        case KafkaClient():
+            return _KafkaReader(client, topic)
+        case PolywireClient():
+            return _PolywireReader(client, topic)
         case _:
             return _BoundsReader(client, topic)
 
@@ -70,7 +85,6 @@ class _BoundsReader(PartitionReader):
     def __init__(self, client: WireClient, topic: str) -> None:
         self._client: Final = client
         self._topic: Final = topic
-        self._has_markers: Final = isinstance(client, KafkaClient)
 
     async def partition_count(self) -> int:
         return len(await self._client.bounds(self._topic))
@@ -91,17 +105,44 @@ class _BoundsReader(PartitionReader):
         return [(part.first_offset, part.next_offset) for part in (await self._client.bounds(self._topic))[:count]]
 
     async def read(self, partition: int, location: int) -> tuple[list[Record], int]:
-        wait_ms = MARKER_WAIT_MS if self._has_markers else 0
-        records = await self._client.fetch(
-            self._topic, partition, location, records_max=READ_RECORDS_MAX, wait_ms=wait_ms
-        )
+        records = await self._client.fetch(self._topic, partition, location, records_max=READ_RECORDS_MAX)
         if records:
             return records, records[-1].offset + 1
-        end = await self.end(partition)
-        if location >= end:
-            return [], location
-        # Offsets without records: markers of Kafka transactions, and records that compaction removed.
-        return [], location + 1 if self._has_markers else end
+        return [], max(location, await self.end(partition))  # compaction removed the records up to the end
+
+
+class _PolywireReader(_BoundsReader):
+    """Reads stored batches."""
+
+    def __init__(self, client: PolywireClient, topic: str) -> None:
+        super().__init__(client, topic)
+        self._polywire: Final = client
+
+    async def read_pieces(self, partition: int, location: int) -> tuple[list[Piece], int]:
+        batches, following = await self._polywire.fetch_batches(self._topic, partition, location, bytes_max=READ_BYTES)
+        found = [piece_of_stored(memoryview(payload)[at:], location) for payload in batches for at in walk(payload)]
+        return [piece for piece in found if piece is not None], following
+
+    async def topic_id(self) -> bytes:
+        return (await self._polywire.describe(self._topic)).id
+
+
+class _KafkaReader(_BoundsReader):
+    """Reads the records of committed transactions."""
+
+    def __init__(self, client: KafkaClient, topic: str) -> None:
+        super().__init__(client, topic)
+        self._kafka: Final = client
+
+    async def read(self, partition: int, location: int) -> tuple[list[Record], int]:
+        pieces, following = await self.read_pieces(partition, location)
+        return [record for piece in pieces for record in piece.records()], following
+
+    async def read_pieces(self, partition: int, location: int) -> tuple[list[Piece], int]:
+        return await self._kafka.fetch_pieces(self._topic, partition, location)
+
+    async def topic_id(self) -> bytes:
+        return await self._kafka.topic_id(self._topic)
 
 
 class _PollReader(PartitionReader):

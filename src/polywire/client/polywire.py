@@ -328,6 +328,20 @@ class PolywireClient(Scope):
         """Delete a topic and its records. Raises Missing(TOPIC_MISSING)."""
         await self._ask(Verb.DELETE_TOPIC, messages.DeleteTopic(topic), Head)
 
+    async def begin_partition(self, topic: str, partition: int, offset: int) -> None:
+        """Set the offset of the next record of an empty partition. Nothing changes if it is not above the present one.
+
+        Args:
+            topic: full name.
+            partition: number of the partition, from 0.
+            offset: at most 2^62.
+
+        Raises:
+            Missing: TOPIC_MISSING, PARTITION_MISSING.
+            Invalid: INVALID_REQUEST: the partition has records, or the offset is out of range.
+        """
+        await self._ask(Verb.BEGIN_PARTITION, messages.BeginPartition(topic, partition, offset), Head)
+
     async def topics(self) -> list[TopicInfo]:
         """Return the topics that this user may produce to or consume from, sorted by name."""
         answer = await self._ask(Verb.TOPICS, messages.ListTopics(), messages.TopicList)

@@ -3,6 +3,8 @@
 * The position of a partition is the sequence number of the last publish of a writer, and a publish makes the records
   and the number readable in one atomic write. So the position is always that of the records.
 * A partition without a position must be empty here: the link continues only what it has begun.
+* Each publish covers exactly the offsets from the position to the next one, also those without a record. A partition
+  begins here at the first offset of the source. So records have the offsets that they have at the source.
 * After any error, the position is read again. Before that, unpublished records of the failed attempt are deleted, so
   that a late publish cannot succeed.
 """
@@ -12,25 +14,25 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
 from polywire.client.base import WireClient
-from polywire.client.copying import StoredFields, reduced
-from polywire.client.failures import beyond
 from polywire.client.partition_reader import PartitionReader, reader_of, uses_offsets
-from polywire.client.polywire import PolywireClient, split_records
-from polywire.errors import BrokerError, Conflict, ErrorCode, Missing
+from polywire.client.polywire import PolywireClient
+from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.link_orders import LinkDefinition, LinkReport, LinkStart, PlannedTopic
-from polywire.records.columns import Record
-from polywire.records.rows import from_records
-from polywire.types import Level
+from polywire.records.pieces import Piece, covering, merged
+from polywire.types import Buffer, Level
 
 CHUNKS_AT_ONCE: Final = 2  # reads of one partition before it is the turn of the next one
+REST_MAX: Final = 1_000  # offsets that are read, too: without records, the write before must cover them
 NUMBER_STEP: Final = 1 << 31  # the broker rejects a sequence number that is 2^32 above the last one
+JUMP_MAX: Final = 1 << 40  # offsets without a record; more is no gap but a lie of the source
+STAGED_BYTES: Final = 4 << 20  # of one request
 RATE_S: Final = 5.0  # time over which the rate is averaged
+READ_S: Final = 60.0  # time for a response of the source
 COUNT_S: Final = 10.0  # interval of checks for more partitions
 TOKEN_BYTES: Final = 16
 
@@ -52,14 +54,14 @@ class LinkedTopic:
         self._source: Final = source
         self._target: Final = target
         self._reader: Final[PartitionReader] = reader_of(source, topic)
-        self._fields: Final = StoredFields.by(target)
+        self._has_offsets: Final = uses_offsets(source)
         self._writers: list[str] = []
         self._positions: list[int] = []  # published
         self._locations: list[int] = []  # read
         self._ends: list[int] = []
         self._shifted: set[int] = set()
         self._tokens: Final = {} if tokens is None else tokens
-        self._topic_id = b""
+        self._topic_id = self._source_id = b""
         self._counted_at = 0.0
         self._copied = self._skipped = 0
         self._newest_us = 0
@@ -69,13 +71,18 @@ class LinkedTopic:
         """Return what the link would do with the topic. Nothing is changed."""
         try:
             count = await self._reader.partition_count()
+            self._source_id = await self._reader.topic_id()
             extents = await self._reader.extents(count)
             latest = self._link.start is LinkStart.LATEST
             records = 0 if latest else sum([end - first for first, end in extents])
-            same = uses_offsets(self._source) and all((end if latest else first) == 0 for first, end in extents)
+            same = self._has_offsets
             creates = True
             with suppress(Missing):
-                await self._check(count, await self._known_positions(count))
+                known = await self._known_positions(count)
+                nexts = await self._check(count, known)
+                begins = [end if latest else first for first, end in extents]
+                wanted = [begin if at is None else at for at, begin in zip(known.values(), begins, strict=True)]
+                same &= all(is_empty or at == want for (at, is_empty), want in zip(nexts, wanted, strict=True))
                 creates = False
         except BrokerError as error:
             return PlannedTopic(self.topic, error=error.message)
@@ -89,54 +96,93 @@ class LinkedTopic:
         extents = await self._reader.extents(len(self._writers))
         self._ends = [end for _, end in extents]
         for number, (first, end) in enumerate(extents):
-            if self._locations[number] < first:
-                self._skipped += first - self._locations[number]
-                self._locations[number] = first
+            self._skip_to(number, first)
             if end < self._locations[number] and end:  # Iggy reports 0 for the end of an empty partition
-                raise Conflict(
-                    ErrorCode.TOPIC_REPLACED,
-                    "the source has fewer records than were copied: it was created again, or lost records (delete the "
-                    f"topic here to copy it again) topic={self.topic!r} partition={number} end={end}"
-                    f" position={self._locations[number]}",
+                raise self._replaced(
+                    "the source has fewer records than were copied: it was created again, or lost records",
+                    f"partition={number} end={end} position={self._locations[number]}",
                 )
             if self._locations[number] < end:
                 moved |= await self._copy(number, end)
         return moved
 
+    def _skip_to(self, number: int, first: int) -> None:
+        """Count the records that retention has removed below the first one."""
+        if self._locations[number] < first:
+            self._skipped += first - self._locations[number]
+            self._locations[number] = first
+
+    def _replaced(self, reason: str, facts: str) -> Conflict:
+        return Conflict(
+            ErrorCode.TOPIC_REPLACED,
+            f"{reason} (delete the topic here to copy it again) topic={self.topic!r} {facts}",
+        )
+
     async def _copy(self, number: int, end: int) -> bool:
-        """Copy some records of a partition: the next ones are read while the last ones are written."""
+        """Copy some records of a partition: the next ones are read while the last ones are written.
+
+        Records are written when the next ones were read, so that one publish also covers offsets without a record.
+        """
         writing: asyncio.Task[None] | None = None
-        begun = self._locations[number]
+        waiting: list[Piece] = []
+        begun, chunks = self._locations[number], 0
         try:
-            for _ in range(CHUNKS_AT_ONCE):
+            while (rest := end - self._locations[number]) > 0 and (chunks < CHUNKS_AT_ONCE or rest <= REST_MAX):
                 location = self._locations[number]
-                if location >= end:
-                    break
-                records, following = await self._reader.read(number, location)
-                if following > location:
-                    self._locations[number] = following
-                else:  # retention may have removed the remaining records
-                    self._locations[number] = beyond(location, await self._reader.first(number), "offset")
-                    self._skipped += self._locations[number] - location
+                pieces = await self._read(number)
+                chunks += 1
                 if writing is not None:
                     await writing
                     writing = None
-                if records:
-                    writing = asyncio.create_task(self._write(number, records, following))
+                if pieces and waiting:
+                    writing = asyncio.create_task(self._write(number, waiting, location))
+                waiting = pieces or waiting
         finally:
             if writing is not None:
                 await writing
+        if waiting:
+            await self._write(number, waiting, self._locations[number])
         return self._locations[number] > begun
 
-    async def _write(self, number: int, records: Sequence[Record], following: int) -> None:
+    async def _read(self, number: int) -> list[Piece]:
+        """Read at the location of a partition, and set the next location. Raises BrokerError if there is no progress."""
+        location = self._locations[number]
+        facts = f"topic={self.topic!r} partition={number} offset={location}"
+        try:
+            async with asyncio.timeout(READ_S):
+                pieces, following = await self._reader.read_pieces(number, location)
+        except TimeoutError:
+            raise Unavailable(
+                ErrorCode.UNREACHABLE, f"the source does not respond limit_s={READ_S:g} {facts}"
+            ) from None
+        except Missing as error:
+            if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
+                raise
+            pieces, following = [], location
+        if following > location + JUMP_MAX or following < location:
+            raise Invalid(
+                ErrorCode.INVALID_BATCH, f"the source returned offsets far apart next_offset={following} {facts}"
+            )
+        if following == location:  # retention may have removed the remaining records
+            first = await self._reader.first(number)
+            if first <= location:
+                raise Busy(ErrorCode.BUSY, f"the source returns no records below its end {facts}")
+            self._skip_to(number, first)
+            return []
+        self._locations[number] = following
+        return pieces
+
+    async def _write(self, number: int, pieces: Sequence[Piece], following: int) -> None:
         """Store records, and make them readable together with the position after them."""
-        lost: Counter[str] = Counter()  # `polywire` stores all fields
-        prepared = [reduced(record, self._fields, lost) for record in records]
         token = os.urandom(TOKEN_BYTES)
         self._tokens[token] = None
-        for group in split_records(prepared):
-            await self._target.stage(token, self.topic, number, from_records(group), level=Level.MEMORY)
-        for step in _steps(self._positions[number], following):
+        position = self._positions[number]
+        batches = [piece.batch for piece in merged(pieces)]
+        if self._has_offsets:
+            batches = list(covering(list(merged(pieces)), position, following))
+        for group in _groups(batches):
+            await self._target.stage(token, self.topic, number, group, level=Level.MEMORY)
+        for step in _steps(position, following):
             await self._target.publish(self._writers[number], step, [])
         published = await self._target.publish(self._writers[number], following, [token])
         if published.duplicate:
@@ -145,14 +191,16 @@ class LinkedTopic:
             )
         del self._tokens[token]
         self._positions[number] = following
-        if published.ranges and published.ranges[0].first_offset != records[0].offset:
-            self._shifted.add(number)
-        self._copied += len(records)
-        self._newest_us = max(self._newest_us, records[-1].append_time_us or records[-1].origin_time_us or 0)
+        for written in published.ranges:
+            if (written.first_offset, written.next_offset) != (position, following):
+                self._shifted.add(number)
+        self._copied += sum([piece.record_count for piece in pieces])
+        self._newest_us = max(self._newest_us, pieces[-1].newest_us)
 
     async def _open(self) -> None:
         """Create the topic if it is missing, and find the positions. Raises Conflict."""
         count = await self._reader.partition_count()
+        self._source_id = await self._reader.topic_id()
         self._counted_at = time.monotonic()
         if len(self._writers) == count and (await self._target.describe(self.topic)).id == self._topic_id:
             return
@@ -166,32 +214,45 @@ class LinkedTopic:
             with suppress(Conflict):  # another client created it
                 await self._target.create_topic(self.topic, count)
             known = await self._known_positions(count)
-        await self._check(count, known)
+        nexts = [at for at, _ in await self._check(count, known)]
         extents = await self._reader.extents(count)
-        begins = self._link.start is LinkStart.LATEST and not any(position is not None for position in known.values())
+        latest = self._link.start is LinkStart.LATEST and not any(position is not None for position in known.values())
         positions = []
-        for (writer, position), (first, end) in zip(known.items(), extents, strict=True):
-            if position is None and begins:
-                await self._target.publish(writer, end, [])
-            positions.append(position if position is not None else end if begins else first)
+        for number, ((writer, position), (first, end)) in enumerate(zip(known.items(), extents, strict=True)):
+            if position is None:
+                position = end if latest else first
+                if self._has_offsets and nexts[number] < position:
+                    await self._target.begin_partition(self.topic, number, position)
+                    nexts[number] = position
+                if latest:
+                    await self._target.publish(writer, position, [])
+            positions.append(position)
         self._positions, self._locations = positions, list(positions)
+        self._shifted = {number for number, at in enumerate(nexts) if at != positions[number] and at}
         self._ends = [end for _, end in extents]
         self._writers = list(known)
 
     async def _known_positions(self, count: int) -> dict[str, int | None]:
         """Return the position of each partition by its writer, None before the first record.
 
-        Raises Missing if the topic does not exist here.
+        The name of a writer ends with the id of the topic at the source. Raises Missing if the topic does not exist
+        here, and Conflict if it is the copy of a topic that was deleted at the source.
         """
         self._topic_id = (await self._target.describe(self.topic)).id
         prefix = f"{self._link.writer_prefix}{self._topic_id.hex()}/"
+        suffix = f"/{self._source_id.hex()}" if self._source_id else ""
         found: dict[str, int] = {}
         for writer in await self._target.writers(prefix):
+            if not writer.writer.endswith(suffix):
+                raise self._replaced("the topic was created again at the source", f"writer={writer.writer!r}")
             found[writer.writer] = max(writer.number, found.get(writer.writer, 0))
-        return {(name := f"{prefix}{number}"): found.get(name) for number in range(count)}
+        return {(name := f"{prefix}{number}{suffix}"): found.get(name) for number in range(count)}
 
-    async def _check(self, count: int, known: dict[str, int | None]) -> None:
-        """Raise Conflict if the topic here is not the copy of the source."""
+    async def _check(self, count: int, known: dict[str, int | None]) -> list[tuple[int, bool]]:
+        """Return the next offset of each partition here, and whether the partition is empty.
+
+        Raises Conflict if the topic here is not the copy of the source.
+        """
         bounds = await self._target.bounds(self.topic)
         if len(bounds) != count:
             raise Conflict(
@@ -206,6 +267,7 @@ class LinkedTopic:
                     "the topic exists here and has records that this link did not write (delete it to copy it)"
                     f" topic={self.topic!r} partition={part.partition}",
                 )
+        return [(part.next_offset, part.next_offset == part.first_offset) for part in bounds]
 
     def report(self) -> LinkReport:
         now = time.monotonic()
@@ -236,3 +298,17 @@ def _steps(position: int, following: int) -> Iterator[int]:
     while following - position > NUMBER_STEP:
         position += NUMBER_STEP
         yield position
+
+
+def _groups(batches: Sequence[Buffer]) -> Iterator[bytes]:
+    """Yield the batches, as the content of requests."""
+    group: list[Buffer] = []
+    size = 0
+    for batch in batches:
+        if group and size + len(batch) > STAGED_BYTES:
+            yield b"".join(group)
+            group, size = [], 0
+        group.append(batch)
+        size += len(batch)
+    if group:
+        yield b"".join(group)

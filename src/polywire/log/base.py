@@ -320,6 +320,9 @@ class Partitions(Protocol):
     def trim(self, incarnation: int, first_offset: int) -> None:
         """Make offsets below ``first_offset`` unreadable. Their disk space is freed later."""
 
+    def begin(self, incarnation: int, offset: int) -> None:
+        """Set the offset of the next record of an empty partition. Do nothing if it is not above the present one."""
+
     def compact(self, incarnation: int, *, null_age_us: int) -> None:
         """Schedule a compaction of the records in segment files, if enough of them were never compacted.
 

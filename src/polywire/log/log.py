@@ -23,6 +23,7 @@ from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import StagedBatch
 from polywire.log.journal.steps import (
     Abandon,
+    Begin,
     Drop,
     Entered,
     Open,
@@ -171,6 +172,11 @@ class FileLog:
         trimmed = self._state.find(incarnation)
         self._writer.admit(ENTRY_BYTES, Need.REMOVAL)
         self._writer.add(Trim(trimmed, first_offset), ENTRY_BYTES, closing=True)
+
+    def begin(self, incarnation: int, offset: int) -> None:
+        begun = self._state.find(incarnation)
+        self._writer.admit(ENTRY_BYTES, Need.CHANGE)
+        self._writer.add(Begin(begun, offset), ENTRY_BYTES, closing=True)
 
     def compact(self, incarnation: int, *, null_age_us: int) -> None:
         self._sealer.compact(self._state.find(incarnation), self._clock.now_us() - null_age_us)

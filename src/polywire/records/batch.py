@@ -29,7 +29,7 @@ from polywire.records.lookup import (
     record_at_offset,
     spans_of,
 )
-from polywire.records.reshape import keep, merge, slice_records, take
+from polywire.records.reshape import keep, merge, slice_records, spread, take
 
 __all__ = [
     "address_of",
@@ -50,6 +50,7 @@ __all__ = [
     "record_at_offset",
     "slice_records",
     "spans_of",
+    "spread",
     "stamp",
     "stamp_producer",
     "take",

@@ -15,6 +15,7 @@ from polywire.records.memory import Lendable
 from polywire.types import Buffer
 
 if cython.compiled:
+    from cython.cimports.polywire.records.build import finish
     from cython.cimports.polywire.records.fields import (
         load_columns,
         load_epoch,
@@ -24,7 +25,16 @@ if cython.compiled:
         load_record_count,
     )
     from cython.cimports.polywire.records.header import seal_header
-    from cython.cimports.polywire.records.memory import Lent, lend, load_i32, load_u32, load_u64, move, store_u64
+    from cython.cimports.polywire.records.memory import (
+        Lent,
+        lend,
+        load_i32,
+        load_u32,
+        load_u64,
+        move,
+        store_u32,
+        store_u64,
+    )
     from cython.cimports.polywire.records.runs import (
         Runs,
         address_delta,
@@ -35,6 +45,7 @@ if cython.compiled:
         zeros,
     )
 else:
+    from polywire.records.build import finish
     from polywire.records.fields import (
         load_columns,
         load_epoch,
@@ -44,13 +55,16 @@ else:
         load_record_count,
     )
     from polywire.records.header import seal_header
-    from polywire.records.memory import Lent, lend, load_i32, load_u32, load_u64, move, store_u64
+    from polywire.records.memory import Lent, lend, load_i32, load_u32, load_u64, move, store_u32, store_u64
     from polywire.records.runs import Runs, address_delta, concatenate, offset_delta, open_sources, set_runs, zeros
 
 _LAYOUT = cython.declare(cython.Py_ssize_t, 54)
 _LEAD_MAX = cython.declare(
     cython.longlong, 0x8000_0000
 )  # half of the 32-bit range of a span; the other half is for removed records before the batch's first record
+_SPAN_MAX = cython.declare(
+    cython.longlong, 0x4000_0000
+)  # offsets of a batch with gaps: compaction may add as many before it, and Kafka's offset deltas have 31 bits
 _HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 _SMALL_BYTES = cython.declare(cython.Py_ssize_t, 4096)  # larger batches gain little from merging
 _PRODUCER_BIT = cython.declare(cython.uint, 64)
@@ -253,5 +267,54 @@ def keep(batch: Buffer, rows: Lendable, *, base_offset: int, base_address: int) 
     store_u64(target.p, 32, base_offset)
     store_u64(target.p, 40, base_address)
     move(target.p, 48, source.p, 48, 8)  # time
+    seal_header(target.p, 0)
+    return result
+
+
+def spread(batch: Buffer, offsets: Lendable | None = None, *, lead: int, span: int) -> bytearray:
+    """Return a compacted batch with the same records, which covers offsets without a record, too. It has no offset yet.
+
+    Args:
+        batch: a validated batch.
+        offsets: u32 array, the offset of each record relative to the batch. By default, those that it has.
+        lead: offsets to cover before the batch.
+        span: offsets that the result covers, ``lead`` included.
+
+    Raises:
+        Invalid: INVALID_BATCH: the offsets do not ascend or do not fit the span, or the span is above 2^30.
+    """
+    runs: Runs = open_sources((batch,))
+    lent: Lent = runs.sources[0]
+    count: cython.longlong = load_u32(lent.p, 28)
+    before: cython.longlong = lead
+    total: cython.longlong = span
+    last: cython.longlong = offset_delta(lent.p, runs.layouts[50], count - 1)
+    fits: cython.bint = 0 <= before < total <= _SPAN_MAX
+    i: cython.Py_ssize_t
+    if offsets is not None:
+        lent = lend(offsets)
+        fits = fits and lent.size == 4 * count
+        if fits:
+            for i in range(1, count):
+                fits &= load_u32(lent.p, 4 * i) > load_u32(lent.p, 4 * i - 4)
+            last = load_u32(lent.p, 4 * count - 4)
+    if not fits or before + last >= total:
+        raise Invalid(
+            ErrorCode.INVALID_BATCH,
+            f"offsets of a batch do not ascend or do not fit lead={lead} last={last} span={span}",
+        )
+    runs.deltas = True
+    runs.holes = True
+    runs.lead_offset = before
+    triples: cython.p_longlong = zeros(runs, 3)
+    triples[2] = count
+    set_runs(runs, triples, 1)
+    result = concatenate(runs)
+    target: Lent = runs.batch
+    if offsets is not None:
+        for i in range(count):
+            store_u32(target.p, runs.places[50] + 4 * i, before + load_u32(lent.p, 4 * i))
+        finish(target.p, runs.places, count)
+    store_u32(target.p, 84, total)
     seal_header(target.p, 0)
     return result

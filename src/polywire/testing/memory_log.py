@@ -116,6 +116,10 @@ class MemoryPartition:
         self.next_address = header.base_address + header.address_span
         self.last_append_time_us = header.append_time_us
 
+    def begin(self, offset: int) -> None:
+        self.next_offset = max(self.next_offset, offset)
+        self.trim(self.next_offset)
+
     def trim(self, first_offset: int) -> None:
         """Drop the batches whose records are all below ``first_offset``."""
         self.first_offset = max(self.first_offset, min(first_offset, self.next_offset))
@@ -230,6 +234,7 @@ class _Kind(Enum):
     OPEN = auto()
     DROP = auto()
     TRIM = auto()
+    BEGIN = auto()
     BARRIER = auto()
 
 
@@ -377,6 +382,10 @@ class MemoryLog:
     def trim(self, incarnation: int, first_offset: int) -> None:
         self.partition(incarnation)
         self._add(_Entry(_Kind.TRIM, incarnation, first_offset))
+
+    def begin(self, incarnation: int, offset: int) -> None:
+        self.partition(incarnation)
+        self._add(_Entry(_Kind.BEGIN, incarnation, offset))
 
     def compact(self, incarnation: int, *, null_age_us: int) -> None:
         """Do nothing, because a log in memory has no segments."""
@@ -582,6 +591,8 @@ class MemoryLog:
                 self._partitions[entry.incarnation].ended = True
             case _Kind.TRIM:
                 self._partitions[entry.incarnation].trim(entry.argument)
+            case _Kind.BEGIN:
+                self._partitions[entry.incarnation].begin(entry.argument)
             case _Kind.CHANGE | _Kind.OPEN | _Kind.BARRIER:
                 pass
             case _:

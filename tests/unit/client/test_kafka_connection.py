@@ -229,7 +229,7 @@ class Brokers:
 
     async def produce(self) -> int:
         """Return the id of the broker that accepted the record, or the error."""
-        answer = await self.cluster.ask_leader("t", entries, Api.PRODUCE)
+        answer = await self.cluster.ask_leader("t", 0, entries, Api.PRODUCE)
         (entry,) = entries(answer)
         return -entry.error if entry.error else int(entry.base_offset)
 

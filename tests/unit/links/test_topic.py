@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
+from polywire.broker.users import LINKS
 from polywire.client.connect import connect
+from polywire.client.partition_reader import PartitionReader, reader_of
 from polywire.client.polywire import PolywireClient
-from polywire.errors import BrokerError, Conflict, ErrorCode, Unavailable
+from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Unavailable
 from polywire.link_orders import LinkDefinition, LinkStart
 from polywire.links import topic as topic_module
 from polywire.links.topic import LinkedTopic
 from polywire.links.worker import plan_of
 from polywire.protocols.polywire import messages
 from polywire.records.columns import Header, HeaderKind, Record
+from polywire.records.pieces import covering, piece_of_records
+from polywire.server.child import connect_child
+from polywire.server.config import ServeConfig
+from polywire.server.wires import factories_of
 from polywire.testing.process import WIRES
 from polywire.testing.thread import BrokerThread
 
@@ -45,6 +54,20 @@ def record(number: int) -> Record:
 OPEN: list[PolywireClient] = []
 
 
+async def as_link(broker: BrokerThread) -> PolywireClient:
+    """Connect as the process that runs the links of a broker."""
+    ours, theirs = socket.socketpair()
+
+    async def serve() -> None:
+        memory = broker._memory
+        assert memory is not None
+        [factory] = [one for one in factories_of(memory.broker, ServeConfig()) if one.wire == "polywire"]
+        await connect_child(broker._hub, [factory], None, ours, LINKS)
+
+    broker._call(serve())
+    return await PolywireClient.over(theirs)
+
+
 def play(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
     """Run a scenario, and close its connections."""
 
@@ -63,9 +86,11 @@ def play(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
 class Rig:
     """A topic at a source, and connections to both brokers."""
 
-    def __init__(self, old: PolywireClient, new: PolywireClient, wire_url: str) -> None:
+    def __init__(self, old: PolywireClient, new: PolywireClient, writer: PolywireClient, wire_url: str) -> None:
+        """``writer`` is the connection of the process that runs links."""
         self.old = old
         self.new = new
+        self.writer = writer
         self.wire_url = wire_url
         self.topic = next(NAMES)
         self.link = LinkDefinition("test", wire_url, (self.topic,))
@@ -78,8 +103,11 @@ class Rig:
         found = []
         for part in await client.bounds(self.topic):
             records: list[Record] = []
-            while (offset := records[-1].offset + 1 if records else 0) < part.next_offset:
-                records += await client.fetch(self.topic, part.partition, offset)
+            while (offset := records[-1].offset + 1 if records else part.first_offset) < part.next_offset:
+                more = await client.fetch(self.topic, part.partition, offset)
+                if not more:  # a gap at the end
+                    break
+                records += more
             found.append([(one.offset, one.key, one.value) for one in records])
         return found
 
@@ -87,7 +115,7 @@ class Rig:
         """Copy everything with a new connection, as a new process does."""
         client = await connect(self.wire_url)
         try:
-            linked = LinkedTopic(self.link, self.topic, client, self.new)
+            linked = LinkedTopic(self.link, self.topic, client, self.writer)
             while await linked.step():
                 pass
             return linked
@@ -99,8 +127,9 @@ async def opened(source: BrokerThread, target: BrokerThread, wire: str = "polywi
     old, new = await connect(source.url()), await connect(target.url())
     assert isinstance(old, PolywireClient)
     assert isinstance(new, PolywireClient)
-    OPEN.extend((old, new))
-    rig = Rig(old, new, source.url(wire))
+    writer = await as_link(target)
+    OPEN.extend((old, new, writer))
+    rig = Rig(old, new, writer, source.url(wire))
     await old.create_topic(rig.topic, PARTITIONS)
     return rig
 
@@ -180,7 +209,7 @@ def test_a_write_may_fail_at_any_request(
         rig = await opened(source, target)
         await rig.fill(0, 500)
         client = await connect(rig.wire_url)
-        failing = Failing(rig.new, fails_at=fails_at, after=after)
+        failing = Failing(rig.writer, fails_at=fails_at, after=after)
         linked = LinkedTopic(rig.link, rig.topic, client, failing)  # type: ignore[arg-type]
         for _ in range(4):
             try:
@@ -212,7 +241,7 @@ def test_a_late_publish_of_a_failed_attempt_is_refused(source: BrokerThread, tar
         rig = await opened(source, target)
         await rig.fill(0, 50)
         client = await connect(rig.wire_url)
-        late = Late(rig.new, fails_at=0, after=False)
+        late = Late(rig.writer, fails_at=0, after=False)
         linked = LinkedTopic(rig.link, rig.topic, client, late)  # type: ignore[arg-type]
         with pytest.raises(Unavailable):
             await linked.step()
@@ -247,8 +276,10 @@ def test_latest_begins_after_the_present_records(source: BrokerThread, target: B
         await rig.fill(0, 5)
         assert (await rig.copied()).report().copied == 0
         await rig.fill(5, 7)
-        assert (await rig.copied()).report().shifted == PARTITIONS
-        assert [[value for _, _, value in part] for part in await rig.rows(rig.new)] == [[b"value-5", b"value-6"]] * 2
+        assert (await rig.copied()).report().shifted == 0
+        assert [[row[::2] for row in part] for part in await rig.rows(rig.new)] == [
+            [(5, b"value-5"), (6, b"value-6")]
+        ] * 2
 
     play(run)
 
@@ -322,5 +353,122 @@ def test_plans_name_what_exists(source: BrokerThread, target: BrokerThread) -> N
         assert "this broker" in own.message
         unreachable = await plan_of(LinkDefinition("test", "kafka://127.0.0.1:1", ("a",)), rig.new)
         assert unreachable.code == "unreachable"
+
+    play(run)
+
+
+async def fill_with_gaps(rig: Rig, source: BrokerThread, offsets: Sequence[int], end: int) -> None:
+    """Write records at these offsets of the source, as compaction leaves them."""
+    writer = await as_link(source)
+    OPEN.append(writer)
+    for partition in range(PARTITIONS):
+        [part] = [part for part in await rig.old.bounds(rig.topic) if part.partition == partition]
+        pieces = [piece_of_records([replace(record(offset), offset=offset)]) for offset in offsets]
+        batches = list(covering(pieces, part.next_offset, end))
+        await writer.stage(token := os.urandom(16), rig.topic, partition, b"".join(batches))
+        await writer.publish(f"gaps/{rig.topic}/{partition}", end, [token])
+
+
+OFFSETS = (3, 4, 9, 50_000, 50_001, 50_020)
+
+
+@pytest.mark.parametrize("wire", ["polywire", "kafka", "iggy", "cursus"])
+def test_offsets_without_records_are_copied(source: BrokerThread, target: BrokerThread, wire: str) -> None:
+    async def run() -> None:
+        rig = await opened(source, target, wire)
+        await fill_with_gaps(rig, source, OFFSETS, 50_100)
+        first = await rig.copied()
+        await rig.fill(50_100, 50_110)
+        second = await rig.copied()
+        old, new = await rig.rows(rig.old), await rig.rows(rig.new)
+        assert [[row[::2] for row in part] for part in old] == [[row[::2] for row in part] for part in new]
+        assert [row[0] for row in new[0]][:6] == list(OFFSETS)
+        ends = [[part.next_offset for part in await client.bounds(rig.topic)] for client in (rig.old, rig.new)]
+        assert ends[0] == ends[1] == [50_110] * PARTITIONS
+        assert (first.report().shifted, second.report().shifted) == (0, 0)
+
+    play(run)
+
+
+def test_a_copy_begins_at_the_first_offset_of_the_source(source: BrokerThread, target: BrokerThread) -> None:
+    async def run() -> None:
+        rig = await opened(source, target)
+        for partition in range(PARTITIONS):
+            await rig.old.begin_partition(rig.topic, partition, 5_000_000_000)
+        await rig.fill(0, 10)
+        linked = await rig.copied()
+        assert linked.report().shifted == 0
+        old, new = await rig.rows(rig.old), await rig.rows(rig.new)
+        assert old == new
+        assert [part.first_offset for part in await rig.new.bounds(rig.topic)] == [5_000_000_000] * PARTITIONS
+
+    play(run)
+
+
+async def everything(reader: PartitionReader) -> list[Record]:
+    """Return the records of partition 0."""
+    found: list[Record] = []
+    location = await reader.first(0)
+    while True:
+        records, following = await reader.read(0, location)
+        if following == location:
+            return found
+        found += records
+        location = following
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_every_protocol_reads_the_gaps_of_a_copy(source: BrokerThread, target: BrokerThread, wire: str) -> None:
+    """The copy is in ``source``, which serves all protocols."""
+
+    async def run() -> None:
+        rig = await opened(target, source)
+        await rig.new.create_topic(rig.topic, PARTITIONS)
+        await rig.new.delete_topic(rig.topic)
+        await fill_with_gaps(rig, target, OFFSETS, 50_100)
+        await rig.copied()
+        client = await connect(source.url(wire))
+        if wire == "flux":  # its responses do not say where a value ends, so only the first one is certain
+            found = [(await client.fetch(rig.topic, 0, offset))[0] for offset in OFFSETS]
+            found = [replace(one, value=(one.value or b"").partition(b",")[0]) for one in found]
+        else:
+            found = await everything(reader_of(client, rig.topic))
+        assert [one.value for one in found] == [b"value-%d" % offset for offset in OFFSETS]
+        if wire != "kafka07":
+            assert [one.offset for one in found] == list(OFFSETS)
+        await client.close()
+
+    play(run)
+
+
+def test_other_clients_cannot_write_gaps(source: BrokerThread, target: BrokerThread) -> None:
+    async def run() -> None:
+        rig = await opened(source, target)
+        batch = next(covering([piece_of_records([replace(record(5), offset=5)])], 0, 10))
+        with pytest.raises(Invalid, match="clients must not send"):
+            await rig.old.stage(os.urandom(16), rig.topic, 0, batch)
+        with pytest.raises(Invalid, match="clients must not send"):
+            await rig.old.produce_batch(rig.topic, 0, batch)
+
+    play(run)
+
+
+def test_a_gap_that_is_too_wide_shifts_the_offsets(source: BrokerThread, target: BrokerThread) -> None:
+    async def run() -> None:
+        rig = await opened(source, target)
+        await rig.fill(0, 2)
+        assert (await rig.copied()).report().shifted == 0
+        await rig.old.purge_topic(rig.topic)
+        for partition in range(PARTITIONS):
+            await rig.old.begin_partition(rig.topic, partition, 1 << 33)
+        await rig.fill(2, 4)
+        linked = await rig.copied()
+        report = linked.report()
+        assert (report.shifted, report.skipped, report.copied) == (PARTITIONS, PARTITIONS * ((1 << 33) - 2), 4)
+        assert [[row[2] for row in part] for part in await rig.rows(rig.new)] == [
+            [b"value-%d" % number for number in range(4)]
+        ] * PARTITIONS
+        await rig.fill(4, 6)
+        assert (await rig.copied()).report().shifted == PARTITIONS
 
     play(run)

@@ -350,6 +350,45 @@ def test_fully_trimmed_segments_are_deleted(tmp_path: Path) -> None:
     rig.log.close()
 
 
+@pytest.mark.parametrize("purged", [False, True])
+@pytest.mark.parametrize("is_clean", [False, True])
+def test_an_empty_partition_begins_at_another_offset(tmp_path: Path, purged: bool, is_clean: bool) -> None:
+    begin = 1 << 40
+    rig = Rig(tmp_path)
+    partition = rig.log.open_partition(1)
+    if purged:
+        fill_slot(rig, partition)
+        rig.settle()
+        rig.log.trim(1, partition.next_offset)
+    rig.log.begin(1, begin)
+    rig.log.commit()
+    assert partition.first_offset == partition.next_offset == partition.readable_offset == begin
+    for _ in range(2):
+        rig.log.begin(1, 5)  # not above the present one
+        rig.log.commit()
+        if is_clean:
+            rig.log.close()
+        else:
+            rig.kill()
+        rig.open()
+        partition = rig.log.partition(1)
+        assert partition.first_offset == partition.next_offset == begin
+    fill_slot(rig, partition)
+    rig.settle()
+    rig.log.append(partition, batch_of([b"last"]), level=Level.MEMORY, done=None)
+    rig.log.commit()
+    end = partition.next_offset
+    rig.kill()
+    rig.open()
+    partition = rig.log.partition(1)
+    assert (partition.first_offset, partition.next_offset) == (begin, end)
+    assert records_of(rig.read_once(partition, begin))[0].offset == begin
+    assert records_of(rig.read_once(partition, end - 1))[0].value == b"last"
+    with pytest.raises(Missing):
+        rig.read_once(partition, begin - 1)
+    rig.log.close()
+
+
 def test_unreferenced_segments_are_deleted(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)

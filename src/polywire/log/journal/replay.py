@@ -211,7 +211,9 @@ class Player:
             case EntryKind.TRIM:
                 if partition is not None:
                     contents.partitions[partition] = None
-                    self._state.trim(partition, entry.argument, partition.next_offset)
+                    end = partition.next_offset
+                    partition.next_offset = max(end, entry.argument)  # above the end if the partition began there
+                    self._state.trim(partition, entry.argument, end)
             case EntryKind.SEALED | EntryKind.SNAPSHOT | EntryKind.START:
                 pass
             case _:

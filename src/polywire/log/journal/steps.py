@@ -89,6 +89,21 @@ class Trim(_Simple):
 
 
 @dataclass(frozen=True, slots=True)
+class Begin(_Simple):
+    """Set the offset of the next record of an empty partition: trim it beyond its end."""
+
+    partition: FilePartition
+    offset: int
+
+    def enter(self, draft: Draft) -> None:
+        partition, end = self.partition, self.partition.next_offset
+        offset = max(self.offset, end)
+        draft.enter(EntryKind.TRIM, partition=partition.incarnation, argument=offset)
+        draft.touch([partition], [end], lambda _: draft.state.trim(partition, offset, end))
+        partition.next_offset = offset
+
+
+@dataclass(frozen=True, slots=True)
 class Stage(_Simple):
     token: bytes
     batch: Buffer

@@ -38,6 +38,7 @@ EXPANDED_BYTES_MAX: Final = BATCH_BYTES_MAX
 
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 _LZ4_BLOCK_BYTES: Final = {4: 64 * 1024, 5: 256 * 1024, 6: 1024 * 1024, 7: 4 * 1024 * 1024}
+_LZ4_HEAD: Final = _LZ4_MAGIC + b"\x60\x40\x82"  # independent blocks of up to 64 KiB, and the checksum of these flags
 _LZ4_RATIO_MAX: Final = 255
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 
@@ -95,9 +96,22 @@ def compress(plain: Buffer, codec: Codec) -> Buffer:
                 packed += len(block).to_bytes(4, "big") + block
             return packed
         case Codec.LZ4:
-            return bytes(cramjam.lz4.compress(plain))
+            return _lz4(memoryview(plain).cast("B"))
         case Codec.ZSTD:
             return bytes(cramjam.zstd.compress(plain))
+
+
+def _lz4(plain: memoryview) -> bytes:
+    """Return one LZ4 frame of independent blocks, because Kafka brokers reject frames whose blocks depend on others."""
+    packed = bytearray(_LZ4_HEAD)
+    for at in range(0, len(plain), _LZ4_BLOCK_BYTES[4]):
+        block = plain[at : at + _LZ4_BLOCK_BYTES[4]]
+        shorter = bytes(cramjam.lz4.compress_block(block, store_size=False))
+        if len(shorter) < len(block):
+            packed += len(shorter).to_bytes(4, "little") + shorter
+        else:
+            packed += (len(block) | 1 << 31).to_bytes(4, "little") + block
+    return bytes(packed + bytes(4))
 
 
 def _unlz4(packed: Buffer, limit: int) -> Buffer:

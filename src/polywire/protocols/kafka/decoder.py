@@ -343,8 +343,11 @@ def _measure(
     timed: cython.bint,
     spans: cython.p_uchar,
     sums: cython.p_longlong,
+    deltas: cython.p_uchar,
 ) -> cython.bint:
     """Parse all records and write their positions and sizes to ``spans``. Return whether they are valid.
+
+    ``deltas`` gets the u32 offset of each record relative to the batch. If it is NULL, offsets are ignored.
 
     ``spans`` has for each record: i64 time, i32 position and length of the key and of the value, position and number of
     the headers.
@@ -370,6 +373,10 @@ def _measure(
         at = _varint(p, at, end, 28, found)
         if at < 0:
             return False
+        if deltas:
+            if found[0] < 0:
+                return False
+            store_u32(deltas, place >> 3, found[0])
         at = _measure_payload(p, at, end, spans, place + 8, sums, 1, found)
         if at < 0:
             return False
@@ -540,10 +547,24 @@ def _put_producer(p: cython.p_uchar, at: cython.Py_ssize_t, head: object) -> cyt
     store_u64(p, 64, head.base_sequence)  # type: ignore[attr-defined]
 
 
-def build(plain: Lendable, start: int, stop: int, head: BatchHead, *, keep_times: bool = True) -> Built:
+def build(
+    plain: Lendable,
+    start: int,
+    stop: int,
+    head: BatchHead,
+    *,
+    keep_times: bool = True,
+    deltas: bytearray | None = None,
+) -> Built:
     """Build a stored batch from the decompressed records between ``start`` and ``stop``.
 
-    ``keep_times``: whether to store the producer's timestamps. Raises Refused if a record is malformed or too large.
+    Args:
+        keep_times: whether to store the producer's timestamps.
+        deltas: 4 bytes for each record, which get its offset relative to the batch, as u32. The caller checks them.
+            Without it, the records have consecutive offsets.
+
+    Raises:
+        Refused: a record is malformed or too large.
     """
     source: Lent = lend(plain)
     at: cython.Py_ssize_t = start
@@ -568,7 +589,17 @@ def build(plain: Lendable, start: int, stop: int, head: BatchHead, *, keep_times
     if base_time > _DELTA_MAX or base_time < -_DELTA_MAX:
         raise Refused(WireError.INVALID_TIMESTAMP, f"timestamp is out of range time={base_time}")
     spans: Lent = lend_writable(bytearray(_SPAN_BYTES * count))
-    if not _measure(source.p, at, end, count, base_time, timed, spans.p, sums):
+    offsets: Lent = spans
+    if cython.compiled:
+        p_deltas: cython.p_uchar = cython.NULL
+    else:
+        p_deltas = None
+    if deltas is not None:
+        offsets = lend_writable(deltas)
+        if offsets.size != 4 * count:
+            raise ValueError(f"four bytes for each record are needed bytes={offsets.size} records={count}")
+        p_deltas = offsets.p
+    if not _measure(source.p, at, end, count, base_time, timed, spans.p, sums, p_deltas):
         raise Refused(WireError.INVALID_RECORD, f"records of the batch are malformed count={count}")
     if sums[9] > 0:
         raise Refused(WireError.INVALID_TIMESTAMP, "timestamp of a record is out of range")

@@ -45,6 +45,9 @@ FORBIDDEN_COLUMNS: Final = _bits(
     Column.OFFSET_DELTAS,
     Column.ADDRESS_DELTAS,
 )
+# Columns that links must not send, because publishing already prevents duplicates. The others come from their source.
+LINK_FORBIDDEN_COLUMNS: Final = _bits(Column.PRODUCER_ID)
+_LINK_FORBIDDEN_FLAGS: Final = ~int(BatchFlags.WIDE | BatchFlags.COMPACTED)
 _FORBIDDEN_FLAGS: Final = ~int(BatchFlags.WIDE)  # a plain integer, because a test with an enum is slow
 _KEY_BIT: Final = _bits(Column.KEY_OFFSETS)
 _PRODUCER_BIT: Final = _bits(Column.PRODUCER_ID)
@@ -67,13 +70,18 @@ class Part:
         return int(_facts(self.batch)[2])
 
 
-def accepted_batches(payload: memoryview, *, by_key: bool) -> Iterator[memoryview]:
+def accepted_batches(payload: memoryview, *, by_key: bool, is_link: bool = False) -> Iterator[memoryview]:
     """Validate the batches of a payload and yield each one.
 
-    Raises Invalid(INVALID_BATCH) for an invalid batch, and for columns that clients must not send. ``by_key``: the
-    broker chooses the partition of each record. Then batches with a producer id are rejected, because their sequence
-    numbers are those of one partition.
+    Raises Invalid(INVALID_BATCH) for an invalid batch, and for columns that clients must not send.
+
+    Args:
+        by_key: the broker chooses the partition of each record. Then batches with a producer id are rejected, because
+            their sequence numbers are those of one partition.
+        is_link: the caller is a link of this broker, whose batches may cover offsets without a record.
     """
+    forbidden_flags = _LINK_FORBIDDEN_FLAGS if is_link else _FORBIDDEN_FLAGS
+    forbidden_columns = LINK_FORBIDDEN_COLUMNS if is_link else FORBIDDEN_COLUMNS
     if not payload:
         raise Invalid(ErrorCode.INVALID_BATCH, "request contains no batch")
     at = 0
@@ -81,7 +89,7 @@ def accepted_batches(payload: memoryview, *, by_key: bool) -> Iterator[memoryvie
         length = validate(payload, at)
         batch = payload[at : at + length]
         flags, columns, _ = _facts(batch)
-        if flags & _FORBIDDEN_FLAGS or columns & FORBIDDEN_COLUMNS:
+        if flags & forbidden_flags or columns & forbidden_columns:
             raise Invalid(
                 ErrorCode.INVALID_BATCH,
                 f"batch has flags or columns that clients must not send flags={flags:#x} columns={columns:#x}",

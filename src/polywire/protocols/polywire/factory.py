@@ -30,6 +30,7 @@ COMMANDS: Final[Mapping[int, Command]] = table(
     Command(Verb.CONFIGURE_TOPIC, topics.configure, (Action.TOPIC_ALTER,)),
     Command(Verb.PURGE_TOPIC, topics.purge, (Action.TOPIC_PURGE,)),
     Command(Verb.DELETE_TOPIC, topics.delete, (Action.TOPIC_DELETE,)),
+    Command(Verb.BEGIN_PARTITION, topics.begin, (Action.TOPIC_CREATE,)),
     Command(Verb.BOUNDS, topics.ask_bounds, (Action.TOPIC_DESCRIBE,)),
     Command(Verb.FETCH, PolywireSession.fetch, (Action.FETCH,)),
     Command(Verb.PRODUCE, produce.produce, (Action.PRODUCE, Action.TOPIC_CREATE)),

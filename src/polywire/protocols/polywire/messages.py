@@ -36,6 +36,7 @@ class Verb(IntEnum):
     PURGE_TOPIC = 20
     DELETE_TOPIC = 21
     CONFIGURE_TOPIC = 22
+    BEGIN_PARTITION = 23
     BOUNDS = 32
     FETCH = 33
     PRODUCE = 34
@@ -142,6 +143,13 @@ class PurgeTopic(Head, frozen=True):
 
 class DeleteTopic(Head, frozen=True):
     name: str
+    level: Int = 2
+
+
+class BeginPartition(Head, frozen=True):
+    name: str
+    partition: Int
+    offset: Int
     level: Int = 2
 
 
@@ -447,6 +455,7 @@ REQUESTS: Final[dict[int, type[Head]]] = {
     Verb.CONFIGURE_TOPIC: ConfigureTopic,
     Verb.PURGE_TOPIC: PurgeTopic,
     Verb.DELETE_TOPIC: DeleteTopic,
+    Verb.BEGIN_PARTITION: BeginPartition,
     Verb.BOUNDS: AskBounds,
     Verb.FETCH: Fetch,
     Verb.PRODUCE: Produce,

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, Protocol
 
+from polywire.broker.owners import LINKS_CALLER
 from polywire.broker.sliced import Steps
 from polywire.broker.staging import portions
 from polywire.errors import BrokerError, ErrorCode, Invalid
@@ -232,7 +233,8 @@ def stage(session: ReplyOwner, correlation: int, request: messages.Stage, payloa
         broker.stage(token, part.partition, part.batch, write=write, by=by, level=level, done=done)
 
     response = _BatchesResponse(session, Verb.STAGE, correlation)
-    accepted = accepted_batches(payload, by_key=request.partition == BY_KEY)
+    is_link = by.owner == LINKS_CALLER.owner
+    accepted = accepted_batches(payload, by_key=request.partition == BY_KEY, is_link=is_link)
     steps = _append_all(session, response, topic, request.partition, accepted, stage)
     _begin(session, steps, response.end)
 

@@ -16,7 +16,7 @@ from polywire.choices import unknown
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Completion
 from polywire.protocols.polywire import messages
-from polywire.protocols.polywire.arguments import TOPICS_MAX, level_of
+from polywire.protocols.polywire.arguments import TOPICS_MAX, find_partition, level_of
 from polywire.protocols.polywire.auth import created_name
 from polywire.protocols.polywire.messages import Head, SettingValue, Verb
 from polywire.protocols.polywire.replies import LongAnswer, ReplyOwner
@@ -90,6 +90,18 @@ def purge(session: ReplyOwner, correlation: int, request: messages.PurgeTopic, _
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.PURGE_TOPIC, correlation)
     change.accepted(session.broker.purge_topic(topic, level=level, done=change.done))
+
+
+def begin(session: ReplyOwner, correlation: int, request: messages.BeginPartition, _: memoryview) -> None:
+    """BEGIN_PARTITION: set the offset of the next record of an empty partition.
+
+    Raises BrokerError if it is rejected immediately.
+    """
+    partition = find_partition(session.broker, request.name, request.partition)
+    level = level_of(request.level)
+    change = _Change(session, Verb.BEGIN_PARTITION, correlation)
+    session.broker.begin_partition(partition, request.offset, level=level, done=change.done)
+    change.accepted(True)
 
 
 def delete(session: ReplyOwner, correlation: int, request: messages.DeleteTopic, _: memoryview) -> None:

@@ -35,6 +35,7 @@ REQUESTS: list[tuple[str, Verb, Head, bytes]] = [
     ("manage_topics", Verb.CREATE_TOPIC, messages.CreateTopic("made", 1, "shop"), b""),
     ("manage_topics", Verb.GROW_TOPIC, messages.GrowTopic("shop.orders", 3), b""),
     ("manage_topics", Verb.CONFIGURE_TOPIC, messages.ConfigureTopic("shop.orders", {}), b""),
+    ("manage_topics", Verb.BEGIN_PARTITION, messages.BeginPartition("shop.orders", 0, 1), b""),
     ("manage_topics", Verb.PURGE_TOPIC, messages.PurgeTopic("shop.orders"), b""),
     ("manage_topics", Verb.DELETE_TOPIC, messages.DeleteTopic("shop.orders"), b""),
     ("group", Verb.COMMIT, messages.Commit("shop.orders", 0, 1, "g", 0), b""),
