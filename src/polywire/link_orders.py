@@ -22,6 +22,24 @@ RUNNING: Final = "running"
 FAILING: Final = "failing"
 LINK_STATES: Final = (STARTING, RUNNING, PAUSED, FAILING)
 
+EVERY_GROUP: Final = "*"
+QUIET_MS: Final = 300
+QUIET_MS_MAX: Final = 60_000
+
+
+class Phase(Enum):
+    """What the link does with one topic.
+
+    Attributes:
+        FOLLOWING: it copies the topic, which is read-only for other clients.
+        WAITING: as ``FOLLOWING``, and a cut-over waits until everything is copied.
+        CUT_OVER: it has ended the copy, and clients may write the topic.
+    """
+
+    FOLLOWING = "following"
+    WAITING = "waiting"
+    CUT_OVER = "cut-over"
+
 
 class LinkStart(Enum):
     """Where a link begins to read a topic that it has not read before."""
@@ -30,12 +48,30 @@ class LinkStart(Enum):
     LATEST = "latest"
 
 
+class CutOver(msgspec.Struct, frozen=True):
+    """The end of the copy of one topic, from which on clients write the topic here.
+
+    Attributes:
+        topic: full name.
+        ends: by partition, the location at the source after the last record that was copied.
+        here: by partition, the offset here after that record.
+        at_us: when it was stored.
+    """
+
+    topic: str
+    ends: tuple[int, ...]
+    here: tuple[int, ...]
+    at_us: int = 0
+
+
 class LinkDefinition(msgspec.Struct, frozen=True):
     """A link, as it is stored. Fields are only added at the end, with a default.
 
     Attributes:
         source: URL of the broker to read from, with its password.
         topics: names and patterns of the topics to follow.
+        groups: names and patterns of the consumer groups whose offsets are carried.
+        cut_overs: topics that were cut over.
     """
 
     name: str
@@ -44,6 +80,12 @@ class LinkDefinition(msgspec.Struct, frozen=True):
     start: LinkStart = LinkStart.EARLIEST
     paused: bool = False
     created_at_us: int = 0
+    groups: tuple[str, ...] = (EVERY_GROUP,)
+    cut_overs: tuple[CutOver, ...] = ()
+
+    def cut_over(self, topic: str) -> CutOver | None:
+        """Return the cut-over of a topic, or None if the topic is followed."""
+        return next((found for found in self.cut_overs if found.topic == topic), None)
 
     @property
     def address(self) -> str:
@@ -61,10 +103,29 @@ class LinkDefinition(msgspec.Struct, frozen=True):
         return f"{WRITER_PREFIX}{self.name}/{digest}/"
 
 
+class Closing(msgspec.Struct, frozen=True):
+    """A cut-over of one topic that waits.
+
+    Attributes:
+        number: identifies the request.
+        quiet_ms: how long the source must be at rest before.
+        is_held: it is being stored. The topic must not be copied until it is decided.
+    """
+
+    number: int
+    quiet_ms: int
+    is_held: bool = False
+
+
 class LinkOrders(msgspec.Struct, frozen=True):
-    """All links to run. It replaces the links of earlier messages."""
+    """All links. They replace the links of earlier messages.
+
+    Attributes:
+        closing: cut-overs that wait, by link and topic.
+    """
 
     links: tuple[LinkDefinition, ...]
+    closing: dict[str, dict[str, Closing]] = {}
 
 
 class LinkReport(msgspec.Struct, frozen=True):
@@ -80,6 +141,10 @@ class LinkReport(msgspec.Struct, frozen=True):
         skipped: records that retention removed at the source before they were copied.
         shifted: partitions in which records have another offset than at the source.
         error: why the last attempt failed; empty if it succeeded.
+        late: records that were written at the source after the cut-over. They are not copied.
+        pause_s: seconds from the last record at the source until clients could write here, after a cut-over.
+        settled: the cut-over that is possible now, for the request ``closing``. The process does not copy the topic until
+            that request has ended.
     """
 
     link: str
@@ -92,6 +157,11 @@ class LinkReport(msgspec.Struct, frozen=True):
     skipped: int = 0
     shifted: int = 0
     error: str = ""
+    phase: Phase = Phase.FOLLOWING
+    late: int = 0
+    pause_s: float = 0.0
+    settled: CutOver | None = None
+    closing: int = 0
 
 
 class PlannedTopic(msgspec.Struct, frozen=True):

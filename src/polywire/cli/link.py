@@ -6,18 +6,20 @@ The commands use the admin API over HTTP, because links are part of the administ
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
 from polywire.cli.admin import AdminApi, HttpAddress
 from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.usage import examples
 from polywire.client.address import split_login
 from polywire.escaping import escaped
-from polywire.link_orders import LinkStart
+from polywire.link_orders import QUIET_MS, QUIET_MS_MAX, LinkStart, Phase
 
 app = App(
     name="link",
@@ -31,7 +33,10 @@ app = App(
 Name = Annotated[str, Parameter(help="Name of the link.")]
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 LIST_COLUMNS: Final = ("link", "source", "topics", "state", "lag", "lag_s", "rate")
-STATUS_COLUMNS: Final = ("topic", "state", "partitions", "copied", "lag", "lag_s", "rate", "offsets", "error")
+STATUS_COLUMNS: Final = ("topic", "state", "partitions", "copied", "lag", "lag_s", "rate", "offsets", "late", "error")
+CUT_OVER_COLUMNS: Final = ("topic", "state", "pause_s")
+UNITS_S: Final = {"s": 1, "m": 60, "h": 3600}
+NOTE_S: Final = 5.0  # interval of notes on what a cut-over waits for
 PLAN_COLUMNS: Final = ("topic", "partitions", "records", "creates", "offsets", "error")
 
 
@@ -68,8 +73,7 @@ def create(
     dry_run
         Show what the link would do with each topic, without creating it.
     """
-    patterns = [pattern for words in topics for pattern in words.split(",") if pattern]
-    body = {"source": _with_password(from_), "topics": patterns, "start": start.value, "dry_run": dry_run}
+    body = {"source": _with_password(from_), "topics": _split(topics), "start": start.value, "dry_run": dry_run}
     plan = AdminApi(http).request("POST", _path(name), body)
     rows = [{**topic, "error": topic["error"] or "-"} for topic in plan["topics"]]
     if dry_run:
@@ -81,6 +85,19 @@ def create(
         raise Failed(f"the link would fail: {failed[0]}")
     records = sum(topic["records"] for topic in plan["topics"])
     note(f"{'would create' if dry_run else 'created'} link={name} topics={len(rows)} records={records}")
+
+
+def _seconds(text: str) -> float:
+    number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS_S else (text, "s")
+    if not number.isdecimal():
+        raise Failed(
+            f"timeout is invalid (use a number of seconds, minutes or hours, such as 60s, 10m or 1h) got={text!r}"
+        )
+    return float(int(number) * UNITS_S[unit])
+
+
+def _split(words: Sequence[str]) -> list[str]:
+    return [pattern for word in words for pattern in word.split(",") if pattern]
 
 
 def _with_password(url: str) -> str:
@@ -134,15 +151,103 @@ def _status_rows(topics: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]
     return [
         {
             "topic": topic["topic"],
-            "state": "failing" if topic["error"] else "running",
+            "state": _topic_state(topic),
             "partitions": topic["partitions"],
             "copied": topic["copied"],
             **_numbers(topic),
             "offsets": "differ" if topic["shifted"] else "same",
+            "late": topic["late"],
             "error": topic["error"] or "-",
         }
         for topic in topics
     ]
+
+
+def _topic_state(topic: Mapping[str, Any]) -> str:
+    if topic["phase"] == Phase.CUT_OVER.value:
+        return "cut-over"
+    return "failing" if topic["error"] else "running"
+
+
+@app.command(
+    name="cut-over",
+    help_epilogue=examples(
+        "polywire link cut-over old",
+        "polywire link cut-over old --topics 'orders*' --timeout 10m",
+    ),
+)
+def cut_over(
+    name: Name,
+    *,
+    topics: Annotated[tuple[str, ...], Parameter(name=("--topics", "-t"), negative="")] = (),
+    timeout: str = "60s",
+    quiet_ms: Annotated[int, Parameter(validator=Number(gte=0, lte=QUIET_MS_MAX))] = QUIET_MS,
+    output: Output = ListFormat.TABLE,
+    http: HttpAddress = None,
+) -> None:
+    """End the copy of topics: clients write them here from now on.
+
+    Stop the producers at the source first. The command waits until everything is copied and nothing more has arrived at the source for
+    a moment. After Ctrl-C or the timeout, the link follows the topics as before.
+
+    Parameters
+    ----------
+    topics
+        Names and patterns of topics that the link follows, separated by commas; all of them by default.
+    timeout
+        How long to wait, such as 60s or 10m.
+    quiet_ms
+        Milliseconds for which nothing must arrive at the source.
+    """
+    admin, timeout_s = AdminApi(http), _seconds(timeout)
+    body = {"topics": _split(topics), "quiet_ms": quiet_ms}
+    rows: Sequence[Mapping[str, Any]] = ()
+    try:
+        rows = _wait_for_cut_over(admin, name, body, timeout_s)
+    finally:
+        if not _are_over(rows):
+            rows = admin.request("POST", _path(name, "cut-over", "cancel"), {"topics": body["topics"]})["topics"]
+    found = [{"topic": row["topic"], "state": row["phase"], "pause_s": round(row["pause_s"], 3)} for row in rows]
+    print_list(found, columns=CUT_OVER_COLUMNS, form=output)
+    waiting = [row for row in rows if row["phase"] != Phase.CUT_OVER.value]
+    if waiting:
+        raise Failed(
+            f"not cut over in time, so the link follows as before: {_reason(waiting)} topics={len(waiting)}"
+            f" timeout={timeout}"
+        )
+    note(f"cut over link={name} topics={len(rows)} pause_s={max([row['pause_s'] for row in rows], default=0):.3f}")
+
+
+def _wait_for_cut_over(
+    admin: AdminApi, name: str, body: Mapping[str, Any], timeout_s: float
+) -> Sequence[Mapping[str, Any]]:
+    end, noted_at = time.monotonic() + timeout_s, 0.0
+    while True:
+        found = admin.request("POST", _path(name, "cut-over"), body)
+        rows: Sequence[Mapping[str, Any]] = found["topics"]
+        now = time.monotonic()
+        if _are_over(rows) or now >= end:
+            return rows
+        waiting = [row for row in rows if row["phase"] != Phase.CUT_OVER.value]
+        if now - noted_at >= NOTE_S:
+            noted_at = now
+            note(f"waiting: {_reason(waiting, found['error'])} topics={len(waiting)}")
+
+
+def _are_over(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return bool(rows) and all(row["phase"] == Phase.CUT_OVER.value for row in rows)
+
+
+def _reason(waiting: Sequence[Mapping[str, Any]], error: str = "") -> str:
+    """Return what a cut-over waits for."""
+    error = error or next((row["error"] for row in waiting if row["error"]), "")
+    if error:
+        return f"the link fails: {escaped(error)}"
+    behind = [row for row in waiting if row["lag"]]
+    if behind:
+        facts = " ".join(f"{row['topic']}={row['lag']}" for row in behind[:5])
+        return f"records are not copied yet lag: {facts}"
+    return "records arrive at the source: stop the producers there"
 
 
 @app.command(help_epilogue=examples("polywire link pause old"))

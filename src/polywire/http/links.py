@@ -11,7 +11,7 @@ from polywire.broker.permissions import Action
 from polywire.choices import choice
 from polywire.errors import ErrorCode, Invalid, Unavailable
 from polywire.http.endpoints import ApiCall, Endpoint
-from polywire.link_orders import LinkDefinition, LinkStart, LinkView
+from polywire.link_orders import QUIET_MS, QUIET_MS_MAX, LinkDefinition, LinkReport, LinkStart, LinkView
 
 if TYPE_CHECKING:
     from polywire.http.process import Links, Process
@@ -47,6 +47,26 @@ class LinkEndpoints:
                 self._pause,
                 {"paused": "true or false"},
             ),
+            Endpoint(
+                "POST",
+                f"{path}/cut-over",
+                alter,
+                "Cut over topics as soon as everything is copied: repeat it until all are; without it, the link follows "
+                "them again after some seconds",
+                self._cut_over,
+                {
+                    "topics": "list of topics and patterns; all topics of the link by default",
+                    "quiet_ms": f"milliseconds for which nothing must arrive at the source; {QUIET_MS} by default",
+                },
+            ),
+            Endpoint(
+                "POST",
+                f"{path}/cut-over/cancel",
+                alter,
+                "Let the link follow topics again whose cut-over waits",
+                self._cancel_cut_over,
+                {"topics": "list of topics and patterns; all topics of the link by default"},
+            ),
             Endpoint("DELETE", path, alter, "Delete a link; topics remain", self._delete),
         ]
 
@@ -62,15 +82,13 @@ class LinkEndpoints:
     async def _find(self, call: ApiCall) -> Any:
         view = self._links.find(call.path["link"])
         topics = list(view.topics())
-        rows = [msgspec.to_builtins(report) for report in topics[:TOPICS_MAX]]
+        rows = [_report(report) for report in topics[:TOPICS_MAX]]
         return {**_summary(view), "topic_reports": rows, "more": len(topics) > TOPICS_MAX}
 
     async def _create(self, call: ApiCall) -> Any:
-        topics = call.body.get("topics")
-        if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
-            raise Invalid(ErrorCode.INVALID_REQUEST, "topics must be a list of names and patterns")
+        topics = _patterns(call, "topics", None)
         start = choice(LinkStart, str(call.body.get("start", LinkStart.EARLIEST.value)), "start")
-        link = LinkDefinition(call.path["link"], call.text("source"), tuple(topics), start)
+        link = LinkDefinition(call.path["link"], call.text("source"), topics, start)
         dry_run = _boolean(call, "dry_run", default=False)
         plan = await self._links.create(link, dry_run=dry_run)
         return {
@@ -82,6 +100,18 @@ class LinkEndpoints:
 
     async def _pause(self, call: ApiCall) -> Any:
         return _summary(await self._links.pause(call.path["link"], paused=_boolean(call, "paused")))
+
+    async def _cut_over(self, call: ApiCall) -> Any:
+        quiet_ms = call.body.get("quiet_ms", QUIET_MS)
+        if type(quiet_ms) is not int or not 0 <= quiet_ms <= QUIET_MS_MAX:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST, f"quiet_ms is out of range limit={QUIET_MS_MAX} got={quiet_ms!r:.40}"
+            )
+        patterns = _patterns(call, "topics", ())
+        return _phases(await self._links.cut_over(call.path["link"], patterns, quiet_ms=quiet_ms))
+
+    async def _cancel_cut_over(self, call: ApiCall) -> Any:
+        return _phases(await self._links.cancel_cut_over(call.path["link"], _patterns(call, "topics", ())))
 
     async def _delete(self, call: ApiCall) -> Any:
         await self._links.delete(call.path["link"])
@@ -103,6 +133,34 @@ def _summary(view: LinkView) -> Mapping[str, Any]:
         "rate": sum([report.rate for report in reports]),
         "created_at_us": link.created_at_us,
     }
+
+
+def _phases(view: LinkView) -> Mapping[str, Any]:
+    rows = [
+        {
+            "topic": report.topic,
+            "phase": report.phase.value,
+            "lag": report.lag,
+            "pause_s": report.pause_s,
+            "error": report.error,
+        }
+        for report in view.topics()
+    ]
+    return {"name": view.link.name, "error": view.error, "topics": rows}
+
+
+def _report(report: LinkReport) -> Mapping[str, Any]:
+    row: dict[str, Any] = msgspec.to_builtins(report)
+    del row["settled"], row["closing"]
+    return row
+
+
+def _patterns(call: ApiCall, name: str, default: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return a list of names and patterns in the body. Raises Invalid(INVALID_REQUEST)."""
+    found = call.body.get(name, default)
+    if not isinstance(found, list | tuple) or not all(isinstance(pattern, str) for pattern in found):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} must be a list of names and patterns")
+    return tuple(found)
 
 
 def _boolean(call: ApiCall, name: str, *, default: bool | None = None) -> bool:

@@ -45,8 +45,16 @@ class LinkedTopic:
         source: WireClient,
         target: PolywireClient,
         tokens: dict[bytes, None] | None = None,
+        *,
+        claims: bool = False,
     ) -> None:
-        """``tokens`` are those of the link's publishes whose outcome is unknown."""
+        """Prepare to follow a topic.
+
+        Args:
+            tokens: those of the link's publishes whose outcome is unknown.
+            claims: make the topic read-only for all other clients of the target. Only the broker's own process may.
+        """
+        self._claims: Final = claims
         self._link: Final = link
         self.topic: Final = topic
         self._source: Final = source
@@ -166,6 +174,9 @@ class LinkedTopic:
             with suppress(Conflict):  # another client created it
                 await self._target.create_topic(self.topic, count)
             known = await self._known_positions(count)
+        if self._claims:
+            await self._claim(count, known)
+            known = await self._known_positions(count)
         await self._check(count, known)
         extents = await self._reader.extents(count)
         begins = self._link.start is LinkStart.LATEST and not any(position is not None for position in known.values())
@@ -189,6 +200,36 @@ class LinkedTopic:
         for writer in await self._target.writers(prefix):
             found[writer.writer] = max(writer.number, found.get(writer.writer, 0))
         return {(name := f"{prefix}{number}"): found.get(name) for number in range(count)}
+
+    async def _claim(self, count: int, known: dict[str, int | None]) -> None:
+        """Make the topic read-only for all other clients. Raises Conflict if it is no copy of the source."""
+        here = await self._target.describe(self.topic)
+        is_claimed = here.link == self._link.name
+        if is_claimed and len(here.incarnations) < count:
+            await self._target.grow_topic(self.topic, count)
+        if is_claimed:
+            return
+        await self._check(count, known)
+        await self._check_untouched(known)
+        await self._target.link_topic(self.topic, self._link.name)
+        try:  # again, because others could write until now
+            await self._check(count, await self._known_positions(count))
+            await self._check_untouched(known)
+        except Conflict:
+            await self._target.link_topic(self.topic, "")
+            raise
+
+    async def _check_untouched(self, known: dict[str, int | None]) -> None:
+        """Raise Conflict if others wrote to the topic since a link with this name ended."""
+        bounds = await self._target.bounds(self.topic)
+        for part, position in zip(bounds, known.values(), strict=True):
+            if position is not None and part.next_offset > part.first_offset and part.next_offset != position:
+                raise Conflict(
+                    ErrorCode.TOPIC_EXISTS,
+                    "the topic was written since a link with this name ended (delete it to copy it again)"
+                    f" topic={self.topic!r} partition={part.partition} position={position}"
+                    f" next_offset={part.next_offset}",
+                )
 
     async def _check(self, count: int, known: dict[str, int | None]) -> None:
         """Raise Conflict if the topic here is not the copy of the source."""
@@ -224,6 +265,23 @@ class LinkedTopic:
             rate=(after - before) / (until - since) if until > since else 0.0,
             skipped=self._skipped,
             shifted=len(self._shifted),
+        )
+
+    @property
+    def locations(self) -> tuple[int, ...]:
+        """What was read, by partition."""
+        return tuple(self._locations)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The ends of the source's partitions, as last seen."""
+        return tuple(self._ends)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that the source has was copied, as far as known."""
+        return bool(self._writers) and all(
+            location >= end for location, end in zip(self._locations, self._ends, strict=True)
         )
 
     def forget(self) -> None:

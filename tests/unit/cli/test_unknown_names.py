@@ -106,6 +106,7 @@ WITHOUT_NAMES: Final = {
     ("link", "pause"),
     ("link", "resume"),
     ("link", "delete"),
+    ("link", "cut-over"),
     # a bucket: tests/unit/cli/test_cluster.py
     ("cluster", "check"),
     ("cluster", "init"),

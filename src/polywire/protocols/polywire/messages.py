@@ -36,6 +36,7 @@ class Verb(IntEnum):
     PURGE_TOPIC = 20
     DELETE_TOPIC = 21
     CONFIGURE_TOPIC = 22
+    LINK_TOPIC = 23
     BOUNDS = 32
     FETCH = 33
     PRODUCE = 34
@@ -90,6 +91,7 @@ class TopicEntry(Head, frozen=True):
     name: str
     id: bytes
     partition_count: Int
+    link: str = ""
 
 
 class TopicList(Head, frozen=True):
@@ -113,6 +115,7 @@ class TopicDescription(Head, frozen=True):
 
     Attributes:
         table: URL of the topic's table (concepts: tables); empty if it has none, or if the client may not get paths.
+        link: name of the link that writes the topic; empty if there is none.
     """
 
     name: str
@@ -121,6 +124,7 @@ class TopicDescription(Head, frozen=True):
     incarnations: list[Int]
     settings: dict[str, SettingValue]
     table: str = ""
+    link: str = ""
 
 
 class GrowTopic(Head, frozen=True):
@@ -132,6 +136,12 @@ class GrowTopic(Head, frozen=True):
 class ConfigureTopic(Head, frozen=True):
     name: str
     settings: dict[str, SettingValue]
+    level: Int = 2
+
+
+class LinkTopic(Head, frozen=True):
+    name: str
+    link: str
     level: Int = 2
 
 
@@ -445,6 +455,7 @@ REQUESTS: Final[dict[int, type[Head]]] = {
     Verb.DESCRIBE: Describe,
     Verb.GROW_TOPIC: GrowTopic,
     Verb.CONFIGURE_TOPIC: ConfigureTopic,
+    Verb.LINK_TOPIC: LinkTopic,
     Verb.PURGE_TOPIC: PurgeTopic,
     Verb.DELETE_TOPIC: DeleteTopic,
     Verb.BOUNDS: AskBounds,

@@ -35,6 +35,7 @@ REQUESTS: list[tuple[str, Verb, Head, bytes]] = [
     ("manage_topics", Verb.CREATE_TOPIC, messages.CreateTopic("made", 1, "shop"), b""),
     ("manage_topics", Verb.GROW_TOPIC, messages.GrowTopic("shop.orders", 3), b""),
     ("manage_topics", Verb.CONFIGURE_TOPIC, messages.ConfigureTopic("shop.orders", {}), b""),
+    ("manage_servers", Verb.LINK_TOPIC, messages.LinkTopic("shop.orders", "old"), b""),
     ("manage_topics", Verb.PURGE_TOPIC, messages.PurgeTopic("shop.orders"), b""),
     ("manage_topics", Verb.DELETE_TOPIC, messages.DeleteTopic("shop.orders"), b""),
     ("group", Verb.COMMIT, messages.Commit("shop.orders", 0, 1, "g", 0), b""),
@@ -53,6 +54,7 @@ ANYWHERE = {Verb.PUBLISH, Verb.ABANDON, Verb.TOPICS, Verb.GROUPS, Verb.TRANSACTI
     Verb.DELETE_WRITER,
 }
 ALL_BUT = {
+    "manage_servers": "produce,consume,manage_topics,read_servers",
     "produce": "consume,group,read_topics,read_streams",
     "consume": "produce,group,transaction",
     "manage_topics": "produce,consume,group,read_streams,manage_users,manage_servers",
