@@ -173,7 +173,11 @@ def _http() -> Iterator[Case]:
         for name, value in (names | made).items():
             path = path.replace(name, value)
         headers = {} if one.method == "GET" else change
-        body = paths.get(PREFIX + one.path) or words.get(one.path.rpartition("/")[2]) or bodies.get(action, b"")
+        body = (
+            (paths.get(PREFIX + one.path, b"") if one.method == "POST" else b"")
+            or words.get(one.path.rpartition("/")[2])
+            or bodies.get(action, b"")
+        )
         sent = request(one.method, PREFIX + path, headers, body)
         for needed in one.actions:
             yield Case("http", f"{one.method} {PREFIX}{one.path}", needed, sent)
