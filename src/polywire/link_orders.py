@@ -128,6 +128,26 @@ class LinkOrders(msgspec.Struct, frozen=True):
     closing: dict[str, dict[str, Closing]] = {}
 
 
+class GroupReport(msgspec.Struct, frozen=True):
+    """A consumer group on one topic, with its offsets at both ends.
+
+    Attributes:
+        source: sum of the offsets that it has committed at the source.
+        here: sum of the offsets that it has committed here.
+        active: where it has members: ``source``, ``here``, ``both``, or empty.
+        skipped: partitions whose offsets cannot be carried, because records have other offsets here.
+        error: why its offsets were not carried.
+    """
+
+    group: str
+    topic: str
+    source: int = 0
+    here: int = 0
+    active: str = ""
+    skipped: int = 0
+    error: str = ""
+
+
 class LinkReport(msgspec.Struct, frozen=True):
     """The state of one topic of a link, or of the link as a whole.
 
@@ -145,6 +165,8 @@ class LinkReport(msgspec.Struct, frozen=True):
         pause_s: seconds from the last record at the source until clients could write here, after a cut-over.
         settled: the cut-over that is possible now, for the request ``closing``. The process does not copy the topic until
             that request has ended.
+        groups: the groups whose offsets the link carries, in reports without a topic.
+        group_error: why the offsets of groups are not carried.
     """
 
     link: str
@@ -162,6 +184,8 @@ class LinkReport(msgspec.Struct, frozen=True):
     pause_s: float = 0.0
     settled: CutOver | None = None
     closing: int = 0
+    groups: tuple[GroupReport, ...] = ()
+    group_error: str = ""
 
 
 class PlannedTopic(msgspec.Struct, frozen=True):
@@ -190,6 +214,7 @@ class LinkPlan(msgspec.Struct, frozen=True):
         kind: name of the error's class.
         code: value of the error's code.
         notes: what the source's protocol cannot provide.
+        groups: names of the groups whose offsets the link would carry.
     """
 
     topics: tuple[PlannedTopic, ...] = ()
@@ -197,6 +222,7 @@ class LinkPlan(msgspec.Struct, frozen=True):
     kind: str = ""
     code: str = ""
     message: str = ""
+    groups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +244,17 @@ class LinkView:
     def error(self) -> str:
         """The reason why the link, or one of its topics, fails."""
         return next((report.error for _, report in sorted(self.reports.items()) if report.error), "")
+
+    @property
+    def groups(self) -> tuple[GroupReport, ...]:
+        """The groups whose offsets the link carries."""
+        return self.reports[""].groups if "" in self.reports else ()
+
+    @property
+    def group_error(self) -> str:
+        """Why the offsets of groups are not carried, for the link as a whole or for one group."""
+        whole = self.reports[""].group_error if "" in self.reports else ""
+        return whole or next((group.error for group in self.groups if group.error), "")
 
     def topics(self) -> Iterator[LinkReport]:
         """Yield the reports on topics, sorted by name."""

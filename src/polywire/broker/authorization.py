@@ -33,7 +33,6 @@ INTERNAL: Final[Mapping[Principal, frozenset[Action]]] = {
             Action.STAGED_PUBLISH,
             Action.GROUP_LIST,
             Action.GROUP_DESCRIBE,
-            Action.GROUP_JOIN,
             Action.OFFSET_FETCH,
             Action.OFFSET_COMMIT,
         }

@@ -19,7 +19,7 @@ from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.usage import examples
 from polywire.client.address import split_login
 from polywire.escaping import escaped
-from polywire.link_orders import QUIET_MS, QUIET_MS_MAX, LinkStart, Phase
+from polywire.link_orders import EVERY_GROUP, QUIET_MS, QUIET_MS_MAX, LinkStart, Phase
 
 app = App(
     name="link",
@@ -34,6 +34,7 @@ Name = Annotated[str, Parameter(help="Name of the link.")]
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 LIST_COLUMNS: Final = ("link", "source", "topics", "state", "lag", "lag_s", "rate")
 STATUS_COLUMNS: Final = ("topic", "state", "partitions", "copied", "lag", "lag_s", "rate", "offsets", "late", "error")
+GROUP_COLUMNS: Final = ("group", "topic", "source", "here", "active", "skipped", "error")
 CUT_OVER_COLUMNS: Final = ("topic", "state", "pause_s")
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600}
 NOTE_S: Final = 5.0  # interval of notes on what a cut-over waits for
@@ -53,6 +54,7 @@ def create(
     from_: Annotated[str, Parameter(name="--from")],
     topics: Annotated[tuple[str, ...], Parameter(name=("--topics", "-t"), negative="")],
     start: LinkStart = LinkStart.EARLIEST,
+    groups: Annotated[tuple[str, ...], Parameter(negative="")] = (EVERY_GROUP,),
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     output: Output = ListFormat.TABLE,
     http: HttpAddress = None,
@@ -70,10 +72,13 @@ def create(
         Names and patterns with * and ?, separated by commas; the option can be repeated.
     start
         Where to begin with a topic: earliest copies all its records, latest only new ones.
+    groups
+        Names and patterns of consumer groups whose committed offsets are carried in both directions; all by default, '' for none.
     dry_run
         Show what the link would do with each topic, without creating it.
     """
     body = {"source": _with_password(from_), "topics": _split(topics), "start": start.value, "dry_run": dry_run}
+    body["groups"] = _split(groups)
     plan = AdminApi(http).request("POST", _path(name), body)
     rows = [{**topic, "error": topic["error"] or "-"} for topic in plan["topics"]]
     if dry_run:
@@ -84,7 +89,10 @@ def create(
     if failed:
         raise Failed(f"the link would fail: {failed[0]}")
     records = sum(topic["records"] for topic in plan["topics"])
-    note(f"{'would create' if dry_run else 'created'} link={name} topics={len(rows)} records={records}")
+    note(
+        f"{'would create' if dry_run else 'created'} link={name} topics={len(rows)} records={records}"
+        f" groups={len(plan['groups'])}"
+    )
 
 
 def _seconds(text: str) -> float:
@@ -138,13 +146,35 @@ def _numbers(found: Mapping[str, Any]) -> dict[str, object]:
 
 
 @app.command(help_epilogue=examples("polywire link status old", "polywire link status old --output json"))
-def status(name: Name, *, output: Output = ListFormat.TABLE, http: HttpAddress = None) -> None:
-    """Show the state of a link, and of each topic that it follows: lag in records and seconds, and records per second."""
+def status(
+    name: Name,
+    *,
+    groups: Annotated[bool, Parameter(negative="")] = False,
+    output: Output = ListFormat.TABLE,
+    http: HttpAddress = None,
+) -> None:
+    """Show the state of a link, and of each topic that it follows: lag in records and seconds, and records per second.
+
+    Parameters
+    ----------
+    groups
+        Show the consumer groups instead of the topics: the sums of their offsets at both ends, and where they have members.
+    """
     link = AdminApi(http).request("GET", _path(name))
+    if groups:
+        rows = [_group_row(group) for group in link["group_reports"]]
+        print_list(rows, columns=GROUP_COLUMNS, form=output)
+        reason = f" error={json.dumps(escaped(link['group_error']))}" if link["group_error"] else ""
+        note(f"link={name} source={link['source']} groups={link['carried_groups']}{reason}")
+        return
     print_list(_status_rows(link["topic_reports"]), columns=STATUS_COLUMNS, form=output)
     reason = f" error={json.dumps(escaped(link['error']))}" if link["error"] else ""
     facts = " ".join(f"{key}={value}" for key, value in _numbers(link).items())
     note(f"link={name} source={link['source']} state={link['state']} {facts}{reason}")
+
+
+def _group_row(group: Mapping[str, Any]) -> dict[str, object]:
+    return {**group, "active": group["active"] or "-", "error": group["error"] or "-"}
 
 
 def _status_rows(topics: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:

@@ -11,7 +11,7 @@ from polywire.broker.permissions import Action
 from polywire.choices import choice
 from polywire.errors import ErrorCode, Invalid, Unavailable
 from polywire.http.endpoints import ApiCall, Endpoint
-from polywire.link_orders import QUIET_MS, QUIET_MS_MAX, LinkDefinition, LinkReport, LinkStart, LinkView
+from polywire.link_orders import EVERY_GROUP, QUIET_MS, QUIET_MS_MAX, LinkDefinition, LinkReport, LinkStart, LinkView
 
 if TYPE_CHECKING:
     from polywire.http.process import Links, Process
@@ -32,6 +32,7 @@ class LinkEndpoints:
             "source": "URL of the broker to read from: scheme://host:port, with a login if it needs one",
             "topics": "list of topics and patterns with * and ?",
             "start": "earliest (default) or latest",
+            "groups": "list of groups and patterns whose offsets are carried; all by default",
             "dry_run": "true only shows what the link would do",
         }
         describe, alter = Action.SERVER_DESCRIBE, Action.CLUSTER_ALTER
@@ -83,12 +84,14 @@ class LinkEndpoints:
         view = self._links.find(call.path["link"])
         topics = list(view.topics())
         rows = [_report(report) for report in topics[:TOPICS_MAX]]
-        return {**_summary(view), "topic_reports": rows, "more": len(topics) > TOPICS_MAX}
+        groups = [msgspec.to_builtins(group) for group in view.groups]
+        return {**_summary(view), "topic_reports": rows, "more": len(topics) > TOPICS_MAX, "group_reports": groups}
 
     async def _create(self, call: ApiCall) -> Any:
         topics = _patterns(call, "topics", None)
         start = choice(LinkStart, str(call.body.get("start", LinkStart.EARLIEST.value)), "start")
-        link = LinkDefinition(call.path["link"], call.text("source"), topics, start)
+        groups = _patterns(call, "groups", (EVERY_GROUP,))
+        link = LinkDefinition(call.path["link"], call.text("source"), topics, start, groups=groups)
         dry_run = _boolean(call, "dry_run", default=False)
         plan = await self._links.create(link, dry_run=dry_run)
         return {
@@ -96,6 +99,7 @@ class LinkEndpoints:
             "dry_run": dry_run,
             "topics": [msgspec.to_builtins(topic) for topic in plan.topics[:TOPICS_MAX]],
             "notes": list(plan.notes),
+            "groups": list(plan.groups[:TOPICS_MAX]),
         }
 
     async def _pause(self, call: ApiCall) -> Any:
@@ -127,6 +131,9 @@ def _summary(view: LinkView) -> Mapping[str, Any]:
         "start": link.start.value,
         "state": view.state,
         "error": view.error,
+        "groups": list(link.groups),
+        "carried_groups": len({group.group for group in view.groups}),
+        "group_error": view.group_error,
         "followed": len(reports),
         "lag": sum([report.lag for report in reports]),
         "lag_s": max([report.lag_s for report in reports], default=0.0),
@@ -151,7 +158,8 @@ def _phases(view: LinkView) -> Mapping[str, Any]:
 
 def _report(report: LinkReport) -> Mapping[str, Any]:
     row: dict[str, Any] = msgspec.to_builtins(report)
-    del row["settled"], row["closing"]
+    for name in ("settled", "closing", "groups", "group_error"):
+        del row[name]
     return row
 
 

@@ -186,6 +186,10 @@ class LinkedTopic:
                 await self._target.publish(writer, end, [])
             positions.append(position if position is not None else end if begins else first)
         self._positions, self._locations = positions, list(positions)
+        bounds = await self._target.bounds(self.topic)
+        for part, position in zip(bounds, known.values(), strict=True):
+            if position is not None and part.next_offset != position:
+                self._shifted.add(part.partition)
         self._ends = [end for _, end in extents]
         self._writers = list(known)
 
@@ -271,6 +275,17 @@ class LinkedTopic:
     def locations(self) -> tuple[int, ...]:
         """What was read, by partition."""
         return tuple(self._locations)
+
+    @property
+    def carried(self) -> tuple[int | None, ...]:
+        """The end of the copy by partition, up to which groups have the same offsets here; None where offsets differ."""
+        is_same = uses_offsets(self._source)
+        return tuple(
+            [
+                position if is_same and number not in self._shifted else None
+                for number, position in enumerate(self._positions if self._writers else ())
+            ]
+        )
 
     @property
     def ends(self) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -30,7 +30,18 @@ from polywire.client.kafka import KafkaClient
 from polywire.client.partition_reader import reader_of, uses_offsets
 from polywire.client.polywire import PolywireClient
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, PeerError, Unavailable
-from polywire.link_orders import Closing, CutOver, LinkDefinition, LinkOrders, LinkPlan, LinkReport, Phase
+from polywire.link_orders import (
+    Closing,
+    CutOver,
+    GroupReport,
+    LinkDefinition,
+    LinkOrders,
+    LinkPlan,
+    LinkReport,
+    Phase,
+    PlannedTopic,
+)
+from polywire.links.groups import GroupSync, can_list_groups, matching_groups
 from polywire.links.topic import LinkedTopic
 from polywire.matching import is_pattern, matches
 
@@ -111,6 +122,12 @@ class _Ended:
         self.due = 0.0
         self.late = 0
 
+    @property
+    def carried(self) -> tuple[int | None, ...]:
+        """The end of the copy by partition; None where the offsets differ."""
+        pairs = zip(self.cut_over.ends, self.cut_over.here, strict=True)
+        return tuple([end if end == here else None for end, here in pairs])
+
     def opened(self) -> None:
         self.is_open = True
         self.pause_s = 0.0 if self._rested_since is None else time.monotonic() - self._rested_since
@@ -132,6 +149,8 @@ class Follower:
         self._tasks: dict[str, _TopicTask] = {}
         self._ended: Final[dict[str, _Ended]] = {}
         self._closing: dict[str, Closing] = {}
+        self._groups: Final = GroupSync(link.source, link.groups, target, self._carried, self._carried_groups)
+        self._last_report = LinkReport(link.name)
         self._stopping: Final = asyncio.Event()
         self._ordered: Final = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -159,18 +178,43 @@ class Follower:
 
     async def run(self) -> None:
         """Copy until ``stop`` is called. Raises Unavailable if the broker is lost."""
+        groups = asyncio.create_task(self._groups.run()) if self.link.groups else None
+        try:
+            await self._run()
+        finally:
+            if groups is not None:
+                groups.cancel()
+                with suppress(asyncio.CancelledError, BrokerError):
+                    await groups
+
+    def _report_link(self, **changes: Any) -> None:
+        """Report the state of the link as a whole."""
+        self._last_report = msgspec.structs.replace(self._last_report, **changes)
+        self._report(self._last_report)
+
+    def _carried(self) -> dict[str, Sequence[int | None]]:
+        """Return up to which offsets groups have the same offsets at both ends, by topic."""
+        found: dict[str, Sequence[int | None]] = {name: task.topic.carried for name, task in self._tasks.items()}
+        for name, ended in self._ended.items():
+            found[name] = ended.carried
+        return found
+
+    def _carried_groups(self, groups: tuple[GroupReport, ...], error: str) -> None:
+        self._report_link(groups=groups, group_error=error)
+
+    async def _run(self) -> None:
         pause_s = 0.0
         while not self._stopping.is_set():
             await self._open_ended()
             try:
                 async with connected(self.link.source) as source:
-                    self._report(LinkReport(self.link.name))
+                    self._report_link(error="")
                     pause_s = 0.0
                     await self._follow(source)
             except (BrokerError, PeerError, OSError, MemoryError) as error:
                 await self._target.ping()
                 pause_s = min(max(PAUSE_FIRST_S, 2 * pause_s), PAUSE_MAX_S)
-                self._report(LinkReport(self.link.name, error=reason_of(error)))
+                self._report_link(error=reason_of(error))
                 await self._wait(pause_s)
 
     async def _wait(self, seconds: float) -> None:
@@ -257,9 +301,10 @@ class Follower:
 
     async def _open_ended(self) -> None:
         """Let clients write the topics that were cut over. Raises Unavailable if the broker is lost."""
-        for name, ended in list(self._ended.items()):
-            if ended.is_open:
-                continue
+        waiting = [(name, ended) for name, ended in self._ended.items() if not ended.is_open]
+        if waiting and self.link.groups:
+            await self._groups.carry_now()
+        for name, ended in waiting:
             try:
                 await self._target.link_topic(name, "")
             except Missing:  # it was deleted
@@ -352,7 +397,10 @@ async def plan_of(link: LinkDefinition, target: PolywireClient) -> LinkPlan:
             names = await _existing_topics(source, link)
             await _check_not_same(source, target)
             topics = tuple([await LinkedTopic(link, name, source, target).plan() for name in names])
-            return LinkPlan(topics, tuple(_notes(source)))
+            counts = {topic.topic: topic.partitions for topic in topics if not topic.error}
+            groups = await matching_groups(source, counts, link.groups)
+            notes = (*_notes(source), *_group_notes(source, link, topics))
+            return LinkPlan(topics, notes, groups=tuple(groups))
     except BrokerError as error:
         return LinkPlan(kind=type(error).__name__, code=error.code.value, message=error.message)
     except OSError as error:
@@ -396,6 +444,20 @@ def _notes(source: WireClient) -> list[str]:
         notes.append("the source protocol has byte positions instead of offsets")
     if isinstance(source, KafkaClient):
         notes.append("records of aborted transactions are copied, too; gaps in offsets are not")
+    return notes
+
+
+def _group_notes(source: WireClient, link: LinkDefinition, topics: Sequence[PlannedTopic]) -> list[str]:
+    if not link.groups:
+        return []
+    if Ability.POSITIONS not in source.abilities or not uses_offsets(source):
+        return ["the source protocol has no committed offsets of groups, so they are not carried"]
+    notes = []
+    if not can_list_groups(source) and any(is_pattern(group) for group in link.groups):
+        notes.append("the source protocol cannot list groups: name them with --groups to carry their offsets")
+    differing = [topic.topic for topic in topics if topic.offsets != "same"]
+    if differing:
+        notes.append(f"offsets of groups are not carried where offsets differ topics={listed(differing)}")
     return notes
 
 

@@ -396,3 +396,8 @@ def check_definition(link: LinkDefinition) -> None:
             ErrorCode.INVALID_REQUEST,
             f"a link needs 1 to {PATTERNS_MAX} topics or patterns of 1 to {PATTERN_CHARS_MAX} characters each",
         )
+    if len(link.groups) > PATTERNS_MAX or not all(0 < len(group) <= PATTERN_CHARS_MAX for group in link.groups):
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"a link has up to {PATTERNS_MAX} groups or patterns of 1 to {PATTERN_CHARS_MAX} characters each",
+        )
