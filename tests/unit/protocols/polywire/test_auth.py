@@ -11,12 +11,13 @@ from polywire.broker.access import ConfiguredUser
 from polywire.broker.passwords import hash_password
 from polywire.broker.permissions import EVERYTHING, Grants, parse_grants
 from polywire.broker.settings import BrokerSettings
+from polywire.broker.users import LINKS
 from polywire.errors import Busy, Denied, ErrorCode, Missing
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import PREFIX_BYTES, encode_head
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.types import TopicName
-from tests.unit.protocols.polywire.peer import Answer, Peer, batch_of
+from tests.unit.protocols.polywire.peer import Answer, CapturedOutput, Peer, batch_of
 
 WAIT_S = 60.0
 HASH = hash_password("wonderland")
@@ -247,3 +248,17 @@ def test_a_malformed_login_gets_an_error() -> None:
     assert peer.session.receive(memoryview(frame)) == len(frame) >= PREFIX_BYTES
     (answer,) = peer.frames()
     assert answer.error.code is ErrorCode.INVALID_REQUEST
+
+
+def test_links_commit_for_any_group_and_own_none() -> None:
+    peer = closed("group,consume")
+    bob, new = messages.Commit("shop.orders", 0, 1, "bobs", 3), messages.Commit("shop.orders", 0, 1, "new", 4)
+    log_in(peer, "bob")
+    peer.ask(Verb.COMMIT, bob).decode(Head)
+    output = CapturedOutput()
+    output.certified = LINKS
+    links = peer.another(output)
+    for commit in (messages.Commit("shop.orders", 0, 1, "bobs", 5), new):
+        links.ask(Verb.COMMIT, commit).decode(Head)
+    for commit in (bob, new):  # bob's group is still his, and he may use the new one
+        assert not peer.ask(Verb.COMMIT, commit).flags & 2
