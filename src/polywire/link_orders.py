@@ -20,6 +20,8 @@ PAUSED: Final = "paused"
 STARTING: Final = "starting"
 RUNNING: Final = "running"
 FAILING: Final = "failing"
+REVERSIBLE: Final = ("polywire",)
+"""Protocols over which a link can write each record once to its source."""
 LINK_STATES: Final = (STARTING, RUNNING, PAUSED, FAILING)
 
 EVERY_GROUP: Final = "*"
@@ -34,11 +36,13 @@ class Phase(Enum):
         FOLLOWING: it copies the topic, which is read-only for other clients.
         WAITING: as ``FOLLOWING``, and a cut-over waits until everything is copied.
         CUT_OVER: it has ended the copy, and clients may write the topic.
+        REVERSED: as ``CUT_OVER``, and it copies what they write to the source, so that they can go back.
     """
 
     FOLLOWING = "following"
     WAITING = "waiting"
     CUT_OVER = "cut-over"
+    REVERSED = "reversed"
 
 
 class LinkStart(Enum):
@@ -56,12 +60,14 @@ class CutOver(msgspec.Struct, frozen=True):
         ends: by partition, the location at the source after the last record that was copied.
         here: by partition, the offset here after that record.
         at_us: when it was stored.
+        reverse: whether later records are copied to the source.
     """
 
     topic: str
     ends: tuple[int, ...]
     here: tuple[int, ...]
     at_us: int = 0
+    reverse: bool = False
 
 
 class LinkDefinition(msgspec.Struct, frozen=True):
@@ -104,17 +110,19 @@ class LinkDefinition(msgspec.Struct, frozen=True):
 
 
 class Closing(msgspec.Struct, frozen=True):
-    """A cut-over of one topic that waits.
+    """A cut-over of one topic that waits, or the end of one: a fall-back.
 
     Attributes:
         number: identifies the request.
-        quiet_ms: how long the source must be at rest before.
+        quiet_ms: for how long nothing must be written before.
+        reverse: whether the cut-over is reversed.
         is_held: it is being stored. The topic must not be copied until it is decided.
     """
 
     number: int
     quiet_ms: int
     is_held: bool = False
+    reverse: bool = False
 
 
 class LinkOrders(msgspec.Struct, frozen=True):

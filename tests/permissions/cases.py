@@ -156,6 +156,7 @@ def _http() -> Iterator[Case]:
         f"{PREFIX}/links/{{link}}/paused": b'{"paused": true}',
         f"{PREFIX}/links/{{link}}/cut-over": b"{}",
         f"{PREFIX}/links/{{link}}/cut-over/cancel": b"{}",
+        f"{PREFIX}/links/{{link}}/fall-back": b"{}",
     }
     names = {"{partition}": "0", "{group}": "g", "{link}": "old"}
     for one in ENDPOINTS:

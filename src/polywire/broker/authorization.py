@@ -35,6 +35,7 @@ INTERNAL: Final[Mapping[Principal, frozenset[Action]]] = {
             Action.GROUP_DESCRIBE,
             Action.OFFSET_FETCH,
             Action.OFFSET_COMMIT,
+            Action.FETCH,
         }
     ),
 }

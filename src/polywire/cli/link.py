@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
@@ -32,6 +33,7 @@ app = App(
 
 Name = Annotated[str, Parameter(help="Name of the link.")]
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
+QuietMs = Annotated[int, Parameter(validator=Number(gte=0, lte=QUIET_MS_MAX))]
 LIST_COLUMNS: Final = ("link", "source", "topics", "state", "lag", "lag_s", "rate")
 STATUS_COLUMNS: Final = ("topic", "state", "partitions", "copied", "lag", "lag_s", "rate", "offsets", "late", "error")
 GROUP_COLUMNS: Final = ("group", "topic", "source", "here", "active", "skipped", "error")
@@ -194,8 +196,8 @@ def _status_rows(topics: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]
 
 
 def _topic_state(topic: Mapping[str, Any]) -> str:
-    if topic["phase"] == Phase.CUT_OVER.value:
-        return "cut-over"
+    if topic["phase"] in (Phase.CUT_OVER.value, Phase.REVERSED.value) and not topic["error"]:
+        return str(topic["phase"])
     return "failing" if topic["error"] else "running"
 
 
@@ -204,6 +206,7 @@ def _topic_state(topic: Mapping[str, Any]) -> str:
     help_epilogue=examples(
         "polywire link cut-over old",
         "polywire link cut-over old --topics 'orders*' --timeout 10m",
+        "polywire link cut-over old --reverse",
     ),
 )
 def cut_over(
@@ -211,7 +214,8 @@ def cut_over(
     *,
     topics: Annotated[tuple[str, ...], Parameter(name=("--topics", "-t"), negative="")] = (),
     timeout: str = "60s",
-    quiet_ms: Annotated[int, Parameter(validator=Number(gte=0, lte=QUIET_MS_MAX))] = QUIET_MS,
+    quiet_ms: QuietMs = QUIET_MS,
+    reverse: Annotated[bool, Parameter(negative="")] = False,
     output: Output = ListFormat.TABLE,
     http: HttpAddress = None,
 ) -> None:
@@ -228,56 +232,112 @@ def cut_over(
         How long to wait, such as 60s or 10m.
     quiet_ms
         Milliseconds for which nothing must arrive at the source.
+    reverse
+        Copy what clients write here from now on to the source, so that they can go back with polywire link fall-back.
     """
-    admin, timeout_s = AdminApi(http), _seconds(timeout)
+    waits_for = "records arrive at the source: stop the producers there"
+    phase = Phase.REVERSED if reverse else Phase.CUT_OVER
+    change = _Change(name, "cut-over", phase, waits_for, {"topics": _split(topics), "quiet_ms": quiet_ms})
+    if reverse:
+        change.body["reverse"] = True
+    change.make(AdminApi(http), timeout, output)
+
+
+@app.command(
+    name="fall-back",
+    help_epilogue=examples(
+        "polywire link fall-back old", "polywire link fall-back old --topics 'orders*' --timeout 10m"
+    ),
+)
+def fall_back(
+    name: Name,
+    *,
+    topics: Annotated[tuple[str, ...], Parameter(name=("--topics", "-t"), negative="")] = (),
+    timeout: str = "60s",
+    quiet_ms: QuietMs = QUIET_MS,
+    output: Output = ListFormat.TABLE,
+    http: HttpAddress = None,
+) -> None:
+    """Follow topics again that were cut over with --reverse: clients write them at the source from now on.
+
+    Stop the producers here first. The command waits until the source has everything. After Ctrl-C or the timeout, clients write here as
+    before.
+
+    Parameters
+    ----------
+    topics
+        Names and patterns of topics, separated by commas; all topics of the link by default.
+    timeout
+        How long to wait, such as 60s or 10m.
+    quiet_ms
+        Milliseconds for which nothing must be written here.
+    """
+    waits_for = "records are written here: stop the producers"
     body = {"topics": _split(topics), "quiet_ms": quiet_ms}
-    rows: Sequence[Mapping[str, Any]] = ()
-    try:
-        rows = _wait_for_cut_over(admin, name, body, timeout_s)
-    finally:
-        if not _are_over(rows):
-            rows = admin.request("POST", _path(name, "cut-over", "cancel"), {"topics": body["topics"]})["topics"]
-    found = [{"topic": row["topic"], "state": row["phase"], "pause_s": round(row["pause_s"], 3)} for row in rows]
-    print_list(found, columns=CUT_OVER_COLUMNS, form=output)
-    waiting = [row for row in rows if row["phase"] != Phase.CUT_OVER.value]
-    if waiting:
-        raise Failed(
-            f"not cut over in time, so the link follows as before: {_reason(waiting)} topics={len(waiting)}"
-            f" timeout={timeout}"
-        )
-    note(f"cut over link={name} topics={len(rows)} pause_s={max([row['pause_s'] for row in rows], default=0):.3f}")
+    _Change(name, "fall-back", Phase.FOLLOWING, waits_for, body).make(AdminApi(http), timeout, output)
 
 
-def _wait_for_cut_over(
-    admin: AdminApi, name: str, body: Mapping[str, Any], timeout_s: float
-) -> Sequence[Mapping[str, Any]]:
-    end, noted_at = time.monotonic() + timeout_s, 0.0
-    while True:
-        found = admin.request("POST", _path(name, "cut-over"), body)
-        rows: Sequence[Mapping[str, Any]] = found["topics"]
-        now = time.monotonic()
-        if _are_over(rows) or now >= end:
-            return rows
-        waiting = [row for row in rows if row["phase"] != Phase.CUT_OVER.value]
-        if now - noted_at >= NOTE_S:
-            noted_at = now
-            note(f"waiting: {_reason(waiting, found['error'])} topics={len(waiting)}")
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A cut-over or a fall-back.
 
+    Attributes:
+        verb: last part of its path.
+        phase: that of its topics afterwards.
+        waits_for: what it waits for if everything is copied.
+        body: of its requests.
+    """
 
-def _are_over(rows: Sequence[Mapping[str, Any]]) -> bool:
-    return bool(rows) and all(row["phase"] == Phase.CUT_OVER.value for row in rows)
+    name: str
+    verb: str
+    phase: Phase
+    waits_for: str
+    body: dict[str, Any]
 
+    def make(self, admin: AdminApi, timeout: str, output: ListFormat) -> None:
+        """Make the change, and print its topics. Raises Failed if it takes too long."""
+        end = time.monotonic() + _seconds(timeout)
+        rows: Sequence[Mapping[str, Any]] = ()
+        try:
+            rows = self._wait(admin, end)
+        finally:
+            if self._waiting(rows) or not rows:
+                body = {"topics": self.body["topics"]}
+                rows = admin.request("POST", _path(self.name, "cut-over", "cancel"), body)["topics"]
+        found = [{"topic": row["topic"], "state": row["phase"], "pause_s": round(row["pause_s"], 3)} for row in rows]
+        print_list(found, columns=CUT_OVER_COLUMNS, form=output)
+        if waiting := self._waiting(rows):
+            reason = self._reason(waiting)
+            raise Failed(f"not done in time, so nothing changes: {reason} topics={len(waiting)} timeout={timeout}")
+        pause_s = max([row["pause_s"] for row in rows], default=0.0)
+        done = "cut over" if self.phase is not Phase.FOLLOWING else "fallen back"
+        note(f"{done} link={self.name} topics={len(rows)} pause_s={pause_s:.3f}")
 
-def _reason(waiting: Sequence[Mapping[str, Any]], error: str = "") -> str:
-    """Return what a cut-over waits for."""
-    error = error or next((row["error"] for row in waiting if row["error"]), "")
-    if error:
-        return f"the link fails: {escaped(error)}"
-    behind = [row for row in waiting if row["lag"]]
-    if behind:
-        facts = " ".join(f"{row['topic']}={row['lag']}" for row in behind[:5])
-        return f"records are not copied yet lag: {facts}"
-    return "records arrive at the source: stop the producers there"
+    def _wait(self, admin: AdminApi, end: float) -> Sequence[Mapping[str, Any]]:
+        noted_at = 0.0
+        while True:
+            found = admin.request("POST", _path(self.name, self.verb), self.body)
+            rows: Sequence[Mapping[str, Any]] = found["topics"]
+            waiting, now = self._waiting(rows), time.monotonic()
+            if (rows and not waiting) or now >= end:
+                return rows
+            if now - noted_at >= NOTE_S:
+                noted_at = now
+                note(f"waiting: {self._reason(waiting, found['error'])} topics={len(waiting)}")
+
+    def _waiting(self, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        return [row for row in rows if row["phase"] != self.phase.value]
+
+    def _reason(self, waiting: Sequence[Mapping[str, Any]], error: str = "") -> str:
+        """Return what the change waits for."""
+        error = error or next((row["error"] for row in waiting if row["error"]), "")
+        if error:
+            return f"the link fails: {escaped(error)}"
+        behind = [row for row in waiting if row["lag"]]
+        if behind:
+            facts = " ".join(f"{row['topic']}={row['lag']}" for row in behind[:5])
+            return f"records are not copied yet lag: {facts}"
+        return self.waits_for
 
 
 @app.command(help_epilogue=examples("polywire link pause old"))

@@ -58,6 +58,19 @@ class LinkEndpoints:
                 {
                     "topics": "list of topics and patterns; all topics of the link by default",
                     "quiet_ms": f"milliseconds for which nothing must arrive at the source; {QUIET_MS} by default",
+                    "reverse": "true copies later records to the source",
+                },
+            ),
+            Endpoint(
+                "POST",
+                f"{path}/fall-back",
+                alter,
+                "Follow topics again whose cut-over was reversed, as soon as the source has everything: repeat it until all "
+                "are followed",
+                self._fall_back,
+                {
+                    "topics": "list of topics and patterns; all topics of the link by default",
+                    "quiet_ms": f"milliseconds for which nothing must be written here; {QUIET_MS} by default",
                 },
             ),
             Endpoint(
@@ -106,13 +119,13 @@ class LinkEndpoints:
         return _summary(await self._links.pause(call.path["link"], paused=_boolean(call, "paused")))
 
     async def _cut_over(self, call: ApiCall) -> Any:
-        quiet_ms = call.body.get("quiet_ms", QUIET_MS)
-        if type(quiet_ms) is not int or not 0 <= quiet_ms <= QUIET_MS_MAX:
-            raise Invalid(
-                ErrorCode.INVALID_REQUEST, f"quiet_ms is out of range limit={QUIET_MS_MAX} got={quiet_ms!r:.40}"
-            )
+        patterns, reverse = _patterns(call, "topics", ()), _boolean(call, "reverse", default=False)
+        link = call.path["link"]
+        return _phases(await self._links.cut_over(link, patterns, quiet_ms=_quiet_ms(call), reverse=reverse))
+
+    async def _fall_back(self, call: ApiCall) -> Any:
         patterns = _patterns(call, "topics", ())
-        return _phases(await self._links.cut_over(call.path["link"], patterns, quiet_ms=quiet_ms))
+        return _phases(await self._links.fall_back(call.path["link"], patterns, quiet_ms=_quiet_ms(call)))
 
     async def _cancel_cut_over(self, call: ApiCall) -> Any:
         return _phases(await self._links.cancel_cut_over(call.path["link"], _patterns(call, "topics", ())))
@@ -169,6 +182,13 @@ def _patterns(call: ApiCall, name: str, default: tuple[str, ...] | None) -> tupl
     if not isinstance(found, list | tuple) or not all(isinstance(pattern, str) for pattern in found):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} must be a list of names and patterns")
     return tuple(found)
+
+
+def _quiet_ms(call: ApiCall) -> int:
+    quiet_ms = call.body.get("quiet_ms", QUIET_MS)
+    if type(quiet_ms) is not int or not 0 <= quiet_ms <= QUIET_MS_MAX:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"quiet_ms is out of range limit={QUIET_MS_MAX} got={quiet_ms!r:.40}")
+    return quiet_ms
 
 
 def _boolean(call: ApiCall, name: str, *, default: bool | None = None) -> bool:

@@ -1,7 +1,7 @@
 """Carry the committed offsets of consumer groups between the two ends of a link.
 
-* A group is active where it has members. Its offsets are carried from there to the other end, and from the source if it
-  has no members anywhere, unless its last members were here.
+* A group is active where it has members. Its offsets are carried from there to the other end. If it has no members, they
+  are carried from the end that clients write, unless its last members were at the other end.
 * Offsets are carried only up to the end of the copy, and only in partitions whose records have the same offsets.
 * An offset moves backwards only if it moved backwards at the active end, because a user has reset it there.
 * Groups have their own connection to the source, so their requests do not delay the copy.
@@ -36,8 +36,19 @@ BOTH: Final = "both"
 
 Key = tuple[str, str]
 """Group and topic."""
-Carried = Mapping[str, Sequence[int | None]]
-"""By topic and partition, the offset up to which offsets are the same at both ends; None where they differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """How far groups of a topic have the same offsets at both ends.
+
+    Attributes:
+        ends: the end of the copy by partition; None where offsets differ.
+        is_reversed: whether the source is the copy.
+    """
+
+    ends: Sequence[int | None]
+    is_reversed: bool = False
 
 
 @dataclass(slots=True)
@@ -107,7 +118,7 @@ class GroupSync:
         source: str,
         patterns: Sequence[str],
         target: PolywireClient,
-        carried: Callable[[], Carried],
+        carried: Callable[[], Mapping[str, Carried]],
         report: Callable[[tuple[GroupReport, ...], str], None],
     ) -> None:
         """Prepare to carry offsets.
@@ -167,7 +178,7 @@ class GroupSync:
         self._due.clear()
         waiting = self._done
         carried = self._carried()
-        topics = {topic: len(ends) for topic, ends in carried.items()}
+        topics = {topic: len(copy.ends) for topic, copy in carried.items()}
         here = await group_states(self._target, topics, ())
         there = await group_states(source, topics, self._patterns)
         found: list[GroupReport] = []
@@ -181,7 +192,7 @@ class GroupSync:
             self._finish()
 
     async def _carry(
-        self, source: WireClient, key: Key, theirs: GroupState, ours: GroupState, ends: Sequence[int | None]
+        self, source: WireClient, key: Key, theirs: GroupState, ours: GroupState, copy: Carried
     ) -> GroupReport:
         """Carry the offsets of one group on one topic."""
         group, topic = key
@@ -193,7 +204,8 @@ class GroupSync:
         if active == BOTH:
             error = "the group has members at both ends: stop those of one end"
         else:
-            is_here = self._last_active.get(key) == HERE and bool(theirs.offsets)
+            ends, last = copy.ends, self._last_active.get(key, HERE if copy.is_reversed else SOURCE)
+            is_here = last == HERE and (copy.is_reversed or bool(theirs.offsets))
             end, client = (HERE, source) if is_here else (SOURCE, self._target)
             leading, following = (ours, theirs) if is_here else (theirs, ours)
             skipped = len([number for number in leading.offsets if self._end(ends, number) is None])

@@ -47,13 +47,16 @@ class LinkedTopic:
         tokens: dict[bytes, None] | None = None,
         *,
         claims: bool = False,
+        begins_at: Sequence[int] | None = None,
     ) -> None:
         """Prepare to follow a topic.
 
         Args:
             tokens: those of the link's publishes whose outcome is unknown.
             claims: make the topic read-only for all other clients of the target. Only the broker's own process may.
+            begins_at: by partition, the location to begin at in a topic that both ends have already.
         """
+        self._begins_at: Final = begins_at
         self._claims: Final = claims
         self._link: Final = link
         self.topic: Final = topic
@@ -171,9 +174,13 @@ class LinkedTopic:
         try:
             known = await self._known_positions(count)
         except Missing:
+            if self._begins_at is not None:
+                raise
             with suppress(Conflict):  # another client created it
                 await self._target.create_topic(self.topic, count)
             known = await self._known_positions(count)
+        if self._begins_at is not None:
+            known = await self.skip_to(self._begins_at)
         if self._claims:
             await self._claim(count, known)
             known = await self._known_positions(count)
@@ -204,6 +211,17 @@ class LinkedTopic:
         for writer in await self._target.writers(prefix):
             found[writer.writer] = max(writer.number, found.get(writer.writer, 0))
         return {(name := f"{prefix}{number}"): found.get(name) for number in range(count)}
+
+    async def skip_to(self, locations: Sequence[int]) -> dict[str, int | None]:
+        """Store positions at these locations or after them. Return the position of each partition by its writer."""
+        known = await self._known_positions(len(locations))
+        for (writer, position), location in zip(known.items(), locations, strict=True):
+            if position is None or position < location:
+                for step in _steps(location if position is None else position, location):
+                    await self._target.publish(writer, step, [])
+                await self._target.publish(writer, location, [])
+                known[writer] = location
+        return known
 
     async def _claim(self, count: int, known: dict[str, int | None]) -> None:
         """Make the topic read-only for all other clients. Raises Conflict if it is no copy of the source."""
@@ -270,6 +288,11 @@ class LinkedTopic:
             skipped=self._skipped,
             shifted=len(self._shifted),
         )
+
+    @property
+    def copy(self) -> PolywireClient:
+        """The connection to the end that the link writes."""
+        return self._target
 
     @property
     def locations(self) -> tuple[int, ...]:

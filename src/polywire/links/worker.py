@@ -41,7 +41,7 @@ from polywire.link_orders import (
     Phase,
     PlannedTopic,
 )
-from polywire.links.groups import GroupSync, can_list_groups, matching_groups
+from polywire.links.groups import Carried, GroupSync, can_list_groups, matching_groups
 from polywire.links.topic import LinkedTopic
 from polywire.matching import is_pattern, matches
 
@@ -88,6 +88,7 @@ class _TopicTask:
         ends: ends of the source's partitions, as last seen; they have not changed since ``rests_since``.
         waits_since: since when a cut-over waits; None if none does.
         settled: number of the cut-over that was proposed to the broker. Nothing is copied until that request has ended.
+        fall_back_s: how long a fall-back took, if it was one that began to follow the topic.
     """
 
     def __init__(self, topic: LinkedTopic) -> None:
@@ -100,10 +101,12 @@ class _TopicTask:
         self.rests_since = 0.0
         self.waits_since: float | None = None
         self.settled = 0
+        self.fall_back_s = 0.0
 
     def report(self, *, error: str = "") -> LinkReport:
+        """Return the state of the topic."""
         phase = Phase.FOLLOWING if self.waits_since is None else Phase.WAITING
-        return msgspec.structs.replace(self.topic.report(), error=error, phase=phase)
+        return msgspec.structs.replace(self.topic.report(), error=error, phase=phase, pause_s=self.fall_back_s)
 
 
 class _Ended:
@@ -112,28 +115,50 @@ class _Ended:
     Attributes:
         rested_since: since when the source has been at rest.
         is_open: whether clients may write the topic here.
+        is_locked: a fall-back has made the topic read-only again, and waits for the broker's decision.
+        back: copies to the source, if the cut-over is reversed and there is a connection.
+        settled: number of the fall-back that was proposed to the broker.
+        ends: ends of the partitions here, as last seen; they have not changed since ``rests_since``.
     """
 
     def __init__(self, cut_over: CutOver, rested_since: float | None) -> None:
         self.cut_over: Final = cut_over
         self._rested_since: Final = rested_since
         self.is_open = False
+        self.is_locked = False
+        self.back: LinkedTopic | None = None
         self.pause_s = 0.0
         self.due = 0.0
         self.late = 0
+        self.settled = 0
+        self.ends: tuple[int, ...] = ()
+        self.rests_since = 0.0
+        self.waits_since: float | None = None
+        self.retry_s = 0.0
+        self.error = ""
+        self.reported_at = float("-inf")
 
     @property
-    def carried(self) -> tuple[int | None, ...]:
+    def carried(self) -> Carried:
         """The end of the copy by partition; None where the offsets differ."""
         pairs = zip(self.cut_over.ends, self.cut_over.here, strict=True)
-        return tuple([end if end == here else None for end, here in pairs])
+        ends = tuple([end if end == here else None for end, here in pairs])
+        if self.back is not None and self.back.carried:
+            pushed = zip(ends, self.back.carried, strict=True)
+            ends = tuple([None if end is None else position for end, position in pushed])
+        return Carried(ends, is_reversed=self.cut_over.reverse)
 
     def opened(self) -> None:
         self.is_open = True
         self.pause_s = 0.0 if self._rested_since is None else time.monotonic() - self._rested_since
 
     def report(self, link: str) -> LinkReport:
-        phase = Phase.CUT_OVER if self.is_open else Phase.WAITING
+        phase = Phase.REVERSED if self.cut_over.reverse else Phase.CUT_OVER
+        if not self.is_open or self.is_locked:
+            phase = Phase.WAITING
+        if self.back is not None:
+            found = self.back.report()
+            return msgspec.structs.replace(found, error=self.error, phase=phase, pause_s=self.pause_s)
         partitions = len(self.cut_over.ends)
         return LinkReport(link, self.cut_over.topic, partitions, phase=phase, late=self.late, pause_s=self.pause_s)
 
@@ -146,9 +171,12 @@ class Follower:
         self._target: Final = target
         self._report: Final = report
         self._tokens: Final[dict[bytes, None]] = {}
+        self._back_tokens: Final[dict[bytes, None]] = {}
         self._tasks: dict[str, _TopicTask] = {}
         self._ended: Final[dict[str, _Ended]] = {}
         self._closing: dict[str, Closing] = {}
+        self._fallen_back: Final[dict[str, float]] = {}  # since when nothing was written here, until it is followed
+        self._listed_at = float("-inf")
         self._groups: Final = GroupSync(link.source, link.groups, target, self._carried, self._carried_groups)
         self._last_report = LinkReport(link.name)
         self._stopping: Final = asyncio.Event()
@@ -169,11 +197,16 @@ class Follower:
                 task = self._tasks.pop(cut_over.topic, None)
                 since = None if task is None or task.waits_since is None else max(task.rests_since, task.waits_since)
                 self._ended[cut_over.topic] = _Ended(cut_over, since)
-        for name, task in self._tasks.items():
+        for name in self._ended.keys() - {cut_over.topic for cut_over in link.cut_overs}:
+            ended = self._ended.pop(name)
+            self._fallen_back[name] = max(ended.rests_since, ended.waits_since or 0.0)
+            self._listed_at = float("-inf")
+        known: dict[str, _TopicTask | _Ended] = {**self._tasks, **self._ended}
+        for name, waiting in known.items():
             if name not in closing:
-                task.waits_since = None
-            elif task.waits_since is None:
-                task.waits_since = time.monotonic()
+                waiting.waits_since = None
+            elif waiting.waits_since is None:
+                waiting.waits_since = time.monotonic()
         self._ordered.set()
 
     async def run(self) -> None:
@@ -192,9 +225,9 @@ class Follower:
         self._last_report = msgspec.structs.replace(self._last_report, **changes)
         self._report(self._last_report)
 
-    def _carried(self) -> dict[str, Sequence[int | None]]:
+    def _carried(self) -> dict[str, Carried]:
         """Return up to which offsets groups have the same offsets at both ends, by topic."""
-        found: dict[str, Sequence[int | None]] = {name: task.topic.carried for name, task in self._tasks.items()}
+        found = {name: Carried(task.topic.carried) for name, task in self._tasks.items()}
         for name, ended in self._ended.items():
             found[name] = ended.carried
         return found
@@ -228,11 +261,13 @@ class Follower:
 
     async def _follow(self, source: WireClient) -> None:
         self._tasks = {}
-        listed_at = float("-inf")
+        for ended in self._ended.values():
+            ended.back = None
+        self._listed_at = float("-inf")
         while not self._stopping.is_set():
-            if time.monotonic() - listed_at >= LIST_S:
+            if time.monotonic() - self._listed_at >= LIST_S:
+                self._listed_at = time.monotonic()
                 await self._list(source)
-                listed_at = time.monotonic()
             moved = False
             for name in list(self._tasks):
                 if self._stopping.is_set():
@@ -241,6 +276,7 @@ class Follower:
                 if task is not None and not self._is_held(task) and task.due <= time.monotonic():
                     moved |= await self._step(task)
             await self._open_ended()
+            moved |= await self._push(source)
             await self._watch_ended(source)
             if not moved:
                 await self._wait(CLOSING_IDLE_S if self._closing else IDLE_S)
@@ -254,6 +290,8 @@ class Follower:
             for name in names
             if self.link.cut_over(name) is None
         }
+        for name in self._fallen_back.keys() & self._tasks.keys():
+            self._tasks[name].fall_back_s = time.monotonic() - self._fallen_back.pop(name)
         self.order(self.link, self._closing)
 
     def _is_held(self, task: _TopicTask) -> bool:
@@ -294,14 +332,21 @@ class Follower:
         if time.monotonic() - task.rests_since < closing.quiet_ms / 1e3:
             return False
         here = tuple([part.next_offset for part in await self._target.bounds(name)])
-        settled = CutOver(name, task.topic.locations, here)
+        settled = CutOver(name, task.topic.locations, here, reverse=closing.reverse)
         task.settled = closing.number  # if that request has ended meanwhile, the broker ignores the report
         self._report(msgspec.structs.replace(task.report(), settled=settled, closing=closing.number))
         return True
 
     async def _open_ended(self) -> None:
         """Let clients write the topics that were cut over. Raises Unavailable if the broker is lost."""
-        waiting = [(name, ended) for name, ended in self._ended.items() if not ended.is_open]
+        for name, ended in self._ended.items():
+            if ended.is_locked and name not in self._closing:  # the fall-back was cancelled
+                ended.is_locked = ended.is_open = False
+        waiting = [
+            (name, ended)
+            for name, ended in self._ended.items()
+            if not ended.is_open and not (name in self._closing and self._closing[name].is_held)
+        ]
         if waiting and self.link.groups:
             await self._groups.carry_now()
         for name, ended in waiting:
@@ -314,10 +359,71 @@ class Follower:
             ended.opened()
             self._report(ended.report(self.link.name))
 
+    async def _push(self, source: WireClient) -> bool:
+        """Copy to the source what clients write here after a reversed cut-over. Return whether there was something."""
+        moved = False
+        for name, ended in list(self._ended.items()):
+            if not ended.is_open or not ended.cut_over.reverse or ended.due > time.monotonic():
+                continue
+            closing = self._closing.get(name)
+            if closing is not None and (closing.is_held or closing.number == ended.settled):
+                continue
+            moved |= await self._push_one(source, name, ended)
+        return moved
+
+    async def _push_one(self, source: WireClient, name: str, ended: _Ended) -> bool:
+        assert isinstance(source, PolywireClient), "REVERSIBLE"
+        begun, moved, error = time.monotonic(), False, ""
+        if ended.back is None:
+            begins_at = ended.cut_over.here
+            ended.back = LinkedTopic(self.link, name, self._target, source, self._back_tokens, begins_at=begins_at)
+        back = ended.back
+        try:
+            moved = await back.step()
+            ended.retry_s = 0.0
+            if back.report().shifted and ended.cut_over.ends == ended.cut_over.here:
+                error = "other clients write to the source, so offsets differ: stop them, or fall back"
+            if back.ends != ended.ends:
+                ended.ends, ended.rests_since = back.ends, begun
+            await self._fall_back(name, ended, back)
+        except Unavailable:
+            back.forget()
+            raise
+        except BrokerError as failure:
+            back.forget()
+            await self._target.ping()
+            ended.retry_s = min(max(PAUSE_FIRST_S, 2 * ended.retry_s), PAUSE_MAX_S)
+            ended.due = time.monotonic() + ended.retry_s
+            error = reason_of(failure)
+        if error != ended.error or time.monotonic() - ended.reported_at >= REPORT_S:
+            ended.error, ended.reported_at = error, time.monotonic()
+            self._report(ended.report(self.link.name))
+        return moved
+
+    async def _fall_back(self, name: str, ended: _Ended, back: LinkedTopic) -> None:
+        """Propose to follow the topic again, if a fall-back waits and the source has everything."""
+        closing = self._closing.get(name)
+        if closing is None or not back.is_complete:
+            return
+        if time.monotonic() - ended.rests_since < closing.quiet_ms / 1e3:
+            return
+        await self._target.link_topic(name, self.link.name)
+        ended.is_locked = True
+        while await back.step():  # what was written until now
+            pass
+        if not back.is_complete:
+            return
+        ends = await reader_of(back.copy, name).extents(len(back.ends))
+        forward = LinkedTopic(self.link, name, back.copy, self._target, self._tokens)
+        await forward.skip_to([end for _, end in ends])
+        settled = CutOver(name, tuple([end for _, end in ends]), back.ends)
+        ended.settled = closing.number
+        self._report(msgspec.structs.replace(ended.report(self.link.name), settled=settled, closing=closing.number))
+
     async def _watch_ended(self, source: WireClient) -> None:
         """Count the records that were written at the source after a cut-over."""
         for name, ended in list(self._ended.items()):
-            if not ended.is_open or ended.due > time.monotonic():
+            if not ended.is_open or ended.cut_over.reverse or ended.due > time.monotonic():
                 continue
             ended.due = time.monotonic() + LATE_S
             with suppress(Missing, Invalid):  # it was deleted at the source

@@ -22,7 +22,17 @@ from polywire.broker.users import LINKS, Principal
 from polywire.choices import missing
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Unavailable
 from polywire.http.links import CHECK_S
-from polywire.link_orders import Closing, CutOver, LinkDefinition, LinkOrders, LinkPlan, LinkReport, LinkView, Phase
+from polywire.link_orders import (
+    REVERSIBLE,
+    Closing,
+    CutOver,
+    LinkDefinition,
+    LinkOrders,
+    LinkPlan,
+    LinkReport,
+    LinkView,
+    Phase,
+)
 from polywire.matching import WORD, consists_of, matches
 from polywire.server.child import connect_child, kill, start_child
 from polywire.server.worker_process import LINE_BYTES_MAX, WorkerProcess
@@ -157,7 +167,7 @@ class Links(WorkerProcess):
     # Cut-over
 
     def _settled(self, name: str, cut_over: CutOver, number: int) -> None:
-        """Store a cut-over that the process proposes, unless the request has ended."""
+        """Store a cut-over or a fall-back that the process proposes, unless the request has ended."""
         waiting = self._closing.get(name, {}).get(cut_over.topic)
         if waiting is None or waiting.closing.is_held or waiting.closing.number != number:
             return
@@ -166,10 +176,12 @@ class Links(WorkerProcess):
 
     async def _store_cut_over(self, name: str, cut_over: CutOver) -> None:
         link = self._definitions[name]
+        others = tuple([other for other in link.cut_overs if other.topic != cut_over.topic])
         stored = msgspec.structs.replace(cut_over, at_us=self._broker.clock.now_us())
+        now = others if len(others) < len(link.cut_overs) else (*others, stored)  # without it after a fall-back
         error: BrokerError | None = None
         try:
-            await self._store(name, msgspec.structs.replace(link, cut_overs=(*link.cut_overs, stored)), sends=False)
+            await self._store(name, msgspec.structs.replace(link, cut_overs=now), sends=False)
         except BrokerError as failure:
             error = failure
             self._log.warning("cannot store a cut-over", link=name, topic=cut_over.topic, reason=failure.message)
@@ -197,37 +209,70 @@ class Links(WorkerProcess):
             self._end_closing(name, late)
             self.begin()
 
-    async def cut_over(self, name: str, patterns: Sequence[str], *, quiet_ms: int) -> LinkView:
+    async def cut_over(self, name: str, patterns: Sequence[str], *, quiet_ms: int, reverse: bool = False) -> LinkView:
         """Let the topics that match be cut over as soon as everything is copied. Wait for a change.
 
         It has to be called again and again: after ``LEASE_S`` without a call, the link follows the topics as before.
-        Raises Missing(LINK_MISSING, TOPIC_MISSING), Conflict(TOPIC_LINKED) if the link is paused.
+        Raises Missing(LINK_MISSING, TOPIC_MISSING), Conflict(TOPIC_LINKED) if the link is paused, and
+        Invalid(INVALID_REQUEST) if the protocol of the source does not permit to reverse it.
         """
         link = self._definition(name)
+        scheme = link.address.partition("://")[0].partition("+")[0]
+        if reverse and scheme not in REVERSIBLE:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"a link cannot write each record exactly once to a source over {scheme}: cut over without --reverse"
+                f" protocols={','.join(REVERSIBLE)}",
+            )
+        topics = [topic for topic in self._matching(link, patterns) if link.cut_over(topic) is None]
+        phase = Phase.REVERSED if reverse else Phase.CUT_OVER
+        done = [topic for topic in self._matching(link, patterns) if link.cut_over(topic) is not None]
+        return await self._close(link, topics, Closing(0, quiet_ms, reverse=reverse), phase, done)
+
+    async def fall_back(self, name: str, patterns: Sequence[str], *, quiet_ms: int) -> LinkView:
+        """Follow topics again whose cut-over was reversed, as soon as the source has everything. See ``cut_over``.
+
+        Raises Conflict(TOPIC_LINKED) if no topic that matches was cut over with ``reverse``.
+        """
+        link = self._definition(name)
+        known = self._matching(link, patterns)
+        found = {topic: link.cut_over(topic) for topic in known}
+        topics = [topic for topic, cut_over in found.items() if cut_over is not None and cut_over.reverse]
+        done = [topic for topic, cut_over in found.items() if cut_over is None]
+        if not topics and not done:
+            raise Conflict(
+                ErrorCode.TOPIC_LINKED,
+                "the topics were cut over without --reverse, so the source does not have what was written here"
+                f" link={name!r} topics={','.join(known[:10])}",
+            )
+        return await self._close(link, topics, Closing(0, quiet_ms), Phase.FOLLOWING, done)
+
+    async def _close(
+        self, link: LinkDefinition, topics: Sequence[str], request: Closing, phase: Phase, done: Sequence[str]
+    ) -> LinkView:
+        """Let these topics reach a phase, and wait a moment for it. ``done``: topics that may have reached it."""
+        name = link.name
         if link.paused:
             raise Conflict(
                 ErrorCode.TOPIC_LINKED,
                 f"the link is paused: resume it first (polywire link resume {name}) link={name!r}",
             )
-        topics = self._matching(link, patterns)
         until, is_new = time.monotonic() + LEASE_S, False
         closing = self._closing.setdefault(name, {})
         for topic in topics:
-            if link.cut_over(topic) is not None:
-                continue
             if topic not in closing:
-                closing[topic] = _Waiting(Closing(next(self._numbers), quiet_ms), until)
+                closing[topic] = _Waiting(msgspec.structs.replace(request, number=next(self._numbers)), until)
                 is_new = True
             closing[topic].until = until
+        topics = sorted([*topics, *done])
         if is_new:
             self.begin()
         if not closing:
             del self._closing[name]
         asyncio.get_running_loop().call_later(LEASE_S, self._expire, name)
-        if not self._are_open(name, topics):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CHANGE_S), self._changed:
-                    await self._changed.wait_for(lambda: self._are_open(name, topics))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CHANGE_S), self._changed:
+                await self._changed.wait_for(lambda: self._are_in(phase, name, topics))
         return self._chosen(name, topics)
 
     async def cancel_cut_over(self, name: str, patterns: Sequence[str]) -> LinkView:
@@ -254,10 +299,10 @@ class Links(WorkerProcess):
                 raise missing(ErrorCode.TOPIC_MISSING, "topic", pattern, known, facts=f"link={link.name!r}")
         return [topic for topic in known if not patterns or any(matches(pattern, topic) for pattern in patterns)]
 
-    def _are_open(self, name: str, topics: Iterable[str]) -> bool:
+    def _are_in(self, phase: Phase, name: str, topics: Iterable[str]) -> bool:
         reports = self._reports.get(name, {})
         return name not in self._definitions or all(
-            topic in reports and reports[topic].phase is Phase.CUT_OVER for topic in topics
+            topic in reports and reports[topic].phase is phase for topic in topics
         )
 
     def _chosen(self, name: str, topics: Iterable[str]) -> LinkView:

@@ -107,6 +107,7 @@ WITHOUT_NAMES: Final = {
     ("link", "resume"),
     ("link", "delete"),
     ("link", "cut-over"),
+    ("link", "fall-back"),
     # a bucket: tests/unit/cli/test_cluster.py
     ("cluster", "check"),
     ("cluster", "init"),

@@ -81,9 +81,13 @@ class Links:
         self.views[name] = LinkView(link, {})
         return self.views[name]
 
-    async def cut_over(self, name: str, patterns: Sequence[str], *, quiet_ms: int) -> LinkView:
-        report = LinkReport("old", "orders", phase=Phase.CUT_OVER, pause_s=quiet_ms / 1000)
+    async def cut_over(self, name: str, patterns: Sequence[str], *, quiet_ms: int, reverse: bool = False) -> LinkView:
+        phase = Phase.REVERSED if reverse else Phase.CUT_OVER
+        report = LinkReport("old", "orders", phase=phase, pause_s=quiet_ms / 1000)
         return LinkView(self.find(name).link, dict.fromkeys(patterns or ("orders",), report))
+
+    async def fall_back(self, name: str, patterns: Sequence[str], *, quiet_ms: int) -> LinkView:
+        return LinkView(self.find(name).link, {"orders": LinkReport("old", "orders", pause_s=quiet_ms / 1000)})
 
     async def cancel_cut_over(self, name: str, patterns: Sequence[str]) -> LinkView:
         return LinkView(self.find(name).link, {"orders": LinkReport("old", "orders")})
