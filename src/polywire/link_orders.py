@@ -20,7 +20,7 @@ PAUSED: Final = "paused"
 STARTING: Final = "starting"
 RUNNING: Final = "running"
 FAILING: Final = "failing"
-REVERSIBLE: Final = ("polywire",)
+REVERSIBLE: Final = ("kafka", "polywire")
 """Protocols over which a link can write each record once to its source."""
 LINK_STATES: Final = (STARTING, RUNNING, PAUSED, FAILING)
 
@@ -61,6 +61,7 @@ class CutOver(msgspec.Struct, frozen=True):
         here: by partition, the offset here after that record.
         at_us: when it was stored.
         reverse: whether later records are copied to the source.
+        producer: id of the producer that copies them, if the source is Kafka.
     """
 
     topic: str
@@ -68,6 +69,7 @@ class CutOver(msgspec.Struct, frozen=True):
     here: tuple[int, ...]
     at_us: int = 0
     reverse: bool = False
+    producer: int = -1
 
 
 class LinkDefinition(msgspec.Struct, frozen=True):

@@ -42,6 +42,7 @@ from polywire.link_orders import (
     PlannedTopic,
 )
 from polywire.links.groups import Carried, GroupSync, can_list_groups, matching_groups
+from polywire.links.kafka_return import KafkaReturn
 from polywire.links.topic import LinkedTopic
 from polywire.matching import is_pattern, matches
 
@@ -126,7 +127,7 @@ class _Ended:
         self._rested_since: Final = rested_since
         self.is_open = False
         self.is_locked = False
-        self.back: LinkedTopic | None = None
+        self.back: LinkedTopic | KafkaReturn | None = None
         self.pause_s = 0.0
         self.due = 0.0
         self.late = 0
@@ -146,7 +147,7 @@ class _Ended:
         if self.back is not None and self.back.carried:
             pushed = zip(ends, self.back.carried, strict=True)
             ends = tuple([None if end is None else position for end, position in pushed])
-        return Carried(ends, is_reversed=self.cut_over.reverse)
+        return Carried(ends, is_reversed=self.cut_over.reverse and self.is_open)
 
     def opened(self) -> None:
         self.is_open = True
@@ -274,7 +275,7 @@ class Follower:
                     return
                 task = self._tasks.get(name)  # None if it was cut over meanwhile
                 if task is not None and not self._is_held(task) and task.due <= time.monotonic():
-                    moved |= await self._step(task)
+                    moved |= await self._step(source, task)
             await self._open_ended()
             moved |= await self._push(source)
             await self._watch_ended(source)
@@ -299,7 +300,7 @@ class Follower:
         closing = self._closing.get(task.topic.topic)
         return closing is not None and (closing.is_held or closing.number == task.settled)
 
-    async def _step(self, task: _TopicTask) -> bool:
+    async def _step(self, source: WireClient, task: _TopicTask) -> bool:
         begun, moved, error = time.monotonic(), False, ""
         try:
             moved = await task.topic.step()
@@ -316,14 +317,14 @@ class Follower:
         now = time.monotonic()
         if task.topic.ends != task.ends:
             task.ends, task.rests_since = task.topic.ends, begun
-        if not error and await self._settle(task):
+        if not error and await self._settle(source, task):
             return moved
         if error != task.error or now - task.reported_at >= REPORT_S:
             task.error, task.reported_at = error, now
             self._report(task.report(error=error))
         return moved
 
-    async def _settle(self, task: _TopicTask) -> bool:
+    async def _settle(self, source: WireClient, task: _TopicTask) -> bool:
         """Propose the cut-over of a topic if one waits, and everything is copied. Return whether it was proposed."""
         name = task.topic.topic
         closing = self._closing.get(name)
@@ -332,7 +333,8 @@ class Follower:
         if time.monotonic() - task.rests_since < closing.quiet_ms / 1e3:
             return False
         here = tuple([part.next_offset for part in await self._target.bounds(name)])
-        settled = CutOver(name, task.topic.locations, here, reverse=closing.reverse)
+        producer = await source.new_producer() if closing.reverse and isinstance(source, KafkaClient) else -1
+        settled = CutOver(name, task.topic.locations, here, reverse=closing.reverse, producer=producer)
         task.settled = closing.number  # if that request has ended meanwhile, the broker ignores the report
         self._report(msgspec.structs.replace(task.report(), settled=settled, closing=closing.number))
         return True
@@ -372,12 +374,8 @@ class Follower:
         return moved
 
     async def _push_one(self, source: WireClient, name: str, ended: _Ended) -> bool:
-        assert isinstance(source, PolywireClient), "REVERSIBLE"
         begun, moved, error = time.monotonic(), False, ""
-        if ended.back is None:
-            begins_at = ended.cut_over.here
-            ended.back = LinkedTopic(self.link, name, self._target, source, self._back_tokens, begins_at=begins_at)
-        back = ended.back
+        back = ended.back = ended.back or self._back(source, ended.cut_over)
         try:
             moved = await back.step()
             ended.retry_s = 0.0
@@ -400,7 +398,14 @@ class Follower:
             self._report(ended.report(self.link.name))
         return moved
 
-    async def _fall_back(self, name: str, ended: _Ended, back: LinkedTopic) -> None:
+    def _back(self, source: WireClient, cut_over: CutOver) -> LinkedTopic | KafkaReturn:
+        if isinstance(source, KafkaClient):
+            return KafkaReturn(self.link.name, cut_over, self._target, source)
+        assert isinstance(source, PolywireClient), "REVERSIBLE"
+        begins_at = cut_over.here
+        return LinkedTopic(self.link, cut_over.topic, self._target, source, self._back_tokens, begins_at=begins_at)
+
+    async def _fall_back(self, name: str, ended: _Ended, back: LinkedTopic | KafkaReturn) -> None:
         """Propose to follow the topic again, if a fall-back waits and the source has everything."""
         closing = self._closing.get(name)
         if closing is None or not back.is_complete:

@@ -47,7 +47,7 @@ REQUESTS = {
         messages.ConfigureTopic("t", {"compression": "lz4"}),
     ),
     "link t": (
-        "08000000 17 00 0000 05000000 08000000 93 a174 a36f6c64 02",
+        "08000000 18 00 0000 05000000 08000000 93 a174 a36f6c64 02",
         Verb.LINK_TOPIC,
         5,
         messages.LinkTopic("t", "old"),

@@ -36,7 +36,7 @@ class Verb(IntEnum):
     PURGE_TOPIC = 20
     DELETE_TOPIC = 21
     CONFIGURE_TOPIC = 22
-    LINK_TOPIC = 23
+    LINK_TOPIC = 24
     BOUNDS = 32
     FETCH = 33
     PRODUCE = 34
