@@ -47,6 +47,7 @@ class ErrorCode(Enum):
     EPOCH_ENDED = "epoch_ended"
     TOPIC_EXISTS = "topic_exists"
     TOPIC_REPLACED = "topic_replaced"
+    TOPIC_LINKED = "topic_linked"
     GROUP_EXISTS = "group_exists"
     GROUP_NOT_EMPTY = "group_not_empty"
     GROUP_REBALANCING = "group_rebalancing"

@@ -20,7 +20,29 @@ PAUSED: Final = "paused"
 STARTING: Final = "starting"
 RUNNING: Final = "running"
 FAILING: Final = "failing"
+REVERSIBLE: Final = ("kafka", "polywire")
+"""Protocols over which a link can write each record once to its source."""
 LINK_STATES: Final = (STARTING, RUNNING, PAUSED, FAILING)
+
+EVERY_GROUP: Final = "*"
+QUIET_MS: Final = 300
+QUIET_MS_MAX: Final = 60_000
+
+
+class Phase(Enum):
+    """What the link does with one topic.
+
+    Attributes:
+        FOLLOWING: it copies the topic, which is read-only for other clients.
+        WAITING: as ``FOLLOWING``, and a cut-over waits until everything is copied.
+        CUT_OVER: it has ended the copy, and clients may write the topic.
+        REVERSED: as ``CUT_OVER``, and it copies what they write to the source, so that they can go back.
+    """
+
+    FOLLOWING = "following"
+    WAITING = "waiting"
+    CUT_OVER = "cut-over"
+    REVERSED = "reversed"
 
 
 class LinkStart(Enum):
@@ -30,12 +52,34 @@ class LinkStart(Enum):
     LATEST = "latest"
 
 
+class CutOver(msgspec.Struct, frozen=True):
+    """The end of the copy of one topic, from which on clients write the topic here.
+
+    Attributes:
+        topic: full name.
+        ends: by partition, the location at the source after the last record that was copied.
+        here: by partition, the offset here after that record.
+        at_us: when it was stored.
+        reverse: whether later records are copied to the source.
+        producer: id of the producer that copies them, if the source is Kafka.
+    """
+
+    topic: str
+    ends: tuple[int, ...]
+    here: tuple[int, ...]
+    at_us: int = 0
+    reverse: bool = False
+    producer: int = -1
+
+
 class LinkDefinition(msgspec.Struct, frozen=True):
     """A link, as it is stored. Fields are only added at the end, with a default.
 
     Attributes:
         source: URL of the broker to read from, with its password.
         topics: names and patterns of the topics to follow.
+        groups: names and patterns of the consumer groups whose offsets are carried.
+        cut_overs: topics that were cut over.
     """
 
     name: str
@@ -44,6 +88,12 @@ class LinkDefinition(msgspec.Struct, frozen=True):
     start: LinkStart = LinkStart.EARLIEST
     paused: bool = False
     created_at_us: int = 0
+    groups: tuple[str, ...] = (EVERY_GROUP,)
+    cut_overs: tuple[CutOver, ...] = ()
+
+    def cut_over(self, topic: str) -> CutOver | None:
+        """Return the cut-over of a topic, or None if the topic is followed."""
+        return next((found for found in self.cut_overs if found.topic == topic), None)
 
     @property
     def address(self) -> str:
@@ -61,10 +111,51 @@ class LinkDefinition(msgspec.Struct, frozen=True):
         return f"{WRITER_PREFIX}{self.name}/{digest}/"
 
 
+class Closing(msgspec.Struct, frozen=True):
+    """A cut-over of one topic that waits, or the end of one: a fall-back.
+
+    Attributes:
+        number: identifies the request.
+        quiet_ms: for how long nothing must be written before.
+        reverse: whether the cut-over is reversed.
+        is_held: it is being stored. The topic must not be copied until it is decided.
+    """
+
+    number: int
+    quiet_ms: int
+    is_held: bool = False
+    reverse: bool = False
+
+
 class LinkOrders(msgspec.Struct, frozen=True):
-    """All links to run. It replaces the links of earlier messages."""
+    """All links. They replace the links of earlier messages.
+
+    Attributes:
+        closing: cut-overs that wait, by link and topic.
+    """
 
     links: tuple[LinkDefinition, ...]
+    closing: dict[str, dict[str, Closing]] = {}
+
+
+class GroupReport(msgspec.Struct, frozen=True):
+    """A consumer group on one topic, with its offsets at both ends.
+
+    Attributes:
+        source: sum of the offsets that it has committed at the source.
+        here: sum of the offsets that it has committed here.
+        active: where it has members: ``source``, ``here``, ``both``, or empty.
+        skipped: partitions whose offsets cannot be carried, because records have other offsets here.
+        error: why its offsets were not carried.
+    """
+
+    group: str
+    topic: str
+    source: int = 0
+    here: int = 0
+    active: str = ""
+    skipped: int = 0
+    error: str = ""
 
 
 class LinkReport(msgspec.Struct, frozen=True):
@@ -80,6 +171,12 @@ class LinkReport(msgspec.Struct, frozen=True):
         skipped: records that retention removed at the source before they were copied.
         shifted: partitions in which records have another offset than at the source.
         error: why the last attempt failed; empty if it succeeded.
+        late: records that were written at the source after the cut-over. They are not copied.
+        pause_s: seconds from the last record at the source until clients could write here, after a cut-over.
+        settled: the cut-over that is possible now, for the request ``closing``. The process does not copy the topic until
+            that request has ended.
+        groups: the groups whose offsets the link carries, in reports without a topic.
+        group_error: why the offsets of groups are not carried.
     """
 
     link: str
@@ -92,6 +189,13 @@ class LinkReport(msgspec.Struct, frozen=True):
     skipped: int = 0
     shifted: int = 0
     error: str = ""
+    phase: Phase = Phase.FOLLOWING
+    late: int = 0
+    pause_s: float = 0.0
+    settled: CutOver | None = None
+    closing: int = 0
+    groups: tuple[GroupReport, ...] = ()
+    group_error: str = ""
 
 
 class PlannedTopic(msgspec.Struct, frozen=True):
@@ -120,6 +224,7 @@ class LinkPlan(msgspec.Struct, frozen=True):
         kind: name of the error's class.
         code: value of the error's code.
         notes: what the source's protocol cannot provide.
+        groups: names of the groups whose offsets the link would carry.
     """
 
     topics: tuple[PlannedTopic, ...] = ()
@@ -127,6 +232,7 @@ class LinkPlan(msgspec.Struct, frozen=True):
     kind: str = ""
     code: str = ""
     message: str = ""
+    groups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +254,17 @@ class LinkView:
     def error(self) -> str:
         """The reason why the link, or one of its topics, fails."""
         return next((report.error for _, report in sorted(self.reports.items()) if report.error), "")
+
+    @property
+    def groups(self) -> tuple[GroupReport, ...]:
+        """The groups whose offsets the link carries."""
+        return self.reports[""].groups if "" in self.reports else ()
+
+    @property
+    def group_error(self) -> str:
+        """Why the offsets of groups are not carried, for the link as a whole or for one group."""
+        whole = self.reports[""].group_error if "" in self.reports else ""
+        return whole or next((group.error for group in self.groups if group.error), "")
 
     def topics(self) -> Iterator[LinkReport]:
         """Yield the reports on topics, sorted by name."""

@@ -38,6 +38,7 @@ def samples() -> list[bytes]:
         (Verb.DESCRIBE, messages.Describe("t"), b""),
         (Verb.GROW_TOPIC, messages.GrowTopic("t", 4), b""),
         (Verb.CONFIGURE_TOPIC, messages.ConfigureTopic("t", {"compaction": 1}), b""),
+        (Verb.LINK_TOPIC, messages.LinkTopic("t", "old"), b""),
         (Verb.PURGE_TOPIC, messages.PurgeTopic("t"), b""),
         (Verb.DELETE_TOPIC, messages.DeleteTopic("u"), b""),
         (Verb.BEGIN_PARTITION, messages.BeginPartition("t", 2, 7), b""),

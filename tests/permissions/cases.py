@@ -151,7 +151,14 @@ def _http() -> Iterator[Case]:
         Action.USER_ALTER: b'{"password": "pass-word", "active": true}',
     }
     words = {"redrive": b"{}", "resend": b'{"partition": 0, "offset": 0}'}
-    names = {"{partition}": "0", "{group}": "g"}
+    paths = {
+        f"{PREFIX}/links/{{link}}": b'{"source": "kafka://old:9092", "topics": ["a"]}',
+        f"{PREFIX}/links/{{link}}/paused": b'{"paused": true}',
+        f"{PREFIX}/links/{{link}}/cut-over": b"{}",
+        f"{PREFIX}/links/{{link}}/cut-over/cancel": b"{}",
+        f"{PREFIX}/links/{{link}}/fall-back": b"{}",
+    }
+    names = {"{partition}": "0", "{group}": "g", "{link}": "old"}
     for one in ENDPOINTS:
         action = one.action
         made = {
@@ -167,7 +174,11 @@ def _http() -> Iterator[Case]:
         for name, value in (names | made).items():
             path = path.replace(name, value)
         headers = {} if one.method == "GET" else change
-        body = words.get(one.path.rpartition("/")[2]) or bodies.get(action, b"")
+        body = (
+            (paths.get(PREFIX + one.path, b"") if one.method == "POST" else b"")
+            or words.get(one.path.rpartition("/")[2])
+            or bodies.get(action, b"")
+        )
         sent = request(one.method, PREFIX + path, headers, body)
         for needed in one.actions:
             yield Case("http", f"{one.method} {PREFIX}{one.path}", needed, sent)
@@ -195,6 +206,7 @@ def _polywire() -> Iterator[Case]:
         (Verb.DESCRIBE, a.TOPIC_DESCRIBE, m.Describe(TOPIC), b""),
         (Verb.GROW_TOPIC, a.TOPIC_ALTER, m.GrowTopic(TOPIC, 3), b""),
         (Verb.CONFIGURE_TOPIC, a.TOPIC_ALTER, m.ConfigureTopic(TOPIC, {"compression": "lz4"}), b""),
+        (Verb.LINK_TOPIC, a.TOPIC_LINK, m.LinkTopic(TOPIC, ""), b""),
         (Verb.PURGE_TOPIC, a.TOPIC_PURGE, m.PurgeTopic(TOPIC), b""),
         (Verb.DELETE_TOPIC, a.TOPIC_DELETE, m.DeleteTopic(TOPIC), b""),
         (Verb.BEGIN_PARTITION, a.TOPIC_CREATE, m.BeginPartition(TOPIC, 0, 0), b""),

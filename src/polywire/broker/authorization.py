@@ -27,8 +27,15 @@ INTERNAL: Final[Mapping[Principal, frozenset[Action]]] = {
             Action.TOPIC_DESCRIBE,
             Action.TOPIC_LIST,
             Action.TOPIC_CREATE,
+            Action.TOPIC_ALTER,
+            Action.TOPIC_LINK,
             Action.PRODUCE,
             Action.STAGED_PUBLISH,
+            Action.GROUP_LIST,
+            Action.GROUP_DESCRIBE,
+            Action.OFFSET_FETCH,
+            Action.OFFSET_COMMIT,
+            Action.FETCH,
         }
     ),
 }

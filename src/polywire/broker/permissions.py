@@ -224,6 +224,7 @@ class Action(Enum):
     TOPIC_ALTER = "topic.alter", Permission.MANAGE_TOPICS, Resource.TOPIC
     TOPIC_PURGE = "topic.purge", Permission.MANAGE_TOPICS, Resource.TOPIC
     TOPIC_DELETE = "topic.delete", Permission.MANAGE_TOPICS, Resource.TOPIC
+    TOPIC_LINK = "topic.link", Permission.MANAGE_SERVERS, Resource.BROKER
     PRODUCE = "produce", Permission.PRODUCE, Resource.TOPIC, Listed.WRITERS
     STAGED_PUBLISH = "staged.publish", Permission.PRODUCE, Resource.ANY_TOPIC
     FETCH = "fetch", Permission.CONSUME, Resource.TOPIC, Listed.READERS
@@ -271,6 +272,7 @@ ADMINISTRATION: Final = frozenset(
         Action.TOPIC_ALTER,
         Action.TOPIC_PURGE,
         Action.TOPIC_DELETE,
+        Action.TOPIC_LINK,
         Action.GROUP_DELETE,
     }
 )

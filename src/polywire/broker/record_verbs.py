@@ -15,12 +15,12 @@ from functools import partial
 from typing import Final, Protocol
 
 from polywire.broker.changes import ProducerState
-from polywire.broker.owners import NO_CALLER, Caller, Owners, next_owner
+from polywire.broker.owners import LINKS_CALLER, NO_CALLER, Caller, Owners, next_owner
 from polywire.broker.producers import SEQUENCE_MAX, RecentBatch, finish_append
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.sliced import SlicedWork
 from polywire.broker.state import State, is_tracked
-from polywire.broker.topics import Partition
+from polywire.broker.topics import Partition, linked
 from polywire.clock import Clock, ElapsedClock
 from polywire.errors import BrokerError, ErrorCode, Invalid, Missing
 from polywire.log.base import Completion, Handle, Located, Log, PartitionLog, Read, WriteBatch
@@ -71,14 +71,16 @@ class Admission:
         self._clock = clock
         self._owners = owners
 
-    def check(self, partition: Partition, batch: Buffer) -> None:
+    def check(self, partition: Partition, batch: Buffer, *, by: Caller = NO_CALLER) -> None:
         """Check that a batch may be stored.
 
-        Raises Missing(PARTITION_MISSING), Invalid(RECORD_TOO_LARGE), and Invalid(INVALID_BATCH) unless the bytes are
-        exactly one batch.
+        Raises Missing(PARTITION_MISSING), Invalid(RECORD_TOO_LARGE), Conflict(TOPIC_LINKED) for the topic of a link,
+        and Invalid(INVALID_BATCH) unless the bytes are exactly one batch.
         """
         if partition.ended:
             raise Missing(ErrorCode.PARTITION_MISSING, f"partition was deleted partition={partition!r}")
+        if partition.link and by.owner != LINKS_CALLER.owner:
+            raise linked(partition.topic)
         size = len(batch)
         if size < HEADER_BYTES:
             raise Invalid(ErrorCode.INVALID_BATCH, f"batch is shorter than its header bytes={size}")
@@ -109,7 +111,7 @@ class Admission:
         self, partition: Partition, batch: Buffer, *, by: Caller, level: Level, done: Completion[int] | None
     ) -> None:
         """Check and append a batch. Duplicates complete with the original's offset."""
-        self.check(partition, batch)
+        self.check(partition, batch, by=by)
         identity = producer_identity(batch)
         if identity is None:
             self._log.append(partition.log, batch, level=level, done=done)
@@ -309,11 +311,18 @@ class RecordVerbs(Protocol):
         the original, or -1 if that is no longer known. If the buffer is writable, the offset is written into it.
 
         Raises Missing(PARTITION_MISSING), Invalid(INVALID_BATCH, RECORD_TOO_LARGE, SEQUENCE_GAP),
-        Conflict(PRODUCER_FENCED), Denied(DENIED) for another user's producer, Busy(BUSY, DISK_FULL).
+        Conflict(PRODUCER_FENCED), Conflict(TOPIC_LINKED) for the topic of a link, Denied(DENIED) for another user's
+        producer, Busy(BUSY, DISK_FULL).
         """
         self.appended += 1
         length, _, columns, body_bytes = admission_fields(batch)
-        if columns & PRODUCER_BIT or body_bytes > self._plain_bytes_max or length != len(batch) or partition.ended:
+        if (
+            columns & PRODUCER_BIT
+            or body_bytes > self._plain_bytes_max
+            or length != len(batch)
+            or partition.ended
+            or partition.link
+        ):
             self._admission.produce(partition, batch, by=by, level=level, done=done)
         else:
             self._append(partition.log, batch, level=level, done=done)

@@ -211,6 +211,7 @@ class TopicSettings:
         event_sourcing: records are events of aggregates, one aggregate per key; such topics cannot grow.
         wire_options: options of single protocols (ids, policies), by protocol; the broker does not interpret them.
         access: access list for all protocols; None restricts nothing.
+        link: name of the link that writes the topic. While it is set, no other client may (concepts: links).
     """
 
     replication_factor: int = 1
@@ -227,6 +228,7 @@ class TopicSettings:
     event_sourcing: bool = False
     wire_options: Mapping[str, bytes] = field(default_factory=dict)
     access: AccessList | None = None
+    link: str = ""
 
     @property
     def stored_compression(self) -> StoredCompression | None:

@@ -17,13 +17,13 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from polywire.broker import changes
-from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, Owners, next_owner
+from polywire.broker.owners import ITSELF, LINKS_CALLER, NO_CALLER, UNOWNED, Caller, Owners, next_owner
 from polywire.broker.producers import size_of
 from polywire.broker.quotas import Kind
 from polywire.broker.record_verbs import RecordVerbs, producer_identity
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.state import State
-from polywire.broker.topics import Partition, Topic
+from polywire.broker.topics import Partition, Topic, linked
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
 from polywire.log.base import NEVER_US, Completion, Publication, Ranges, Staging
@@ -306,6 +306,7 @@ class StagedPublish:
         now_us = self._clock.now_us()
         self._admit(writer, now_us, by)
         self.check_not_deleted(prepared.incarnations)
+        self._check_unlinked(prepared.incarnations, by)
         change = changes.Published(writer, number, now_us, (), next_owner(self._state.writers.owner(writer), by))
         publishing = _Publishing()
 
@@ -394,6 +395,13 @@ class StagedPublish:
                     ErrorCode.PARTITION_MISSING,
                     f"the partition of a staged batch was deleted incarnation={incarnation}",
                 )
+
+    def _check_unlinked(self, incarnations: Iterable[int], by: Caller) -> None:
+        """Raise Conflict(TOPIC_LINKED) if a link writes a topic, and has begun after the batches were staged."""
+        for incarnation in incarnations:
+            partition = self._state.catalog.find_partition(incarnation)
+            if partition is not None and partition.link and by.owner != LINKS_CALLER.owner:
+                raise linked(partition.topic)
 
     def staged_topics(self, tokens: Sequence[bytes]) -> list[Topic]:
         """Return the topics that have batches under these tokens. Unknown tokens are ignored."""
@@ -491,7 +499,7 @@ class StagingVerbs(RecordVerbs, Protocol):
                 one without this token, the batch is deleted.
         """
         self.appended += 1
-        self._admission.check(partition, batch)
+        self._admission.check(partition, batch, by=by)
         self.staging.stage(token, partition, batch, write=write, by=by, level=level, done=done)
 
     def publish(

@@ -22,18 +22,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
 from polywire.broker import changes
 from polywire.broker.claims import Claims
-from polywire.broker.owners import NO_CALLER, Caller
+from polywire.broker.owners import LINKS_CALLER, NO_CALLER, Caller
 from polywire.broker.quotas import Kind
 from polywire.broker.record_verbs import check_alive
 from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.broker.sliced import OrderedWork, Steps
 from polywire.broker.state import ENTRY_BYTES, WriteBatchVerbs
-from polywire.broker.topics import Catalog, Partition, Topic, missing
+from polywire.broker.topics import Catalog, Partition, Topic, check_unlinked, linked, missing
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
 from polywire.log.base import Completion, Need, PartitionLog
@@ -237,19 +238,23 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         topic: Topic,
         partition_count: int,
         *,
+        by: Caller = NO_CALLER,
         level: Level = Level.SYNCED,
         then: Then | None = None,
         done: Completion[int] | None = None,
     ) -> bool:
         """Add partitions until the topic has this count. Return whether they were added before this returns.
 
-        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Busy(BUSY, DISK_FULL).
+        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Conflict(TOPIC_LINKED) for the topic of a link,
+        Busy(BUSY, DISK_FULL).
 
         Args:
             then: called with the topic as soon as the partitions can be used.
             done: called once the change has reached ``level``, or with an error, such as Busy(BUSY) if another request
                 has changed the partitions. After an error nothing was added.
         """
+        if by.owner != LINKS_CALLER.owner:
+            check_unlinked(topic)
         added = self._check_growth(topic, partition_count)
         if added > AT_ONCE_MAX:
             check = partial(self._check_growth, topic, partition_count, expected=added)
@@ -359,8 +364,12 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     # Delete
 
     def delete_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Completion[int] | None = None) -> None:
-        """Delete a topic with its records, offsets and groups. Raises Missing(TOPIC_MISSING)."""
+        """Delete a topic with its records, offsets and groups.
+
+        Raises Missing(TOPIC_MISSING), and Conflict(TOPIC_LINKED) for the topic of a link.
+        """
         self._catalog.check_alive(topic)
+        check_unlinked(topic)
         self._end(
             changes.TopicDeleted(topic.id), [partition.incarnation for partition in topic.partitions], level, done
         )
@@ -371,8 +380,9 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     ) -> None:
         """Remove the last partitions, with their records and offsets, until the topic has this count, which may be 0.
 
-        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Busy(DISK_FULL).
+        Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Conflict(TOPIC_LINKED), Busy(DISK_FULL).
         """
+        check_unlinked(topic)
         ended = self._catalog.check_shrinking(topic, partition_count)
         if ended:
             change = changes.PartitionsRemoved(topic.id, partition_count)
@@ -434,6 +444,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
             yield from retry_while_busy(partial(self.delete_topic, topic, level=Level.MEMORY))
             return
         change = changes.TopicDeleted(topic.id)
+        check_unlinked(topic)
         yield from retry_while_busy(partial(self.change_all, [change], level=Level.MEMORY, done=None))
         self.claims.release(topic.name.full)
         self._catalog.leaving += len(numbers)
@@ -483,14 +494,47 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     def configure_topic(
         self, topic: Topic, settings: TopicSettings, *, level: Level = Level.SYNCED, done: Completion[int] | None = None
     ) -> None:
-        """Change a topic's settings. Raises Missing(TOPIC_MISSING), Invalid(INVALID_REQUEST), Busy."""
+        """Change a topic's settings, except ``link``. Raises Missing(TOPIC_MISSING), Invalid(INVALID_REQUEST), Busy."""
         settings.check()
         self._catalog.check_alive(topic)
+        settings = replace(settings, link=topic.settings.link)  # another process may not have known it yet
         more = settings.size - topic.settings.size
         self._state.quotas.admit(Kind.TOPICS, NO_CALLER, more, count=0, owner=topic.owner)
+        self._configure(topic, settings, level, done)
+
+    def _configure(self, topic: Topic, settings: TopicSettings, level: Level, done: Completion[int] | None) -> None:
         self.change_all([changes.TopicConfigured(topic.id, settings)], level=level, done=done)
         for partition in topic.partitions:
             partition.configure()
+
+    def link_topic(
+        self, topic: Topic, link: str, *, level: Level = Level.SYNCED, done: Completion[int] | None = None
+    ) -> None:
+        """Let a link write a topic, and no other client; with an empty ``link``, let clients write it again.
+
+        Raises Missing(TOPIC_MISSING), Conflict(TOPIC_LINKED) for the topic of another link, and Busy(BUSY) while the
+        topic has records of open transactions.
+        """
+        self._catalog.check_alive(topic)
+        was = topic.settings.link
+        if link and was not in ("", link):
+            raise linked(topic)
+        if link and not was:
+            self._check_no_transaction(topic)
+        if link != was:
+            self._configure(topic, replace(topic.settings, link=link), level, done)
+        else:
+            self.change_all((), level=level, done=done)
+
+    def _check_no_transaction(self, topic: Topic) -> None:
+        numbers = {partition.incarnation for partition in topic.partitions}
+        for transaction in self._state.transactions:
+            if transaction.is_open and not numbers.isdisjoint(transaction.sequences):
+                raise Busy(
+                    ErrorCode.BUSY,
+                    "the topic has records of an open transaction: end it first"
+                    f" topic={topic.name.full!r} transactional_id={transaction.id!r}",
+                )
 
 
 class RemovalVerbs(WriteBatchVerbs, Protocol):
@@ -506,9 +550,11 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
         """Delete all records of a topic. Offsets continue with the next record.
 
         Return True if all records were deleted before this returns. Otherwise they are deleted before ``done`` is
-        called. After an error, some may remain. Raises Missing(TOPIC_MISSING).
+        called. After an error, some may remain. Raises Missing(TOPIC_MISSING), and Conflict(TOPIC_LINKED) for the topic
+        of a link.
         """
         self._catalog.check_alive(topic)
+        check_unlinked(topic)
         self._log.write()  # assigns offsets to earlier batches, so that they are removed, too
         if len(topic.partitions) > AT_ONCE_MAX:
             ends = [(partition, partition.log.next_offset) for partition in topic.partitions]
@@ -547,10 +593,11 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
     ) -> None:
         """Delete the records below an offset. Do nothing if there are none.
 
-        Raises Missing(PARTITION_MISSING), Missing(OFFSET_OUT_OF_RANGE) for an offset above the end, Busy(DISK_FULL),
-        Unavailable.
+        Raises Missing(PARTITION_MISSING), Missing(OFFSET_OUT_OF_RANGE) for an offset above the end,
+        Conflict(TOPIC_LINKED) for the topic of a link, Busy(DISK_FULL), Unavailable.
         """
         check_alive(partition)
+        check_unlinked(partition.topic)
         self._log.write()  # assigns offsets to earlier batches, so that the end of the partition is known
         if first_offset > partition.log.first_offset:
             # raises if the write above failed, because the end of the partition is then lower again
@@ -564,14 +611,22 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
         self.change_all((), level=level, done=done)
 
     def begin_partition(
-        self, partition: Partition, offset: int, *, level: Level = Level.SYNCED, done: Completion[int] | None = None
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        by: Caller = NO_CALLER,
+        level: Level = Level.SYNCED,
+        done: Completion[int] | None = None,
     ) -> None:
         """Set the offset of the next record of an empty partition. Do nothing if it is not above the present one.
 
         Raises Missing(PARTITION_MISSING), Invalid(INVALID_REQUEST) for a partition with records or an offset out of
-        range, Busy(DISK_FULL), Unavailable.
+        range, Conflict(TOPIC_LINKED) for the topic of a link, Busy(DISK_FULL), Unavailable.
         """
         check_alive(partition)
+        if by.owner != LINKS_CALLER.owner:
+            check_unlinked(partition.topic)
         self._log.write()  # assigns offsets to earlier batches
         log = partition.log
         if offset > BEGIN_MAX or log.first_offset < log.next_offset < offset:
@@ -595,6 +650,8 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
         Args:
             done: called when all deletions have reached ``level``.
         """
+        for topic in topics:
+            check_unlinked(topic)
         if are_many(topics):
             self._log.write()  # assigns offsets to earlier batches, so that they are removed, too
             self._topic_work.put(self._purging_all(topics, level, done))

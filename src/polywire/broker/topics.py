@@ -41,9 +41,10 @@ class Partition:
     Attributes:
         log: the partition's records. Only recovery sees a partition before this is set.
         ended: whether the topic or the partition was deleted.
+        link: name of the link that writes the topic, or empty.
     """
 
-    __slots__ = ("ended", "incarnation", "log", "number", "topic")
+    __slots__ = ("ended", "incarnation", "link", "log", "number", "topic")
 
     log: PartitionLog
 
@@ -52,6 +53,7 @@ class Partition:
         self.number = number
         self.incarnation = incarnation
         self.ended = False
+        self.link = topic.settings.link
 
     def attach(self, log: PartitionLog) -> None:
         """Set the partition's log and apply the topic's settings to it."""
@@ -59,7 +61,8 @@ class Partition:
         self.configure()
 
     def configure(self) -> None:
-        """Apply the topic's settings to the log, after they changed."""
+        """Apply the topic's settings, after they changed."""
+        self.link = self.topic.settings.link
         self.log.compression = self.topic.settings.stored_compression
 
     def __repr__(self) -> str:
@@ -143,6 +146,22 @@ class Topic:
 
     def __repr__(self) -> str:
         return f"Topic({self.name.full!r}, partitions={len(self.partitions)})"
+
+
+def check_unlinked(topic: Topic) -> None:
+    """Raise Conflict(TOPIC_LINKED) if a link writes the topic."""
+    if topic.settings.link:
+        raise linked(topic)
+
+
+def linked(topic: Topic) -> Conflict:
+    """Return the error for a change of a topic that a link writes."""
+    name = topic.settings.link
+    return Conflict(
+        ErrorCode.TOPIC_LINKED,
+        f"the topic is a copy that a link writes: cut it over first (polywire link cut-over {name}), or delete the link"
+        f" topic={topic.name.full!r} link={name!r}",
+    )
 
 
 def is_internal(name: TopicName) -> bool:

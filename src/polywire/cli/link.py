@@ -6,18 +6,21 @@ The commands use the admin API over HTTP, because links are part of the administ
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
 from polywire.cli.admin import AdminApi, HttpAddress
 from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.usage import examples
 from polywire.client.address import split_login
 from polywire.escaping import escaped
-from polywire.link_orders import LinkStart
+from polywire.link_orders import EVERY_GROUP, QUIET_MS, QUIET_MS_MAX, LinkStart, Phase
 
 app = App(
     name="link",
@@ -30,8 +33,13 @@ app = App(
 
 Name = Annotated[str, Parameter(help="Name of the link.")]
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
+QuietMs = Annotated[int, Parameter(validator=Number(gte=0, lte=QUIET_MS_MAX))]
 LIST_COLUMNS: Final = ("link", "source", "topics", "state", "lag", "lag_s", "rate")
-STATUS_COLUMNS: Final = ("topic", "state", "partitions", "copied", "lag", "lag_s", "rate", "offsets", "error")
+STATUS_COLUMNS: Final = ("topic", "state", "partitions", "copied", "lag", "lag_s", "rate", "offsets", "late", "error")
+GROUP_COLUMNS: Final = ("group", "topic", "source", "here", "active", "skipped", "error")
+CUT_OVER_COLUMNS: Final = ("topic", "state", "pause_s")
+UNITS_S: Final = {"s": 1, "m": 60, "h": 3600}
+NOTE_S: Final = 5.0  # interval of notes on what a cut-over waits for
 PLAN_COLUMNS: Final = ("topic", "partitions", "records", "creates", "offsets", "error")
 
 
@@ -48,6 +56,7 @@ def create(
     from_: Annotated[str, Parameter(name="--from")],
     topics: Annotated[tuple[str, ...], Parameter(name=("--topics", "-t"), negative="")],
     start: LinkStart = LinkStart.EARLIEST,
+    groups: Annotated[tuple[str, ...], Parameter(negative="")] = (EVERY_GROUP,),
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     output: Output = ListFormat.TABLE,
     http: HttpAddress = None,
@@ -65,11 +74,13 @@ def create(
         Names and patterns with * and ?, separated by commas; the option can be repeated.
     start
         Where to begin with a topic: earliest copies all its records, latest only new ones.
+    groups
+        Names and patterns of consumer groups whose committed offsets are carried in both directions; all by default, '' for none.
     dry_run
         Show what the link would do with each topic, without creating it.
     """
-    patterns = [pattern for words in topics for pattern in words.split(",") if pattern]
-    body = {"source": _with_password(from_), "topics": patterns, "start": start.value, "dry_run": dry_run}
+    body = {"source": _with_password(from_), "topics": _split(topics), "start": start.value, "dry_run": dry_run}
+    body["groups"] = _split(groups)
     plan = AdminApi(http).request("POST", _path(name), body)
     rows = [{**topic, "error": topic["error"] or "-"} for topic in plan["topics"]]
     if dry_run:
@@ -80,7 +91,23 @@ def create(
     if failed:
         raise Failed(f"the link would fail: {failed[0]}")
     records = sum(topic["records"] for topic in plan["topics"])
-    note(f"{'would create' if dry_run else 'created'} link={name} topics={len(rows)} records={records}")
+    note(
+        f"{'would create' if dry_run else 'created'} link={name} topics={len(rows)} records={records}"
+        f" groups={len(plan['groups'])}"
+    )
+
+
+def _seconds(text: str) -> float:
+    number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS_S else (text, "s")
+    if not number.isdecimal():
+        raise Failed(
+            f"timeout is invalid (use a number of seconds, minutes or hours, such as 60s, 10m or 1h) got={text!r}"
+        )
+    return float(int(number) * UNITS_S[unit])
+
+
+def _split(words: Sequence[str]) -> list[str]:
+    return [pattern for word in words for pattern in word.split(",") if pattern]
 
 
 def _with_password(url: str) -> str:
@@ -121,28 +148,196 @@ def _numbers(found: Mapping[str, Any]) -> dict[str, object]:
 
 
 @app.command(help_epilogue=examples("polywire link status old", "polywire link status old --output json"))
-def status(name: Name, *, output: Output = ListFormat.TABLE, http: HttpAddress = None) -> None:
-    """Show the state of a link, and of each topic that it follows: lag in records and seconds, and records per second."""
+def status(
+    name: Name,
+    *,
+    groups: Annotated[bool, Parameter(negative="")] = False,
+    output: Output = ListFormat.TABLE,
+    http: HttpAddress = None,
+) -> None:
+    """Show the state of a link, and of each topic that it follows: lag in records and seconds, and records per second.
+
+    Parameters
+    ----------
+    groups
+        Show the consumer groups instead of the topics: the sums of their offsets at both ends, and where they have members.
+    """
     link = AdminApi(http).request("GET", _path(name))
+    if groups:
+        rows = [_group_row(group) for group in link["group_reports"]]
+        print_list(rows, columns=GROUP_COLUMNS, form=output)
+        reason = f" error={json.dumps(escaped(link['group_error']))}" if link["group_error"] else ""
+        note(f"link={name} source={link['source']} groups={link['carried_groups']}{reason}")
+        return
     print_list(_status_rows(link["topic_reports"]), columns=STATUS_COLUMNS, form=output)
     reason = f" error={json.dumps(escaped(link['error']))}" if link["error"] else ""
     facts = " ".join(f"{key}={value}" for key, value in _numbers(link).items())
     note(f"link={name} source={link['source']} state={link['state']} {facts}{reason}")
 
 
+def _group_row(group: Mapping[str, Any]) -> dict[str, object]:
+    return {**group, "active": group["active"] or "-", "error": group["error"] or "-"}
+
+
 def _status_rows(topics: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
     return [
         {
             "topic": topic["topic"],
-            "state": "failing" if topic["error"] else "running",
+            "state": _topic_state(topic),
             "partitions": topic["partitions"],
             "copied": topic["copied"],
             **_numbers(topic),
             "offsets": "differ" if topic["shifted"] else "same",
+            "late": topic["late"],
             "error": topic["error"] or "-",
         }
         for topic in topics
     ]
+
+
+def _topic_state(topic: Mapping[str, Any]) -> str:
+    if topic["phase"] in (Phase.CUT_OVER.value, Phase.REVERSED.value) and not topic["error"]:
+        return str(topic["phase"])
+    return "failing" if topic["error"] else "running"
+
+
+@app.command(
+    name="cut-over",
+    help_epilogue=examples(
+        "polywire link cut-over old",
+        "polywire link cut-over old --topics 'orders*' --timeout 10m",
+        "polywire link cut-over old --reverse",
+    ),
+)
+def cut_over(
+    name: Name,
+    *,
+    topics: Annotated[tuple[str, ...], Parameter(name=("--topics", "-t"), negative="")] = (),
+    timeout: str = "60s",
+    quiet_ms: QuietMs = QUIET_MS,
+    reverse: Annotated[bool, Parameter(negative="")] = False,
+    output: Output = ListFormat.TABLE,
+    http: HttpAddress = None,
+) -> None:
+    """End the copy of topics: clients write them here from now on.
+
+    Stop the producers at the source first. The command waits until everything is copied and nothing more has arrived at the source for
+    a moment. After Ctrl-C or the timeout, the link follows the topics as before.
+
+    Parameters
+    ----------
+    topics
+        Names and patterns of topics that the link follows, separated by commas; all of them by default.
+    timeout
+        How long to wait, such as 60s or 10m.
+    quiet_ms
+        Milliseconds for which nothing must arrive at the source.
+    reverse
+        Copy what clients write here from now on to the source, so that they can go back with polywire link fall-back.
+    """
+    waits_for = "records arrive at the source: stop the producers there"
+    phase = Phase.REVERSED if reverse else Phase.CUT_OVER
+    change = _Change(name, "cut-over", phase, waits_for, {"topics": _split(topics), "quiet_ms": quiet_ms})
+    if reverse:
+        change.body["reverse"] = True
+    change.make(AdminApi(http), timeout, output)
+
+
+@app.command(
+    name="fall-back",
+    help_epilogue=examples(
+        "polywire link fall-back old", "polywire link fall-back old --topics 'orders*' --timeout 10m"
+    ),
+)
+def fall_back(
+    name: Name,
+    *,
+    topics: Annotated[tuple[str, ...], Parameter(name=("--topics", "-t"), negative="")] = (),
+    timeout: str = "60s",
+    quiet_ms: QuietMs = QUIET_MS,
+    output: Output = ListFormat.TABLE,
+    http: HttpAddress = None,
+) -> None:
+    """Follow topics again that were cut over with --reverse: clients write them at the source from now on.
+
+    Stop the producers here first. The command waits until the source has everything. After Ctrl-C or the timeout, clients write here as
+    before.
+
+    Parameters
+    ----------
+    topics
+        Names and patterns of topics, separated by commas; all topics of the link by default.
+    timeout
+        How long to wait, such as 60s or 10m.
+    quiet_ms
+        Milliseconds for which nothing must be written here.
+    """
+    waits_for = "records are written here: stop the producers"
+    body = {"topics": _split(topics), "quiet_ms": quiet_ms}
+    _Change(name, "fall-back", Phase.FOLLOWING, waits_for, body).make(AdminApi(http), timeout, output)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A cut-over or a fall-back.
+
+    Attributes:
+        verb: last part of its path.
+        phase: that of its topics afterwards.
+        waits_for: what it waits for if everything is copied.
+        body: of its requests.
+    """
+
+    name: str
+    verb: str
+    phase: Phase
+    waits_for: str
+    body: dict[str, Any]
+
+    def make(self, admin: AdminApi, timeout: str, output: ListFormat) -> None:
+        """Make the change, and print its topics. Raises Failed if it takes too long."""
+        end = time.monotonic() + _seconds(timeout)
+        rows: Sequence[Mapping[str, Any]] = ()
+        try:
+            rows = self._wait(admin, end)
+        finally:
+            if self._waiting(rows) or not rows:
+                body = {"topics": self.body["topics"]}
+                rows = admin.request("POST", _path(self.name, "cut-over", "cancel"), body)["topics"]
+        found = [{"topic": row["topic"], "state": row["phase"], "pause_s": round(row["pause_s"], 3)} for row in rows]
+        print_list(found, columns=CUT_OVER_COLUMNS, form=output)
+        if waiting := self._waiting(rows):
+            reason = self._reason(waiting)
+            raise Failed(f"not done in time, so nothing changes: {reason} topics={len(waiting)} timeout={timeout}")
+        pause_s = max([row["pause_s"] for row in rows], default=0.0)
+        done = "cut over" if self.phase is not Phase.FOLLOWING else "fallen back"
+        note(f"{done} link={self.name} topics={len(rows)} pause_s={pause_s:.3f}")
+
+    def _wait(self, admin: AdminApi, end: float) -> Sequence[Mapping[str, Any]]:
+        noted_at = 0.0
+        while True:
+            found = admin.request("POST", _path(self.name, self.verb), self.body)
+            rows: Sequence[Mapping[str, Any]] = found["topics"]
+            waiting, now = self._waiting(rows), time.monotonic()
+            if (rows and not waiting) or now >= end:
+                return rows
+            if now - noted_at >= NOTE_S:
+                noted_at = now
+                note(f"waiting: {self._reason(waiting, found['error'])} topics={len(waiting)}")
+
+    def _waiting(self, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        return [row for row in rows if row["phase"] != self.phase.value]
+
+    def _reason(self, waiting: Sequence[Mapping[str, Any]], error: str = "") -> str:
+        """Return what the change waits for."""
+        error = error or next((row["error"] for row in waiting if row["error"]), "")
+        if error:
+            return f"the link fails: {escaped(error)}"
+        behind = [row for row in waiting if row["lag"]]
+        if behind:
+            facts = " ".join(f"{row['topic']}={row['lag']}" for row in behind[:5])
+            return f"records are not copied yet lag: {facts}"
+        return self.waits_for
 
 
 @app.command(help_epilogue=examples("polywire link pause old"))

@@ -70,11 +70,18 @@ class PartitionBounds:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic. ``name`` is the full name. ``id`` is 16 bytes, or empty if the protocol has none."""
+    """A topic.
+
+    Attributes:
+        name: full name.
+        id: 16 bytes, or empty if the protocol has none.
+        link: name of the link that writes the topic. Only the ``polywire`` protocol has it.
+    """
 
     name: str
     id: bytes
     partition_count: int
+    link: str = ""
 
     @property
     def partitions(self) -> int:

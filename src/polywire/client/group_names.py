@@ -18,7 +18,7 @@ async def group_names(client: WireClient, topic: str | None = None) -> Sequence[
         case PolywireClient() | KafkaClient():
             return sorted({group.name for group in await client.groups() if topic in (None, group.topic)})
         case IggyClient() if topic is not None:
-            return await client.group_names(topic)
+            return list(await client.group_members(topic))
         case _:
             return None
 

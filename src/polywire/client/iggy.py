@@ -409,13 +409,13 @@ class IggyClient(Scope):
         del self._members[group, topic, member]
         connection.fail(Unavailable(ErrorCode.STOPPING, "the member has left"))
 
-    async def group_names(self, topic: str) -> list[str]:
-        """Return the names of a topic's groups.
+    async def group_members(self, topic: str) -> dict[str, int]:
+        """Return how many members each group of a topic has.
 
         In this version, groups only have numbers. The name of group 1 is ``group-1``.
         """
         payload = await self._connection.ask(Code.GET_GROUPS, topic_ident(topic))
-        return [f"group-{number}" for number in _checked(client_codec.read_groups, payload)]
+        return {f"group-{number}": count for number, count in _checked(client_codec.read_groups, payload).items()}
 
     def _member(self, group: str, topic: str, member: str) -> BrokerConnection:
         connection = self._members.get((group, topic, member))

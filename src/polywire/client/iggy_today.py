@@ -469,8 +469,8 @@ class IggyTodayClient(IggyClient):
             raise Missing(ErrorCode.MEMBER_MISSING, "this connection is not a member of the group")
         return Membership(*found)
 
-    async def group_names(self, topic: str) -> list[str]:
-        """Return the names of a topic's groups."""
+    async def group_members(self, topic: str) -> dict[str, int]:
+        """Return how many members each group of a topic has."""
         return _checked(today_codec.read_groups, await self._connection.ask(Code.GET_GROUPS, topic_ident(topic)))
 
     async def commit(

@@ -74,6 +74,7 @@ FETCH_RECORDS: Final = 1_000_000
 BATCH_BYTES: Final = 900_000
 RECORD_ROOM_BYTES: Final = 64  # upper bound for the size of a record without key and value
 TIMEOUT_MS: Final = 30_000
+SEQUENCES: Final = 1 << 31
 LATEST: Final = -1
 EARLIEST: Final = -2
 _ACKS: Final = {Level.MEMORY: 1, Level.WRITTEN: 1, Level.SYNCED: -1}
@@ -563,8 +564,11 @@ class KafkaClient(Scope):
 
     async def _append(self, topic: str, partition: int, records: Sequence[Record], level: Level) -> int:
         """Append one batch, and return the offset of its first record. Raises BrokerError."""
+        return await self._append_batch(topic, partition, encode_batch(records), level)
+
+    async def _append_batch(self, topic: str, partition: int, batch: bytes, level: Level) -> int:
         topic_type = schema.request(Api.PRODUCE).Topics
-        entries = [topic_type.Partitions(index=partition, records=encode_batch(records))]
+        entries = [topic_type.Partitions(index=partition, records=batch)]
         topics = [topic_type(name=topic, partitions=entries)]
         answer: ProduceResponse = await self._cluster.ask_leader(
             topic,
@@ -580,6 +584,39 @@ class KafkaClient(Scope):
             self._counts.pop(topic, None)
         check(entry)
         return entry.base_offset
+
+    async def new_producer(self) -> int:
+        """Return an unused producer id, whose epoch is 0."""
+        answers = await self._cluster.ask_all(
+            Api.INIT_PRODUCER_ID, transactional_id=None, transaction_timeout_ms=TIMEOUT_MS
+        )
+        for answer in answers:
+            check(answer)
+        return int(answers[0].producer_id)
+
+    async def append_next(
+        self, topic: str, partition: int, records: Sequence[Record], *, producer: int, sequence: int
+    ) -> list[Produced]:
+        """Append records only if their sequence numbers follow the producer's last one in the partition.
+
+        Batches that were appended before are not appended again. Raises Invalid(SEQUENCE_GAP).
+
+        Args:
+            topic: full name.
+            partition: number of the partition, from 0.
+            records: records to append.
+            producer: as returned by ``new_producer``.
+            sequence: number of the first record. Numbers start again at 0 after 2^31 - 1.
+        """
+        produced: list[Produced] = []
+        for part in _batches(range(len(records)), records):
+            at = (sequence + part[0]) % SEQUENCES
+            batch = encode_batch(
+                [records[row] for row in part], producer_id=producer, producer_epoch=0, base_sequence=at
+            )
+            offset = await self._append_batch(topic, partition, batch, Level.SYNCED)
+            produced += [Produced(partition, offset + index) for index in range(len(part))]
+        return produced
 
     async def stored_at_us(self, topic: str, partition: int, offset: int) -> int | None:
         """Return the timestamp of the first record from an offset on.

@@ -317,6 +317,16 @@ class PolywireClient(Scope):
         """
         await self._ask(Verb.CONFIGURE_TOPIC, messages.ConfigureTopic(topic, settings), Head)
 
+    async def link_topic(self, topic: str, link: str) -> None:
+        """Let only a link write a topic. With an empty name, let all clients write it again.
+
+        Raises:
+            Missing: TOPIC_MISSING.
+            Conflict: TOPIC_LINKED if another link writes the topic.
+            Busy: the topic has records of an open transaction.
+        """
+        await self._ask(Verb.LINK_TOPIC, messages.LinkTopic(topic, link), Head)
+
     async def purge_topic(self, topic: str) -> None:
         """Remove all records of a topic. Offsets continue after the removed records.
 
@@ -345,7 +355,7 @@ class PolywireClient(Scope):
     async def topics(self) -> list[TopicInfo]:
         """Return the topics that this user may produce to or consume from, sorted by name."""
         answer = await self._ask(Verb.TOPICS, messages.ListTopics(), messages.TopicList)
-        return [TopicInfo(entry.name, entry.id, entry.partition_count) for entry in answer.topics]
+        return [TopicInfo(entry.name, entry.id, entry.partition_count, entry.link) for entry in answer.topics]
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
         """Return the first and next offset of each partition, in order of their numbers. Raises Missing(TOPIC_MISSING).

@@ -11,7 +11,7 @@ from polywire.broker.permissions import Action
 from polywire.choices import choice
 from polywire.errors import ErrorCode, Invalid, Unavailable
 from polywire.http.endpoints import ApiCall, Endpoint
-from polywire.link_orders import LinkDefinition, LinkStart, LinkView
+from polywire.link_orders import EVERY_GROUP, QUIET_MS, QUIET_MS_MAX, LinkDefinition, LinkReport, LinkStart, LinkView
 
 if TYPE_CHECKING:
     from polywire.http.process import Links, Process
@@ -32,6 +32,7 @@ class LinkEndpoints:
             "source": "URL of the broker to read from: scheme://host:port, with a login if it needs one",
             "topics": "list of topics and patterns with * and ?",
             "start": "earliest (default) or latest",
+            "groups": "list of groups and patterns whose offsets are carried; all by default",
             "dry_run": "true only shows what the link would do",
         }
         describe, alter = Action.SERVER_DESCRIBE, Action.CLUSTER_ALTER
@@ -46,6 +47,39 @@ class LinkEndpoints:
                 "Pause or resume a link",
                 self._pause,
                 {"paused": "true or false"},
+            ),
+            Endpoint(
+                "POST",
+                f"{path}/cut-over",
+                alter,
+                "Cut over topics as soon as everything is copied: repeat it until all are; without it, the link follows "
+                "them again after some seconds",
+                self._cut_over,
+                {
+                    "topics": "list of topics and patterns; all topics of the link by default",
+                    "quiet_ms": f"milliseconds for which nothing must arrive at the source; {QUIET_MS} by default",
+                    "reverse": "true copies later records to the source",
+                },
+            ),
+            Endpoint(
+                "POST",
+                f"{path}/fall-back",
+                alter,
+                "Follow topics again whose cut-over was reversed, as soon as the source has everything: repeat it until all "
+                "are followed",
+                self._fall_back,
+                {
+                    "topics": "list of topics and patterns; all topics of the link by default",
+                    "quiet_ms": f"milliseconds for which nothing must be written here; {QUIET_MS} by default",
+                },
+            ),
+            Endpoint(
+                "POST",
+                f"{path}/cut-over/cancel",
+                alter,
+                "Let the link follow topics again whose cut-over waits",
+                self._cancel_cut_over,
+                {"topics": "list of topics and patterns; all topics of the link by default"},
             ),
             Endpoint("DELETE", path, alter, "Delete a link; topics remain", self._delete),
         ]
@@ -62,15 +96,15 @@ class LinkEndpoints:
     async def _find(self, call: ApiCall) -> Any:
         view = self._links.find(call.path["link"])
         topics = list(view.topics())
-        rows = [msgspec.to_builtins(report) for report in topics[:TOPICS_MAX]]
-        return {**_summary(view), "topic_reports": rows, "more": len(topics) > TOPICS_MAX}
+        rows = [_report(report) for report in topics[:TOPICS_MAX]]
+        groups = [msgspec.to_builtins(group) for group in view.groups]
+        return {**_summary(view), "topic_reports": rows, "more": len(topics) > TOPICS_MAX, "group_reports": groups}
 
     async def _create(self, call: ApiCall) -> Any:
-        topics = call.body.get("topics")
-        if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
-            raise Invalid(ErrorCode.INVALID_REQUEST, "topics must be a list of names and patterns")
+        topics = _patterns(call, "topics", None)
         start = choice(LinkStart, str(call.body.get("start", LinkStart.EARLIEST.value)), "start")
-        link = LinkDefinition(call.path["link"], call.text("source"), tuple(topics), start)
+        groups = _patterns(call, "groups", (EVERY_GROUP,))
+        link = LinkDefinition(call.path["link"], call.text("source"), topics, start, groups=groups)
         dry_run = _boolean(call, "dry_run", default=False)
         plan = await self._links.create(link, dry_run=dry_run)
         return {
@@ -78,10 +112,23 @@ class LinkEndpoints:
             "dry_run": dry_run,
             "topics": [msgspec.to_builtins(topic) for topic in plan.topics[:TOPICS_MAX]],
             "notes": list(plan.notes),
+            "groups": list(plan.groups[:TOPICS_MAX]),
         }
 
     async def _pause(self, call: ApiCall) -> Any:
         return _summary(await self._links.pause(call.path["link"], paused=_boolean(call, "paused")))
+
+    async def _cut_over(self, call: ApiCall) -> Any:
+        patterns, reverse = _patterns(call, "topics", ()), _boolean(call, "reverse", default=False)
+        link = call.path["link"]
+        return _phases(await self._links.cut_over(link, patterns, quiet_ms=_quiet_ms(call), reverse=reverse))
+
+    async def _fall_back(self, call: ApiCall) -> Any:
+        patterns = _patterns(call, "topics", ())
+        return _phases(await self._links.fall_back(call.path["link"], patterns, quiet_ms=_quiet_ms(call)))
+
+    async def _cancel_cut_over(self, call: ApiCall) -> Any:
+        return _phases(await self._links.cancel_cut_over(call.path["link"], _patterns(call, "topics", ())))
 
     async def _delete(self, call: ApiCall) -> Any:
         await self._links.delete(call.path["link"])
@@ -97,12 +144,51 @@ def _summary(view: LinkView) -> Mapping[str, Any]:
         "start": link.start.value,
         "state": view.state,
         "error": view.error,
+        "groups": list(link.groups),
+        "carried_groups": len({group.group for group in view.groups}),
+        "group_error": view.group_error,
         "followed": len(reports),
         "lag": sum([report.lag for report in reports]),
         "lag_s": max([report.lag_s for report in reports], default=0.0),
         "rate": sum([report.rate for report in reports]),
         "created_at_us": link.created_at_us,
     }
+
+
+def _phases(view: LinkView) -> Mapping[str, Any]:
+    rows = [
+        {
+            "topic": report.topic,
+            "phase": report.phase.value,
+            "lag": report.lag,
+            "pause_s": report.pause_s,
+            "error": report.error,
+        }
+        for report in view.topics()
+    ]
+    return {"name": view.link.name, "error": view.error, "topics": rows}
+
+
+def _report(report: LinkReport) -> Mapping[str, Any]:
+    row: dict[str, Any] = msgspec.to_builtins(report)
+    for name in ("settled", "closing", "groups", "group_error"):
+        del row[name]
+    return row
+
+
+def _patterns(call: ApiCall, name: str, default: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return a list of names and patterns in the body. Raises Invalid(INVALID_REQUEST)."""
+    found = call.body.get(name, default)
+    if not isinstance(found, list | tuple) or not all(isinstance(pattern, str) for pattern in found):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"{name} must be a list of names and patterns")
+    return tuple(found)
+
+
+def _quiet_ms(call: ApiCall) -> int:
+    quiet_ms = call.body.get("quiet_ms", QUIET_MS)
+    if type(quiet_ms) is not int or not 0 <= quiet_ms <= QUIET_MS_MAX:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"quiet_ms is out of range limit={QUIET_MS_MAX} got={quiet_ms!r:.40}")
+    return quiet_ms
 
 
 def _boolean(call: ApiCall, name: str, *, default: bool | None = None) -> bool:

@@ -134,6 +134,21 @@ class Links(Protocol):
     async def pause(self, name: str, *, paused: bool) -> LinkView:
         """Pause or resume a link. Raises Missing(LINK_MISSING)."""
 
+    async def cut_over(self, name: str, patterns: Sequence[str], *, quiet_ms: int, reverse: bool = False) -> LinkView:
+        """Cut over topics as soon as everything is copied. Return the state of these topics after a short wait.
+
+        Raises Missing(LINK_MISSING, TOPIC_MISSING), Conflict(TOPIC_LINKED), Invalid(INVALID_REQUEST), Busy(BUSY).
+        """
+
+    async def fall_back(self, name: str, patterns: Sequence[str], *, quiet_ms: int) -> LinkView:
+        """Follow topics again whose cut-over was reversed. Return their state after a short wait.
+
+        Raises Missing(LINK_MISSING, TOPIC_MISSING), Conflict(TOPIC_LINKED), Busy(BUSY).
+        """
+
+    async def cancel_cut_over(self, name: str, patterns: Sequence[str]) -> LinkView:
+        """Let the link follow topics again whose cut-over waits. Raises Missing(LINK_MISSING, TOPIC_MISSING)."""
+
     async def delete(self, name: str) -> None:
         """Delete a link. Topics and positions remain. Raises Missing(LINK_MISSING)."""
 

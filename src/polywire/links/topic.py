@@ -47,8 +47,19 @@ class LinkedTopic:
         source: WireClient,
         target: PolywireClient,
         tokens: dict[bytes, None] | None = None,
+        *,
+        claims: bool = False,
+        begins_at: Sequence[int] | None = None,
     ) -> None:
-        """``tokens`` are those of the link's publishes whose outcome is unknown."""
+        """Prepare to follow a topic.
+
+        Args:
+            tokens: those of the link's publishes whose outcome is unknown.
+            claims: make the topic read-only for all other clients of the target. Only the broker's own process may.
+            begins_at: by partition, the location to begin at in a topic that both ends have already.
+        """
+        self._begins_at: Final = begins_at
+        self._claims: Final = claims
         self._link: Final = link
         self.topic: Final = topic
         self._source: Final = source
@@ -211,8 +222,15 @@ class LinkedTopic:
         try:
             known = await self._known_positions(count)
         except Missing:
+            if self._begins_at is not None:
+                raise
             with suppress(Conflict):  # another client created it
                 await self._target.create_topic(self.topic, count)
+            known = await self._known_positions(count)
+        if self._begins_at is not None:
+            known = await self.skip_to(self._begins_at)
+        if self._claims:
+            await self._claim(count, known)
             known = await self._known_positions(count)
         nexts = [at for at, _ in await self._check(count, known)]
         extents = await self._reader.extents(count)
@@ -247,6 +265,47 @@ class LinkedTopic:
                 raise self._replaced("the topic was created again at the source", f"writer={writer.writer!r}")
             found[writer.writer] = max(writer.number, found.get(writer.writer, 0))
         return {(name := f"{prefix}{number}{suffix}"): found.get(name) for number in range(count)}
+
+    async def skip_to(self, locations: Sequence[int]) -> dict[str, int | None]:
+        """Store positions at these locations or after them. Return the position of each partition by its writer."""
+        known = await self._known_positions(len(locations))
+        for (writer, position), location in zip(known.items(), locations, strict=True):
+            if position is None or position < location:
+                for step in _steps(location if position is None else position, location):
+                    await self._target.publish(writer, step, [])
+                await self._target.publish(writer, location, [])
+                known[writer] = location
+        return known
+
+    async def _claim(self, count: int, known: dict[str, int | None]) -> None:
+        """Make the topic read-only for all other clients. Raises Conflict if it is no copy of the source."""
+        here = await self._target.describe(self.topic)
+        is_claimed = here.link == self._link.name
+        if is_claimed and len(here.incarnations) < count:
+            await self._target.grow_topic(self.topic, count)
+        if is_claimed:
+            return
+        await self._check(count, known)
+        await self._check_untouched(known)
+        await self._target.link_topic(self.topic, self._link.name)
+        try:  # again, because others could write until now
+            await self._check(count, await self._known_positions(count))
+            await self._check_untouched(known)
+        except Conflict:
+            await self._target.link_topic(self.topic, "")
+            raise
+
+    async def _check_untouched(self, known: dict[str, int | None]) -> None:
+        """Raise Conflict if others wrote to the topic since a link with this name ended."""
+        bounds = await self._target.bounds(self.topic)
+        for part, position in zip(bounds, known.values(), strict=True):
+            if position is not None and part.next_offset > part.first_offset and part.next_offset != position:
+                raise Conflict(
+                    ErrorCode.TOPIC_EXISTS,
+                    "the topic was written since a link with this name ended (delete it to copy it again)"
+                    f" topic={self.topic!r} partition={part.partition} position={position}"
+                    f" next_offset={part.next_offset}",
+                )
 
     async def _check(self, count: int, known: dict[str, int | None]) -> list[tuple[int, bool]]:
         """Return the next offset of each partition here, and whether the partition is empty.
@@ -286,6 +345,39 @@ class LinkedTopic:
             rate=(after - before) / (until - since) if until > since else 0.0,
             skipped=self._skipped,
             shifted=len(self._shifted),
+        )
+
+    @property
+    def copy(self) -> PolywireClient:
+        """The connection to the end that the link writes."""
+        return self._target
+
+    @property
+    def locations(self) -> tuple[int, ...]:
+        """What was read, by partition."""
+        return tuple(self._locations)
+
+    @property
+    def carried(self) -> tuple[int | None, ...]:
+        """The end of the copy by partition, up to which groups have the same offsets here; None where offsets differ."""
+        is_same = uses_offsets(self._source)
+        return tuple(
+            [
+                position if is_same and number not in self._shifted else None
+                for number, position in enumerate(self._positions if self._writers else ())
+            ]
+        )
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The ends of the source's partitions, as last seen."""
+        return tuple(self._ends)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that the source has was copied, as far as known."""
+        return bool(self._writers) and all(
+            location >= end for location, end in zip(self._locations, self._ends, strict=True)
         )
 
     def forget(self) -> None:

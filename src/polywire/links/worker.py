@@ -5,6 +5,8 @@ input. It writes over a socket pair whose other end is the broker, so it needs n
 
 * Each link has its own connection to its source and copies one topic after the other, some records each time.
 * Whatever fails is tried again, with growing pauses, and reported. Other topics and links are not affected.
+* A topic is writable for clients only after the broker has stored its cut-over, or the end of its link, and this process
+  has ended its last write to it. So no crash makes it writable while the link still writes.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -25,16 +27,30 @@ from polywire.choices import listed, missing
 from polywire.client.base import Ability, WireClient
 from polywire.client.copying import connected
 from polywire.client.kafka import KafkaClient
-from polywire.client.partition_reader import uses_offsets
+from polywire.client.partition_reader import reader_of, uses_offsets
 from polywire.client.polywire import PolywireClient
-from polywire.errors import BrokerError, ErrorCode, Invalid, Missing, PeerError, Unavailable
-from polywire.link_orders import LinkDefinition, LinkOrders, LinkPlan, LinkReport
+from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, PeerError, Unavailable
+from polywire.link_orders import (
+    Closing,
+    CutOver,
+    GroupReport,
+    LinkDefinition,
+    LinkOrders,
+    LinkPlan,
+    LinkReport,
+    Phase,
+    PlannedTopic,
+)
+from polywire.links.groups import Carried, GroupSync, can_list_groups, matching_groups
+from polywire.links.kafka_return import KafkaReturn
 from polywire.links.topic import LinkedTopic
 from polywire.matching import is_pattern, matches
 
 PAUSE_FIRST_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
 IDLE_S: Final = 0.2  # pause when no topic has new records
+CLOSING_IDLE_S: Final = 0.02  # the same while a cut-over waits, because the pause of the clients includes it
+LATE_S: Final = 5.0  # interval of searches for records that were written after a cut-over
 LIST_S: Final = 10.0  # interval of searches for new topics
 REPORT_S: Final = 1.0
 TOPICS_MAX: Final = 10_000
@@ -67,7 +83,14 @@ async def matching_topics(source: WireClient, link: LinkDefinition) -> list[str]
 
 
 class _TopicTask:
-    """A topic with the time of its next attempt, and of its last report."""
+    """A topic with the time of its next attempt, and of its last report.
+
+    Attributes:
+        ends: ends of the source's partitions, as last seen; they have not changed since ``rests_since``.
+        waits_since: since when a cut-over waits; None if none does.
+        settled: number of the cut-over that was proposed to the broker. Nothing is copied until that request has ended.
+        fall_back_s: how long a fall-back took, if it was one that began to follow the topic.
+    """
 
     def __init__(self, topic: LinkedTopic) -> None:
         self.topic: Final = topic
@@ -75,66 +98,210 @@ class _TopicTask:
         self.pause_s = 0.0
         self.reported_at = float("-inf")
         self.error = ""
+        self.ends: tuple[int, ...] = ()
+        self.rests_since = 0.0
+        self.waits_since: float | None = None
+        self.settled = 0
+        self.fall_back_s = 0.0
+
+    def report(self, *, error: str = "") -> LinkReport:
+        """Return the state of the topic."""
+        phase = Phase.FOLLOWING if self.waits_since is None else Phase.WAITING
+        return msgspec.structs.replace(self.topic.report(), error=error, phase=phase, pause_s=self.fall_back_s)
+
+
+class _Ended:
+    """A topic that was cut over.
+
+    Attributes:
+        rested_since: since when the source has been at rest.
+        is_open: whether clients may write the topic here.
+        is_locked: a fall-back has made the topic read-only again, and waits for the broker's decision.
+        back: copies to the source, if the cut-over is reversed and there is a connection.
+        settled: number of the fall-back that was proposed to the broker.
+        ends: ends of the partitions here, as last seen; they have not changed since ``rests_since``.
+    """
+
+    def __init__(self, cut_over: CutOver, rested_since: float | None) -> None:
+        self.cut_over: Final = cut_over
+        self._rested_since: Final = rested_since
+        self.is_open = False
+        self.is_locked = False
+        self.back: LinkedTopic | KafkaReturn | None = None
+        self.pause_s = 0.0
+        self.due = 0.0
+        self.late = 0
+        self.settled = 0
+        self.ends: tuple[int, ...] = ()
+        self.rests_since = 0.0
+        self.waits_since: float | None = None
+        self.retry_s = 0.0
+        self.error = ""
+        self.reported_at = float("-inf")
+
+    @property
+    def carried(self) -> Carried:
+        """The end of the copy by partition; None where the offsets differ."""
+        pairs = zip(self.cut_over.ends, self.cut_over.here, strict=True)
+        ends = tuple([end if end == here else None for end, here in pairs])
+        if self.back is not None and self.back.carried:
+            pushed = zip(ends, self.back.carried, strict=True)
+            ends = tuple([None if end is None else position for end, position in pushed])
+        return Carried(ends, is_reversed=self.cut_over.reverse and self.is_open)
+
+    def opened(self) -> None:
+        self.is_open = True
+        self.pause_s = 0.0 if self._rested_since is None else time.monotonic() - self._rested_since
+
+    def report(self, link: str) -> LinkReport:
+        phase = Phase.REVERSED if self.cut_over.reverse else Phase.CUT_OVER
+        if not self.is_open or self.is_locked:
+            phase = Phase.WAITING
+        if self.back is not None:
+            found = self.back.report()
+            return msgspec.structs.replace(found, error=self.error, phase=phase, pause_s=self.pause_s)
+        partitions = len(self.cut_over.ends)
+        return LinkReport(link, self.cut_over.topic, partitions, phase=phase, late=self.late, pause_s=self.pause_s)
 
 
 class Follower:
     """One link, until it is stopped."""
 
     def __init__(self, link: LinkDefinition, target: PolywireClient, report: Report) -> None:
-        self.link: Final = link
+        self.link = link
         self._target: Final = target
         self._report: Final = report
         self._tokens: Final[dict[bytes, None]] = {}
+        self._back_tokens: Final[dict[bytes, None]] = {}
+        self._tasks: dict[str, _TopicTask] = {}
+        self._ended: Final[dict[str, _Ended]] = {}
+        self._closing: dict[str, Closing] = {}
+        self._fallen_back: Final[dict[str, float]] = {}  # since when nothing was written here, until it is followed
+        self._listed_at = float("-inf")
+        self._groups: Final = GroupSync(link.source, link.groups, target, self._carried, self._carried_groups)
+        self._last_report = LinkReport(link.name)
         self._stopping: Final = asyncio.Event()
+        self._ordered: Final = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
         """End after the current write."""
         self._stopping.set()
+        self._ordered.set()
+
+    def order(self, link: LinkDefinition, closing: dict[str, Closing]) -> None:
+        """Continue with another definition of the same link, and with these cut-overs waiting."""
+        self.link = link
+        self._closing = closing
+        for cut_over in link.cut_overs:
+            if cut_over.topic not in self._ended:
+                task = self._tasks.pop(cut_over.topic, None)
+                since = None if task is None or task.waits_since is None else max(task.rests_since, task.waits_since)
+                self._ended[cut_over.topic] = _Ended(cut_over, since)
+        for name in self._ended.keys() - {cut_over.topic for cut_over in link.cut_overs}:
+            ended = self._ended.pop(name)
+            self._fallen_back[name] = max(ended.rests_since, ended.waits_since or 0.0)
+            self._listed_at = float("-inf")
+        known: dict[str, _TopicTask | _Ended] = {**self._tasks, **self._ended}
+        for name, waiting in known.items():
+            if name not in closing:
+                waiting.waits_since = None
+            elif waiting.waits_since is None:
+                waiting.waits_since = time.monotonic()
+        self._ordered.set()
 
     async def run(self) -> None:
         """Copy until ``stop`` is called. Raises Unavailable if the broker is lost."""
+        groups = asyncio.create_task(self._groups.run()) if self.link.groups else None
+        try:
+            await self._run()
+        finally:
+            if groups is not None:
+                groups.cancel()
+                with suppress(asyncio.CancelledError, BrokerError):
+                    await groups
+
+    def _report_link(self, **changes: Any) -> None:
+        """Report the state of the link as a whole."""
+        self._last_report = msgspec.structs.replace(self._last_report, **changes)
+        self._report(self._last_report)
+
+    def _carried(self) -> dict[str, Carried]:
+        """Return up to which offsets groups have the same offsets at both ends, by topic."""
+        found = {name: Carried(task.topic.carried) for name, task in self._tasks.items()}
+        for name, ended in self._ended.items():
+            found[name] = ended.carried
+        return found
+
+    def _carried_groups(self, groups: tuple[GroupReport, ...], error: str) -> None:
+        self._report_link(groups=groups, group_error=error)
+
+    async def _run(self) -> None:
         pause_s = 0.0
         while not self._stopping.is_set():
+            await self._open_ended()
             try:
                 async with connected(self.link.source) as source:
-                    self._report(LinkReport(self.link.name))
+                    self._report_link(error="")
                     pause_s = 0.0
                     await self._follow(source)
             except (BrokerError, PeerError, OSError, MemoryError) as error:
                 await self._target.ping()
                 pause_s = min(max(PAUSE_FIRST_S, 2 * pause_s), PAUSE_MAX_S)
-                self._report(LinkReport(self.link.name, error=reason_of(error)))
+                self._report_link(error=reason_of(error))
                 await self._wait(pause_s)
 
     async def _wait(self, seconds: float) -> None:
+        """Wait, at most until new orders arrive."""
+        self._ordered.clear()
+        if self._stopping.is_set():
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._stopping.wait()
+                await self._ordered.wait()
 
     async def _follow(self, source: WireClient) -> None:
-        tasks: dict[str, _TopicTask] = {}
-        listed_at = float("-inf")
+        self._tasks = {}
+        for ended in self._ended.values():
+            ended.back = None
+        self._listed_at = float("-inf")
         while not self._stopping.is_set():
-            if time.monotonic() - listed_at >= LIST_S:
-                names = await matching_topics(source, self.link)
-                listed_at = time.monotonic()
-                tasks = {
-                    name: tasks.get(name)
-                    or _TopicTask(LinkedTopic(self.link, name, source, self._target, self._tokens))
-                    for name in names
-                }
+            if time.monotonic() - self._listed_at >= LIST_S:
+                self._listed_at = time.monotonic()
+                await self._list(source)
             moved = False
-            for task in list(tasks.values()):
+            for name in list(self._tasks):
                 if self._stopping.is_set():
                     return
-                if task.due <= time.monotonic():
-                    moved |= await self._step(task)
+                task = self._tasks.get(name)  # None if it was cut over meanwhile
+                if task is not None and not self._is_held(task) and task.due <= time.monotonic():
+                    moved |= await self._step(source, task)
+            await self._open_ended()
+            moved |= await self._push(source)
+            await self._watch_ended(source)
             if not moved:
-                await self._wait(IDLE_S)
+                await self._wait(CLOSING_IDLE_S if self._closing else IDLE_S)
 
-    async def _step(self, task: _TopicTask) -> bool:
-        moved, error = False, ""
+    async def _list(self, source: WireClient) -> None:
+        """Find the topics to follow."""
+        names = await matching_topics(source, self.link)
+        self._tasks = {
+            name: self._tasks.get(name)
+            or _TopicTask(LinkedTopic(self.link, name, source, self._target, self._tokens, claims=True))
+            for name in names
+            if self.link.cut_over(name) is None
+        }
+        for name in self._fallen_back.keys() & self._tasks.keys():
+            self._tasks[name].fall_back_s = time.monotonic() - self._fallen_back.pop(name)
+        self.order(self.link, self._closing)
+
+    def _is_held(self, task: _TopicTask) -> bool:
+        """Return whether the broker decides on a cut-over of the topic, so that nothing may be copied."""
+        closing = self._closing.get(task.topic.topic)
+        return closing is not None and (closing.is_held or closing.number == task.settled)
+
+    async def _step(self, source: WireClient, task: _TopicTask) -> bool:
+        begun, moved, error = time.monotonic(), False, ""
         try:
             moved = await task.topic.step()
             task.pause_s = 0.0
@@ -148,10 +315,126 @@ class Follower:
             task.due = time.monotonic() + task.pause_s
             error = reason_of(failure)
         now = time.monotonic()
+        if task.topic.ends != task.ends:
+            task.ends, task.rests_since = task.topic.ends, begun
+        if not error and await self._settle(source, task):
+            return moved
         if error != task.error or now - task.reported_at >= REPORT_S:
             task.error, task.reported_at = error, now
-            self._report(msgspec.structs.replace(task.topic.report(), error=error))
+            self._report(task.report(error=error))
         return moved
+
+    async def _settle(self, source: WireClient, task: _TopicTask) -> bool:
+        """Propose the cut-over of a topic if one waits, and everything is copied. Return whether it was proposed."""
+        name = task.topic.topic
+        closing = self._closing.get(name)
+        if closing is None or not task.topic.is_complete:
+            return False
+        if time.monotonic() - task.rests_since < closing.quiet_ms / 1e3:
+            return False
+        here = tuple([part.next_offset for part in await self._target.bounds(name)])
+        producer = await source.new_producer() if closing.reverse and isinstance(source, KafkaClient) else -1
+        settled = CutOver(name, task.topic.locations, here, reverse=closing.reverse, producer=producer)
+        task.settled = closing.number  # if that request has ended meanwhile, the broker ignores the report
+        self._report(msgspec.structs.replace(task.report(), settled=settled, closing=closing.number))
+        return True
+
+    async def _open_ended(self) -> None:
+        """Let clients write the topics that were cut over. Raises Unavailable if the broker is lost."""
+        for name, ended in self._ended.items():
+            if ended.is_locked and name not in self._closing:  # the fall-back was cancelled
+                ended.is_locked = ended.is_open = False
+        waiting = [
+            (name, ended)
+            for name, ended in self._ended.items()
+            if not ended.is_open and not (name in self._closing and self._closing[name].is_held)
+        ]
+        if waiting and self.link.groups:
+            await self._groups.carry_now()
+        for name, ended in waiting:
+            try:
+                await self._target.link_topic(name, "")
+            except Missing:  # it was deleted
+                pass
+            except Busy:  # the disk is full
+                return
+            ended.opened()
+            self._report(ended.report(self.link.name))
+
+    async def _push(self, source: WireClient) -> bool:
+        """Copy to the source what clients write here after a reversed cut-over. Return whether there was something."""
+        moved = False
+        for name, ended in list(self._ended.items()):
+            if not ended.is_open or not ended.cut_over.reverse or ended.due > time.monotonic():
+                continue
+            closing = self._closing.get(name)
+            if closing is not None and (closing.is_held or closing.number == ended.settled):
+                continue
+            moved |= await self._push_one(source, name, ended)
+        return moved
+
+    async def _push_one(self, source: WireClient, name: str, ended: _Ended) -> bool:
+        begun, moved, error = time.monotonic(), False, ""
+        back = ended.back = ended.back or self._back(source, ended.cut_over)
+        try:
+            moved = await back.step()
+            ended.retry_s = 0.0
+            if back.report().shifted and ended.cut_over.ends == ended.cut_over.here:
+                error = "other clients write to the source, so offsets differ: stop them, or fall back"
+            if back.ends != ended.ends:
+                ended.ends, ended.rests_since = back.ends, begun
+            await self._fall_back(name, ended, back)
+        except Unavailable:
+            back.forget()
+            raise
+        except BrokerError as failure:
+            back.forget()
+            await self._target.ping()
+            ended.retry_s = min(max(PAUSE_FIRST_S, 2 * ended.retry_s), PAUSE_MAX_S)
+            ended.due = time.monotonic() + ended.retry_s
+            error = reason_of(failure)
+        if error != ended.error or time.monotonic() - ended.reported_at >= REPORT_S:
+            ended.error, ended.reported_at = error, time.monotonic()
+            self._report(ended.report(self.link.name))
+        return moved
+
+    def _back(self, source: WireClient, cut_over: CutOver) -> LinkedTopic | KafkaReturn:
+        if isinstance(source, KafkaClient):
+            return KafkaReturn(self.link.name, cut_over, self._target, source)
+        assert isinstance(source, PolywireClient), "REVERSIBLE"
+        begins_at = cut_over.here
+        return LinkedTopic(self.link, cut_over.topic, self._target, source, self._back_tokens, begins_at=begins_at)
+
+    async def _fall_back(self, name: str, ended: _Ended, back: LinkedTopic | KafkaReturn) -> None:
+        """Propose to follow the topic again, if a fall-back waits and the source has everything."""
+        closing = self._closing.get(name)
+        if closing is None or not back.is_complete:
+            return
+        if time.monotonic() - ended.rests_since < closing.quiet_ms / 1e3:
+            return
+        await self._target.link_topic(name, self.link.name)
+        ended.is_locked = True
+        while await back.step():  # what was written until now
+            pass
+        if not back.is_complete:
+            return
+        ends = await reader_of(back.copy, name).extents(len(back.ends))
+        forward = LinkedTopic(self.link, name, back.copy, self._target, self._tokens)
+        await forward.skip_to([end for _, end in ends])
+        settled = CutOver(name, tuple([end for _, end in ends]), back.ends)
+        ended.settled = closing.number
+        self._report(msgspec.structs.replace(ended.report(self.link.name), settled=settled, closing=closing.number))
+
+    async def _watch_ended(self, source: WireClient) -> None:
+        """Count the records that were written at the source after a cut-over."""
+        for name, ended in list(self._ended.items()):
+            if not ended.is_open or ended.cut_over.reverse or ended.due > time.monotonic():
+                continue
+            ended.due = time.monotonic() + LATE_S
+            with suppress(Missing, Invalid):  # it was deleted at the source
+                ends = await reader_of(source, name).extents(len(ended.cut_over.ends))
+                ended.late = sum([max(0, end - at) for (_, end), at in zip(ends, ended.cut_over.ends, strict=False)])
+            self._report(ended.report(self.link.name))
 
 
 async def run_links(source: asyncio.StreamReader, target: PolywireClient, report: Report) -> int:
@@ -172,20 +455,50 @@ async def run_links(source: asyncio.StreamReader, target: PolywireClient, report
         line = asyncio.ensure_future(source.readline())
 
 
+def _restarts(now: LinkDefinition, was: LinkDefinition) -> bool:
+    """Return whether a link must connect again for a new definition."""
+    return now.paused or msgspec.structs.replace(now, cut_overs=()) != msgspec.structs.replace(was, cut_overs=())
+
+
 async def _follow_orders(
     followers: dict[str, Follower], orders: LinkOrders, target: PolywireClient, report: Report
 ) -> None:
     """Stop links that are not ordered any more, wait for their last writes, and start new ones."""
     ordered = {link.name: link for link in orders.links}
-    ending = [follower for name, follower in followers.items() if ordered.get(name) != follower.link]
+    ending = [
+        follower
+        for name, follower in followers.items()
+        if name not in ordered or _restarts(ordered[name], follower.link)
+    ]
     for follower in ending:
         follower.stop()
         del followers[follower.link.name]
     await asyncio.gather(*(follower.task for follower in ending if follower.task is not None))
     for name, link in ordered.items():
-        if name not in followers:
+        if link.paused:
+            continue
+        closing = orders.closing.get(name, {})
+        if name in followers:
+            followers[name].order(link, closing)
+        else:
             follower = followers[name] = Follower(link, target, report)
+            follower.order(link, closing)
             follower.task = asyncio.create_task(follower.run())
+    await _release(ordered, followers, target)
+
+
+async def _release(
+    links: Mapping[str, LinkDefinition], followers: Mapping[str, Follower], target: PolywireClient
+) -> None:
+    """Let clients write topics of links that were deleted, or that were cut over and are paused.
+
+    This process has ended its own writes to them, and those of its predecessors ended before it was started.
+    """
+    for info in await target.topics():
+        link = links.get(info.link)
+        if info.link and (link is None or (info.link not in followers and link.cut_over(info.name) is not None)):
+            with suppress(Missing):
+                await target.link_topic(info.name, "")
 
 
 async def plan_of(link: LinkDefinition, target: PolywireClient) -> LinkPlan:
@@ -195,7 +508,10 @@ async def plan_of(link: LinkDefinition, target: PolywireClient) -> LinkPlan:
             names = await _existing_topics(source, link)
             await _check_not_same(source, target)
             topics = tuple([await LinkedTopic(link, name, source, target).plan() for name in names])
-            return LinkPlan(topics, tuple(_notes(source)))
+            counts = {topic.topic: topic.partitions for topic in topics if not topic.error}
+            groups = await matching_groups(source, counts, link.groups)
+            notes = (*_notes(source), *_group_notes(source, link, topics))
+            return LinkPlan(topics, notes, groups=tuple(groups))
     except BrokerError as error:
         return LinkPlan(kind=type(error).__name__, code=error.code.value, message=error.message)
     except OSError as error:
@@ -239,6 +555,20 @@ def _notes(source: WireClient) -> list[str]:
         notes.append("the source protocol has byte positions instead of offsets")
     if isinstance(source, KafkaClient):
         notes.append("records of aborted transactions are copied, too; gaps in offsets are not")
+    return notes
+
+
+def _group_notes(source: WireClient, link: LinkDefinition, topics: Sequence[PlannedTopic]) -> list[str]:
+    if not link.groups:
+        return []
+    if Ability.POSITIONS not in source.abilities or not uses_offsets(source):
+        return ["the source protocol has no committed offsets of groups, so they are not carried"]
+    notes = []
+    if not can_list_groups(source) and any(is_pattern(group) for group in link.groups):
+        notes.append("the source protocol cannot list groups: name them with --groups to carry their offsets")
+    differing = [topic.topic for topic in topics if topic.offsets != "same"]
+    if differing:
+        notes.append(f"offsets of groups are not carried where offsets differ topics={listed(differing)}")
     return notes
 
 

@@ -376,6 +376,7 @@ class RoutedBroker:
         topic: Topic,
         partition_count: int,
         *,
+        by: Caller = NO_CALLER,
         level: Level = Level.SYNCED,
         then: Callable[[Topic], None] | None = None,
         done: Completion[int] | None = None,
@@ -383,9 +384,9 @@ class RoutedBroker:
         """See ``TopicVerbs``."""
         shard = self.shard_of_topic(topic)
         if shard == self.shards.own:
-            return self.local.grow_topic(topic, partition_count, level=level, then=then, done=done)
+            return self.local.grow_topic(topic, partition_count, by=by, level=level, then=then, done=done)
         completed = partial(self._with_topic, topic.name.full, then, done)
-        self.call(shard, GROW, (topic, partition_count), {"level": level, "done": completed})
+        self.call(shard, GROW, (topic, partition_count), {"by": by, "level": level, "done": completed})
         return False
 
     def _with_topic(
@@ -771,8 +772,10 @@ def _create(
     )
 
 
-def _grow(broker: Broker, topic: Topic, partition_count: int, *, level: Level, done: Completion[int]) -> None:
-    broker.grow_topic(topic, partition_count, level=level, done=done)
+def _grow(
+    broker: Broker, topic: Topic, partition_count: int, *, by: Caller, level: Level, done: Completion[int]
+) -> None:
+    broker.grow_topic(topic, partition_count, by=by, level=level, done=done)
 
 
 def _has(broker: Broker, ids: tuple[bytes, ...]) -> bool:

@@ -280,6 +280,8 @@ class RemoteTopics:
         for partition in topic.partitions[len(state.incarnations) :]:
             partition.ended = True
         del topic.partitions[len(state.incarnations) :]
+        for partition in topic.partitions:
+            partition.configure()
         for number in range(len(topic.partitions), len(state.incarnations)):
             partition = Partition(topic, number, state.incarnations[number])
             view = RemoteLog(link, topic.id, number, partition.incarnation)

@@ -219,7 +219,10 @@ def _serve_children(server: Server, overview: Overview, broker: Broker, factorie
     factory = next(factory for factory in factories[0] if factory.wire == POLYWIRE)
     server.queries = overview.queries = Queries(hub, factory, server.driver)
     server.links = overview.links = Links(broker, hub, factory, server.driver)
-    server.links.begin()
+    router = factories[2]
+    if not _has_copy(router):
+        server.links.begin()
+        server.links.release((broker if router is None else router).topics)
 
 
 def _has_copy(router: RoutedBroker | None) -> bool:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
@@ -19,8 +22,18 @@ from polywire.broker.users import LINKS, Principal
 from polywire.choices import missing
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Unavailable
 from polywire.http.links import CHECK_S
-from polywire.link_orders import LinkDefinition, LinkOrders, LinkPlan, LinkReport, LinkView
-from polywire.matching import WORD, consists_of
+from polywire.link_orders import (
+    REVERSIBLE,
+    Closing,
+    CutOver,
+    LinkDefinition,
+    LinkOrders,
+    LinkPlan,
+    LinkReport,
+    LinkView,
+    Phase,
+)
+from polywire.matching import WORD, consists_of, matches
 from polywire.server.child import connect_child, kill, start_child
 from polywire.server.worker_process import LINE_BYTES_MAX, WorkerProcess
 from polywire.types import Level
@@ -28,6 +41,7 @@ from polywire.types import Level
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
     from polywire.broker.changes import WireStateSet
+    from polywire.broker.topics import Topic
     from polywire.protocols.runtime.session import SessionFactory
     from polywire.server.hub import Hub
     from polywire.server.readiness import ReadinessDriver
@@ -39,7 +53,19 @@ SOURCE_CHARS_MAX: Final = 4_096
 PATTERNS_MAX: Final = 1_000
 PATTERN_CHARS_MAX: Final = 511
 CHECKS_MAX: Final = 4
+LEASE_S: Final = 3.0  # a cut-over ends if its client does not ask for it in this time
+CHANGE_S: Final = 1.0  # for which a request waits for the end of a cut-over
+HELD_POLL_S: Final = 0.02
+RELEASE_S: Final = 15.0  # after a start, all processes have reported their topics in this time
 STALE_S: Final = 60.0  # interval of warnings about a link that fails
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A cut-over of a topic that waits until the source is at rest. It ends if no client asks for it any more."""
+
+    closing: Closing
+    until: float
 
 
 class Links(WorkerProcess):
@@ -56,27 +82,53 @@ class Links(WorkerProcess):
         self._reports: Final[dict[str, dict[str, LinkReport]]] = {}
         self._warned_at: Final[dict[str, float]] = {}
         self._checks = 0
+        # definitions that are synced. Only they are ordered, because an order to open a topic must not precede the
+        # cut-over, which may be in the journal of another process
+        self._synced: Final[dict[str, LinkDefinition]] = {}
+        self._stored: Final[dict[str, int]] = {}  # number of the last store of each definition that is synced
+        self._closing: Final[dict[str, dict[str, _Waiting]]] = {}
+        self._numbers: Final = count(1)
+        self._changed: Final = asyncio.Condition()
+        self._tasks: Final[set[asyncio.Task[None]]] = set()
         for name, value in broker.wire_state(KEPT_AS).items():
-            self._definitions[name] = msgspec.msgpack.decode(value, type=LinkDefinition)
+            self._definitions[name] = self._synced[name] = msgspec.msgpack.decode(value, type=LinkDefinition)
         broker.watch_wire_state(self._value_changed)
 
     def begin(self) -> None:
         """Start the process if there are links."""
-        self._send(is_needed=bool(self._orders().links))
+        self._send(is_needed=bool(self._synced))
+
+    def release(self, topics: Callable[[], Sequence[Topic]]) -> None:
+        """Start the process also if there are topics of deleted links, which it makes writable for clients.
+
+        They remain if the broker crashed after the last link was deleted. ``topics`` returns those of all processes.
+        """
+        if any(topic.settings.link for topic in topics()):
+            self._send(is_needed=True)
+        elif not self._synced:  # other processes may not have reported their topics yet
+            asyncio.get_running_loop().call_later(RELEASE_S, self._release_again, topics)
+
+    def _release_again(self, topics: Callable[[], Sequence[Topic]]) -> None:
+        if any(topic.settings.link for topic in topics()):
+            self._send(is_needed=True)
 
     def _orders(self) -> LinkOrders:
-        return LinkOrders(tuple([link for _, link in sorted(self._definitions.items()) if not link.paused]))
+        closing = {
+            name: {topic: waiting.closing for topic, waiting in topics.items()}
+            for name, topics in self._closing.items()
+        }
+        return LinkOrders(tuple([link for _, link in sorted(self._synced.items())]), closing)
 
     def _value_changed(self, change: WireStateSet) -> None:
         if change.wire != KEPT_AS:
             return
-        self._reports.pop(change.key, None)
+        if change.value is None or msgspec.msgpack.decode(change.value, type=LinkDefinition).paused:
+            self._reports.pop(change.key, None)
         self._warned_at.pop(change.key, None)
         if change.value is None:
             self._definitions.pop(change.key, None)
         else:
             self._definitions[change.key] = msgspec.msgpack.decode(change.value, type=LinkDefinition)
-        self.begin()
 
     def _reported(self, line: bytes) -> None:
         try:
@@ -86,11 +138,176 @@ class Links(WorkerProcess):
         link = self._definitions.get(report.link)
         if link is None or link.paused:
             return
-        self._reports.setdefault(link.name, {})[report.topic] = report
+        last = self._reports.setdefault(link.name, {}).get(report.topic)
+        self._reports[link.name][report.topic] = report
+        if report.settled is not None:
+            self._settled(link.name, report.settled, report.closing)
+        if report.late > (0 if last is None else last.late):
+            self._log.warning(
+                "records were written at the source after the cut-over: they are not copied",
+                link=link.name,
+                topic=report.topic,
+                records=report.late,
+            )
+        self._start(self._notify())
         now = time.monotonic()
         if report.error and now - self._warned_at.get(link.name, float("-inf")) >= STALE_S:
             self._warned_at[link.name] = now
             self._log.warning("a link fails: trying again", link=link.name, topic=report.topic, reason=report.error)
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    # Cut-over
+
+    def _settled(self, name: str, cut_over: CutOver, number: int) -> None:
+        """Store a cut-over or a fall-back that the process proposes, unless the request has ended."""
+        waiting = self._closing.get(name, {}).get(cut_over.topic)
+        if waiting is None or waiting.closing.is_held or waiting.closing.number != number:
+            return
+        waiting.closing = msgspec.structs.replace(waiting.closing, is_held=True)
+        self._start(self._store_cut_over(name, cut_over))
+
+    async def _store_cut_over(self, name: str, cut_over: CutOver) -> None:
+        link = self._definitions[name]
+        others = tuple([other for other in link.cut_overs if other.topic != cut_over.topic])
+        stored = msgspec.structs.replace(cut_over, at_us=self._broker.clock.now_us())
+        now = others if len(others) < len(link.cut_overs) else (*others, stored)  # without it after a fall-back
+        error: BrokerError | None = None
+        try:
+            await self._store(name, msgspec.structs.replace(link, cut_overs=now), sends=False)
+        except BrokerError as failure:
+            error = failure
+            self._log.warning("cannot store a cut-over", link=name, topic=cut_over.topic, reason=failure.message)
+        self._end_closing(name, [cut_over.topic], error)
+        self.begin()
+
+    def _end_closing(self, name: str, topics: Iterable[str], error: BrokerError | None = None) -> None:
+        """Let the link follow these topics again, unless their cut-overs are stored."""
+        for topic in topics:
+            if self._closing.get(name, {}).pop(topic, None) is not None and error is not None:
+                report = self._reports.get(name, {}).get(topic, LinkReport(name, topic))
+                self._reports.setdefault(name, {})[topic] = msgspec.structs.replace(report, error=error.message)
+        if not self._closing.get(name, True):
+            del self._closing[name]
+
+    def _expire(self, name: str) -> None:
+        """End the cut-overs of a link whose client has not asked for a while."""
+        now = time.monotonic()
+        late = [
+            topic
+            for topic, waiting in self._closing.get(name, {}).items()
+            if not waiting.closing.is_held and waiting.until <= now
+        ]
+        if late:
+            self._end_closing(name, late)
+            self.begin()
+
+    async def cut_over(self, name: str, patterns: Sequence[str], *, quiet_ms: int, reverse: bool = False) -> LinkView:
+        """Let the topics that match be cut over as soon as everything is copied. Wait for a change.
+
+        It has to be called again and again: after ``LEASE_S`` without a call, the link follows the topics as before.
+        Raises Missing(LINK_MISSING, TOPIC_MISSING), Conflict(TOPIC_LINKED) if the link is paused, and
+        Invalid(INVALID_REQUEST) if the protocol of the source does not permit to reverse it.
+        """
+        link = self._definition(name)
+        scheme = link.address.partition("://")[0].partition("+")[0]
+        if reverse and scheme not in REVERSIBLE:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"a link cannot write each record exactly once to a source over {scheme}: cut over without --reverse"
+                f" protocols={','.join(REVERSIBLE)}",
+            )
+        topics = [topic for topic in self._matching(link, patterns) if link.cut_over(topic) is None]
+        phase = Phase.REVERSED if reverse else Phase.CUT_OVER
+        done = [topic for topic in self._matching(link, patterns) if link.cut_over(topic) is not None]
+        return await self._close(link, topics, Closing(0, quiet_ms, reverse=reverse), phase, done)
+
+    async def fall_back(self, name: str, patterns: Sequence[str], *, quiet_ms: int) -> LinkView:
+        """Follow topics again whose cut-over was reversed, as soon as the source has everything. See ``cut_over``.
+
+        Raises Conflict(TOPIC_LINKED) if no topic that matches was cut over with ``reverse``.
+        """
+        link = self._definition(name)
+        known = self._matching(link, patterns)
+        found = {topic: link.cut_over(topic) for topic in known}
+        topics = [topic for topic, cut_over in found.items() if cut_over is not None and cut_over.reverse]
+        done = [topic for topic, cut_over in found.items() if cut_over is None]
+        if not topics and not done:
+            raise Conflict(
+                ErrorCode.TOPIC_LINKED,
+                "the topics were cut over without --reverse, so the source does not have what was written here"
+                f" link={name!r} topics={','.join(known[:10])}",
+            )
+        return await self._close(link, topics, Closing(0, quiet_ms), Phase.FOLLOWING, done)
+
+    async def _close(
+        self, link: LinkDefinition, topics: Sequence[str], request: Closing, phase: Phase, done: Sequence[str]
+    ) -> LinkView:
+        """Let these topics reach a phase, and wait a moment for it. ``done``: topics that may have reached it."""
+        name = link.name
+        if link.paused:
+            raise Conflict(
+                ErrorCode.TOPIC_LINKED,
+                f"the link is paused: resume it first (polywire link resume {name}) link={name!r}",
+            )
+        until, is_new = time.monotonic() + LEASE_S, False
+        closing = self._closing.setdefault(name, {})
+        for topic in topics:
+            if topic not in closing:
+                closing[topic] = _Waiting(msgspec.structs.replace(request, number=next(self._numbers)), until)
+                is_new = True
+            closing[topic].until = until
+        topics = sorted([*topics, *done])
+        if is_new:
+            self.begin()
+        if not closing:
+            del self._closing[name]
+        asyncio.get_running_loop().call_later(LEASE_S, self._expire, name)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CHANGE_S), self._changed:
+                await self._changed.wait_for(lambda: self._are_in(phase, name, topics))
+        return self._chosen(name, topics)
+
+    async def cancel_cut_over(self, name: str, patterns: Sequence[str]) -> LinkView:
+        """Let the link follow the topics as before. Topics that were cut over remain so. Raises Missing."""
+        topics = self._matching(self._definition(name), patterns)
+        while True:
+            held = [topic for topic, waiting in self._closing.get(name, {}).items() if waiting.closing.is_held]
+            if not set(held) & set(topics):
+                break
+            await asyncio.sleep(HELD_POLL_S)
+        self._end_closing(name, topics)
+        self.begin()
+        return self._chosen(name, topics)
+
+    def _matching(self, link: LinkDefinition, patterns: Sequence[str]) -> list[str]:
+        """Return the topics of a link that match. Raises Missing(TOPIC_MISSING) for a name or pattern without one."""
+        known = sorted(
+            {topic for topic in self._reports.get(link.name, {}) if topic} | {c.topic for c in link.cut_overs}
+        )
+        if not known:
+            raise Busy(ErrorCode.BUSY, f"the link has not found its topics yet: try again link={link.name!r}")
+        for pattern in patterns:
+            if not any(matches(pattern, topic) for topic in known):
+                raise missing(ErrorCode.TOPIC_MISSING, "topic", pattern, known, facts=f"link={link.name!r}")
+        return [topic for topic in known if not patterns or any(matches(pattern, topic) for pattern in patterns)]
+
+    def _are_in(self, phase: Phase, name: str, topics: Iterable[str]) -> bool:
+        reports = self._reports.get(name, {})
+        return name not in self._definitions or all(
+            topic in reports and reports[topic].phase is phase for topic in topics
+        )
+
+    def _chosen(self, name: str, topics: Iterable[str]) -> LinkView:
+        reports = self._reports.get(name, {})
+        return LinkView(self._definition(name), {topic: reports[topic] for topic in topics if topic in reports})
 
     # The interface of the HTTP API
 
@@ -144,11 +361,23 @@ class Links(WorkerProcess):
         self._definition(name)
         await self._store(name, None)
 
-    async def _store(self, name: str, link: LinkDefinition | None) -> None:
+    async def _store(self, name: str, link: LinkDefinition | None, *, sends: bool = True) -> None:
+        """Store a definition, or delete it, and send the orders when it is synced."""
+        number = next(self._numbers)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         value = None if link is None else msgspec.msgpack.encode(link)
         self._broker.set_wire_state(KEPT_AS, name, value, level=Level.SYNCED, done=partial(_complete, done))
         await done
+        if number < self._stored.get(name, 0):
+            return  # a later store was synced with this one
+        self._stored[name] = number
+        if link is None:
+            self._synced.pop(name, None)
+            self._closing.pop(name, None)
+        else:
+            self._synced[name] = link
+        if sends:
+            self.begin()
 
     async def _plan(self, link: LinkDefinition) -> LinkPlan:
         if self._checks >= CHECKS_MAX:
@@ -211,4 +440,9 @@ def check_definition(link: LinkDefinition) -> None:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
             f"a link needs 1 to {PATTERNS_MAX} topics or patterns of 1 to {PATTERN_CHARS_MAX} characters each",
+        )
+    if len(link.groups) > PATTERNS_MAX or not all(0 < len(group) <= PATTERN_CHARS_MAX for group in link.groups):
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"a link has up to {PATTERNS_MAX} groups or patterns of 1 to {PATTERN_CHARS_MAX} characters each",
         )

@@ -37,6 +37,8 @@ OFFLINE: Final = {
     ("link", "create"): "tests/e2e/test_links.py has a source",
     ("link", "list"): "tests/e2e/test_links.py",
     ("link", "status"): "tests/e2e/test_links.py",
+    ("link", "cut-over"): "tests/e2e/test_link_cut_over.py",
+    ("link", "fall-back"): "tests/e2e/test_link_cut_over.py",
 }
 SAMPLES: Final[dict[tuple[str, ...], tuple[str, ...]]] = {
     ("topic", "list"): (),

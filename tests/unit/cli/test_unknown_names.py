@@ -107,6 +107,8 @@ WITHOUT_NAMES: Final = {
     ("link", "pause"),
     ("link", "resume"),
     ("link", "delete"),
+    ("link", "cut-over"),
+    ("link", "fall-back"),
     # a bucket: tests/unit/cli/test_cluster.py
     ("cluster", "check"),
     ("cluster", "init"),

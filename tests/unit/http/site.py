@@ -24,7 +24,7 @@ from polywire.errors import ErrorCode, PeerError
 from polywire.http.application import HttpApplication
 from polywire.http.guard import completing
 from polywire.http.process import BucketCharge, BucketNode, BucketRequests, BucketView, ConnectionView, Traffic
-from polywire.link_orders import LinkDefinition, LinkPlan, LinkReport, LinkView, PlannedTopic
+from polywire.link_orders import LinkDefinition, LinkPlan, LinkReport, LinkView, Phase, PlannedTopic
 from polywire.protocols.runtime.forwarded import Forwarding
 from polywire.table_orders import TableReport
 from polywire.testing.memory_broker import MemoryBroker
@@ -80,6 +80,17 @@ class Links:
         link = msgspec.structs.replace(self.find(name).link, paused=paused)
         self.views[name] = LinkView(link, {})
         return self.views[name]
+
+    async def cut_over(self, name: str, patterns: Sequence[str], *, quiet_ms: int, reverse: bool = False) -> LinkView:
+        phase = Phase.REVERSED if reverse else Phase.CUT_OVER
+        report = LinkReport("old", "orders", phase=phase, pause_s=quiet_ms / 1000)
+        return LinkView(self.find(name).link, dict.fromkeys(patterns or ("orders",), report))
+
+    async def fall_back(self, name: str, patterns: Sequence[str], *, quiet_ms: int) -> LinkView:
+        return LinkView(self.find(name).link, {"orders": LinkReport("old", "orders", pause_s=quiet_ms / 1000)})
+
+    async def cancel_cut_over(self, name: str, patterns: Sequence[str]) -> LinkView:
+        return LinkView(self.find(name).link, {"orders": LinkReport("old", "orders")})
 
     async def delete(self, name: str) -> None:
         del self.views[self.find(name).link.name]

@@ -53,6 +53,25 @@ def test_create_pause_resume_and_delete(site: Site) -> None:
     assert "known=old" in error["error"]["message"]
 
 
+def test_a_cut_over_and_its_end(site: Site) -> None:
+    status, found = ask(site, "POST", "/links/old/cut-over", {"quiet_ms": 200})
+    assert (status, found["topics"][0]["phase"], found["topics"][0]["pause_s"]) == (200, "cut-over", 0.2)
+    _, found = ask(site, "POST", "/links/old/cut-over", {"reverse": True})
+    assert found["topics"][0]["phase"] == "reversed"
+    assert ask(site, "POST", "/links/old/fall-back", {})[1]["topics"][0]["phase"] == "following"
+    assert ask(site, "POST", "/links/old/cut-over/cancel", {})[1]["topics"][0]["phase"] == "following"
+    for body in (
+        {"quiet_ms": -1},
+        {"quiet_ms": True},
+        {"quiet_ms": 10**9},
+        {"topics": "a"},
+        {"topics": [1]},
+        {"reverse": 1},
+    ):
+        assert ask(site, "POST", "/links/old/cut-over", body)[0] == 400
+    assert ask(site, "POST", "/links/none/cut-over", {})[0] == 404
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -46,6 +46,12 @@ REQUESTS = {
         5,
         messages.ConfigureTopic("t", {"compression": "lz4"}),
     ),
+    "link t": (
+        "08000000 18 00 0000 05000000 08000000 93 a174 a36f6c64 02",
+        Verb.LINK_TOPIC,
+        5,
+        messages.LinkTopic("t", "old"),
+    ),
     "bounds of t at 1": (
         "06000000 20 00 0000 06000000 06000000 92 91a174 9101",
         Verb.BOUNDS,

@@ -37,6 +37,7 @@ WIRE_ERRORS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.EPOCH_ENDED: "OFFSET_OUT_OF_RANGE",
     ErrorCode.TOPIC_EXISTS: "create_topic_failed",
     ErrorCode.TOPIC_REPLACED: "topic_not_found",
+    ErrorCode.TOPIC_LINKED: "NOT_AUTHORIZED_FOR_TOPIC",
     ErrorCode.GROUP_EXISTS: "broker_error",
     ErrorCode.GROUP_NOT_EMPTY: "broker_error",
     ErrorCode.GROUP_REBALANCING: "GEN_MISMATCH",

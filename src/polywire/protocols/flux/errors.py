@@ -44,6 +44,7 @@ WIRE_ERRORS: Final[dict[ErrorCode, tuple[WireCode, str | None]]] = {
     ErrorCode.EPOCH_ENDED: (_BAD, "invalid offset"),
     ErrorCode.TOPIC_EXISTS: (_BAD, None),
     ErrorCode.TOPIC_REPLACED: (_BAD, None),
+    ErrorCode.TOPIC_LINKED: (_BAD, None),
     ErrorCode.GROUP_EXISTS: (_BAD, None),
     ErrorCode.GROUP_NOT_EMPTY: (_BAD, None),
     ErrorCode.GROUP_REBALANCING: (_GENERATION, None),

@@ -229,13 +229,13 @@ def read_group(payload: bytes) -> tuple[int, int, list[MemberSeen]]:
     return number, partition_count, members
 
 
-def read_groups(payload: bytes) -> list[int]:
-    """Decode a reply to GET_CONSUMER_GROUPS: the number of each group."""
-    reader, numbers = _reader(payload), []
+def read_groups(payload: bytes) -> dict[int, int]:
+    """Decode a reply to GET_CONSUMER_GROUPS: how many members each group has, by the group's number."""
+    reader, members = _reader(payload), {}
     while reader.left:
-        numbers.append(reader.u32())
-        reader.take(2 * 4)  # skips the numbers of partitions and members
-    return numbers
+        number, _, count = reader.u32(), reader.u32(), reader.u32()
+        members[number] = count
+    return members
 
 
 def read_client_id(payload: bytes) -> int:

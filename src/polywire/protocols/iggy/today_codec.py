@@ -225,13 +225,14 @@ def _topic(reader: Reader) -> tuple[str, int]:
     return found
 
 
-def read_groups(payload: bytes) -> list[str]:
-    """Decode the names of a topic's groups."""
-    reader, names = _reader(payload), []
+def read_groups(payload: bytes) -> dict[str, int]:
+    """Decode how many members each group of a topic has, by the group's name."""
+    reader, members = _reader(payload), {}
     while reader.left:
-        reader.take(3 * 4)  # skips number, partitions and members
-        names.append(reader.name())
-    return names
+        reader.take(2 * 4)  # skips the group's number and that of its partitions
+        count = reader.u32()
+        members[reader.name()] = count
+    return members
 
 
 def read_sent(payload: bytes) -> tuple[int, int] | None:

@@ -142,6 +142,9 @@ class Admission(Rights):
         if action.resource in _SOMEWHERE:
             self._access.authorize_somewhere(self.principal, action)
             return
+        if action.resource is Resource.BROKER:
+            self._access.authorize(self.principal, action)
+            return
         match request:
             case messages.AskBounds():
                 for name in dict.fromkeys(request.names[: TOPICS_MAX + 1]):

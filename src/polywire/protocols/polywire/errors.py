@@ -61,6 +61,7 @@ CODES: Final[dict[ErrorCode, int]] = {
     ErrorCode.GROUP_PROTOCOL_MISMATCH: 59,
     ErrorCode.MEMBER_FENCED: 60,
     ErrorCode.LINK_EXISTS: 61,
+    ErrorCode.TOPIC_LINKED: 62,
     ErrorCode.NOT_OWNER: 64,
     ErrorCode.BUSY: 80,
     ErrorCode.STAGE_FULL: 81,

@@ -28,6 +28,7 @@ COMMANDS: Final[Mapping[int, Command]] = table(
     Command(Verb.DESCRIBE, topics.describe, (Action.TOPIC_DESCRIBE,)),
     Command(Verb.GROW_TOPIC, topics.grow, (Action.TOPIC_ALTER,)),
     Command(Verb.CONFIGURE_TOPIC, topics.configure, (Action.TOPIC_ALTER,)),
+    Command(Verb.LINK_TOPIC, topics.link, (Action.TOPIC_LINK,)),
     Command(Verb.PURGE_TOPIC, topics.purge, (Action.TOPIC_PURGE,)),
     Command(Verb.DELETE_TOPIC, topics.delete, (Action.TOPIC_DELETE,)),
     Command(Verb.BEGIN_PARTITION, topics.begin, (Action.TOPIC_CREATE,)),

@@ -10,6 +10,7 @@ from functools import partial
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
+from polywire.broker.owners import ITSELF, LINKS_CALLER
 from polywire.broker.permissions import Action
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.polywire import messages
@@ -32,6 +33,10 @@ GROUP_ENTRIES_MAX: Final = 20_000  # members and offsets in one response; a sing
 def commit(session: ReplyOwner, correlation: int, request: messages.Commit, _: memoryview) -> None:
     """COMMIT: commit an offset. Raises BrokerError if it is rejected immediately."""
     broker, by = session.broker, session.admission.caller
+    if (
+        by.owner == LINKS_CALLER.owner
+    ):  # the offsets of a group belong to its users, and not to the link that carries them
+        by = ITSELF
     check_name("owner", request.owner)
     find_partition(broker, request.name, request.partition)
     level = level_of(request.level)

@@ -37,6 +37,7 @@ class Verb(IntEnum):
     DELETE_TOPIC = 21
     CONFIGURE_TOPIC = 22
     BEGIN_PARTITION = 23
+    LINK_TOPIC = 24
     BOUNDS = 32
     FETCH = 33
     PRODUCE = 34
@@ -91,6 +92,7 @@ class TopicEntry(Head, frozen=True):
     name: str
     id: bytes
     partition_count: Int
+    link: str = ""
 
 
 class TopicList(Head, frozen=True):
@@ -114,6 +116,7 @@ class TopicDescription(Head, frozen=True):
 
     Attributes:
         table: URL of the topic's table (concepts: tables); empty if it has none, or if the client may not get paths.
+        link: name of the link that writes the topic; empty if there is none.
     """
 
     name: str
@@ -122,6 +125,7 @@ class TopicDescription(Head, frozen=True):
     incarnations: list[Int]
     settings: dict[str, SettingValue]
     table: str = ""
+    link: str = ""
 
 
 class GrowTopic(Head, frozen=True):
@@ -133,6 +137,12 @@ class GrowTopic(Head, frozen=True):
 class ConfigureTopic(Head, frozen=True):
     name: str
     settings: dict[str, SettingValue]
+    level: Int = 2
+
+
+class LinkTopic(Head, frozen=True):
+    name: str
+    link: str
     level: Int = 2
 
 
@@ -453,6 +463,7 @@ REQUESTS: Final[dict[int, type[Head]]] = {
     Verb.DESCRIBE: Describe,
     Verb.GROW_TOPIC: GrowTopic,
     Verb.CONFIGURE_TOPIC: ConfigureTopic,
+    Verb.LINK_TOPIC: LinkTopic,
     Verb.PURGE_TOPIC: PurgeTopic,
     Verb.DELETE_TOPIC: DeleteTopic,
     Verb.BEGIN_PARTITION: BeginPartition,

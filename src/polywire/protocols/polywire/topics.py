@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from polywire.broker.settings import TOPIC_SETTINGS, TopicSettings
+from polywire.broker.settings import TOPIC_SETTINGS, TopicSettings, check_name
 from polywire.choices import unknown
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Completion
@@ -41,7 +41,9 @@ def _entries(session: ReplyOwner, topics: Sequence[Topic]) -> Iterator[messages.
     sees = session.admission.sees
     for topic in topics:
         seen = sees(topic)
-        yield messages.TopicEntry(topic.name.full, topic.id, len(topic.partitions)) if seen else None
+        yield (
+            messages.TopicEntry(topic.name.full, topic.id, len(topic.partitions), topic.settings.link) if seen else None
+        )
 
 
 def create(session: ReplyOwner, correlation: int, request: messages.CreateTopic, _: memoryview) -> None:
@@ -66,7 +68,11 @@ def describe(session: ReplyOwner, correlation: int, request: messages.Describe, 
 def grow(session: ReplyOwner, correlation: int, request: messages.GrowTopic, _: memoryview) -> None:
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.GROW_TOPIC, correlation)
-    change.accepted(session.broker.grow_topic(topic, request.partition_count, level=level, done=change.done))
+    change.accepted(
+        session.broker.grow_topic(
+            topic, request.partition_count, by=session.admission.caller, level=level, done=change.done
+        )
+    )
 
 
 def configure(session: ReplyOwner, correlation: int, request: messages.ConfigureTopic, _: memoryview) -> None:
@@ -86,6 +92,16 @@ def configure(session: ReplyOwner, correlation: int, request: messages.Configure
     change.accepted(True)
 
 
+def link(session: ReplyOwner, correlation: int, request: messages.LinkTopic, _: memoryview) -> None:
+    """LINK_TOPIC: let only a link write the topic, or every client again. Raises BrokerError."""
+    topic, level = session.broker.topic(request.name), level_of(request.level)
+    if request.link:
+        check_name(request.link, session.broker.settings.name_bytes_max)
+    change = _Change(session, Verb.LINK_TOPIC, correlation)
+    session.broker.link_topic(topic, request.link, level=level, done=change.done)
+    change.accepted(True)
+
+
 def purge(session: ReplyOwner, correlation: int, request: messages.PurgeTopic, _: memoryview) -> None:
     topic, level = session.broker.topic(request.name), level_of(request.level)
     change = _Change(session, Verb.PURGE_TOPIC, correlation)
@@ -100,7 +116,8 @@ def begin(session: ReplyOwner, correlation: int, request: messages.BeginPartitio
     partition = find_partition(session.broker, request.name, request.partition)
     level = level_of(request.level)
     change = _Change(session, Verb.BEGIN_PARTITION, correlation)
-    session.broker.begin_partition(partition, request.offset, level=level, done=change.done)
+    by = session.admission.caller
+    session.broker.begin_partition(partition, request.offset, by=by, level=level, done=change.done)
     change.accepted(True)
 
 
@@ -274,7 +291,13 @@ def description_of(session: ReplyOwner, topic: Topic) -> messages.TopicDescripti
     url = topic.table_url(session.broker.settings)
     may_get = not url.startswith("file:") or session.admission.sees_files()
     return messages.TopicDescription(
-        topic.name.full, topic.id, topic.created_at_us, incarnations, settings, url if may_get else ""
+        topic.name.full,
+        topic.id,
+        topic.created_at_us,
+        incarnations,
+        settings,
+        url if may_get else "",
+        topic.settings.link,
     )
 
 

@@ -11,12 +11,13 @@ from polywire.broker.access import ConfiguredUser
 from polywire.broker.passwords import hash_password
 from polywire.broker.permissions import EVERYTHING, Grants, parse_grants
 from polywire.broker.settings import BrokerSettings
+from polywire.broker.users import LINKS
 from polywire.errors import Busy, Denied, ErrorCode, Missing
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import PREFIX_BYTES, encode_head
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.types import TopicName
-from tests.unit.protocols.polywire.peer import Answer, Peer, batch_of
+from tests.unit.protocols.polywire.peer import Answer, CapturedOutput, Peer, batch_of
 
 WAIT_S = 60.0
 HASH = hash_password("wonderland")
@@ -36,6 +37,7 @@ REQUESTS: list[tuple[str, Verb, Head, bytes]] = [
     ("manage_topics", Verb.GROW_TOPIC, messages.GrowTopic("shop.orders", 3), b""),
     ("manage_topics", Verb.CONFIGURE_TOPIC, messages.ConfigureTopic("shop.orders", {}), b""),
     ("manage_topics", Verb.BEGIN_PARTITION, messages.BeginPartition("shop.orders", 0, 1), b""),
+    ("manage_servers", Verb.LINK_TOPIC, messages.LinkTopic("shop.orders", "old"), b""),
     ("manage_topics", Verb.PURGE_TOPIC, messages.PurgeTopic("shop.orders"), b""),
     ("manage_topics", Verb.DELETE_TOPIC, messages.DeleteTopic("shop.orders"), b""),
     ("group", Verb.COMMIT, messages.Commit("shop.orders", 0, 1, "g", 0), b""),
@@ -54,6 +56,7 @@ ANYWHERE = {Verb.PUBLISH, Verb.ABANDON, Verb.TOPICS, Verb.GROUPS, Verb.TRANSACTI
     Verb.DELETE_WRITER,
 }
 ALL_BUT = {
+    "manage_servers": "produce,consume,manage_topics,read_servers",
     "produce": "consume,group,read_topics,read_streams",
     "consume": "produce,group,transaction",
     "manage_topics": "produce,consume,group,read_streams,manage_users,manage_servers",
@@ -113,7 +116,7 @@ def test_every_request_needs_its_permission(permission: str, verb: Verb, head: H
     if verb not in ANYWHERE:
         assert refusal(elsewhere.ask(verb, head, payload)) is ErrorCode.DENIED
     for words in (f"{permission}@shop", f"{permission}@shop/orders", permission):
-        if verb is Verb.CREATE_TOPIC and "/" in words:
+        if (verb is Verb.CREATE_TOPIC and "/" in words) or (verb is Verb.LINK_TOPIC and "@" in words):
             continue
         allowed = closed(words)
         log_in(allowed, "bob")
@@ -246,3 +249,17 @@ def test_a_malformed_login_gets_an_error() -> None:
     assert peer.session.receive(memoryview(frame)) == len(frame) >= PREFIX_BYTES
     (answer,) = peer.frames()
     assert answer.error.code is ErrorCode.INVALID_REQUEST
+
+
+def test_links_commit_for_any_group_and_own_none() -> None:
+    peer = closed("group,consume")
+    bob, new = messages.Commit("shop.orders", 0, 1, "bobs", 3), messages.Commit("shop.orders", 0, 1, "new", 4)
+    log_in(peer, "bob")
+    peer.ask(Verb.COMMIT, bob).decode(Head)
+    output = CapturedOutput()
+    output.certified = LINKS
+    links = peer.another(output)
+    for commit in (messages.Commit("shop.orders", 0, 1, "bobs", 5), new):
+        links.ask(Verb.COMMIT, commit).decode(Head)
+    for commit in (bob, new):  # bob's group is still his, and he may use the new one
+        assert not peer.ask(Verb.COMMIT, commit).flags & 2

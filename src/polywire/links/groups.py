@@ -1,0 +1,253 @@
+"""Carry the committed offsets of consumer groups between the two ends of a link.
+
+* A group is active where it has members. Its offsets are carried from there to the other end. If it has no members, they
+  are carried from the end that clients write, unless its last members were at the other end.
+* Offsets are carried only up to the end of the copy, and only in partitions whose records have the same offsets.
+* An offset moves backwards only if it moved backwards at the active end, because a user has reset it there.
+* Groups have their own connection to the source, so their requests do not delay the copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from polywire.choices import missing
+from polywire.client.base import Ability, WireClient
+from polywire.client.copying import connected
+from polywire.client.iggy import IggyClient
+from polywire.client.kafka import KafkaClient
+from polywire.client.polywire import PolywireClient
+from polywire.errors import BrokerError, ErrorCode, PeerError, Unavailable
+from polywire.link_orders import GroupReport
+from polywire.matching import is_pattern, matches
+
+GROUPS_S: Final = 3.0  # interval at which offsets are carried
+FINAL_S: Final = 2.0  # time for the last offsets before a cut-over lets clients write
+PAUSE_MAX_S: Final = 30.0
+REPORTED_MAX: Final = 1_000  # groups in one report
+
+SOURCE: Final = "source"
+HERE: Final = "here"
+BOTH: Final = "both"
+
+Key = tuple[str, str]
+"""Group and topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """How far groups of a topic have the same offsets at both ends.
+
+    Attributes:
+        ends: the end of the copy by partition; None where offsets differ.
+        is_reversed: whether the source is the copy.
+    """
+
+    ends: Sequence[int | None]
+    is_reversed: bool = False
+
+
+@dataclass(slots=True)
+class GroupState:
+    """A group on one topic, at one end."""
+
+    offsets: dict[int, int] = field(default_factory=dict)
+    is_active: bool = False
+
+
+async def group_states(client: WireClient, topics: Mapping[str, int], groups: Sequence[str]) -> dict[Key, GroupState]:
+    """Return the groups with committed offsets in these topics, or with members.
+
+    Args:
+        topics: number of partitions by name.
+        groups: names to look for, if the protocol cannot list groups.
+    """
+    match client:
+        case PolywireClient() | KafkaClient():
+            infos = await client.groups()
+            active = {info.name for info in infos if info.members}
+            return {
+                (info.name, info.topic): GroupState(dict(info.positions), info.name in active)
+                for info in infos
+                if info.topic in topics
+            }
+        case IggyClient():
+            members = {topic: await client.group_members(topic) for topic in topics}
+            sizes = {(group, topic): count for topic, found in members.items() for group, count in found.items()}
+        case _:
+            sizes = {(group, topic): 0 for topic in topics for group in groups if not is_pattern(group)}
+    if Ability.POSITIONS not in client.abilities:
+        return {}
+    return {key: GroupState(await _offsets(client, key, topics[key[1]]), bool(size)) for key, size in sizes.items()}
+
+
+async def _offsets(client: WireClient, key: Key, count: int) -> dict[int, int]:
+    """Return the offsets of a group over a protocol that has no request for all of them.
+
+    Some of these protocols report 0 if nothing was committed.
+    """
+    found = {number: await client.position(*key, number) for number in range(count)}
+    return {number: offset for number, offset in found.items() if offset}
+
+
+def can_list_groups(client: WireClient) -> bool:
+    return isinstance(client, PolywireClient | KafkaClient | IggyClient)
+
+
+async def matching_groups(source: WireClient, topics: Mapping[str, int], patterns: Sequence[str]) -> list[str]:
+    """Return the groups of the source that match. Raises Missing(GROUP_MISSING) for an unknown name."""
+    if not patterns or Ability.POSITIONS not in source.abilities:
+        return []
+    found = await group_states(source, topics, patterns)
+    known = sorted({group for (group, _), state in found.items() if state.offsets or can_list_groups(source)})
+    for pattern in patterns:
+        if not is_pattern(pattern) and pattern not in known:
+            raise missing(ErrorCode.GROUP_MISSING, "group", pattern, known, facts="end=source")
+    return [group for group in known if any(matches(pattern, group) for pattern in patterns)]
+
+
+class GroupSync:
+    """The groups of one link."""
+
+    def __init__(
+        self,
+        source: str,
+        patterns: Sequence[str],
+        target: PolywireClient,
+        carried: Callable[[], Mapping[str, Carried]],
+        report: Callable[[tuple[GroupReport, ...], str], None],
+    ) -> None:
+        """Prepare to carry offsets.
+
+        Args:
+            source: URL of the source.
+            patterns: names and patterns of groups.
+            carried: returns the topics, and how far their copies are.
+            report: called with the groups, and the reason if they could not be carried.
+        """
+        self._url: Final = source
+        self._patterns: Final = patterns
+        self._target: Final = target
+        self._carried: Final = carried
+        self._report: Final = report
+        self._last_active: Final[dict[Key, str]] = {}
+        # offsets that were seen last, by end, group, topic and partition, to find resets
+        self._seen: Final[dict[tuple[str, Key, int], int]] = {}
+        self._due: Final = asyncio.Event()
+        self._done: asyncio.Future[None] | None = None
+        self._groups: tuple[GroupReport, ...] = ()
+
+    async def run(self) -> None:
+        """Carry offsets until the task is cancelled. Raises Unavailable if the broker is lost."""
+        pause_s = 0.0
+        while True:
+            try:
+                async with connected(self._url) as source:
+                    pause_s = 0.0
+                    while True:
+                        await self.carry_once(source)
+                        await self._wait(GROUPS_S)
+            except (BrokerError, PeerError, OSError, MemoryError) as error:
+                await self._target.ping()
+                self._report(self._groups, getattr(error, "message", "") or str(error) or type(error).__name__)
+                self._finish()
+                pause_s = min(max(GROUPS_S, 2 * pause_s), PAUSE_MAX_S)
+                await self._wait(pause_s)
+
+    async def _wait(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._due.wait()
+
+    async def carry_now(self) -> None:
+        """Carry offsets now, and wait for the end, but not for long."""
+        done = self._done = self._done or asyncio.get_running_loop().create_future()
+        self._due.set()
+        await asyncio.wait([done], timeout=FINAL_S)
+
+    def _finish(self) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
+        self._done = None
+
+    async def carry_once(self, source: WireClient) -> None:
+        self._due.clear()
+        waiting = self._done
+        carried = self._carried()
+        topics = {topic: len(copy.ends) for topic, copy in carried.items()}
+        here = await group_states(self._target, topics, ())
+        there = await group_states(source, topics, self._patterns)
+        found: list[GroupReport] = []
+        for key in sorted(there.keys() | here.keys()):
+            if any(matches(pattern, key[0]) for pattern in self._patterns):
+                theirs, ours = there.get(key, GroupState()), here.get(key, GroupState())
+                found.append(await self._carry(source, key, theirs, ours, carried[key[1]]))
+        self._groups = tuple(found[:REPORTED_MAX])
+        self._report(self._groups, "")
+        if waiting is self._done:  # a request that came meanwhile waits for the next time
+            self._finish()
+
+    async def _carry(
+        self, source: WireClient, key: Key, theirs: GroupState, ours: GroupState, copy: Carried
+    ) -> GroupReport:
+        """Carry the offsets of one group on one topic."""
+        group, topic = key
+        active = BOTH if theirs.is_active and ours.is_active else ""
+        active = active or (SOURCE if theirs.is_active else HERE if ours.is_active else "")
+        error, skipped = "", 0
+        if active in (SOURCE, HERE):
+            self._last_active[key] = active
+        if active == BOTH:
+            error = "the group has members at both ends: stop those of one end"
+        else:
+            ends, last = copy.ends, self._last_active.get(key, HERE if copy.is_reversed else SOURCE)
+            is_here = last == HERE and (copy.is_reversed or bool(theirs.offsets))
+            end, client = (HERE, source) if is_here else (SOURCE, self._target)
+            leading, following = (ours, theirs) if is_here else (theirs, ours)
+            skipped = len([number for number in leading.offsets if self._end(ends, number) is None])
+            try:
+                await self._move(client, end, key, leading, following, ends)
+            except Unavailable:
+                raise
+            except BrokerError as failure:  # such as members that have joined meanwhile
+                error = failure.message
+        self._see(SOURCE, key, theirs)
+        self._see(HERE, key, ours)
+        return GroupReport(
+            group, topic, sum(theirs.offsets.values()), sum(ours.offsets.values()), active, skipped, error
+        )
+
+    async def _move(
+        self,
+        client: WireClient,
+        end: str,
+        key: Key,
+        leading: GroupState,
+        following: GroupState,
+        ends: Sequence[int | None],
+    ) -> None:
+        """Commit the offsets of the end ``end`` at the other one."""
+        for number, offset in sorted(leading.offsets.items()):
+            limit = self._end(ends, number)
+            if limit is None:
+                continue
+            new, old = min(offset, limit), following.offsets.get(number)
+            was_reset = offset < self._seen.get((end, key, number), 0)
+            if old is not None and (new == old or (new < old and not was_reset)):
+                continue
+            if new == 0 and Ability.GENERATIONS not in client.abilities:
+                continue  # Iggy stores the last consumed offset: a group without one also begins at 0
+            await client.commit(*key, number, new)
+            following.offsets[number] = new
+
+    def _see(self, end: str, key: Key, state: GroupState) -> None:
+        for number, offset in state.offsets.items():
+            self._seen[end, key, number] = offset
+
+    @staticmethod
+    def _end(ends: Sequence[int | None], number: int) -> int | None:
+        return ends[number] if number < len(ends) else None

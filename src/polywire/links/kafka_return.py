@@ -1,0 +1,154 @@
+"""Copy what clients write here, after a reversed cut-over, to a topic of Apache Kafka: each record once.
+
+* The sequence number of a record counts from the cut-over, with one producer id for all that time. Kafka appends a batch
+  only if its numbers follow the last ones, so a late request of a process that was killed cannot append it twice.
+* The end of a partition at the source says where to continue, because offsets are the same up to a constant.
+* Before the first write over a connection, the newest records at the source are compared with those here. So records of
+  other clients are found, and are an error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from polywire.client.copying import StoredFields, reduced
+from polywire.client.kafka import SEQUENCES, KafkaClient
+from polywire.client.polywire import PolywireClient
+from polywire.errors import Conflict, ErrorCode
+from polywire.link_orders import CutOver, LinkReport
+from polywire.records.columns import Record
+
+RECORDS_AT_ONCE: Final = 2_000
+COMPARED_MAX: Final = 1_000  # records of each partition that are compared when a connection begins
+RATE_S: Final = 5.0
+
+
+class KafkaReturn:
+    """One topic that is copied to Kafka, over one connection. It has the interface of ``LinkedTopic``."""
+
+    def __init__(self, link: str, cut_over: CutOver, here: PolywireClient, there: KafkaClient) -> None:
+        self._link: Final = link
+        self._cut_over: Final = cut_over
+        self._here: Final = here
+        self._there: Final = there
+        self._fields: Final = StoredFields.by(there)
+        self._positions: list[int] = []  # offsets here
+        self._ends: list[int] = []
+        self._copied = 0
+        self._newest_us = 0
+        self._rates: Final[list[tuple[float, int]]] = []
+
+    @property
+    def topic(self) -> str:
+        return self._cut_over.topic
+
+    @property
+    def copy(self) -> KafkaClient:
+        """The connection to the source."""
+        return self._there
+
+    @property
+    def carried(self) -> tuple[int | None, ...]:
+        """The end of the copy by partition; None where offsets differ."""
+        pairs = zip(self._positions, self._cut_over.here, self._cut_over.ends, strict=False)
+        return tuple([position if here == end else None for position, here, end in pairs])
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The ends of the partitions here, as last seen."""
+        return tuple(self._ends)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the source has everything, as far as known."""
+        return bool(self._positions) and all(
+            position >= end for position, end in zip(self._positions, self._ends, strict=True)
+        )
+
+    def forget(self) -> None:
+        """Find the positions again before the next step, because an attempt has failed."""
+        self._positions = []
+
+    async def step(self) -> bool:
+        """Copy some records of each partition. Return whether there were any. Raises BrokerError."""
+        bounds = await self._here.bounds(self.topic)
+        self._ends = [part.next_offset for part in bounds[: len(self._cut_over.here)]]
+        if not self._positions:
+            self._positions = await self._open()
+        moved = False
+        for number, end in enumerate(self._ends):
+            if self._positions[number] < end:
+                await self._copy(number)
+                moved = True
+        return moved
+
+    async def _open(self) -> list[int]:
+        """Return the positions here. Raises Conflict if other clients have written to the source."""
+        there = await self._there.bounds(self.topic)
+        positions = []
+        for number, (end, here) in enumerate(zip(self._cut_over.ends, self._cut_over.here, strict=True)):
+            position = there[number].next_offset - end + here
+            if not here <= position <= self._ends[number]:
+                raise self._changed(number)
+            first = max(here, position - COMPARED_MAX)
+            if first < position:
+                theirs = await self._there.fetch(self.topic, number, first - here + end)
+                ours = {record.offset: record for record in await self._here.fetch(self.topic, number, first)}
+                for record in theirs:
+                    known = ours.get(record.offset - end + here)
+                    if known is not None and (known.key, known.value) != (record.key, record.value):
+                        raise self._changed(number)
+            positions.append(position)
+        return positions
+
+    async def _copy(self, number: int) -> None:
+        at = self._positions[number]
+        found = await self._here.fetch(self.topic, number, at, records_max=RECORDS_AT_ONCE)
+        if [record.offset for record in found] != list(range(at, at + len(found))):
+            raise Conflict(
+                ErrorCode.TOPIC_REPLACED,
+                "compaction or retention has removed records here that the source does not have yet"
+                f" topic={self.topic!r} partition={number} offset={at}",
+            )
+        await self._append(number, at, found)
+        self._positions[number] = at + len(found)
+        self._copied += len(found)
+        self._newest_us = max(self._newest_us, found[-1].append_time_us) if found else self._newest_us
+
+    async def _append(self, number: int, at: int, records: Sequence[Record]) -> None:
+        lost: Counter[str] = Counter()
+        prepared = [reduced(record, self._fields, lost) for record in records]
+        counted = at - self._cut_over.here[number]
+        produced = await self._there.append_next(
+            self.topic, number, prepared, producer=self._cut_over.producer, sequence=counted % SEQUENCES
+        )
+        if produced and produced[0].offset != counted + self._cut_over.ends[number]:
+            raise self._changed(number)
+
+    def _changed(self, number: int) -> Conflict:
+        return Conflict(
+            ErrorCode.TOPIC_REPLACED,
+            "other clients have written to the source since the cut-over, so it cannot get the same records as here"
+            f" (cut over without --reverse instead) topic={self.topic!r} partition={number}",
+        )
+
+    def report(self) -> LinkReport:
+        """Return the state of the copy."""
+        now = time.monotonic()
+        self._rates.append((now, self._copied))
+        while self._rates[0][0] < now - RATE_S and len(self._rates) > 2:
+            del self._rates[0]
+        (since, before), (until, after) = self._rates[0], self._rates[-1]
+        lag = sum([max(0, end - position) for end, position in zip(self._ends, self._positions, strict=False)])
+        return LinkReport(
+            link=self._link,
+            topic=self.topic,
+            partitions=len(self._cut_over.here),
+            copied=self._copied,
+            lag=lag,
+            lag_s=max(0.0, time.time() - self._newest_us / 1e6) if lag and self._newest_us else 0.0,
+            rate=(after - before) / (until - since) if until > since else 0.0,
+        )

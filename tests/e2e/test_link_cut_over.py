@@ -1,0 +1,200 @@
+"""Read-only copies and their cut-over: all protocols, several processes, crashes, and the command."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import polywire
+from polywire.cli.admin import AdminApi
+from polywire.cli.output import Failed
+from polywire.client.copying import connected
+from polywire.errors import BrokerError
+from polywire.records.columns import Record
+from polywire.server.links import LEASE_S
+from polywire.testing.process import WIRES, BrokerProcess
+from tests.e2e.test_links import WAIT_S, command
+from tests.histories import links as histories
+
+TOPICS = ("orders", "payments")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "source", wires=["polywire", "kafka"]) as broker:
+        with polywire.connect_sync(broker.url()) as client:
+            for topic in TOPICS:
+                client.create_topic(topic, 2)
+        for topic in TOPICS:
+            write(broker.url(), topic, b"first")
+        yield broker
+
+
+def follow(broker: BrokerProcess, source: BrokerProcess) -> None:
+    AdminApi(broker.url("http")).request("POST", "links/old", {"source": source.url(), "topics": ["*"]})
+    wait_until(lambda: all(row["copied"] for row in rows(broker).values()) and len(rows(broker)) == len(TOPICS))
+
+
+def rows(broker: BrokerProcess) -> dict[str, dict[str, object]]:
+    found = AdminApi(broker.url("http")).request("GET", "links/old")
+    return {row["topic"]: row for row in found["topic_reports"]}
+
+
+def wait_until(condition: object) -> None:
+    end = time.monotonic() + WAIT_S
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def write(url: str, topic: str, value: bytes = b"here") -> None:
+    async def run() -> None:
+        async with connected(url) as client:
+            await client.produce(topic, [Record(value, b"key")])
+
+    asyncio.run(run())
+
+
+def values(broker: BrokerProcess, topic: str) -> list[bytes | None]:
+    async def run() -> list[bytes | None]:
+        async with connected(broker.url()) as client:
+            return [
+                record.value
+                for part in await client.bounds(topic)
+                for record in await client.fetch(topic, part.partition, part.first_offset)
+            ]
+
+    return sorted(asyncio.run(run()), key=str)
+
+
+@contextmanager
+def producing(broker: BrokerProcess, topic: str) -> Iterator[None]:
+    ending = threading.Event()
+
+    def run() -> None:
+        while not ending.is_set():
+            write(broker.url(), topic, b"more")
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_no_other_client_writes_a_copy_until_it_is_cut_over(
+    source: BrokerProcess, tmp_path: Path, processes: int
+) -> None:
+    options = ("--processes", "2") if processes > 1 else ()
+    with BrokerProcess(tmp_path / "data", *options, wires=[*WIRES, "http"]) as broker:
+        follow(broker, source)
+        for topic in TOPICS:
+            for wire in WIRES:
+                with pytest.raises(BrokerError):
+                    write(broker.url(wire), topic)
+            with pytest.raises(Failed, match="cut it over first"):
+                AdminApi(broker.url("http")).request("POST", f"topics/{topic}/records", {"value": "here"})
+            code, text = command("record", "copy", f"{source.url()}/{topic}", f"{broker.url()}/{topic}", at=broker)
+            assert (code, "cut it over first" in text) == (1, True), text
+        if processes == 1:
+            broker.kill()
+            broker.start()
+            with pytest.raises(BrokerError, match="a copy that a link writes"):
+                write(broker.url(), "orders")
+        code, text = command("link", "cut-over", "old", "--topics", "ord*", at=broker)
+        assert (code, "cut over link=old topics=1" in text) == (0, True), text
+        for wire in WIRES:
+            write(broker.url(wire), "orders")
+        with pytest.raises(BrokerError, match="a copy that a link writes"):
+            write(broker.url(), "payments")
+        assert values(broker, "orders") == [b"first"] + [b"here"] * len(WIRES)
+        assert command("link", "delete", "old", at=broker)[0] == 0
+        wait_until(lambda: is_writable(broker, "payments"))
+
+
+def is_writable(broker: BrokerProcess, topic: str) -> bool:
+    try:
+        write(broker.url(), topic)
+    except BrokerError:
+        return False
+    return True
+
+
+def test_a_cut_over_waits_for_the_producers(source: BrokerProcess, tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", wires=["polywire", "http"]) as broker:
+        follow(broker, source)
+        code, text = command("link", "cut-over", "old", "--topics", "none", at=broker)
+        assert (code, "known=orders,payments" in text) == (1, True), text
+        code, text = command("link", "cut-over", "old", "--timeout", "soon", at=broker)
+        assert (code, "timeout is invalid" in text) == (1, True), text
+        with producing(source, "orders"):
+            code, text = command("link", "cut-over", "old", "--topics", "orders", "--timeout", "1s", at=broker)
+            assert (code, "stop the producers there" in text) == (1, True), text
+            assert not is_writable(broker, "orders")
+        wait_until(lambda: values(broker, "orders") == values(source, "orders"))
+        assert not is_writable(broker, "orders")  # the link follows as before
+        code, text = command("link", "cut-over", "old", "--topics", "orders", at=broker)
+        assert code == 0, text
+        assert values(broker, "orders") == values(source, "orders")
+        # records that arrive at the source now are reported, not copied
+        write(source.url(), "orders", b"late")
+        wait_until(lambda: rows(broker)["orders"]["late"] == 1)
+        assert b"late" not in values(broker, "orders")
+        assert "records were written at the source after the cut-over" in broker.log_text()
+        assert command("link", "pause", "old", at=broker)[0] == 0
+        code, text = command("link", "cut-over", "old", at=broker)
+        assert (code, "paused" in text) == (1, True), text
+
+
+def test_an_interrupted_cut_over_leaves_the_link_as_it_was(source: BrokerProcess, tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", wires=["polywire", "http"]) as broker:
+        follow(broker, source)
+        admin = AdminApi(broker.url("http"))
+        with producing(source, "orders"):
+            for _ in range(2):  # a client that is killed does not cancel
+                assert admin.request("POST", "links/old/cut-over", {"topics": ["orders"]})["topics"]
+            time.sleep(LEASE_S + 1)
+        wait_until(lambda: values(broker, "orders") == values(source, "orders"))
+        time.sleep(0.5)
+        assert not is_writable(broker, "orders")
+        assert rows(broker)["orders"]["phase"] == "following"
+
+
+def test_a_cut_over_that_is_stored_ends_after_a_crash(source: BrokerProcess, tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", wires=["polywire", "http"]) as broker:
+        follow(broker, source)
+        admin, ended = AdminApi(broker.url("http")), threading.Event()
+
+        def ask() -> None:
+            while not ended.is_set():
+                try:
+                    admin.request("POST", "links/old/cut-over", {"topics": ["orders"], "quiet_ms": 0})
+                except (Failed, BrokerError):
+                    time.sleep(0.01)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        for pid in histories.workers(broker):
+            os.kill(pid, signal.SIGKILL)
+        broker.kill()
+        broker.start()
+        wait_until(lambda: is_writable(broker, "orders"))
+        ended.set()
+        thread.join()
+        assert values(broker, "orders") == [b"first", b"here"]
+        source.kill()
+        broker.kill()
+        broker.start()
+        assert is_writable(broker, "orders")
