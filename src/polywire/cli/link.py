@@ -28,6 +28,12 @@ app = App(
     ),
 )
 
+app.command(
+    "polywire.cli.compare:link_app",
+    name="compare",
+    help="Compare the topics of a link with those of its source, and show the first difference.",
+)
+
 Name = Annotated[str, Parameter(help="Name of the link.")]
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 LIST_COLUMNS: Final = ("link", "source", "topics", "state", "lag", "lag_s", "rate")

@@ -1,4 +1,4 @@
-"""``polywire record``: produce records from standard input, print records to standard output, and copy topics.
+"""``polywire record``: produce records from standard input, print them to standard output, copy and compare topics.
 
 * ``produce`` accepts the output of ``consume``.
 * An interrupted command never ends with a partial line.
@@ -305,6 +305,12 @@ app = App(
     ),
 )
 
+
+app.command(
+    "polywire.cli.compare:app",
+    name="compare",
+    help="Compare topics record by record, between any two protocols or brokers, and show the first difference.",
+)
 
 Form = Annotated[
     LineFormat,
