@@ -124,9 +124,10 @@ class Fetcher:
 
 
 class Kafka(KafkaWire):
-    """The reference broker, one process that is broker and controller."""
+    """The reference broker, one process that is broker and controller. ``settings`` are further lines of its file."""
 
     name = "Apache Kafka"
+    settings = ""
 
     @contextmanager
     def running(self, place: Path) -> Iterator[Server]:
@@ -147,6 +148,7 @@ class Kafka(KafkaWire):
             "controller.listener.names=CONTROLLER\nlistener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n"
             f"log.dirs={place / 'logs'}\noffsets.topic.replication.factor=1\ntransaction.state.log.replication.factor=1\n"
             "transaction.state.log.min.isr=1\ngroup.initial.rebalance.delay.ms=0\nsocket.request.max.bytes=104857600\n"
+            f"{self.settings}"
         )
         run = [java, "-cp", jars]
         made = [

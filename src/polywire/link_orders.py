@@ -79,6 +79,7 @@ class LinkReport(msgspec.Struct, frozen=True):
         rate: records per second that were copied lately.
         skipped: records that retention removed at the source before they were copied.
         shifted: partitions in which records have another offset than at the source.
+        settings: settings of the source that the topic here does not have, as ``name=value``, separated by commas.
         error: why the last attempt failed; empty if it succeeded.
     """
 
@@ -92,6 +93,7 @@ class LinkReport(msgspec.Struct, frozen=True):
     skipped: int = 0
     shifted: int = 0
     error: str = ""
+    settings: str = ""
 
 
 class PlannedTopic(msgspec.Struct, frozen=True):
@@ -103,6 +105,8 @@ class PlannedTopic(msgspec.Struct, frozen=True):
         offsets: ``same`` or ``differ``: whether records get the offsets that they have at the source, provided that the
             source has no gaps.
         error: why the topic cannot be followed.
+        settings: settings that the topic gets if it is created.
+        other_settings: settings of the source that do not exist here, as ``name=value``.
     """
 
     topic: str
@@ -111,6 +115,8 @@ class PlannedTopic(msgspec.Struct, frozen=True):
     creates: bool = False
     offsets: str = "same"
     error: str = ""
+    settings: dict[str, int | str | None] = {}
+    other_settings: list[str] = []
 
 
 class LinkPlan(msgspec.Struct, frozen=True):

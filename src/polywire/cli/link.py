@@ -77,9 +77,15 @@ def create(
     patterns = [pattern for words in topics for pattern in words.split(",") if pattern]
     body = {"source": _with_password(from_), "topics": patterns, "start": start.value, "dry_run": dry_run}
     plan = AdminApi(http).request("POST", _path(name), body)
-    rows = [{**topic, "error": topic["error"] or "-"} for topic in plan["topics"]]
+    columns = ("settings", "other_settings") if output in (ListFormat.JSON, ListFormat.JSONL) else ()
+    rows = [
+        {**{name: topic[name] for name in (*PLAN_COLUMNS, *columns)}, "error": topic["error"] or "-"}
+        for topic in plan["topics"]
+    ]
     if dry_run:
         print_list(rows, columns=PLAN_COLUMNS, form=output)
+    for topic in plan["topics"]:
+        _note_settings(topic)
     for text in plan["notes"]:
         note(f"note: {text}")
     failed = [topic["error"] for topic in plan["topics"] if topic["error"]]
@@ -87,6 +93,14 @@ def create(
         raise Failed(f"the link would fail: {failed[0]}")
     records = sum(topic["records"] for topic in plan["topics"])
     note(f"{'would create' if dry_run else 'created'} link={name} topics={len(rows)} records={records}")
+
+
+def _note_settings(topic: Mapping[str, Any]) -> None:
+    carried = [f"{name}={value}" for name, value in topic["settings"].items() if value]
+    if carried:
+        note(f"settings carried topic={topic['topic']}: {' '.join(carried)}")
+    if topic["other_settings"]:
+        note(f"settings not carried topic={topic['topic']}: {' '.join(topic['other_settings'])}")
 
 
 def _with_password(url: str) -> str:
@@ -131,6 +145,9 @@ def status(name: Name, *, output: Output = ListFormat.TABLE, http: HttpAddress =
     """Show the state of a link, and of each topic that it follows: lag in records and seconds, and records per second."""
     link = AdminApi(http).request("GET", _path(name))
     print_list(_status_rows(link["topic_reports"]), columns=STATUS_COLUMNS, form=output)
+    for topic in link["topic_reports"]:
+        if topic["settings"]:
+            note(f"note: the source has other settings topic={topic['topic']} source: {topic['settings']}")
     reason = f" error={json.dumps(escaped(link['error']))}" if link["error"] else ""
     facts = " ".join(f"{key}={value}" for key, value in _numbers(link).items())
     note(f"link={name} source={link['source']} state={link['state']} {facts}{reason}")

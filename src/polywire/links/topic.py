@@ -24,6 +24,7 @@ from polywire.client.partition_reader import PartitionReader, reader_of, uses_of
 from polywire.client.polywire import PolywireClient, split_records
 from polywire.errors import BrokerError, Conflict, ErrorCode, Missing
 from polywire.link_orders import LinkDefinition, LinkReport, LinkStart, PlannedTopic
+from polywire.links.settings import differences, source_settings
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.types import Level
@@ -32,6 +33,7 @@ CHUNKS_AT_ONCE: Final = 2  # reads of one partition before it is the turn of the
 NUMBER_STEP: Final = 1 << 31  # the broker rejects a sequence number that is 2^32 above the last one
 RATE_S: Final = 5.0  # time over which the rate is averaged
 COUNT_S: Final = 10.0  # interval of checks for more partitions
+SETTINGS_S: Final = 60.0  # interval of checks for changed settings
 TOKEN_BYTES: Final = 16
 
 
@@ -61,6 +63,8 @@ class LinkedTopic:
         self._tokens: Final = {} if tokens is None else tokens
         self._topic_id = b""
         self._counted_at = 0.0
+        self._settings = ""
+        self._settings_at = float("-inf")
         self._copied = self._skipped = 0
         self._newest_us = 0
         self._rates: Final[list[tuple[float, int]]] = []
@@ -77,9 +81,14 @@ class LinkedTopic:
             with suppress(Missing):
                 await self._check(count, await self._known_positions(count))
                 creates = False
+            settings = await source_settings(self._source, self.topic)
         except BrokerError as error:
             return PlannedTopic(self.topic, error=error.message)
-        return PlannedTopic(self.topic, count, records, creates, "same" if same else "differ")
+        offsets = "same" if same else "differ"
+        carried = settings.carried if creates else {}
+        return PlannedTopic(
+            self.topic, count, records, creates, offsets, settings=carried, other_settings=settings.others
+        )
 
     async def step(self) -> bool:
         """Copy some records of each partition. Return whether there were any. Raises BrokerError."""
@@ -155,6 +164,7 @@ class LinkedTopic:
         count = await self._reader.partition_count()
         self._counted_at = time.monotonic()
         if len(self._writers) == count and (await self._target.describe(self.topic)).id == self._topic_id:
+            await self._compare_settings()
             return
         self._writers = []
         if self._tokens:
@@ -164,7 +174,8 @@ class LinkedTopic:
             known = await self._known_positions(count)
         except Missing:
             with suppress(Conflict):  # another client created it
-                await self._target.create_topic(self.topic, count)
+                settings = (await source_settings(self._source, self.topic)).carried
+                await self._target.create_topic(self.topic, count, settings=settings)
             known = await self._known_positions(count)
         await self._check(count, known)
         extents = await self._reader.extents(count)
@@ -177,6 +188,14 @@ class LinkedTopic:
         self._positions, self._locations = positions, list(positions)
         self._ends = [end for _, end in extents]
         self._writers = list(known)
+
+    async def _compare_settings(self) -> None:
+        """Find settings that differ from those of the source, so that they can be reported."""
+        if time.monotonic() - self._settings_at < SETTINGS_S:
+            return
+        self._settings_at = time.monotonic()
+        ours = (await self._target.describe(self.topic)).settings
+        self._settings = differences((await source_settings(self._source, self.topic)).carried, ours)
 
     async def _known_positions(self, count: int) -> dict[str, int | None]:
         """Return the position of each partition by its writer, None before the first record.
@@ -224,6 +243,7 @@ class LinkedTopic:
             rate=(after - before) / (until - since) if until > since else 0.0,
             skipped=self._skipped,
             shifted=len(self._shifted),
+            settings=self._settings,
         )
 
     def forget(self) -> None:

@@ -29,6 +29,7 @@ from polywire.client.partition_reader import uses_offsets
 from polywire.client.polywire import PolywireClient
 from polywire.errors import BrokerError, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.link_orders import LinkDefinition, LinkOrders, LinkPlan, LinkReport
+from polywire.links.settings import access_notes
 from polywire.links.topic import LinkedTopic
 from polywire.matching import is_pattern, matches
 
@@ -195,7 +196,7 @@ async def plan_of(link: LinkDefinition, target: PolywireClient) -> LinkPlan:
             names = await _existing_topics(source, link)
             await _check_not_same(source, target)
             topics = tuple([await LinkedTopic(link, name, source, target).plan() for name in names])
-            return LinkPlan(topics, tuple(_notes(source)))
+            return LinkPlan(topics, (*_notes(source), *await access_notes(source)))
     except BrokerError as error:
         return LinkPlan(kind=type(error).__name__, code=error.code.value, message=error.message)
     except OSError as error:
