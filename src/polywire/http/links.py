@@ -14,6 +14,7 @@ from polywire.http.endpoints import ApiCall, Endpoint
 from polywire.link_orders import LinkDefinition, LinkStart, LinkView
 
 if TYPE_CHECKING:
+    from polywire.broker.access import Access
     from polywire.http.process import Links, Process
 
 TOPICS_MAX: Final = 1_000  # topics in one response
@@ -23,8 +24,9 @@ CHECK_S: Final = 20.0  # time to check the source of a new link
 class LinkEndpoints:
     """The HTTP API's endpoints for links."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, access: Access) -> None:
         self._process: Final = process
+        self._access: Final = access
 
     def table(self) -> Sequence[Endpoint]:
         path = "/links/{link}"
@@ -57,13 +59,17 @@ class LinkEndpoints:
         return self._process.links
 
     async def _list(self, call: ApiCall) -> Any:
-        return {"links": [_summary(view) for view in self._links.all()]}
+        return {"links": [_summary(view) for view in self._links.all()], "can_alter": self._can_alter(call)}
 
     async def _find(self, call: ApiCall) -> Any:
         view = self._links.find(call.path["link"])
         topics = list(view.topics())
         rows = [msgspec.to_builtins(report) for report in topics[:TOPICS_MAX]]
-        return {**_summary(view), "topic_reports": rows, "more": len(topics) > TOPICS_MAX}
+        found = {**_summary(view), "topic_reports": rows, "more": len(topics) > TOPICS_MAX}
+        return found | {"can_alter": self._can_alter(call)}
+
+    def _can_alter(self, call: ApiCall) -> bool:
+        return self._access.permits(call.principal, Action.CLUSTER_ALTER)
 
     async def _create(self, call: ApiCall) -> Any:
         topics = call.body.get("topics")

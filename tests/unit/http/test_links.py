@@ -77,3 +77,8 @@ def test_metrics_of_links(site: Site) -> None:
     text = site.ask("GET", "/metrics").body.decode()
     assert 'polywire_link_lag_records{link="old",topic="orders"} 2.0' in text
     assert 'polywire_link_state{link="old",state="running"} 1.0' in text
+
+
+def test_only_users_who_may_change_links_get_the_form(site: Site) -> None:
+    assert ask(site, "GET", "/links")[1]["can_alter"] is True
+    assert ask(site, "GET", "/links/old")[1]["can_alter"] is True
