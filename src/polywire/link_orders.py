@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 from typing import Final
+from urllib.parse import unquote
 
 import msgspec
 
@@ -50,6 +51,11 @@ class LinkDefinition(msgspec.Struct, frozen=True):
         """The URL of the source without the login."""
         scheme, separator, rest = self.source.rpartition("://")
         return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+
+    @property
+    def user(self) -> str:
+        """The name in the login of the source; empty if it has none."""
+        return unquote(self.source.rpartition("://")[2].rpartition("@")[0].partition(":")[0])
 
     @property
     def writer_prefix(self) -> str:

@@ -8,14 +8,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 from cyclopts import App, Parameter
 
 from polywire.cli.admin import AdminApi, HttpAddress
 from polywire.cli.connection import ADDRESS_DEFAULT, Address
-from polywire.cli.output import ListFormat, note, print_list
+from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.record import Endpoint, Speed, endpoint_of
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, examples
 from polywire.client.copying import connected
@@ -38,6 +38,7 @@ COLUMNS: Final = (
     "result",
 )
 EXITS: Final = {EXIT_FAILED: "a topic differs, or the command failed; standard error gives the reason"}
+CUT_OVER: Final = "cut-over"  # the phase of a topic that the link has handed over
 SOURCE_PASSWORD: Final = "POLYWIRE_SOURCE_PASSWORD"
 
 Topics = Annotated[
@@ -89,12 +90,16 @@ app = App(
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The URLs of both brokers, and the topics: a pair of names, or patterns for topics with equal names."""
+    """The URLs of both brokers, and the topics: a pair of names, or patterns for topics with equal names.
+
+    ``continued``: topics whose copy may continue after the end of the source.
+    """
 
     source: str
     copy: str
     pair: tuple[str, str] | None = None
     patterns: tuple[str, ...] = ()
+    continued: frozenset[str] = frozenset()
 
 
 @app.default
@@ -158,7 +163,10 @@ async def _compare(sides: Sides, rules: Rules, show: Callable[[int], None]) -> t
         else:
             pairs = [Pair(name, name) for name in await topics_matching(source, sides.patterns, role="source")]
             await topics_matching(copy, [name for name in sides.patterns if not is_pattern(name)], role="copy")
-        return [row for pair in pairs async for row in comparison.run(pair)], comparison.comparable.unexposed
+        rows = [
+            row for pair in pairs async for row in comparison.run(pair, may_continue=pair.source in sides.continued)
+        ]
+        return rows, comparison.comparable.unexposed
 
 
 def _note_results(found: Sequence[Compared]) -> None:
@@ -202,6 +210,7 @@ def compare_link(
     *,
     topics: Topics = (),
     from_: Annotated[str, Parameter(name="--from")] = "",
+    overlap: Overlap = False,
     compacted: Compacted = False,
     ignore: Ignored = (),
     output: Output = ListFormat.TABLE,
@@ -210,12 +219,13 @@ def compare_link(
 ) -> int:
     """Compare the topics of a link with those of its source record by record, and show the first difference.
 
-    While the link runs, topics are compared up to the end of the copy, and the number of records that are not copied yet is shown.
+    While the link follows a topic, it is compared up to the end of the copy, and the number of records that are not copied yet is shown.
+    After a cut-over, it is compared up to the end of the source.
 
     Parameters
     ----------
     from_
-        URL of the source, if it is not that of the link or needs a login. The password is read from POLYWIRE_SOURCE_PASSWORD.
+        URL of the source, if it is not that of the link. The password of the source is read from POLYWIRE_SOURCE_PASSWORD.
     """
     from polywire.client.comparing import Rules
     from polywire.link_orders import LinkStart
@@ -224,17 +234,30 @@ def compare_link(
     rules = Rules(
         ignored=frozenset(words_of(ignore)),
         is_prefix_equal=True,
-        is_overlap_only=link["start"] == LinkStart.LATEST.value,
+        is_overlap_only=overlap or link["start"] == LinkStart.LATEST.value,
         is_compacted=compacted,
     )
-    source = with_source_password(from_ or link["source"])
-    return compare_topics(Sides(source, address, patterns=tuple(words_of(topics) or link["topics"])), rules, output)
+    source = from_ or _with_user(link["source"], link["user"])
+    continued = frozenset(row["topic"] for row in link["topic_reports"] if row.get("phase") == CUT_OVER)
+    patterns = tuple(words_of(topics) or link["topics"])
+    return compare_topics(Sides(with_source_password(source), address, None, patterns, continued), rules, output)
+
+
+def _with_user(url: str, user: str) -> str:
+    scheme, separator, host = url.rpartition("://")
+    return f"{scheme}{separator}{quote(user, safe='')}@{host}" if user else url
 
 
 def with_source_password(url: str) -> str:
-    """Return a URL with the password from the environment, if it has a name and no password."""
+    """Return a URL with the password from the environment, if it has a name and no password.
+
+    Raises Failed if the environment has none, because the client would use the password of the broker.
+    """
     scheme, separator, rest = url.rpartition("://")
     login, at, host = rest.rpartition("@")
-    if not at or ":" in login or not (password := os.environ.get(SOURCE_PASSWORD)):
+    if not at or ":" in login:
         return url
+    password = os.environ.get(SOURCE_PASSWORD)
+    if not password:
+        raise Failed(f"the source needs a password: set the variable {SOURCE_PASSWORD} user={unquote(login)!r}")
     return f"{scheme}{separator}{login}:{quote(password, safe='')}@{host}"

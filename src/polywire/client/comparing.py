@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -423,8 +423,12 @@ class Comparison:
         if rules.is_overlap_only and not self.comparable.by_offset:
             raise Invalid(ErrorCode.INVALID_REQUEST, "the overlap can be compared by offset only")
 
-    async def run(self, pair: Pair) -> AsyncIterator[Compared]:
-        """Compare a topic, and yield the result of each partition. Raises Missing(TOPIC_MISSING)."""
+    async def run(self, pair: Pair, *, may_continue: bool = False) -> AsyncIterator[Compared]:
+        """Compare a topic, and yield the result of each partition. Raises Missing(TOPIC_MISSING).
+
+        With ``may_continue``, the copy may continue after the end of the source, because producers were moved to it.
+        """
+        rules = replace(self._rules, may_continue=may_continue)
         source, copy = reader_of(self.source, pair.source), reader_of(self.copy, pair.copy)
         count = await source.partition_count()
         try:
@@ -440,19 +444,19 @@ class Comparison:
                 sides = ("a partition", "none") if number < count else ("none", "a partition")
                 found.result, found.difference = DIFFERENT, Difference(0, "partition", *sides)
             else:
-                await self._compare(found, source, source_extents[number], copy, copy_extents[number])
+                await self._compare(found, rules, source, source_extents[number], copy, copy_extents[number])
             yield found
 
     async def _compare(
         self,
         found: Compared,
+        rules: Rules,
         source: PartitionReader,
         source_extent: tuple[int, int],
         copy: PartitionReader,
         copy_extent: tuple[int, int],
     ) -> None:
         (first, end), (copy_first, copy_end) = source_extent, copy_extent
-        rules = self._rules
         if self.comparable.by_offset:
             found.removed = max(0, min(first, copy_end) - copy_first)
             copy_first = max(first, copy_first)

@@ -14,7 +14,7 @@ from polywire.http.endpoints import ApiCall, Endpoint
 from polywire.link_orders import LinkDefinition, LinkStart, LinkView
 
 if TYPE_CHECKING:
-    from polywire.broker.access import Access
+    from polywire.broker.broker import Broker
     from polywire.http.process import Links, Process
 
 TOPICS_MAX: Final = 1_000  # topics in one response
@@ -24,9 +24,9 @@ CHECK_S: Final = 20.0  # time to check the source of a new link
 class LinkEndpoints:
     """The HTTP API's endpoints for links."""
 
-    def __init__(self, process: Process, access: Access) -> None:
+    def __init__(self, process: Process, broker: Broker) -> None:
         self._process: Final = process
-        self._access: Final = access
+        self._broker: Final = broker
 
     def table(self) -> Sequence[Endpoint]:
         path = "/links/{link}"
@@ -69,7 +69,7 @@ class LinkEndpoints:
         return found | {"can_alter": self._can_alter(call)}
 
     def _can_alter(self, call: ApiCall) -> bool:
-        return self._access.permits(call.principal, Action.CLUSTER_ALTER)
+        return self._broker.access.permits(call.principal, Action.CLUSTER_ALTER)
 
     async def _create(self, call: ApiCall) -> Any:
         topics = call.body.get("topics")
@@ -99,6 +99,7 @@ def _summary(view: LinkView) -> Mapping[str, Any]:
     return {
         "name": link.name,
         "source": link.address,
+        "user": link.user,
         "topics": list(link.topics),
         "start": link.start.value,
         "state": view.state,

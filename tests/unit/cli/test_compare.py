@@ -12,6 +12,7 @@ import pytest
 
 from polywire.cli.compare import with_source_password
 from polywire.cli.main import run
+from polywire.cli.output import Failed
 from polywire.client.connect import connect
 from polywire.records.columns import Record
 from polywire.testing.thread import BrokerThread
@@ -97,3 +98,7 @@ def test_the_password_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     assert with_source_password("kafka://reader@old:9092") == "kafka://reader:p%40ss@old:9092"
     assert with_source_password("kafka://reader:x@old:9092") == "kafka://reader:x@old:9092"
     assert with_source_password("kafka://old:9092") == "kafka://old:9092"
+    monkeypatch.delenv("POLYWIRE_SOURCE_PASSWORD")
+    monkeypatch.setenv("POLYWIRE_PASSWORD", "of this broker")
+    with pytest.raises(Failed, match="POLYWIRE_SOURCE_PASSWORD user='reader'"):
+        with_source_password("kafka://reader@old:9092")

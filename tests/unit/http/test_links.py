@@ -27,6 +27,7 @@ def test_a_link_is_shown_without_its_password(site: Site) -> None:
     _, listed = ask(site, "GET", "/links")
     _, found = ask(site, "GET", "/links/old")
     for view in (listed["links"][0], found):
+        assert view["user"] == "reader"
         assert (view["source"], view["state"], view["lag"], view["rate"]) == ("kafka://old:9092", "running", 2, 9.0)
     assert found["topic_reports"][0]["topic"] == "orders"
 
