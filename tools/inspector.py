@@ -389,7 +389,6 @@ ALLOWED: Final[Mapping[str, str]] = {
     "StreamSeen.topic_count": _ANSWER,
     "StreamSeen.size_bytes": _ANSWER,
     "StreamSeen.message_count": _ANSWER,
-    "TopicSeen.expiry_s": _ANSWER,
     "TopicSeen.size_bytes": _ANSWER,
     "TopicSeen.message_count": _ANSWER,
     "PartitionSeen.segment_count": _ANSWER,

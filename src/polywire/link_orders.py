@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 from typing import Final
+from urllib.parse import unquote
 
 import msgspec
 
@@ -102,6 +103,11 @@ class LinkDefinition(msgspec.Struct, frozen=True):
         return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
     @property
+    def user(self) -> str:
+        """The name in the login of the source; empty if it has none."""
+        return unquote(self.source.rpartition("://")[2].rpartition("@")[0].partition(":")[0])
+
+    @property
     def writer_prefix(self) -> str:
         """The beginning of the names of this link's writers.
 
@@ -170,6 +176,7 @@ class LinkReport(msgspec.Struct, frozen=True):
         rate: records per second that were copied lately.
         skipped: records that retention removed at the source before they were copied.
         shifted: partitions in which records have another offset than at the source.
+        settings: settings of the source that the topic here does not have, as ``name=value``, separated by commas.
         error: why the last attempt failed; empty if it succeeded.
         late: records that were written at the source after the cut-over. They are not copied.
         pause_s: seconds from the last record at the source until clients could write here, after a cut-over.
@@ -196,6 +203,7 @@ class LinkReport(msgspec.Struct, frozen=True):
     closing: int = 0
     groups: tuple[GroupReport, ...] = ()
     group_error: str = ""
+    settings: str = ""
 
 
 class PlannedTopic(msgspec.Struct, frozen=True):
@@ -207,6 +215,8 @@ class PlannedTopic(msgspec.Struct, frozen=True):
         offsets: ``same`` or ``differ``: whether records get the offsets that they have at the source, provided that the
             source has no gaps.
         error: why the topic cannot be followed.
+        settings: settings that the topic gets if it is created.
+        other_settings: settings of the source that do not exist here, as ``name=value``.
     """
 
     topic: str
@@ -215,6 +225,8 @@ class PlannedTopic(msgspec.Struct, frozen=True):
     creates: bool = False
     offsets: str = "same"
     error: str = ""
+    settings: dict[str, int | str | None] = {}
+    other_settings: list[str] = []
 
 
 class LinkPlan(msgspec.Struct, frozen=True):

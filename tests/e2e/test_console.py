@@ -456,3 +456,47 @@ def test_an_unknown_topic_is_reported(broker: BrokerProcess, page: Page) -> None
     page.open(url(broker, "/topics/missing"))
     page.until("no such topic")
     page.errors.clear()  # the browser counts the response as an error
+
+
+def test_a_link_is_checked_created_paused_and_deleted(broker: BrokerProcess, page: Page, tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "source", wires=("polywire",)) as source:
+        with SyncClient(source.url()) as client:
+            client.create_topic("linked", 2)
+            client.produce("linked", [Record(b"a"), Record(b"b")])
+        page.open(url(broker, "/links"))
+        page.until("There are no links")
+        page.fill("Name", "old")
+        page.fill("Source", source.url())
+        page.fill("Topics", "linked, nothing*")
+        page.click("Check")
+        page.until("no topic of the source matches")
+        page.errors.clear()  # the browser reports the status 404
+        page.fill("Topics", "linked")
+        page.click("Check")
+        assert "is created" in page.until("Preview: nothing has changed yet.")
+        page.click("Create link")
+        page.until(lambda text: "Records behind" in text and "linked" in text and "running" in text)
+        page.click("Pause")
+        page.until("paused")
+        page.click("Resume")
+        page.until(lambda text: "running" in text)
+        page.open(url(broker, "/links"))
+        page.until("old")
+        page.open(url(broker, "/links/old"))
+        page.until("Delete")
+        page.click("Delete")
+        page.click("Delete link")
+        page.until("There are no links")
+        page.errors.clear()  # a request about the deleted link may be on its way
+
+
+def test_users_who_may_not_change_links_see_them_only(tmp_path: Path) -> None:
+    assert PROGRAM is not None
+    add_user(tmp_path / "users", "reader", "wonderland", "read_servers")
+    with (
+        BrokerProcess(tmp_path / "data", "--users", str(tmp_path / "users"), wires=("polywire", "http")) as process,
+        browser(PROGRAM, tmp_path / "profile") as page,
+    ):
+        page.log_in("reader", "wonderland")
+        page.open(url(process, "/links"))
+        assert "Create a link" not in page.until("There are no links")

@@ -31,6 +31,12 @@ app = App(
     ),
 )
 
+app.command(
+    "polywire.cli.compare:link_app",
+    name="compare",
+    help="Compare the topics of a link with those of its source, and show the first difference.",
+)
+
 Name = Annotated[str, Parameter(help="Name of the link.")]
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 QuietMs = Annotated[int, Parameter(validator=Number(gte=0, lte=QUIET_MS_MAX))]
@@ -82,9 +88,15 @@ def create(
     body = {"source": _with_password(from_), "topics": _split(topics), "start": start.value, "dry_run": dry_run}
     body["groups"] = _split(groups)
     plan = AdminApi(http).request("POST", _path(name), body)
-    rows = [{**topic, "error": topic["error"] or "-"} for topic in plan["topics"]]
+    columns = ("settings", "other_settings") if output in (ListFormat.JSON, ListFormat.JSONL) else ()
+    rows = [
+        {**{name: topic[name] for name in (*PLAN_COLUMNS, *columns)}, "error": topic["error"] or "-"}
+        for topic in plan["topics"]
+    ]
     if dry_run:
         print_list(rows, columns=PLAN_COLUMNS, form=output)
+    for topic in plan["topics"]:
+        _note_settings(topic)
     for text in plan["notes"]:
         note(f"note: {text}")
     failed = [topic["error"] for topic in plan["topics"] if topic["error"]]
@@ -108,6 +120,14 @@ def _seconds(text: str) -> float:
 
 def _split(words: Sequence[str]) -> list[str]:
     return [pattern for word in words for pattern in word.split(",") if pattern]
+
+
+def _note_settings(topic: Mapping[str, Any]) -> None:
+    carried = [f"{name}={value}" for name, value in topic["settings"].items() if value]
+    if carried:
+        note(f"settings carried topic={topic['topic']}: {' '.join(carried)}")
+    if topic["other_settings"]:
+        note(f"settings not carried topic={topic['topic']}: {' '.join(topic['other_settings'])}")
 
 
 def _with_password(url: str) -> str:
@@ -170,6 +190,9 @@ def status(
         note(f"link={name} source={link['source']} groups={link['carried_groups']}{reason}")
         return
     print_list(_status_rows(link["topic_reports"]), columns=STATUS_COLUMNS, form=output)
+    for topic in link["topic_reports"]:
+        if topic["settings"]:
+            note(f"note: the source has other settings topic={topic['topic']} source: {topic['settings']}")
     reason = f" error={json.dumps(escaped(link['error']))}" if link["error"] else ""
     facts = " ".join(f"{key}={value}" for key, value in _numbers(link).items())
     note(f"link={name} source={link['source']} state={link['state']} {facts}{reason}")

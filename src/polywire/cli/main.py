@@ -79,7 +79,7 @@ NOUNS: Final = {
     Prints the addresses of all listeners as JSON on standard output once the broker is ready and the topic exists.
     """,
     "topic": "List, create, describe, alter and delete topics.",
-    "record": "Produce, consume, tail and copy records.",
+    "record": "Produce, consume, tail, copy and compare records.",
     "sql": """Query topics in SQL with DuckDB, including records that were appended a moment ago.
 
     A topic has the columns partition, offset, timestamp, timestamp_type, key,

@@ -1,4 +1,4 @@
-"""``polywire record``: produce records from standard input, print records to standard output, and copy topics.
+"""``polywire record``: produce records from standard input, print them to standard output, copy and compare topics.
 
 * ``produce`` accepts the output of ``consume``.
 * An interrupted command never ends with a partial line.
@@ -12,9 +12,11 @@ import asyncio
 import base64
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -306,6 +308,12 @@ app = App(
 )
 
 
+app.command(
+    "polywire.cli.compare:app",
+    name="compare",
+    help="Compare topics record by record, between any two protocols or brokers, and show the first difference.",
+)
+
 Form = Annotated[
     LineFormat,
     Parameter(name=("--format", "-f"), help="Line format: jsonl is one JSON object per line, raw is just the value."),
@@ -427,6 +435,7 @@ def tail(
         "polywire record copy kafka://old:9092/orders orders --state orders.copy",
         "polywire record copy cursus://old:9000/orders orders --group billing",
         "polywire record copy orders recent --from 2026-01-31T08:00:00Z",
+        "polywire record copy kafka://old:9092/orders orders --state orders.copy --follow",
     ),
 )
 def copy(
@@ -439,6 +448,7 @@ def copy(
     state: Path | None = None,
     group: Annotated[tuple[str, ...], Parameter(name=("--group", "-g"))] = (),
     skip: Annotated[bool, Parameter(negative="")] = False,
+    follow: Annotated[bool, Parameter(negative="")] = False,
     patience: Annotated[float, Parameter(validator=Number(gte=0))] = 60.0,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
@@ -455,9 +465,12 @@ def copy(
     state
         File that stores the progress of the copy. Run the same command again to resume, or to copy records that arrived since.
     group
-        Group whose committed offsets are translated to the target once all records are copied; can be repeated.
+        Group whose committed offsets are translated to the target once all records are copied, or at the end of --follow; can be
+        repeated.
     skip
         Skip records that the target's protocol cannot store, instead of stopping with an error.
+    follow
+        Continue with new records until Ctrl-C or SIGTERM, which end the copy after the current write with exit code 0.
     patience
         Seconds to retry connecting to a broker that went away.
     """
@@ -466,6 +479,8 @@ def copy(
     ends = endpoint_of(source, address), endpoint_of(target, address)
     if str(ends[0]) == str(ends[1]):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"source and target are the same topic topic={ends[0].topic!r}")
+    if follow and until != "latest":
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"--follow has no end: remove --until until={until!r}")
     progress = CopyState.load(state, *map(str, ends))
     span = _range(partition, from_, until)
     with Speed("copied") as speed:
@@ -474,8 +489,9 @@ def copy(
             progress,
             span=span,
             skip=skip,
+            follow=follow,
             patience_s=patience,
-            on_progress=lambda outcome: speed.show(outcome.written),
+            on_progress=lambda outcome: speed.show(outcome.written, f", lag {outcome.lag:,}" if follow else ""),
         )
         is_complete = False
         try:
@@ -488,7 +504,8 @@ def copy(
         note(f"translated group={name} partition={number} position={position} new_position={offset}")
     for remark in work.outcome.remarks:
         note(f"note: {remark}")
-    note(f"copied {_summary(work.outcome)}")
+    lag = f" lag={work.outcome.lag}" if follow else ""
+    note(f"copied {_summary(work.outcome)}{lag}")
 
 
 def _range(partition: int | None, from_: str, until: str) -> CopyRange:
@@ -508,9 +525,25 @@ def _range(partition: int | None, from_: str, until: str) -> CopyRange:
 
 
 async def _copy(work: Copy, groups: tuple[str, ...]) -> list[tuple[str, int, int, int]]:
+    if work.follow:
+        _stop_on_signals(work)
     await work.check_groups(groups)
     await work.run()
     return await work.commit_positions(groups) if groups else []
+
+
+def _stop_on_signals(work: Copy) -> None:
+    """Let the first Ctrl-C or SIGTERM end the copy after the current write, and the second one interrupt it."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        work.stop()
+
+    with suppress(NotImplementedError):  # on Windows, Ctrl-C interrupts the copy, which continues with --state
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop)
 
 
 def _summary(outcome: Outcome) -> str:
@@ -648,6 +681,6 @@ class Speed:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def show(self, count: int) -> None:
+    def show(self, count: int, more: str = "") -> None:
         rate = count / max(time.monotonic() - self._begun, 1e-9)
-        self._progress.update(self._task, completed=count, rate=f"{count:,} records, {rate:,.0f}/s")
+        self._progress.update(self._task, completed=count, rate=f"{count:,} records, {rate:,.0f}/s{more}")

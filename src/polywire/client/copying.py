@@ -41,6 +41,8 @@ _PLAIN_KINDS: Final = frozenset({HeaderKind.RAW, HeaderKind.STRING, HeaderKind.N
 VERSION: Final = 1
 RUNS_MAX: Final = 10_000  # runs that are stored per partition; a topic without gaps has one run
 PAUSE_S: Final = 0.2  # pause before a failed connection is retried
+FOLLOW_S: Final = 0.2  # interval of searches for new records
+COUNT_S: Final = 10.0  # interval of checks for new partitions
 # limit for records read back from the target; if there are more, another producer must have written some
 DOUBTFUL_MAX: Final = 100_000
 RECORDS_AT_ONCE: Final = 2_000  # records per write, which is the maximum number with an unknown outcome after a crash
@@ -274,6 +276,7 @@ class Outcome:
         skipped: number of records that the target rejected.
         lost: number of removed fields, by name.
         remarks: other differences between source and target, in order.
+        lag: offsets of the source that were not copied yet, as last seen; bytes, if the source is Kafka 0.7.
     """
 
     written: int = 0
@@ -281,6 +284,7 @@ class Outcome:
     skipped: int = 0
     lost: Counter[str] = field(default_factory=Counter)
     remarks: dict[str, None] = field(default_factory=dict)
+    lag: int = 0
 
 
 class Copy:
@@ -297,6 +301,7 @@ class Copy:
         *,
         span: Span,
         skip: bool = False,
+        follow: bool = False,
         patience_s: float = 60.0,
         on_progress: Callable[[Outcome], None] = lambda _: None,
     ) -> None:
@@ -308,6 +313,7 @@ class Copy:
             state: progress so far.
             span: the range to copy.
             skip: skip records that the target does not support, instead of failing.
+            follow: continue with new records until ``stop`` is called.
             patience_s: how long to retry a broker that is not reachable, in seconds.
             on_progress: called after each write.
         """
@@ -316,6 +322,8 @@ class Copy:
         self.state: Final = state
         self.span: Final = span
         self.skip: Final = skip
+        self.follow: Final = follow
+        self.stopping: Final = asyncio.Event()
         self._patience_s: Final = patience_s
         self._on_progress: Final = on_progress
         self.stops: dict[int, int] = {}
@@ -323,8 +331,12 @@ class Copy:
         self._moved_at = time.monotonic()
         self.outcome: Final = Outcome()
 
+    def stop(self) -> None:
+        """End after the current write."""
+        self.stopping.set()
+
     async def run(self) -> None:
-        """Copy all records of the range.
+        """Copy all records of the range, and with ``follow`` new ones until ``stop`` is called.
 
         Raises Unavailable if a broker is not reachable for ``patience_s``, Invalid for a record that the target does
         not support, Missing, and Denied.
@@ -336,13 +348,23 @@ class Copy:
                     await _Session(self, source, target).copy()
                     return
             except (Unavailable, Busy):  # retry from the last known position
+                if self.stopping.is_set():
+                    return
                 if not self._connected or time.monotonic() - self._moved_at > self._patience_s:
                     raise
-            await asyncio.sleep(PAUSE_S)
+            await self.wait(PAUSE_S)
+
+    async def wait(self, seconds: float) -> None:
+        """Wait, but not after ``stop`` was called."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.stopping.wait()
 
     def moved(self) -> None:
         """Report progress with ``on_progress``, and restart the time limit for retries."""
         self._moved_at = time.monotonic()
+        locations = {number: progress.location for number, progress in self.state.partitions.items()}
+        self.outcome.lag = sum([max(0, stop - (locations.get(number) or 0)) for number, stop in self.stops.items()])
         self._on_progress(self.outcome)
 
     async def check_groups(self, groups: Sequence[str]) -> None:
@@ -448,11 +470,36 @@ class _Session:
             facts = f"partition={self._copy.span.partition} topic={self._copy.source.topic!r} end=source known=0..{count - 1}"
             raise Missing(ErrorCode.PARTITION_MISSING, f"no such partition {facts}")
         await self._prepare_target(count)
-        for number in numbers:
-            await self._copy_partition(number, await self._stop(number))
-        if self._doubtful and self._copy.span.partition is None:
+        await self._copy_all(numbers)
+        if self._doubtful and self._copy.span.partition is None and not self._copy.stopping.is_set():
             self._look_no_more()
             self._state.save()
+        if self._copy.follow:
+            await self._follow(numbers, count)
+
+    async def _copy_all(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            await self._copy_partition(number, await self._stop(number))
+
+    async def _follow(self, numbers: Sequence[int], count: int) -> None:
+        """Copy new records until the copy is stopped. Raises Conflict if there are new partitions."""
+        counted_at = time.monotonic()
+        while not self._copy.stopping.is_set():
+            await self._copy.wait(FOLLOW_S)
+            if time.monotonic() - counted_at >= COUNT_S:
+                counted_at = time.monotonic()
+                found = await self._from.partition_count()
+                if found != count:
+                    raise Conflict(
+                        ErrorCode.TOPIC_REPLACED,
+                        "the number of partitions of the source has changed (add partitions to the target, and run the "
+                        f"command again) topic={self._copy.source.topic!r} before={count} now={found}",
+                    )
+            self._copy.stops.clear()
+            for number in numbers:
+                await self._stop(number)
+            self._copy.moved()
+            await self._copy_all(numbers)
 
     async def _prepare_target(self, count: int) -> None:
         """Create the topic if it is missing, and find the records that an earlier session may have written."""
@@ -527,7 +574,7 @@ class _Session:
                 f"retention removed records before they were copied partition={number} offsets={first - location}"
             ] = None
             location = first
-        while location < stop:
+        while location < stop and not self._copy.stopping.is_set():
             records, following = await self._from.read(number, location)
             if following <= location:  # retention may have removed the remaining records
                 following = beyond(location, await self._from.first(number), "offset")
@@ -539,6 +586,8 @@ class _Session:
                 following = records[len(chosen)].offset
             at = 0
             while at < len(chosen):
+                if self._copy.stopping.is_set():
+                    return
                 end = _part_end(chosen, at)
                 await self._write(number, progress, chosen[at:end])
                 if self._doubtful and self._searched >= self._searched_max:

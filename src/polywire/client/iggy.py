@@ -37,6 +37,7 @@ SEND_BYTES: Final = 4 * 1024 * 1024  # payload bytes per request, well below the
 # records per read when searching for a sent record among records that other clients wrote in the meantime
 LOOK_BACK_RECORDS: Final = 1_000
 CREATE_TRIES_MAX: Final = 8  # in this dialect, clients choose the numbers of topics, so two clients can choose the same
+SECOND_US: Final = 1_000_000
 READER: Final = Consumer(group=False, identifier=1)  # reads store no offset, so any consumer number works
 
 ABILITIES: Final = frozenset(
@@ -228,6 +229,12 @@ class IggyClient(Scope):
             topics = _checked(client_codec.read_topics, payload)
             found += [TopicInfo(prefix + topic.name, b"", topic.partition_count) for topic in topics]
         return sorted(found, key=lambda info: info.name)
+
+    async def topic_options(self, topic: str) -> client_codec.TopicLimits:
+        """Return the limits of a topic. Raises Missing(TOPIC_MISSING)."""
+        payload = await self._connection.ask(Code.GET_TOPIC, topic_ident(topic))
+        seen, _ = _checked(client_codec.read_topic, payload)
+        return client_codec.TopicLimits(seen.partition_count, seen.expiry_s * SECOND_US, 0, ())
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
         """Raise Invalid(INVALID_REQUEST): the protocol does not report first offsets and epochs of partitions."""

@@ -45,7 +45,7 @@ from polywire.errors import (
     Unavailable,
 )
 from polywire.protocols.iggy import client_codec, today_codec, vsr
-from polywire.protocols.iggy.client_codec import Polled, ident
+from polywire.protocols.iggy.client_codec import Polled, TopicLimits, ident
 from polywire.protocols.iggy.dialect import D3
 from polywire.protocols.iggy.messages import U32, U64, Code
 from polywire.protocols.iggy.today_codec import Reply
@@ -351,6 +351,13 @@ class IggyTodayClient(IggyClient):
                 for name, count in _checked(today_codec.read_topics, payload, self._spoken.dialect)
             ]
         return sorted(found, key=lambda info: info.name)
+
+    async def topic_options(self, topic: str) -> TopicLimits:
+        """Return the limits of a topic, and its other options. Raises Missing(TOPIC_MISSING)."""
+        payload = await self._connection.ask(Code.GET_TOPIC, topic_ident(topic))
+        if not payload:
+            raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic topic={topic!r}")
+        return _checked(today_codec.read_limits, payload, self._spoken.dialect)
 
     async def _partition_count(self, topic: str) -> int:
         known = self._partitions.get(topic)

@@ -454,6 +454,10 @@ class KafkaClient(Scope):
         self._cluster.fail(closed)
         self._connection.fail(closed)
 
+    async def ask(self, api: Api, /, **fields: Any) -> Any:
+        """Send a request that any broker of the cluster answers. Return the response."""
+        return await self._connection.ask(api, **fields)
+
     # Topics
 
     async def create_topic(self, topic: str, partition_count: int) -> None:

@@ -112,6 +112,9 @@ _VERSIONS: Final = {
     Api.SASL_AUTHENTICATE: 2,
     Api.CONSUMER_GROUP_HEARTBEAT: 1,
     Api.CONSUMER_GROUP_DESCRIBE: 0,
+    Api.DESCRIBE_CONFIGS: 4,
+    Api.DESCRIBE_ACLS: 2,
+    Api.DESCRIBE_USER_SCRAM_CREDENTIALS: 0,
 }
 # attempts per request: the leader or coordinator can change again while it is looked up
 TRIES_MAX: Final = 3

@@ -165,7 +165,7 @@ class Api:
             ),
             *DeadLetters(self._broker, self._reader, self._redrive).table(),
             *Sql(self._process).table(),
-            *LinkEndpoints(self._process).table(),
+            *LinkEndpoints(self._process, self._broker).table(),
             *self._users.table(),
         ]
 

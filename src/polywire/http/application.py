@@ -50,6 +50,7 @@ FILES: Final = {
         "frame",
         "groups",
         "letters",
+        "links",
         "overview",
         "parts",
         "produce",

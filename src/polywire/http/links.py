@@ -14,6 +14,7 @@ from polywire.http.endpoints import ApiCall, Endpoint
 from polywire.link_orders import EVERY_GROUP, QUIET_MS, QUIET_MS_MAX, LinkDefinition, LinkReport, LinkStart, LinkView
 
 if TYPE_CHECKING:
+    from polywire.broker.broker import Broker
     from polywire.http.process import Links, Process
 
 TOPICS_MAX: Final = 1_000  # topics in one response
@@ -23,8 +24,9 @@ CHECK_S: Final = 20.0  # time to check the source of a new link
 class LinkEndpoints:
     """The HTTP API's endpoints for links."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, broker: Broker) -> None:
         self._process: Final = process
+        self._broker: Final = broker
 
     def table(self) -> Sequence[Endpoint]:
         path = "/links/{link}"
@@ -91,14 +93,18 @@ class LinkEndpoints:
         return self._process.links
 
     async def _list(self, call: ApiCall) -> Any:
-        return {"links": [_summary(view) for view in self._links.all()]}
+        return {"links": [_summary(view) for view in self._links.all()], "can_alter": self._can_alter(call)}
 
     async def _find(self, call: ApiCall) -> Any:
         view = self._links.find(call.path["link"])
         topics = list(view.topics())
         rows = [_report(report) for report in topics[:TOPICS_MAX]]
         groups = [msgspec.to_builtins(group) for group in view.groups]
-        return {**_summary(view), "topic_reports": rows, "more": len(topics) > TOPICS_MAX, "group_reports": groups}
+        found = {**_summary(view), "topic_reports": rows, "more": len(topics) > TOPICS_MAX, "group_reports": groups}
+        return found | {"can_alter": self._can_alter(call)}
+
+    def _can_alter(self, call: ApiCall) -> bool:
+        return self._broker.access.permits(call.principal, Action.CLUSTER_ALTER)
 
     async def _create(self, call: ApiCall) -> Any:
         topics = _patterns(call, "topics", None)
@@ -140,6 +146,7 @@ def _summary(view: LinkView) -> Mapping[str, Any]:
     return {
         "name": link.name,
         "source": link.address,
+        "user": link.user,
         "topics": list(link.topics),
         "start": link.start.value,
         "state": view.state,

@@ -23,6 +23,7 @@ from polywire.client.partition_reader import PartitionReader, reader_of, uses_of
 from polywire.client.polywire import PolywireClient
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.link_orders import LinkDefinition, LinkReport, LinkStart, PlannedTopic
+from polywire.links.settings import differences, source_settings
 from polywire.records.pieces import Piece, covering, merged
 from polywire.types import Buffer, Level
 
@@ -34,6 +35,7 @@ STAGED_BYTES: Final = 4 << 20  # of one request
 RATE_S: Final = 5.0  # time over which the rate is averaged
 READ_S: Final = 60.0  # time for a response of the source
 COUNT_S: Final = 10.0  # interval of checks for more partitions
+SETTINGS_S: Final = 60.0  # interval of checks for changed settings
 TOKEN_BYTES: Final = 16
 
 
@@ -74,6 +76,8 @@ class LinkedTopic:
         self._tokens: Final = {} if tokens is None else tokens
         self._topic_id = self._source_id = b""
         self._counted_at = 0.0
+        self._settings = ""
+        self._settings_at = float("-inf")
         self._copied = self._skipped = 0
         self._newest_us = 0
         self._rates: Final[list[tuple[float, int]]] = []
@@ -95,9 +99,14 @@ class LinkedTopic:
                 wanted = [begin if at is None else at for at, begin in zip(known.values(), begins, strict=True)]
                 same &= all(is_empty or at == want for (at, is_empty), want in zip(nexts, wanted, strict=True))
                 creates = False
+            settings = await source_settings(self._source, self.topic)
         except BrokerError as error:
             return PlannedTopic(self.topic, error=error.message)
-        return PlannedTopic(self.topic, count, records, creates, "same" if same else "differ")
+        offsets = "same" if same else "differ"
+        carried = settings.carried if creates else {}
+        return PlannedTopic(
+            self.topic, count, records, creates, offsets, settings=carried, other_settings=settings.others
+        )
 
     async def step(self) -> bool:
         """Copy some records of each partition. Return whether there were any. Raises BrokerError."""
@@ -214,6 +223,7 @@ class LinkedTopic:
         self._source_id = await self._reader.topic_id()
         self._counted_at = time.monotonic()
         if len(self._writers) == count and (await self._target.describe(self.topic)).id == self._topic_id:
+            await self._compare_settings()
             return
         self._writers = []
         if self._tokens:
@@ -225,7 +235,8 @@ class LinkedTopic:
             if self._begins_at is not None:
                 raise
             with suppress(Conflict):  # another client created it
-                await self._target.create_topic(self.topic, count)
+                settings = (await source_settings(self._source, self.topic)).carried
+                await self._target.create_topic(self.topic, count, settings=settings)
             known = await self._known_positions(count)
         if self._begins_at is not None:
             known = await self.skip_to(self._begins_at)
@@ -249,6 +260,14 @@ class LinkedTopic:
         self._shifted = {number for number, at in enumerate(nexts) if at != positions[number] and at}
         self._ends = [end for _, end in extents]
         self._writers = list(known)
+
+    async def _compare_settings(self) -> None:
+        """Find settings that differ from those of the source, so that they can be reported."""
+        if time.monotonic() - self._settings_at < SETTINGS_S:
+            return
+        self._settings_at = time.monotonic()
+        ours = (await self._target.describe(self.topic)).settings
+        self._settings = differences((await source_settings(self._source, self.topic)).carried, ours)
 
     async def _known_positions(self, count: int) -> dict[str, int | None]:
         """Return the position of each partition by its writer, None before the first record.
@@ -345,6 +364,7 @@ class LinkedTopic:
             rate=(after - before) / (until - since) if until > since else 0.0,
             skipped=self._skipped,
             shifted=len(self._shifted),
+            settings=self._settings,
         )
 
     @property

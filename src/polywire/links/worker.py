@@ -43,6 +43,7 @@ from polywire.link_orders import (
 )
 from polywire.links.groups import Carried, GroupSync, can_list_groups, matching_groups
 from polywire.links.kafka_return import KafkaReturn
+from polywire.links.settings import access_notes
 from polywire.links.topic import LinkedTopic
 from polywire.matching import is_pattern, matches
 
@@ -510,7 +511,7 @@ async def plan_of(link: LinkDefinition, target: PolywireClient) -> LinkPlan:
             topics = tuple([await LinkedTopic(link, name, source, target).plan() for name in names])
             counts = {topic.topic: topic.partitions for topic in topics if not topic.error}
             groups = await matching_groups(source, counts, link.groups)
-            notes = (*_notes(source), *_group_notes(source, link, topics))
+            notes = (*_notes(source), *_group_notes(source, link, topics), *await access_notes(source))
             return LinkPlan(topics, notes, groups=tuple(groups))
     except BrokerError as error:
         return LinkPlan(kind=type(error).__name__, code=error.code.value, message=error.message)

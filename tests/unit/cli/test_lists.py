@@ -34,6 +34,8 @@ OFFLINE: Final = {
     ("segment", "inspect"): "tests/unit/cli/test_segment.py",
     ("segment", "verify"): "tests/unit/cli/test_segment.py",
     ("doctor",): "tests/unit/cli/test_doctor.py",
+    ("record", "compare"): "tests/unit/cli/test_compare.py",
+    ("link", "compare"): "tests/e2e/test_links.py",
     ("link", "create"): "tests/e2e/test_links.py has a source",
     ("link", "list"): "tests/e2e/test_links.py",
     ("link", "status"): "tests/e2e/test_links.py",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +62,7 @@ def test_copy_reports_the_fields_that_the_target_cannot_store(
         (["orders", "orders"], "source and target are the same topic"),
         (["orders", "b", "--from", "soon"], "start position is invalid"),
         (["orders", "b", "--from", "latest"], "no records to copy from='latest'"),
+        (["orders", "b", "--follow", "--until", "5"], "--follow has no end: remove --until until='5'"),
         (["orders", "b", "-p", "9"], "code=partition_missing"),
         (["orders", "b", "--state", "pyproject.toml"], "not the state of a copy"),
     ],
@@ -75,3 +80,20 @@ def test_endpoints() -> None:
     assert str(endpoint_of("polywire://me:secret@h:1/orders", "")) == "polywire://h:1/orders"
     with pytest.raises(Invalid):
         endpoint_of("kafka://h:1/", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_copy_that_follows_ends_with_a_summary(
+    broker: BrokerThread, orders: str, tmp_path: Path, number: int
+) -> None:
+    words = ["record", "copy", orders, "followed", "--follow", "--state", str(tmp_path / "state")]
+    program = [sys.executable, "-m", "polywire", *words]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
+        end = time.monotonic() + 60
+        while time.monotonic() < end and run(["record", "consume", "followed", "--count", "9"]) != 0:
+            time.sleep(0.2)
+        time.sleep(1)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert err.splitlines()[-1] == "copied records=9 lag=0"

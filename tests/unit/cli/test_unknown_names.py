@@ -40,6 +40,11 @@ UNKNOWN: Final[dict[tuple[str, ...], list[tuple[tuple[str, ...], str]]]] = {
             "no such partition partition=9 topic='orders' end=source known=0..2",
         ),
     ],
+    ("record", "compare"): [
+        (("ordrs", "orders"), f"{TOPIC} end=source known=orders"),
+        (("orders", "ordrs"), f"{TOPIC} end=copy known=orders"),
+        (("orders", "orders", "--ignore", "kee"), "source and copy are the same topic"),
+    ],
     ("sql",): [(("select * from ordrs",), TOPIC)],
     ("group", "describe"): [(("biling",), f"{GROUP} known=billing")],
     ("group", "reset"): [
@@ -101,6 +106,7 @@ WITHOUT_NAMES: Final = {
     ("bench", "consume"),
     ("bench", "latency"),
     # the HTTP server: tests/unit/http/test_links.py
+    ("link", "compare"),
     ("link", "create"),
     ("link", "list"),
     ("link", "status"),

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from polywire.client import copying
 from polywire.client.connect import connect
-from polywire.client.copying import RUNS_MAX, Copy, CopyState, End, PartitionProgress, Span
-from polywire.errors import Invalid, Missing, Unavailable
+from polywire.client.copying import FOLLOW_S, RUNS_MAX, Copy, CopyState, End, PartitionProgress, Span, connected
+from polywire.client.polywire import PolywireClient
+from polywire.errors import BrokerError, Conflict, Invalid, Missing, Unavailable
 from polywire.records.columns import Header, HeaderKind, Record
 from polywire.testing.process import WIRES
 from polywire.testing.thread import BrokerThread
@@ -276,6 +279,72 @@ def test_a_broker_killed_during_a_copy(killed: str, to: str) -> None:
         before, after = (asyncio.run(contents(broker.url(), "orders")) for broker in (old, new))
     assert kills
     assert Counter(v for part in values(after) for v in part) == Counter(v for part in values(before) for v in part)
+
+
+async def until_count(url: str, topic: str, count: int) -> None:
+    """Wait until a topic has that many records."""
+    for _ in range(600):
+        with suppress(BrokerError):
+            async with connected(url) as client:
+                if sum(part.next_offset for part in await client.bounds(topic)) == count:
+                    return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"the topic does not have {count} records")
+
+
+@pytest.mark.parametrize("to", ["polywire", "kafka07"])
+def test_a_copy_follows_new_records_until_it_is_stopped(to: str, tmp_path: Path) -> None:
+    """Both brokers restart while the copy has nothing to do."""
+    each = RECORDS * (PARTITIONS - 1)
+
+    async def run(old: BrokerThread, new: BrokerThread) -> None:
+        source, target = End(old.url(), "orders"), End(new.url(to), "orders")
+        state = CopyState.load(tmp_path / "state", str(source), str(target))
+        lags: list[int] = []
+        work = Copy(
+            source, target, state, span=Span(), follow=True, on_progress=lambda outcome: lags.append(outcome.lag)
+        )
+        task = asyncio.create_task(work.run())
+        await until_count(new.url(), "orders", each)
+        await fill(old.url(), "orders", RECORDS)
+        await until_count(new.url(), "orders", 2 * each)
+        for broker in (old, new):
+            await asyncio.to_thread(broker.kill)
+            await asyncio.to_thread(broker.start)
+        await fill(old.url(), "orders", 2 * RECORDS)
+        await until_count(new.url(), "orders", 3 * each)
+        await asyncio.sleep(3 * FOLLOW_S)
+        work.stop()
+        await asyncio.wait_for(task, 30)
+        assert work.outcome.lag == 0
+        assert max(lags) > 0
+        again = copy(source, target, state=CopyState.load(tmp_path / "state", str(source), str(target)))
+        await again.run()
+        assert (again.outcome.written, again.outcome.found) == (0, 0)
+
+    with BrokerThread(wires=["polywire"]) as old, BrokerThread(wires=sorted({"polywire", to})) as new:
+        asyncio.run(fill(old.url(), "orders"))
+        asyncio.run(run(old, new))
+        before, after = (asyncio.run(contents(broker.url(), "orders")) for broker in (old, new))
+    assert values(after) == values(before)
+
+
+def test_new_partitions_end_a_copy_that_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "COUNT_S", 0.0)
+
+    async def run(url: str) -> None:
+        await fill(url, "grows")
+        work = Copy(End(url, "grows"), End(url, "copy"), CopyState("a", "b"), span=Span(), follow=True)
+        task = asyncio.create_task(work.run())
+        await until_count(url, "copy", RECORDS * (PARTITIONS - 1))
+        async with connected(url) as client:
+            assert isinstance(client, PolywireClient)
+            await client.grow_topic("grows", PARTITIONS + 1)
+        with pytest.raises(Conflict, match="partitions of the source has changed"):
+            await asyncio.wait_for(task, 30)
+
+    with BrokerThread(wires=["polywire"]) as broker:
+        asyncio.run(run(broker.url()))
 
 
 def test_an_unreachable_broker_is_reported_at_once() -> None:

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from polywire.cluster.nodes import NodeState
+from polywire.link_orders import LINK_STATES
 from polywire.server.standby import METRICS
 from polywire.types import PositionKind
 from tests.unit.http.site import Site, bucket_view, table_report
@@ -45,7 +46,7 @@ def test_expressions_use_existing_states_of_brokers() -> None:
     expressions = " ".join([*RULE_EXPRESSIONS, *PANEL_EXPRESSIONS])
     states = set(re.findall(r'\bstate="([^"]+)"', expressions))
     assert states
-    assert states <= {state.value for state in NodeState}
+    assert states <= {state.value for state in NodeState} | set(LINK_STATES)
 
 
 def test_every_rule_and_panel_is_checked() -> None:

@@ -27,6 +27,7 @@ def test_a_link_is_shown_without_its_password(site: Site) -> None:
     _, listed = ask(site, "GET", "/links")
     _, found = ask(site, "GET", "/links/old")
     for view in (listed["links"][0], found):
+        assert view["user"] == "reader"
         assert (view["source"], view["state"], view["lag"], view["rate"]) == ("kafka://old:9092", "running", 2, 9.0)
     assert found["topic_reports"][0]["topic"] == "orders"
 
@@ -96,3 +97,8 @@ def test_metrics_of_links(site: Site) -> None:
     text = site.ask("GET", "/metrics").body.decode()
     assert 'polywire_link_lag_records{link="old",topic="orders"} 2.0' in text
     assert 'polywire_link_state{link="old",state="running"} 1.0' in text
+
+
+def test_only_users_who_may_change_links_get_the_form(site: Site) -> None:
+    assert ask(site, "GET", "/links")[1]["can_alter"] is True
+    assert ask(site, "GET", "/links/old")[1]["can_alter"] is True

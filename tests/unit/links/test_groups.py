@@ -13,7 +13,7 @@ from polywire.client.connect import connect
 from polywire.client.polywire import PolywireClient
 from polywire.errors import Missing
 from polywire.link_orders import GroupReport
-from polywire.links.groups import GroupSync, matching_groups
+from polywire.links.groups import Carried, GroupSync, matching_groups
 from polywire.records.columns import Record
 from polywire.testing.thread import BrokerThread
 
@@ -43,7 +43,7 @@ class Ends:
         self.topic = topic
         self.ends: tuple[int | None, ...] = (100, 100)
         self.reports: tuple[GroupReport, ...] = ()
-        self.sync = GroupSync("", patterns, new, lambda: {topic: self.ends}, self._report)
+        self.sync = GroupSync("", patterns, new, lambda: {topic: Carried(self.ends)}, self._report)
 
     def _report(self, groups: tuple[GroupReport, ...], error: str) -> None:
         assert not error

@@ -3,9 +3,10 @@ import { bucket } from "./bucket.js";
 import { clients } from "./clients.js";
 import { groups } from "./groups.js";
 import { letters } from "./letters.js";
+import { links } from "./links.js";
 import { overview } from "./overview.js";
 import { sql } from "./sql.js";
 import { topics } from "./topics.js";
 import { users } from "./users.js";
 
-export const views = { overview, topics, dead: letters, groups, clients, users, bucket, sql };
+export const views = { overview, topics, dead: letters, groups, links, clients, users, bucket, sql };

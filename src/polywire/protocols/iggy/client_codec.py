@@ -60,6 +60,22 @@ class TopicSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicLimits:
+    """The options of a topic.
+
+    Attributes:
+        expiry_us: 0 if messages do not expire.
+        size_max: 0 if the size is not limited.
+        others: options without an effect on what the topic retains, as ``name=value``.
+    """
+
+    partition_count: int
+    expiry_us: int
+    size_max: int
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionSeen:
     """A partition in a reply to GET_TOPIC.
 

@@ -17,7 +17,7 @@ from polywire.protocols.iggy.messages import U32, U64, Refused, str32_bytes
 
 ENTRIES_MAX: Final = 1024
 BYTES_MAX: Final = 100_000
-_TEXT: Final = 2
+TEXT: Final = 2
 _U64: Final = 12
 _COMPRESSIONS: Final = {b"none": 1, b"gzip": 2}
 _NEVER: Final = 2**64 - 1
@@ -25,7 +25,7 @@ _BOOL: Final = 3
 _U32: Final = 11
 # Options of a topic: the protocol's kind, the default, and the effect in the broker.
 _KNOWN: Final = {
-    b"compression_algorithm": (_TEXT, b"none", "none or gzip; stored and returned"),
+    b"compression_algorithm": (TEXT, b"none", "none or gzip; stored and returned"),
     b"message_expiry": (
         _U64,
         U64.pack(_NEVER),
@@ -33,14 +33,14 @@ _KNOWN: Final = {
     ),
     b"max_topic_size": (_U64, U64.pack(_NEVER), "bytes, or a text like 10 GB; divided among the partitions"),
     b"segment_size": (_U64, U64.pack(1 << 30), "stored and returned; the broker sizes its segments itself"),
-    b"durability": (_TEXT, b"replicated", "stored and returned; the broker's durability level applies"),
-    b"consumer_offset_durability": (_TEXT, b"replicated", "stored and returned"),
+    b"durability": (TEXT, b"replicated", "stored and returned; the broker's durability level applies"),
+    b"consumer_offset_durability": (TEXT, b"replicated", "stored and returned"),
     b"enforce_fsync": (_BOOL, b"\0", "stored and returned; the broker's durability level applies"),
     b"messages_required_to_save": (_U32, U32.pack(1024), "stored and returned; every send is written at once"),
     b"size_of_messages_required_to_save": (_U64, U64.pack(1 << 20), "stored and returned"),
     b"preallocate_segments": (_BOOL, b"\0", "stored and returned"),
     b"partition_resize_policy": (
-        _TEXT,
+        TEXT,
         b"mutable",
         "mutable or fixed; the number of partitions of a fixed topic cannot change",
     ),
@@ -137,7 +137,7 @@ def parse_options(block: bytes) -> dict[bytes, tuple[int, bytes]]:
     while at < len(block):
         key_kind, key, at = _part(block, at)
         kind, value, at = _part(block, at)
-        if key_kind != _TEXT or key in found:
+        if key_kind != TEXT or key in found:
             raise Refused(errors.BAD_OPTION)
         found[key] = (kind, value)
         if len(found) > ENTRIES_MAX:
@@ -208,11 +208,11 @@ def is_known(key: bytes) -> bool:
 
 def is_fixed(given: bytes) -> bool:
     """Return whether these options forbid to change the topic's number of partitions."""
-    return parse_options(given).get(b"partition_resize_policy") == (_TEXT, b"fixed")
+    return parse_options(given).get(b"partition_resize_policy") == (TEXT, b"fixed")
 
 
 def encode_option(key: bytes, kind: int, value: bytes) -> bytes:
-    return b"".join(bytes((of,)) + U32.pack(len(part)) + part for of, part in ((_TEXT, key), (kind, value)))
+    return b"".join(bytes((of,)) + U32.pack(len(part)) + part for of, part in ((TEXT, key), (kind, value)))
 
 
 def encode_default(key: bytes) -> bytes:
@@ -239,7 +239,7 @@ def _canonical(key: bytes, kind: int, value: bytes) -> bytes | None:
         return _canonical_number(key, kind, value)
     if kind != wanted:
         raise Refused(errors.BAD_OPTION)
-    if wanted == _TEXT:
+    if wanted == TEXT:
         value = value.lower()
         allowed = value in _WORDS[key]
     elif wanted == _BOOL:
@@ -258,7 +258,7 @@ def _canonical_number(key: bytes, kind: int, value: bytes) -> bytes | None:
     """
     if kind == _U64 and len(value) == U64.size:
         number: int = U64.unpack(value)[0]
-    elif kind == _TEXT:
+    elif kind == TEXT:
         number = _number_of(value, _DURATIONS if key == b"message_expiry" else _SIZES)
     else:
         raise Refused(errors.BAD_OPTION)

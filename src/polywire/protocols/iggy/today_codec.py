@@ -6,7 +6,7 @@ malformed reply raises Refused too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
@@ -18,10 +18,12 @@ from polywire.protocols.iggy.client_codec import (
     EMPTY_PAYLOAD,
     PART_BYTES_MAX,
     Polled,
+    TopicLimits,
     name,
 )
 from polywire.protocols.iggy.dialect import D3, FRAMED, Dialect
 from polywire.protocols.iggy.messages import MALFORMED, U32, U64, Code, Reader, Refused
+from polywire.protocols.iggy.options import TEXT, parse_options
 from polywire.records.columns import Header, HeaderKind, Record
 from polywire.records.xxh3 import xxh3
 
@@ -35,6 +37,8 @@ _REQUEST: Final = Struct("<48xI8xB67x16s16s8xQB7xQ4xIQ48x")
 _STREAM: Final = Struct("<IQIQQ")
 _TOPIC: Final = Struct("<IQIQBQQQ")
 _TOPIC_012: Final = Struct("<IQIQQ")
+_LIMITS: Final = (b"message_expiry", b"max_topic_size")
+NEVER: Final = 2**64 - 1
 _WINDOW: Final = Struct("<II")
 _ROUTE: Final = Struct("<QQIIB")
 _POLLED: Final = Struct("<IQI")
@@ -223,6 +227,33 @@ def _topic(reader: Reader) -> tuple[str, int]:
     for _ in range(2):
         reader.take(reader.u32())
     return found
+
+
+def read_limits(payload: bytes, dialect: Dialect = D3) -> TopicLimits:
+    """Decode the options of a topic. Those that protocol 0.12 has in lists only are read from there."""
+    reader = _reader(payload, dialect)
+    record = _TOPIC_012 if dialect.contexts else _TOPIC
+    fields = record.unpack(reader.take(record.size))
+    reader.name()
+    given = parse_options(bytes(reader.take(reader.u32())))
+    derived = parse_options(bytes(reader.take(reader.u32())))
+    if dialect.contexts:
+        limits = [_limit_option(derived | given, name) for name in (b"message_expiry", b"max_topic_size")]
+    else:
+        limits = [fields[3], fields[5]]
+    expiry_us, size_max = (0 if limit == NEVER else limit for limit in limits)
+    others = [_option_text(name, *option) for name, option in given.items() if name not in _LIMITS]
+    return TopicLimits(fields[2], expiry_us, size_max, tuple(others))
+
+
+def _limit_option(options: Mapping[bytes, tuple[int, bytes]], name: bytes) -> int:
+    _, value = options.get(name, (0, b""))
+    return int(U64.unpack(value)[0]) if len(value) == U64.size else 0
+
+
+def _option_text(name: bytes, kind: int, value: bytes) -> str:
+    text = value.decode("utf-8", "replace") if kind == TEXT else str(int.from_bytes(value[:8], "little"))
+    return f"{name.decode('utf-8', 'replace')}={text}"
 
 
 def read_groups(payload: bytes) -> dict[str, int]:
