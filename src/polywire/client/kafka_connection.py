@@ -94,7 +94,7 @@ NONCE_BYTES: Final = 24
 ITERATIONS_RANGE: Final = range(4096, 1_000_001)
 _HEADER: Final = "n,,"
 Ask = Callable[..., Awaitable[Any]]
-REPLY_BYTES_MAX: Final = 256 * 1024 * 1024
+REPLY_BYTES_MAX: Final = 64 * 1024 * 1024  # no larger batch could be stored here
 _VERSIONS: Final = {
     Api.PRODUCE: 9,
     Api.FETCH: 12,

@@ -24,6 +24,7 @@ from polywire.records.pieces import Piece, piece_of_records, piece_of_stored
 
 READ_RECORDS_MAX: Final = 10_000
 READ_BYTES: Final = 4 << 20  # of stored batches
+EXPANDED_BYTES: Final = 16 << 20  # of stored batches, decompressed; the last one may exceed it
 OFFSET_LIMIT: Final = 2**62
 
 
@@ -119,9 +120,17 @@ class _PolywireReader(_BoundsReader):
         self._polywire: Final = client
 
     async def read_pieces(self, partition: int, location: int) -> tuple[list[Piece], int]:
-        batches, following = await self._polywire.fetch_batches(self._topic, partition, location, bytes_max=READ_BYTES)
-        found = [piece_of_stored(memoryview(payload)[at:], location) for payload in batches for at in walk(payload)]
-        return [piece for piece in found if piece is not None], following
+        payloads, following = await self._polywire.fetch_batches(self._topic, partition, location, bytes_max=READ_BYTES)
+        pieces: list[Piece] = []
+        size = 0
+        for batch in (memoryview(payload)[at:] for payload in payloads for at in walk(payload)):
+            if size > EXPANDED_BYTES:  # a hostile source may send batches that are small only while compressed
+                return pieces, pieces[-1].next_offset
+            piece = piece_of_stored(batch, location)
+            if piece is not None:
+                pieces.append(piece)
+                size += len(piece.batch)
+        return pieces, following
 
     async def topic_id(self) -> bytes:
         return (await self._polywire.describe(self._topic)).id

@@ -36,7 +36,7 @@ from polywire.protocols.polywire.codec import (
 from polywire.protocols.polywire.errors import error_of
 from polywire.protocols.polywire.messages import BY_KEY, Failure, Head, Verb
 from polywire.records.batch import read_header, walk
-from polywire.records.columns import Record
+from polywire.records.columns import BATCH_BYTES_MAX, Record
 from polywire.records.compression import expand_body
 from polywire.records.fields import header_fields
 from polywire.records.rows import from_records, to_records
@@ -45,6 +45,7 @@ from polywire.types import Assignor, Buffer, Level, PositionKind
 OPEN_TIMEOUT_S: Final = 10.0
 FETCH_BYTES_MAX: Final = 4 << 20  # per fetch; 1 MiB of stored data becomes about 10 MB of Python objects
 EXPANDED_BYTES_MAX: Final = 64 << 20  # limit for the size of a decompressed body
+ANSWER_BYTES_MAX: Final = 1 << 30  # payload of a response; a server that never ends one must not fill the memory
 BATCH_BYTES: Final = 1 << 20  # the records of one call are split into batches of about this size
 RECORD_OVERHEAD_BYTES: Final = 64  # upper bound for the size of a record without key and value
 ABILITIES: Final = frozenset(Ability)
@@ -61,10 +62,12 @@ class _Pending:
     Attributes:
         done: header of the last response frame, and payloads of all frames.
         parts: payloads of the frames received so far.
+        bytes_left: bytes of payloads that may follow.
     """
 
     done: asyncio.Future[tuple[bytes, list[bytes]]]
     parts: list[bytes] = field(default_factory=list)
+    bytes_left: int = ANSWER_BYTES_MAX
 
 
 class PolywireConnection(Connection):
@@ -105,12 +108,17 @@ class PolywireConnection(Connection):
             return
         del self._buffer[:taken]
 
-    async def ask(self, verb: Verb, head: Head, payload: Sequence[Buffer] = ()) -> tuple[bytes, list[bytes]]:
-        """Send a request. Return the header of the response's last frame, and the payloads of all its frames."""
+    async def ask(
+        self, verb: Verb, head: Head, payload: Sequence[Buffer] = (), *, bytes_max: int = ANSWER_BYTES_MAX
+    ) -> tuple[bytes, list[bytes]]:
+        """Send a request. Return the header of the response's last frame, and the payloads of all its frames.
+
+        If the payloads have more than ``bytes_max`` bytes, the connection fails.
+        """
         transport = self._opened()
         self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
         correlation = self._correlation
-        pending = self._pending[correlation] = _Pending(self._loop.create_future())
+        pending = self._pending[correlation] = _Pending(self._loop.create_future(), bytes_left=bytes_max)
         parts = [memoryview(part).cast("B") for part in payload]
         size = sum([len(part) for part in parts])
         transport.writelines([encode_head(verb, correlation, head, payload_bytes=size), *parts])
@@ -168,6 +176,9 @@ class PolywireConnection(Connection):
                 pending.done.set_exception(error_of(failure))
             return
         pending.parts.append(payload)
+        pending.bytes_left -= len(payload)
+        if pending.bytes_left < 0:
+            raise PeerError(f"response is too long frames={len(pending.parts)}", fatal=True)
         if not flags & MORE:
             del self._pending[correlation]
             if not pending.done.done():
@@ -456,7 +467,7 @@ class PolywireClient(Scope):
             Missing: TOPIC_MISSING, PARTITION_MISSING, or OFFSET_OUT_OF_RANGE.
         """
         head = messages.Fetch(topic, partition, offset, bytes_max=bytes_max, wait_ms=wait_ms)
-        response, parts = await self._connection.ask(Verb.FETCH, head)
+        response, parts = await self._connection.ask(Verb.FETCH, head, bytes_max=bytes_max + BATCH_BYTES_MAX)
         following = _decode(response, messages.Fetched).next_offset
         return parts, beyond(offset, following, "offset") if any(parts) else max(offset, following)
 

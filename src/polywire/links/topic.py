@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from polywire.client.base import WireClient
 from polywire.client.partition_reader import PartitionReader, reader_of, uses_offsets
@@ -37,6 +37,7 @@ READ_S: Final = 60.0  # time for a response of the source
 COUNT_S: Final = 10.0  # interval of checks for more partitions
 SETTINGS_S: Final = 60.0  # interval of checks for changed settings
 TOKEN_BYTES: Final = 16
+_T = TypeVar("_T")
 
 
 class LinkedTopic:
@@ -85,9 +86,9 @@ class LinkedTopic:
     async def plan(self) -> PlannedTopic:
         """Return what the link would do with the topic. Nothing is changed."""
         try:
-            count = await self._reader.partition_count()
-            self._source_id = await self._reader.topic_id()
-            extents = await self._reader.extents(count)
+            count = await self._within(READ_S, self._reader.partition_count())
+            self._source_id = await self._within(READ_S, self._reader.topic_id())
+            extents = await self._extents(count)
             latest = self._link.start is LinkStart.LATEST
             records = 0 if latest else sum([end - first for first, end in extents])
             same = self._has_offsets
@@ -113,7 +114,7 @@ class LinkedTopic:
         if not self._writers or time.monotonic() - self._counted_at >= COUNT_S:
             await self._open()
         moved = False
-        extents = await self._reader.extents(len(self._writers))
+        extents = await self._extents(len(self._writers))
         self._ends = [end for _, end in extents]
         for number, (first, end) in enumerate(extents):
             self._skip_to(number, first)
@@ -125,6 +126,19 @@ class LinkedTopic:
             if self._locations[number] < end:
                 moved |= await self._copy(number, end)
         return moved
+
+    async def _within(self, seconds: float, reading: Coroutine[None, None, _T]) -> _T:
+        """Return the response of the source. Raises Unavailable if it takes longer."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await reading
+        except TimeoutError:
+            raise Unavailable(
+                ErrorCode.UNREACHABLE, f"the source does not respond topic={self.topic!r} limit_s={seconds:g}"
+            ) from None
+
+    async def _extents(self, count: int) -> list[tuple[int, int]]:
+        return await self._within(READ_S * (1 + count), self._reader.extents(count))
 
     def _skip_to(self, number: int, first: int) -> None:
         """Count the records that retention has removed below the first one."""
@@ -169,22 +183,17 @@ class LinkedTopic:
         location = self._locations[number]
         facts = f"topic={self.topic!r} partition={number} offset={location}"
         try:
-            async with asyncio.timeout(READ_S):
-                pieces, following = await self._reader.read_pieces(number, location)
-        except TimeoutError:
-            raise Unavailable(
-                ErrorCode.UNREACHABLE, f"the source does not respond limit_s={READ_S:g} {facts}"
-            ) from None
+            pieces, following = await self._within(READ_S, self._reader.read_pieces(number, location))
         except Missing as error:
             if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise
             pieces, following = [], location
-        if following > location + JUMP_MAX or following < location:
+        if not location <= following <= self._positions[number] + JUMP_MAX:
             raise Invalid(
                 ErrorCode.INVALID_BATCH, f"the source returned offsets far apart next_offset={following} {facts}"
             )
         if following == location:  # retention may have removed the remaining records
-            first = await self._reader.first(number)
+            first = await self._within(READ_S, self._reader.first(number))
             if first <= location:
                 raise Busy(ErrorCode.BUSY, f"the source returns no records below its end {facts}")
             self._skip_to(number, first)
@@ -219,8 +228,8 @@ class LinkedTopic:
 
     async def _open(self) -> None:
         """Create the topic if it is missing, and find the positions. Raises Conflict."""
-        count = await self._reader.partition_count()
-        self._source_id = await self._reader.topic_id()
+        count = await self._within(READ_S, self._reader.partition_count())
+        self._source_id = await self._within(READ_S, self._reader.topic_id())
         self._counted_at = time.monotonic()
         if len(self._writers) == count and (await self._target.describe(self.topic)).id == self._topic_id:
             await self._compare_settings()
@@ -244,7 +253,7 @@ class LinkedTopic:
             await self._claim(count, known)
             known = await self._known_positions(count)
         nexts = [at for at, _ in await self._check(count, known)]
-        extents = await self._reader.extents(count)
+        extents = await self._extents(count)
         latest = self._link.start is LinkStart.LATEST and not any(position is not None for position in known.values())
         positions = []
         for number, ((writer, position), (first, end)) in enumerate(zip(known.items(), extents, strict=True)):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import sys
@@ -44,7 +45,7 @@ from polywire.link_orders import (
 from polywire.links.groups import Carried, GroupSync, can_list_groups, matching_groups
 from polywire.links.kafka_return import KafkaReturn
 from polywire.links.settings import access_notes
-from polywire.links.topic import LinkedTopic
+from polywire.links.topic import READ_S, LinkedTopic
 from polywire.matching import is_pattern, matches
 
 PAUSE_FIRST_S: Final = 0.5
@@ -55,6 +56,9 @@ LATE_S: Final = 5.0  # interval of searches for records that were written after 
 LIST_S: Final = 10.0  # interval of searches for new topics
 REPORT_S: Final = 1.0
 TOPICS_MAX: Final = 10_000
+NAME_CHARS_MAX: Final = 1_000  # of a topic at the source; no broker allows more
+REASON_CHARS_MAX: Final = 2_000
+MEMORY_BYTES_MAX: Final = 4 << 30  # addresses of this process; beyond, an attempt fails with MemoryError
 LINE_BYTES_MAX: Final = 1 << 22
 NICE: Final = 5  # the broker and its clients come first
 EXIT_LOST: Final = 3  # the broker closed the socket pair
@@ -64,7 +68,8 @@ Report = Callable[[LinkReport], object]
 
 
 def reason_of(error: BaseException) -> str:
-    return getattr(error, "message", "") or str(error) or type(error).__name__
+    """Return the message of an error, shortened: a hostile source chooses parts of it."""
+    return (getattr(error, "message", "") or str(error) or type(error).__name__)[:REASON_CHARS_MAX]
 
 
 async def matching_topics(source: WireClient, link: LinkDefinition) -> list[str]:
@@ -77,6 +82,10 @@ async def matching_topics(source: WireClient, link: LinkDefinition) -> list[str]
     patterns = [topic for topic in link.topics if is_pattern(topic)]
     if patterns:
         found = [info.name for info in await source.topics() if not info.name.startswith(INTERNAL)]
+        if any(len(name) > NAME_CHARS_MAX for name in found):
+            raise Invalid(
+                ErrorCode.INVALID_TOPIC, f"a topic of the source has a name above {NAME_CHARS_MAX} characters"
+            )
         names |= dict.fromkeys(name for name in found if any(matches(pattern, name) for pattern in patterns))
     if len(names) > TOPICS_MAX:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"too many topics match topics={len(names)} limit={TOPICS_MAX}")
@@ -285,7 +294,8 @@ class Follower:
 
     async def _list(self, source: WireClient) -> None:
         """Find the topics to follow."""
-        names = await matching_topics(source, self.link)
+        async with asyncio.timeout(READ_S):
+            names = await matching_topics(source, self.link)
         self._tasks = {
             name: self._tasks.get(name)
             or _TopicTask(LinkedTopic(self.link, name, source, self._target, self._tokens, claims=True))
@@ -306,8 +316,9 @@ class Follower:
         try:
             moved = await task.topic.step()
             task.pause_s = 0.0
-        except Unavailable:
+        except Unavailable as failure:
             task.topic.forget()
+            self._report(msgspec.structs.replace(task.topic.report(), error=reason_of(failure)))
             raise
         except BrokerError as failure:
             task.topic.forget()
@@ -555,7 +566,7 @@ def _notes(source: WireClient) -> list[str]:
     if not uses_offsets(source):
         notes.append("the source protocol has byte positions instead of offsets")
     if isinstance(source, KafkaClient):
-        notes.append("records of aborted transactions are copied, too; gaps in offsets are not")
+        notes.append("records of aborted transactions are not copied")
     return notes
 
 
@@ -596,6 +607,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the process. The arguments are the descriptor of the socket and, to check a link, ``check``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the broker, which then ends the input
     os.nice(NICE)
+    with suppress(ValueError, OSError):  # there is a lower limit already
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, resource.getrlimit(resource.RLIMIT_AS)[1]))
     try:
         return asyncio.run(_serve(int(arguments[0]), checks=arguments[1:] == ["check"]))
     except (BrokenPipeError, BrokerError):

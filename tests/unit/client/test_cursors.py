@@ -83,7 +83,7 @@ class _Repeats:
     def __init__(self, next_offset: int) -> None:
         self._answer = _answering((messages.Fetched(next_offset, 100), [b"batch"]))
 
-    async def ask(self, verb: Verb, head: object) -> Any:
+    async def ask(self, verb: Verb, head: object, *, bytes_max: int = 0) -> Any:
         fetched, parts = await self._answer()
         return msgspec.msgpack.encode(fetched), parts
 

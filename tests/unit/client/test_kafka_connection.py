@@ -15,13 +15,14 @@ from polywire.client.kafka import KafkaClient
 from polywire.client.kafka_connection import (
     BROKERS_AGE_S,
     ITERATIONS_RANGE,
+    LOADS_MAX,
     TRIES_MAX,
     Cluster,
     ScramProof,
     log_in,
     mechanism_for,
 )
-from polywire.errors import BrokerError, Denied, ErrorCode, Invalid, NotOwner, Unavailable
+from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, NotOwner, Unavailable
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.messages import Api, WireError
 
@@ -113,15 +114,17 @@ TOPIC_ID = b"t" * 16
 
 
 class Node:
-    """A broker of a cluster in which broker ``leader`` leads the topic.
+    """A broker of a cluster in which broker ``leader`` leads the topic's partition 0, and those in ``others`` the rest.
 
     ``coordinators`` are the brokers that coordinate each group; None if no broker is available. ``size`` is the number
-    of brokers.
+    of brokers. ``loading`` is the number of requests until coordinators have loaded their groups.
     """
 
     leader = 2
     size = 2
     coordinators: ClassVar[dict[str, int | None]] = {}
+    others: ClassVar[dict[int, int]] = {}
+    loading = 0
     lookup_error: WireError | None = None
 
     def __init__(self, number: int) -> None:
@@ -138,7 +141,8 @@ class Node:
         return self._ANSWERS[api](self, schema.response(api), fields)
 
     def _metadata(self, made: Any, fields: dict[str, Any]) -> Any:
-        partitions = [made.Topics.Partitions(index=0, leader_id=Node.leader)]
+        leaders = {0: Node.leader, **Node.others}
+        partitions = [made.Topics.Partitions(index=number, leader_id=leader) for number, leader in leaders.items()]
         brokers = [
             made.Brokers(node_id=number, host=host, port=port)
             for number, (host, port) in ADDRESSES.items()
@@ -152,6 +156,15 @@ class Node:
         partition = made.Responses.Partitions(error=error, base_offset=self.number)
         return made(responses=[made.Responses(partitions=[partition])])
 
+    def _offsets(self, made: Any, fields: dict[str, Any]) -> Any:
+        leaders = {0: Node.leader, **Node.others}
+        assert fields["isolation_level"] == 1
+        entries = []
+        for one in fields["topics"][0].partitions:
+            error = 0 if leaders[one.index] == self.number else WireError.NOT_LEADER_OR_FOLLOWER
+            entries.append(made.Topics.Partitions(index=one.index, error=error, offset=100 * self.number + one.index))
+        return made(topics=[made.Topics(name="t", partitions=entries)])
+
     def _found(self, made: Any, fields: dict[str, Any]) -> Any:
         assert fields["key_type"] == 0
         number = Node.coordinators[fields["key"]]
@@ -161,6 +174,9 @@ class Node:
         return made(node_id=number, host=host, port=port)
 
     def _error(self, group: str) -> int:
+        if Node.loading:
+            Node.loading -= 1
+            return WireError.COORDINATOR_LOAD_IN_PROGRESS
         return 0 if Node.coordinators.get(group) == self.number else WireError.NOT_COORDINATOR
 
     def _beat(self, made: Any, fields: dict[str, Any]) -> Any:
@@ -198,6 +214,7 @@ class Node:
     _ANSWERS: ClassVar[dict[Api, Any]] = {
         Api.METADATA: _metadata,
         Api.PRODUCE: _produced,
+        Api.LIST_OFFSETS: _offsets,
         Api.FIND_COORDINATOR: _found,
         Api.CONSUMER_GROUP_HEARTBEAT: _beat,
         Api.OFFSET_COMMIT: _committed,
@@ -215,7 +232,7 @@ class Brokers:
     """A cluster of fake brokers, and a client that is connected to the first."""
 
     def __init__(self, size: int = 2) -> None:
-        Node.leader, Node.size = 2, size
+        Node.leader, Node.size, Node.others, Node.loading = 2, size, {}, 0
         Node.coordinators, Node.lookup_error = {"g": 2, "first": 1, "missing": size}, None
         self.first = Node(1)
         self.dialled: list[Node] = []
@@ -284,6 +301,39 @@ def test_a_lost_connection_to_a_leader_is_replaced() -> None:
         assert brokers.dialled[1].failure is not None
         assert brokers.first.failure is None
 
+    asyncio.run(play())
+
+
+def test_each_partition_has_its_own_leader() -> None:
+    async def play() -> None:
+        brokers = Brokers(size=3)
+        Node.others = {1: 1, 2: 3, 3: 2, 4: 3}
+        for _ in range(2):
+            bounds = await brokers.client.bounds("t")
+            assert [part.next_offset for part in bounds] == [200, 101, 302, 203, 304]
+        assert [node.number for node in brokers.dialled] == [2, 3]
+        assert brokers.first.asked.count(Api.METADATA) == 2 + 1  # one for each call, and one to find the leaders
+        Node.others = {1: 2, 2: 2, 3: 2, 4: 2}
+        Node.leader = 1
+        bounds = await brokers.client.bounds("t")
+        assert [part.next_offset for part in bounds] == [100, 201, 202, 203, 204]
+        Node.leader = 9
+        with pytest.raises(NotOwner):
+            await brokers.client.bounds("t")
+
+    asyncio.run(play())
+
+
+def test_a_coordinator_that_loads_its_groups_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        brokers = Brokers()
+        Node.coordinators["g"], Node.loading = 1, LOADS_MAX - 1
+        assert await brokers.client.position("g", "t", 0) == 11
+        Node.loading = LOADS_MAX
+        with pytest.raises(Busy):
+            await brokers.client.position("g", "t", 0)
+
+    monkeypatch.setattr("polywire.client.kafka_connection.LOAD_PAUSE_S", 0)
     asyncio.run(play())
 
 

@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from operator import itemgetter
+from operator import itemgetter, lt
 from struct import Struct
 from typing import Final
 
@@ -115,6 +115,8 @@ def decode_pieces(
             raise PeerError(f"batch checksum does not match offset={base}", fatal=True)
         head = _REST.unpack_from(view, at + _FRONT.size)
         last = base + head[1]
+        if head[7] < 0:
+            raise PeerError(f"number of records is negative records={head[7]} offset={base}", fatal=True)
         if head[1] < 0 or not 0 <= base <= _OFFSET_MAX or last < following or (at and base < following):
             raise PeerError(
                 f"offsets of batches do not ascend offset={base} last={last} expected={following}", fatal=True
@@ -174,11 +176,11 @@ def _piece(view: memoryview, start: int, end: int, head: Sequence[int], base: in
         batch = build(source, begin, stop, facts, deltas=deltas).batch
     except (Refused, ValueError) as error:
         raise PeerError(f"batch is malformed reason={error} offset={base}", fatal=True) from None
-    if int.from_bytes(deltas[-4:], "little") > last_delta:
-        raise PeerError(
-            f"offset of a record is outside of its batch offset={base} last={base + last_delta}", fatal=True
-        )
     dense = count == last_delta + 1 and deltas == array("I", range(count)).tobytes()
+    if not dense:
+        found = array("I", deltas)
+        if found[-1] > last_delta or not all(map(lt, found, found[1:])):
+            raise PeerError(f"offsets of records do not ascend offset={base} last={base + last_delta}", fatal=True)
     return Piece(base, batch, base + last_delta + 1, None if dense else deltas, max_time * 1000)
 
 
