@@ -2,9 +2,13 @@
 
 ``python -m tests.histories.cut_overs --rounds 20 --seed 7``. In each round, a producer writes numbered records to a topic
 that a link follows, and a group reads them. At a random moment the producer stops, the topic is cut over, and the producer
-continues here; the group moves before or after. At the end of each round, the topic must have every record that was
-acknowledged, once and in order, the source must have the records up to the cut-over, and the group must have read all.
-The pause is the time between the last acknowledgement at the source and the first one here.
+continues here; the group moves before or after. Half of the cut-overs are reversed, and half of those fall back. At the
+end of each round, the topic must have every record that was acknowledged, once and in order, the source must have the
+records up to the cut-over, or all if it is reversed, and the group must have read all. The pause is the time between the
+last acknowledgement at one end and the first one at the other.
+
+``--wire kafka`` lets the link follow the source over Kafka's protocol. ``--kafka`` uses Apache Kafka as the source
+(benchmarks/peers/kafka.py).
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -25,6 +29,8 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Final, Protocol
 
+from benchmarks.peers.kafka import JARS, Kafka
+from benchmarks.peers.peer import find, server_process
 from polywire.cli.admin import AdminApi
 from polywire.cli.output import Failed
 from polywire.client.base import WireClient
@@ -41,6 +47,7 @@ PARTITIONS: Final = 3
 BATCH: Final = 20
 PAUSE_S: Final = 0.02  # between batches
 RUN_S: Final = (0.3, 3.0)  # before and after a cut-over
+FAULTS_MAX: Final = 6  # of one round
 CUT_OVER_S: Final = 120.0
 END_S: Final = 60.0
 LOST = (BrokerError, PeerError, OSError)
@@ -49,7 +56,7 @@ LOST = (BrokerError, PeerError, OSError)
 class Source(Protocol):
     """The broker that the link follows."""
 
-    def url(self) -> str: ...
+    def url(self, wire: str = ...) -> str: ...
 
     def kill(self) -> None: ...
 
@@ -68,6 +75,7 @@ class Round:
     acknowledged: set[int] = field(default_factory=set)
     read: list[list[int]] = field(default_factory=lambda: [[] for _ in range(PARTITIONS)])
     last_at: float = 0.0
+    stopped_at: float = 0.0
     first_here_at: float = 0.0
     may_produce: asyncio.Event = field(default_factory=asyncio.Event)
     is_over: bool = False
@@ -80,12 +88,16 @@ class Round:
             url = self.producer_url
             with suppress(*LOST):
                 async with connected(url) as client:
-                    while not self.is_over and self.may_produce.is_set() and url == self.producer_url:
-                        async with self.producing:
-                            if self.may_produce.is_set():
-                                await self._send(client)
+                    while url == self.producer_url and await self._send_next(client):  # noqa: ASYNC110 - the pace
                         await asyncio.sleep(PAUSE_S)
             await asyncio.sleep(0.02)
+
+    async def _send_next(self, client: WireClient) -> bool:
+        async with self.producing:
+            if not self.is_over and self.may_produce.is_set():
+                await self._send(client)
+                return True
+        return False
 
     async def _send(self, client: WireClient) -> None:
         for partition in range(PARTITIONS):
@@ -139,8 +151,11 @@ class World:
     source: Source
     broker: BrokerProcess
     chance: random.Random
+    wire: str = "polywire"
     pauses: list[float] = field(default_factory=list)
     calm_pauses: list[float] = field(default_factory=list)
+    fall_backs: list[float] = field(default_factory=list)
+    reversed: int = 0
     faults: int = 0
     records: int = 0
     read_again: int = 0
@@ -159,9 +174,9 @@ class World:
         self.source.start()
 
     async def disturb(self, ending: asyncio.Event) -> None:
-        """Inject faults at random moments until the round ends."""
+        """Inject faults at random moments until the round ends. More would only delay the next start of the worker."""
         faults = (self.kill_worker, self.kill_worker, self.kill_broker, self.kill_source)
-        while not ending.is_set():
+        for _ in range(FAULTS_MAX):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.chance.uniform(0.05, 2.0)):
                     await ending.wait()
@@ -169,19 +184,17 @@ class World:
             await asyncio.to_thread(self.chance.choice(faults))
             self.faults += 1
 
-    async def cut_over(self, topic: str) -> None:
-        """Cut a topic over, as the command does."""
-        end = time.monotonic() + CUT_OVER_S
+    async def change(self, verb: str, phase: Phase, body: dict[str, object]) -> None:
+        """Cut a topic over, or fall back, as the commands do."""
+        admin, end = AdminApi(self.broker.url("http")), time.monotonic() + CUT_OVER_S
         while time.monotonic() < end:
             with suppress(Failed, *LOST):
-                found = await asyncio.to_thread(
-                    AdminApi(self.broker.url("http")).request, "POST", f"links/{LINK}/cut-over", {"topics": [topic]}
-                )
-                if all(row["phase"] == Phase.CUT_OVER.value for row in found["topics"]):
+                found = await asyncio.to_thread(admin.request, "POST", f"links/{LINK}/{verb}", body)
+                if all(row["phase"] == phase.value for row in found["topics"]):
                     return
             await asyncio.sleep(0.02)
-        state = AdminApi(self.broker.url("http")).request("GET", f"links/{LINK}")
-        raise Wrong(f"the topic is not cut over state={state}\n{self.broker.log_text()[-3000:]}")
+        state = admin.request("GET", f"links/{LINK}")
+        raise Wrong(f"the topic has not changed verb={verb} state={state}\n{self.broker.log_text()[-3000:]}")
 
     async def run_round(self, number: int, *, calm: bool) -> None:
         """Move one topic. Raises Wrong."""
@@ -195,21 +208,26 @@ class World:
         if not calm:
             tasks.append(asyncio.create_task(self.disturb(ending)))
         try:
-            await self._move(round_)
+            is_reversed = self.chance.random() < 0.5
+            pause = await self._move(round_, is_reversed=is_reversed)
             await asyncio.sleep(self.chance.uniform(*RUN_S))
+            if is_reversed and self.chance.random() < 0.5:
+                self.fall_backs.append(await self._move_back(round_))
+                await asyncio.sleep(self.chance.uniform(*RUN_S))
             ending.set()
-            await self._finish(round_)
+            await self._finish(round_, is_equal=is_reversed)
         finally:
             ending.set()
             round_.is_over = True
             round_.may_produce.set()
             await asyncio.gather(*tasks)
-        pause = round_.first_here_at - self._stopped_at
         self.pauses.append(pause)
+        self.reversed += is_reversed
         if calm:
             self.calm_pauses.append(pause)
 
-    async def _move(self, round_: Round) -> None:
+    async def _move(self, round_: Round, *, is_reversed: bool) -> float:
+        """Move the clients here, and return the pause of the producer."""
         while round_.topic not in await self._topics():  # noqa: ASYNC110 - the link finds it
             await asyncio.sleep(0.1)
         await asyncio.sleep(self.chance.uniform(*RUN_S))
@@ -217,16 +235,38 @@ class World:
         if is_early:
             round_.member_url = self.broker.url()
             await asyncio.sleep(self.chance.uniform(*RUN_S))
-        round_.may_produce.clear()
-        async with round_.producing:
-            self._stopped_at = round_.last_at
-        round_.first_here_at = 0.0
-        await self.cut_over(round_.topic)
-        round_.producer_url = self.broker.url()
-        round_.may_produce.set()
+        await self._stop(round_)
+        phase = Phase.REVERSED if is_reversed else Phase.CUT_OVER
+        await self.change("cut-over", phase, {"topics": [round_.topic], "reverse": is_reversed})
+        pause = await self._continue(round_, self.broker.url())
         if not is_early:
             await asyncio.sleep(self.chance.uniform(0, 1))
             round_.member_url = self.broker.url()
+        return pause
+
+    async def _move_back(self, round_: Round) -> float:
+        await self._stop(round_)
+        await self.change("fall-back", Phase.FOLLOWING, {"topics": [round_.topic]})
+        pause = await self._continue(round_, self.source.url())
+        await asyncio.sleep(self.chance.uniform(0, 1))
+        round_.member_url = self.source.url()
+        return pause
+
+    async def _stop(self, round_: Round) -> None:
+        round_.may_produce.clear()
+        async with round_.producing:
+            round_.stopped_at = round_.last_at
+        round_.first_here_at = 0.0
+
+    async def _continue(self, round_: Round, url: str) -> float:
+        round_.producer_url = url
+        round_.may_produce.set()
+        end = time.monotonic() + END_S
+        while not round_.first_here_at:
+            if time.monotonic() > end:
+                raise Wrong(f"nothing can be written url={url} topic={round_.topic}\n{self.broker.log_text()[-3000:]}")
+            await asyncio.sleep(0.01)
+        return round_.first_here_at - round_.stopped_at
 
     async def _topics(self) -> set[str]:
         with suppress(*LOST):
@@ -234,14 +274,22 @@ class World:
                 return {info.name for info in await client.topics()}
         return set()
 
-    async def _finish(self, round_: Round) -> None:
+    async def _finish(self, round_: Round, *, is_equal: bool) -> None:
         """Stop the producer, let the group read the rest, and check the round. Raises Wrong."""
         round_.may_produce.clear()
         async with round_.producing:
             pass
-        if not round_.first_here_at:
-            raise Wrong(f"nothing was written here topic={round_.topic}\n{self.broker.log_text()[-3000:]}")
-        copy, original = await self._numbers(self.broker.url(), round_), await self._numbers(self.source.url(), round_)
+        end = time.monotonic() + END_S
+        while True:
+            copy = await self._numbers(self.broker.url(), round_)
+            original = await self._numbers(self.source.url(), round_)
+            if not is_equal or copy == original or time.monotonic() > end:
+                break
+            await asyncio.sleep(0.2)
+        if is_equal and copy != original:
+            counts = [(len(ours), len(theirs)) for ours, theirs in zip(copy, original, strict=True)]
+            state = AdminApi(self.broker.url("http")).request("GET", f"links/{LINK}")
+            raise Wrong(f"the ends differ topic={round_.topic} records={counts} state={state}")
         for partition, (ours, theirs) in enumerate(zip(copy, original, strict=True)):
             where = f"topic={round_.topic} partition={partition}"
             if ours[: len(theirs)] != theirs:
@@ -252,7 +300,7 @@ class World:
         if not round_.acknowledged <= found <= round_.sent:
             missing = sorted(round_.acknowledged - found)
             raise Wrong(f"records are lost topic={round_.topic} count={len(missing)} first={missing[:5]}")
-        end = time.monotonic() + END_S
+        end = time.monotonic() + END_S  # the group reads the rest
         while {number for numbers in round_.read for number in numbers} != found:
             if time.monotonic() > end:
                 missing = sorted(found - {number for numbers in round_.read for number in numbers})
@@ -269,8 +317,6 @@ class World:
             await asyncio.sleep(0.1)
         raise Wrong(f"the topic cannot be read url={url} topic={round_.topic}")
 
-    _stopped_at: float = 0.0
-
 
 async def _read_all(client: WireClient, topic: str, partition: int) -> list[int]:
     found: list[int] = []
@@ -286,6 +332,7 @@ def run(
     *,
     seed: int,
     rounds: int,
+    wire: str = "polywire",
     source: Source | None = None,
     options: Sequence[str] = (),
     report: Callable[[str], object] = print,
@@ -293,13 +340,13 @@ def run(
     """Run that many rounds, half of them without faults. Raises Wrong."""
     with BrokerProcess(folder / "data", *options, wires=["polywire", "http"]) as broker:
         if source is not None:
-            return _run(World(source, broker, random.Random(seed)), rounds, report)
-        with BrokerProcess(folder / "source", wires=["polywire"]) as original:
-            return _run(World(original, broker, random.Random(seed)), rounds, report)
+            return _run(World(source, broker, random.Random(seed), wire), rounds, report)
+        with BrokerProcess(folder / "source", wires=sorted({"polywire", wire})) as original:
+            return _run(World(original, broker, random.Random(seed), wire), rounds, report)
 
 
 def _run(world: World, rounds: int, report: Callable[[str], object]) -> World:
-    body = {"source": world.source.url(), "topics": ["orders*"]}
+    body = {"source": world.source.url(world.wire), "topics": ["orders*"]}
     # a link needs a topic that it can follow
     asyncio.run(_create(world.source.url(), "orders"))
     AdminApi(world.broker.url("http")).request("POST", f"links/{LINK}", body)
@@ -314,18 +361,60 @@ async def _create(url: str, topic: str) -> None:
         await client.create_topic(topic, PARTITIONS)
 
 
+class ApacheKafka(Kafka):
+    """Apache Kafka in one process, which can be killed and started again. Implements ``Source``."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder: Final = folder / "kafka"
+        self._running = ExitStack()
+        self._port = 0
+
+    def url(self, wire: str = "kafka") -> str:
+        assert wire in ("kafka", "polywire"), "it has one protocol"
+        return f"kafka://127.0.0.1:{self._port}"
+
+    def start(self) -> object:
+        self._folder.mkdir(exist_ok=True)
+        if self._port:
+            command = [find("java", "openjdk-17-jre-headless"), "-Xmx1G", "-cp", os.environ[JARS], "kafka.Kafka"]
+            command.append(str(self._folder / "server.properties"))
+            running = server_process(command, self._port, self._folder, asked=self._ready)
+        else:
+            running = self.running(self._folder)
+        self._port = self._running.enter_context(running).address[1]
+        return self
+
+    def kill(self) -> None:
+        self._running.close()  # with SIGKILL
+
+    def __enter__(self) -> ApacheKafka:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
 def main() -> int:
     """Run one history; the exit code is 0 if nothing is wrong."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--wire", default="polywire", choices=["polywire", "kafka"], help="protocol of the source")
+    parser.add_argument("--kafka", action="store_true", help="Apache Kafka as the source")
     given = parser.parse_args()
     options = ("--processes", str(given.processes)) if given.processes > 1 else ()
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        world = run(Path(folder), seed=given.seed, rounds=given.rounds, options=options)
-    for name, pauses in (("without faults", world.calm_pauses), ("all", world.pauses)):
-        print(f"pause, {name}: median {median(pauses):.3f} s, worst {max(pauses):.3f} s, {len(pauses)} rounds")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(ignore_cleanup_errors=True)))
+        source = stack.enter_context(ApacheKafka(folder)) if given.kafka else None
+        wire = "kafka" if given.kafka else given.wire
+        world = run(folder, seed=given.seed, rounds=given.rounds, wire=wire, source=source, options=options)
+    measured = {"cut-over without faults": world.calm_pauses, "cut-over": world.pauses, "fall-back": world.fall_backs}
+    for name, pauses in measured.items():
+        if pauses:
+            print(f"pause, {name}: median {median(pauses):.3f} s, worst {max(pauses):.3f} s, {len(pauses)} rounds")
     print(f"{world.records} records, {world.faults} faults, {world.read_again} read again by the group")
     return 0
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ from polywire.errors import BrokerError, ErrorCode, PeerError, Unavailable
 from polywire.link_orders import GroupReport
 from polywire.matching import is_pattern, matches
 
-GROUPS_S: Final = 3.0  # interval at which offsets are carried
+GROUPS_S: Final = 1.0  # interval at which offsets are carried
+BUSY_SHARE: Final = 0.1  # share of the time in which requests about groups may run, if there are many groups
 FINAL_S: Final = 2.0  # time for the last offsets before a cut-over lets clients write
 PAUSE_MAX_S: Final = 30.0
 REPORTED_MAX: Final = 1_000  # groups in one report
@@ -149,8 +151,9 @@ class GroupSync:
                 async with connected(self._url) as source:
                     pause_s = 0.0
                     while True:
+                        begun = time.monotonic()
                         await self.carry_once(source)
-                        await self._wait(GROUPS_S)
+                        await self._wait(max(GROUPS_S, (time.monotonic() - begun) / BUSY_SHARE))
             except (BrokerError, PeerError, OSError, MemoryError) as error:
                 await self._target.ping()
                 self._report(self._groups, getattr(error, "message", "") or str(error) or type(error).__name__)
