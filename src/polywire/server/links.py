@@ -22,7 +22,7 @@ from polywire.http.links import CHECK_S
 from polywire.link_orders import LinkDefinition, LinkOrders, LinkPlan, LinkReport, LinkView
 from polywire.matching import WORD, consists_of
 from polywire.server.child import connect_child, kill, start_child
-from polywire.server.worker_process import LINE_BYTES_MAX, WorkerProcess
+from polywire.server.worker_process import WorkerProcess
 from polywire.types import Level
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ SOURCE_CHARS_MAX: Final = 4_096
 PATTERNS_MAX: Final = 1_000
 PATTERN_CHARS_MAX: Final = 511
 CHECKS_MAX: Final = 4
+PLAN_BYTES_MAX: Final = 1 << 26  # a plan of 10,000 topics with their settings has about 5 MB
 STALE_S: Final = 60.0  # interval of warnings about a link that fails
 
 
@@ -165,7 +166,7 @@ class Links(WorkerProcess):
 
     async def _checked(self, link: LinkDefinition) -> LinkPlan:
         try:
-            process, ours = await start_child(self.MODULE, "check", limit=LINE_BYTES_MAX)
+            process, ours = await start_child(self.MODULE, "check", limit=PLAN_BYTES_MAX)
         except OSError as error:
             raise Busy(ErrorCode.BUSY, f"cannot check the link: {error.strerror}") from error
         assert process.stdin is not None, "it is a pipe"
