@@ -142,6 +142,7 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     environment |= {
         "PATH": os.pathsep.join([str(commands), str(python.parent), environment["PATH"]]),
         "POLYWIRE_ADDRESS": f"polywire://127.0.0.1:{given['9555']}",
+        "POLYWIRE_HTTP": f"http://127.0.0.1:{given['9080']}",
         "HOME": str(folder),
         "COLUMNS": "200",
         EVERY_JAVA: SHORT_LIVED,

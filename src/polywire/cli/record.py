@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -36,7 +35,7 @@ from polywire.escaping import escaped, escaped_json
 from polywire.records.columns import Event, Header, HeaderKind, Record
 
 if TYPE_CHECKING:
-    from polywire.client.copying import Copy, End, Outcome
+    from polywire.client.copying import Copy, End
     from polywire.client.copying import Span as CopyRange
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024  # fits a record of 10 MB as base64; a longer line indicates a wrong file
@@ -481,31 +480,20 @@ def copy(
         raise Invalid(ErrorCode.INVALID_REQUEST, f"source and target are the same topic topic={ends[0].topic!r}")
     if follow and until != "latest":
         raise Invalid(ErrorCode.INVALID_REQUEST, f"--follow has no end: remove --until until={until!r}")
-    progress = CopyState.load(state, *map(str, ends))
-    span = _range(partition, from_, until)
     with Speed("copied") as speed:
         work = Copy(
             *ends,
-            progress,
-            span=span,
+            CopyState.load(state, *map(str, ends)),
+            span=_range(partition, from_, until),
             skip=skip,
             follow=follow,
             patience_s=patience,
             on_progress=lambda outcome: speed.show(outcome.written, f", lag {outcome.lag:,}" if follow else ""),
         )
-        is_complete = False
-        try:
-            commits = asyncio.run(_copy(work, group))
-            is_complete = True
-        finally:
-            if not is_complete:
-                note(f"stopped {_summary(work.outcome)}")
-    for name, number, position, offset in commits:
-        note(f"translated group={name} partition={number} position={position} new_position={offset}")
-    for remark in work.outcome.remarks:
-        note(f"note: {remark}")
-    lag = f" lag={work.outcome.lag}" if follow else ""
-    note(f"copied {_summary(work.outcome)}{lag}")
+        lines = [*_run_copy(work, group), *(f"note: {remark}" for remark in work.outcome.remarks)]
+    for text in lines:
+        note(text)
+    note(f"copied {_summary(work)}")
 
 
 def _range(partition: int | None, from_: str, until: str) -> CopyRange:
@@ -522,6 +510,21 @@ def _range(partition: int | None, from_: str, until: str) -> CopyRange:
         until=end.offset if isinstance(end, FromOffset) else None,
         until_time_us=end.time_us if isinstance(end, FromTime) else None,
     )
+
+
+def _run_copy(work: Copy, groups: tuple[str, ...]) -> list[str]:
+    """Copy, and return lines about the offsets of groups. If the copy fails, print how far it came."""
+    is_complete = False
+    try:
+        commits = asyncio.run(_copy(work, groups))
+        is_complete = True
+    finally:
+        if not is_complete:
+            note(f"stopped {_summary(work)}")
+    return [
+        f"translated group={name} partition={number} position={position} new_position={offset}"
+        for name, number, position, offset in commits
+    ]
 
 
 async def _copy(work: Copy, groups: tuple[str, ...]) -> list[tuple[str, int, int, int]]:
@@ -541,15 +544,17 @@ def _stop_on_signals(work: Copy) -> None:
             loop.remove_signal_handler(number)
         work.stop()
 
-    with suppress(NotImplementedError):  # on Windows, Ctrl-C interrupts the copy, which continues with --state
+    if os.name != "nt":  # Windows has no such handlers, so Ctrl-C interrupts the copy
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop)
 
 
-def _summary(outcome: Outcome) -> str:
+def _summary(work: Copy) -> str:
+    outcome = work.outcome
     facts = {"records": outcome.written, "found": outcome.found, "skipped": outcome.skipped}
     facts |= {f"lost_{name}": count for name, count in sorted(outcome.lost.items())}
-    return " ".join(f"{name}={count}" for name, count in facts.items() if count or name == "records")
+    lag = f" lag={outcome.lag}" if work.follow else ""
+    return " ".join(f"{name}={count}" for name, count in facts.items() if count or name == "records") + lag
 
 
 def endpoint_of(text: str, address: str) -> End:

@@ -23,6 +23,7 @@ from polywire.types import DEFAULT_STREAM
 
 MILLISECOND_US: Final = 1000
 LIMIT_MAX: Final = 2**62  # the broker's maximum of retention limits
+OTHERS_MAX: Final = 50  # settings of one topic that are listed; Kafka has about forty
 LIST_MAX: Final = 200  # users and ACLs that are listed; the number of others is reported
 TEXT_CHARS_MAX: Final = 200  # of a name or value in a list
 
@@ -108,6 +109,13 @@ class SourceSettings:
 
 async def source_settings(source: WireClient, topic: str) -> SourceSettings:
     """Return the settings of a topic. A protocol without settings has none. Raises BrokerError."""
+    found = await _settings(source, topic)
+    if len(found.others) > OTHERS_MAX:
+        found.others[OTHERS_MAX:] = [f"{len(found.others) - OTHERS_MAX} further settings"]
+    return found
+
+
+async def _settings(source: WireClient, topic: str) -> SourceSettings:
     match source:
         case PolywireClient():
             return _from_polywire((await source.describe(topic)).settings)
@@ -158,7 +166,7 @@ def _from_iggy(expiry_us: int, size_max: int, partitions: int, others: Sequence[
         "retention_age_us": min(expiry_us, LIMIT_MAX),
         "retention_bytes": min(max(1, size_max // max(1, partitions)), LIMIT_MAX) if size_max else 0,
     }
-    return SourceSettings(carried, list(others))
+    return SourceSettings(carried, [text[: 2 * TEXT_CHARS_MAX] for text in others])
 
 
 def _limit(value: str, scale: int) -> int:

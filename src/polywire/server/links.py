@@ -35,7 +35,7 @@ from polywire.link_orders import (
 )
 from polywire.matching import WORD, consists_of, matches
 from polywire.server.child import connect_child, kill, start_child
-from polywire.server.worker_process import LINE_BYTES_MAX, WorkerProcess
+from polywire.server.worker_process import WorkerProcess
 from polywire.types import Level
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ LEASE_S: Final = 3.0  # a cut-over ends if its client does not ask for it in thi
 CHANGE_S: Final = 1.0  # for which a request waits for the end of a cut-over
 HELD_POLL_S: Final = 0.02
 RELEASE_S: Final = 15.0  # after a start, all processes have reported their topics in this time
+PLAN_BYTES_MAX: Final = 1 << 26  # a plan of 10,000 topics with their settings has about 5 MB
 STALE_S: Final = 60.0  # interval of warnings about a link that fails
 
 
@@ -394,7 +395,7 @@ class Links(WorkerProcess):
 
     async def _checked(self, link: LinkDefinition) -> LinkPlan:
         try:
-            process, ours = await start_child(self.MODULE, "check", limit=LINE_BYTES_MAX)
+            process, ours = await start_child(self.MODULE, "check", limit=PLAN_BYTES_MAX)
         except OSError as error:
             raise Busy(ErrorCode.BUSY, f"cannot check the link: {error.strerror}") from error
         assert process.stdin is not None, "it is a pipe"

@@ -283,13 +283,15 @@ def test_a_broker_killed_during_a_copy(killed: str, to: str) -> None:
 
 async def until_count(url: str, topic: str, count: int) -> None:
     """Wait until a topic has that many records."""
+    found = 0
     for _ in range(600):
         with suppress(BrokerError):
             async with connected(url) as client:
-                if sum(part.next_offset for part in await client.bounds(topic)) == count:
-                    return
+                found = sum(part.next_offset for part in await client.bounds(topic))
+        if found == count:
+            return
         await asyncio.sleep(0.1)
-    raise AssertionError(f"the topic does not have {count} records")
+    raise AssertionError(f"the topic has other records than expected found={found} expected={count}")
 
 
 @pytest.mark.parametrize("to", ["polywire", "kafka07"])

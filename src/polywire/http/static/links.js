@@ -78,7 +78,8 @@ function details(found) {
     table([
       ["Topic", (row) => link(["topics", row.topic], row.topic)], ["#Partitions", (row) => count(row.partitions), "wide"],
       ["#Copied", (row) => count(row.copied)], ["#Lag", (row) => count(row.lag)], ["#Time lag", (row) => span(row.lag_s), "wide"],
-      ["#Records/s", (row) => rate(row.rate), "wide"], ["Offsets", (row) => (row.shifted ? "differ" : "same"), "wide"],
+      ["#Records/s", (row) => rate(row.rate), "wide"],
+      ["State", (row) => (row.error ? "failing" : row.phase || "following"), "wide"], ["Offsets", (row) => (row.shifted ? "differ" : "same"), "wide"],
       ["Changed at the source", (row) => h("span", { class: "value" }, row.settings || "–"), "wide"],
       ["Error", (row) => (row.error ? h("span", { class: "bad" }, row.error) : "–")],
     ], found.topic_reports, "The link has not reported any topic yet."),
