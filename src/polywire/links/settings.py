@@ -18,7 +18,7 @@ from polywire.client.iggy import IggyClient
 from polywire.client.kafka import KafkaClient
 from polywire.client.kafka_admin import Acl, TopicConfig, acls, scram_users, topic_configs
 from polywire.client.polywire import PolywireClient
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, Denied
 from polywire.types import DEFAULT_STREAM
 
 MILLISECOND_US: Final = 1000
@@ -108,8 +108,14 @@ class SourceSettings:
 
 
 async def source_settings(source: WireClient, topic: str) -> SourceSettings:
-    """Return the settings of a topic. A protocol without settings has none. Raises BrokerError."""
-    found = await _settings(source, topic)
+    """Return the settings of a topic. A protocol without settings has none.
+
+    If the user may not see them, the result says so. Raises BrokerError.
+    """
+    try:
+        found = await _settings(source, topic)
+    except Denied as error:
+        return SourceSettings(others=[f"unknown ({error.message})"[:TEXT_CHARS_MAX]])
     if len(found.others) > OTHERS_MAX:
         found.others[OTHERS_MAX:] = [f"{len(found.others) - OTHERS_MAX} further settings"]
     return found

@@ -99,6 +99,8 @@ class HostileKafka:
                 return made(
                     topics=[made.Topics(name=TOPIC, partitions=[made.Topics.Partitions(index=0, offset=offset)])]
                 )
+            case Api.DESCRIBE_CONFIGS:
+                return made()
         self.asked += 1
         [entry] = request.body.topics[0].partitions
         partition = made.Responses.Partitions(

@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from polywire.client.copying import connected
+from polywire.client.kafka import KafkaClient
 from polywire.client.kafka_admin import Acl, TopicConfig
 from polywire.client.polywire import PolywireClient
+from polywire.errors import Denied, ErrorCode
 from polywire.link_orders import LinkDefinition
 from polywire.links import settings as settings_module
 from polywire.links import topic as topic_module
-from polywire.links.settings import access_notes, differences, from_kafka, permissions_of, users_of
+from polywire.links.settings import access_notes, differences, from_kafka, permissions_of, source_settings, users_of
 from polywire.links.topic import LinkedTopic
 from polywire.protocols.iggy.dialect import D3, FRAMED
 from polywire.protocols.iggy.options import encode_options
@@ -221,3 +223,16 @@ def test_the_size_limit_of_iggy_is_divided_by_the_partitions(old: BrokerThread) 
 
 def test_differences_name_the_values_of_the_source() -> None:
     assert differences({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4}) == "b=2"
+
+
+def test_settings_that_the_user_may_not_see_are_reported() -> None:
+    class Closed(KafkaClient):
+        def __init__(self) -> None:
+            """Without a connection."""
+
+        async def ask(self, *_: object, **__: object) -> object:
+            raise Denied(ErrorCode.DENIED, "topic authorization failed")
+
+    found = asyncio.run(source_settings(Closed(), "orders"))
+    assert found.carried == {}
+    assert found.others == ["unknown (topic authorization failed)"]
