@@ -336,13 +336,11 @@ class Cluster:
             by_connection: dict[BrokerConnection, list[int]] = {}
             for number in left:
                 by_connection.setdefault(self._route(Role.LEADER, (topic, number)), []).append(number)
-            left = []
-            for connection, numbers in by_connection.items():
-                for entry in entries(await self._ask_over(connection, api, fields(numbers))):
-                    if entry.error in ELSEWHERE and attempt < TRIES_MAX - 1:
-                        left.append(entry.index)
-                    else:
-                        found.append(entry)
+            answers = [await self._ask_over(one, api, fields(numbers)) for one, numbers in by_connection.items()]
+            reported = [entry for answer in answers for entry in entries(answer)]
+            is_last = attempt == TRIES_MAX - 1
+            found += [entry for entry in reported if is_last or entry.error not in ELSEWHERE]
+            left = [] if is_last else [entry.index for entry in reported if entry.error in ELSEWHERE]
             if not left:
                 break
             await self._look_for_leaders(topic, left)

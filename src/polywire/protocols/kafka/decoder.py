@@ -344,10 +344,11 @@ def _measure(
     spans: cython.p_uchar,
     sums: cython.p_longlong,
     deltas: cython.p_uchar,
+    has_deltas: cython.bint,
 ) -> cython.bint:
     """Parse all records and write their positions and sizes to ``spans``. Return whether they are valid.
 
-    ``deltas`` gets the u32 offset of each record relative to the batch. If it is NULL, offsets are ignored.
+    ``deltas`` gets the u32 offset of each record relative to the batch, if ``has_deltas``.
 
     ``spans`` has for each record: i64 time, i32 position and length of the key and of the value, position and number of
     the headers.
@@ -371,11 +372,9 @@ def _measure(
             return False
         store_i64(spans, place, _measure_time(found[0], base_time, timed, sums))
         at = _varint(p, at, end, 28, found)
-        if at < 0:
+        if at < 0 or (has_deltas and found[0] < 0):
             return False
-        if deltas:
-            if found[0] < 0:
-                return False
+        if has_deltas:
             store_u32(deltas, place >> 3, found[0])
         at = _measure_payload(p, at, end, spans, place + 8, sums, 1, found)
         if at < 0:
@@ -547,6 +546,15 @@ def _put_producer(p: cython.p_uchar, at: cython.Py_ssize_t, head: object) -> cyt
     store_u64(p, 64, head.base_sequence)  # type: ignore[attr-defined]
 
 
+@cython.cfunc
+def _allocated(places: cython.p_longlong, count: cython.Py_ssize_t) -> bytearray:
+    try:
+        return allocate(places, count)
+    except BrokerError as error:
+        too_large = error.code is ErrorCode.RECORD_TOO_LARGE
+        raise Refused(WireError.MESSAGE_TOO_LARGE if too_large else WireError.INVALID_RECORD, error.message) from None
+
+
 def build(
     plain: Lendable,
     start: int,
@@ -589,26 +597,15 @@ def build(
     if base_time > _DELTA_MAX or base_time < -_DELTA_MAX:
         raise Refused(WireError.INVALID_TIMESTAMP, f"timestamp is out of range time={base_time}")
     spans: Lent = lend_writable(bytearray(_SPAN_BYTES * count))
-    offsets: Lent = spans
-    if cython.compiled:
-        p_deltas: cython.p_uchar = cython.NULL
-    else:
-        p_deltas = None
-    if deltas is not None:
-        offsets = lend_writable(deltas)
-        if offsets.size != 4 * count:
-            raise ValueError(f"four bytes for each record are needed bytes={offsets.size} records={count}")
-        p_deltas = offsets.p
-    if not _measure(source.p, at, end, count, base_time, timed, spans.p, sums, p_deltas):
+    offsets: Lent = spans if deltas is None else lend_writable(deltas)
+    if deltas is not None and offsets.size != 4 * count:
+        raise ValueError(f"four bytes for each record are needed bytes={offsets.size} records={count}")
+    if not _measure(source.p, at, end, count, base_time, timed, spans.p, sums, offsets.p, deltas is not None):
         raise Refused(WireError.INVALID_RECORD, f"records of the batch are malformed count={count}")
     if sums[9] > 0:
         raise Refused(WireError.INVALID_TIMESTAMP, "timestamp of a record is out of range")
     _arrange(places, sums, count, head.producer_id >= 0, keep_times and sums[7] < count)
-    try:
-        batch = allocate(places, count)
-    except BrokerError as error:
-        too_large = error.code is ErrorCode.RECORD_TOO_LARGE
-        raise Refused(WireError.MESSAGE_TOO_LARGE if too_large else WireError.INVALID_RECORD, error.message) from None
+    batch = _allocated(places, count)
     target: Lent = lend_writable(batch)
     _fill_all(target.p, places, source.p, end, spans.p, count)
     if places[12] >= 0:
