@@ -172,6 +172,10 @@ def status(
     print_list(_status_rows(link["topic_reports"]), columns=STATUS_COLUMNS, form=output)
     reason = f" error={json.dumps(escaped(link['error']))}" if link["error"] else ""
     facts = " ".join(f"{key}={value}" for key, value in _numbers(link).items())
+    for topic in link["topic_reports"]:
+        if topic["late"]:
+            command = escaped(topic["late_command"])
+            note(f"late records are not copied topic={escaped(topic['topic'])} count={topic['late']}: {command}")
     note(f"link={name} source={link['source']} state={link['state']} {facts}{reason}")
 
 

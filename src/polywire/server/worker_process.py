@@ -100,9 +100,11 @@ class WorkerProcess(ABC):
                 connection = await connect_child(self._hub, [self._factory], self._driver, ours, self.USER)
             self._send(is_needed=False)
             assert process.stdout is not None, "it is a pipe"
-            async for line in process.stdout:
-                self._reported(line)
-            return await process.wait()
+            with suppress(ValueError):  # a line above the limit: the process is ended, and started again
+                async for line in process.stdout:
+                    self._reported(line)
+                return await process.wait()
+            return -1
         finally:
             self._process = None
             if process.returncode is None:
