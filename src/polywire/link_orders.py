@@ -179,6 +179,7 @@ class LinkReport(msgspec.Struct, frozen=True):
         settings: settings of the source that the topic here does not have, as ``name=value``, separated by commas.
         error: why the last attempt failed; empty if it succeeded.
         late: records that were written at the source after the cut-over. They are not copied.
+        late_command: command that shows the first of them.
         pause_s: seconds from the last record at the source until clients could write here, after a cut-over.
         settled: the cut-over that is possible now, for the request ``closing``. The process does not copy the topic until
             that request has ended.
@@ -198,6 +199,7 @@ class LinkReport(msgspec.Struct, frozen=True):
     error: str = ""
     phase: Phase = Phase.FOLLOWING
     late: int = 0
+    late_command: str = ""
     pause_s: float = 0.0
     settled: CutOver | None = None
     closing: int = 0

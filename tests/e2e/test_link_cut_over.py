@@ -198,3 +198,85 @@ def test_a_cut_over_that_is_stored_ends_after_a_crash(source: BrokerProcess, tmp
         broker.kill()
         broker.start()
         assert is_writable(broker, "orders")
+
+
+@pytest.mark.parametrize("wire", ["polywire", "kafka"])
+def test_clients_can_go_back(source: BrokerProcess, tmp_path: Path, wire: str) -> None:
+    with BrokerProcess(tmp_path / "data", wires=["polywire", "http"]) as broker:
+        AdminApi(broker.url("http")).request("POST", "links/old", {"source": source.url(wire), "topics": ["orders"]})
+        wait_until(lambda: rows(broker).get("orders", {}).get("copied"))
+        for number in range(2):
+            code, text = command("link", "cut-over", "old", "--reverse", at=broker)
+            assert code == 0, text
+            write(broker.url(), "orders", b"here %d" % number)
+            for pid in histories.workers(broker):
+                os.kill(pid, signal.SIGKILL)
+            write(broker.url(), "orders", b"here, later %d" % number)
+            wait_until(lambda: records(source, "orders") == records(broker, "orders"))
+            code, text = command("link", "fall-back", "old", at=broker)
+            assert (code, "fallen back" in text) == (0, True), text
+            assert not is_writable(broker, "orders")
+            write(source.url(), "orders", b"there %d" % number)
+            wait_until(lambda: records(source, "orders") == records(broker, "orders"))
+        assert len(values(source, "orders")) == 7
+
+
+def records(broker: BrokerProcess, topic: str) -> list[tuple[int, int, bytes | None, bytes | None]]:
+    async def run() -> list[tuple[int, int, bytes | None, bytes | None]]:
+        async with connected(broker.url()) as client:
+            return [
+                (part.partition, record.offset, record.key, record.value)
+                for part in await client.bounds(topic)
+                for record in await client.fetch(topic, part.partition, part.first_offset)
+            ]
+
+    return asyncio.run(run())
+
+
+def test_a_fall_back_needs_a_reversed_cut_over(source: BrokerProcess, tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", wires=["polywire", "http"]) as broker:
+        follow(broker, source)
+        assert command("link", "cut-over", "old", "--topics", "orders", at=broker)[0] == 0
+        code, text = command("link", "fall-back", "old", "--topics", "orders", at=broker)
+        assert (code, "without --reverse" in text) == (1, True), text
+        code, text = command("link", "cut-over", "old", "--reverse", "--topics", "payments", at=broker)
+        assert code == 0, text
+        with producing(broker, "payments"):
+            code, text = command("link", "fall-back", "old", "--topics", "payments", "--timeout", "1s", at=broker)
+            assert (code, "stop the producers" in text) == (1, True), text
+        wait_until(lambda: is_writable(broker, "payments"))  # a fall-back that fails changes nothing
+
+
+def test_records_of_others_at_a_kafka_source_are_found(source: BrokerProcess, tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", wires=["polywire", "http"]) as broker:
+        AdminApi(broker.url("http")).request("POST", "links/old", {"source": source.url("kafka"), "topics": ["orders"]})
+        wait_until(lambda: rows(broker).get("orders", {}).get("copied"))
+        assert command("link", "cut-over", "old", "--reverse", at=broker)[0] == 0
+        write(source.url(), "orders", b"of another client")
+        write(broker.url(), "orders")
+        wait_until(lambda: "other clients have written" in str(rows(broker)["orders"]["error"]))
+
+
+def test_groups_are_carried_before_a_cut_over_ends(source: BrokerProcess, tmp_path: Path) -> None:
+    async def commit(url: str, offset: int) -> None:
+        async with connected(url) as client:
+            await client.commit("billing", "orders", 0, offset)
+            await client.commit("billing", "orders", 1, offset)
+
+    async def position(url: str) -> int:
+        async with connected(url) as client:
+            return sum([await client.position("billing", "orders", number) or 0 for number in range(2)])
+
+    with BrokerProcess(tmp_path / "data", wires=["polywire", "http"]) as broker:
+        asyncio.run(commit(source.url(), 0))
+        new = ("link", "create", "old", "--from", source.url(), "--topics", "*", "--groups")
+        code, text = command(*new, "biling", at=broker)
+        assert (code, "did you mean 'billing'" in text) == (1, True), text
+        code, text = command(*new, "bill*", at=broker)
+        assert (code, "groups=1" in text) == (0, True), text
+        wait_until(lambda: len(rows(broker)) == len(TOPICS))
+        asyncio.run(commit(source.url(), 1))
+        assert command("link", "cut-over", "old", at=broker)[0] == 0
+        assert asyncio.run(position(broker.url())) == 1  # one partition has a record, and one has none
+        code, text = command("link", "status", "old", "--groups", at=broker)
+        assert (code, "billing" in text) == (0, True), text

@@ -195,6 +195,10 @@ def status(
             note(f"note: the source has other settings topic={topic['topic']} source: {topic['settings']}")
     reason = f" error={json.dumps(escaped(link['error']))}" if link["error"] else ""
     facts = " ".join(f"{key}={value}" for key, value in _numbers(link).items())
+    for topic in link["topic_reports"]:
+        if topic["late"]:
+            command = escaped(topic["late_command"])
+            note(f"late records are not copied topic={escaped(topic['topic'])} count={topic['late']}: {command}")
     note(f"link={name} source={link['source']} state={link['state']} {facts}{reason}")
 
 

@@ -170,7 +170,10 @@ def describe(name: Topic, *, output: Output = ListFormat.TABLE, address: Address
 
     async def work(client: WireClient) -> tuple[list[PartitionBounds], Mapping[str, int | str | None]]:
         bounds = await client.bounds(name)
-        return bounds, (await client.describe(name)).settings if isinstance(client, PolywireClient) else {}
+        if not isinstance(client, PolywireClient):
+            return bounds, {}
+        described = await client.describe(name)
+        return bounds, {**described.settings, **({"link": described.link} if described.link else {})}
 
     parts, settings = run_with_client(address, work, topic=name)
     rows = [

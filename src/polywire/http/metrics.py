@@ -313,6 +313,7 @@ def _link_families(process: Process) -> Iterator[Metric]:
             ("lag_records", "Records of the source that are not copied yet; bytes for a source of Kafka 0.7."),
             ("lag_seconds", "Age of the newest copied record of a topic; 0 if all are copied."),
             ("rate_records", "Records per second that are being copied."),
+            ("late_records", "Records that were written at the source after a cut-over. They are not copied."),
             ("copied_records", "Records copied since the process that runs links was started."),
             ("skipped_records", "Records that retention removed at the source before they were copied."),
             ("failing", "1 while a topic cannot be copied."),
@@ -320,7 +321,8 @@ def _link_families(process: Process) -> Iterator[Metric]:
     ]
     reports = [report for view in views for report in view.topics()]
     for report in reports[:TOPICS_MAX]:
-        values = (report.lag, report.lag_s, report.rate, report.copied, report.skipped, bool(report.error))
+        copied = report.late, report.copied, report.skipped
+        values = (report.lag, report.lag_s, report.rate, *copied, bool(report.error))
         for family, value in zip(families, values, strict=True):
             family.add_metric([report.link, label_of(report.topic)], value)
     yield from families

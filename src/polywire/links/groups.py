@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from polywire.choices import missing
 from polywire.client.base import Ability, WireClient
@@ -22,7 +24,7 @@ from polywire.client.copying import connected
 from polywire.client.iggy import IggyClient
 from polywire.client.kafka import KafkaClient
 from polywire.client.polywire import PolywireClient
-from polywire.errors import BrokerError, ErrorCode, PeerError, Unavailable
+from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.link_orders import GroupReport
 from polywire.matching import is_pattern, matches
 
@@ -30,7 +32,10 @@ GROUPS_S: Final = 1.0  # interval at which offsets are carried
 BUSY_SHARE: Final = 0.1  # share of the time in which requests about groups may run, if there are many groups
 FINAL_S: Final = 2.0  # time for the last offsets before a cut-over lets clients write
 PAUSE_MAX_S: Final = 30.0
-REPORTED_MAX: Final = 1_000  # groups in one report
+REPORTED_BYTES_MAX: Final = 256 * 1024  # of the groups in one report
+ERROR_CHARS_MAX: Final = 300
+NAME_BYTES_MAX: Final = 255
+OFFSETS_MAX: Final = 100_000  # of all groups of a link; all groups of a broker have five times as many
 
 SOURCE: Final = "source"
 HERE: Final = "here"
@@ -112,6 +117,16 @@ async def matching_groups(source: WireClient, topics: Mapping[str, int], pattern
     return [group for group in known if any(matches(pattern, group) for pattern in patterns)]
 
 
+def _first(groups: Sequence[GroupReport]) -> Iterator[GroupReport]:
+    """Yield as many groups as a report has room for."""
+    size = 0
+    for group in groups:
+        size += len(msgspec.json.encode(group))
+        if size > REPORTED_BYTES_MAX:
+            return
+        yield group
+
+
 class GroupSync:
     """The groups of one link."""
 
@@ -136,9 +151,9 @@ class GroupSync:
         self._target: Final = target
         self._carried: Final = carried
         self._report: Final = report
-        self._last_active: Final[dict[Key, str]] = {}
+        self._last_active: dict[Key, str] = {}
         # offsets that were seen last, by end, group, topic and partition, to find resets
-        self._seen: Final[dict[tuple[str, Key, int], int]] = {}
+        self._seen: dict[tuple[str, Key, int], int] = {}
         self._due: Final = asyncio.Event()
         self._done: asyncio.Future[None] | None = None
         self._groups: tuple[GroupReport, ...] = ()
@@ -184,12 +199,24 @@ class GroupSync:
         topics = {topic: len(copy.ends) for topic, copy in carried.items()}
         here = await group_states(self._target, topics, ())
         there = await group_states(source, topics, self._patterns)
+        count = sum([len(state.offsets) for state in there.values()])
+        if count > OFFSETS_MAX:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"groups have too many offsets: create the link with --groups offsets={count} limit={OFFSETS_MAX}",
+            )
         found: list[GroupReport] = []
+        seen: dict[tuple[str, Key, int], int] = {}
         for key in sorted(there.keys() | here.keys()):
-            if any(matches(pattern, key[0]) for pattern in self._patterns):
+            is_named = 0 < len(key[0].encode("utf-8", "replace")) <= NAME_BYTES_MAX
+            if is_named and any(matches(pattern, key[0]) for pattern in self._patterns):
                 theirs, ours = there.get(key, GroupState()), here.get(key, GroupState())
                 found.append(await self._carry(source, key, theirs, ours, carried[key[1]]))
-        self._groups = tuple(found[:REPORTED_MAX])
+                for end, state in ((SOURCE, theirs), (HERE, ours)):
+                    seen.update({(end, key, number): offset for number, offset in state.offsets.items()})
+        self._seen = seen
+        self._last_active = {key: end for key, end in self._last_active.items() if key in there or key in here}
+        self._groups = tuple(_first(found))
         self._report(self._groups, "")
         if waiting is self._done:  # a request that came meanwhile waits for the next time
             self._finish()
@@ -217,9 +244,7 @@ class GroupSync:
             except Unavailable:
                 raise
             except BrokerError as failure:  # such as members that have joined meanwhile
-                error = failure.message
-        self._see(SOURCE, key, theirs)
-        self._see(HERE, key, ours)
+                error = failure.message[:ERROR_CHARS_MAX]
         return GroupReport(
             group, topic, sum(theirs.offsets.values()), sum(ours.offsets.values()), active, skipped, error
         )
@@ -246,10 +271,6 @@ class GroupSync:
                 continue  # Iggy stores the last consumed offset: a group without one also begins at 0
             await client.commit(*key, number, new)
             following.offsets[number] = new
-
-    def _see(self, end: str, key: Key, state: GroupState) -> None:
-        for number, offset in state.offsets.items():
-            self._seen[end, key, number] = offset
 
     @staticmethod
     def _end(ends: Sequence[int | None], number: int) -> int | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import shlex
 import signal
 import socket
 import sys
@@ -141,6 +142,7 @@ class _Ended:
         self.pause_s = 0.0
         self.due = 0.0
         self.late = 0
+        self.late_command = ""
         self.settled = 0
         self.ends: tuple[int, ...] = ()
         self.rests_since = 0.0
@@ -170,8 +172,15 @@ class _Ended:
         if self.back is not None:
             found = self.back.report()
             return msgspec.structs.replace(found, error=self.error, phase=phase, pause_s=self.pause_s)
-        partitions = len(self.cut_over.ends)
-        return LinkReport(link, self.cut_over.topic, partitions, phase=phase, late=self.late, pause_s=self.pause_s)
+        return LinkReport(
+            link,
+            self.cut_over.topic,
+            partitions=len(self.cut_over.ends),
+            phase=phase,
+            late=self.late,
+            late_command=self.late_command,
+            pause_s=self.pause_s,
+        )
 
 
 class Follower:
@@ -437,6 +446,14 @@ class Follower:
         ended.settled = closing.number
         self._report(msgspec.structs.replace(ended.report(self.link.name), settled=settled, closing=closing.number))
 
+    def _late_command(self, cut_over: CutOver, late: Sequence[int]) -> str:
+        """Return the command that shows records which were written at the source after a cut-over."""
+        for number, count in enumerate(late):
+            if count:
+                where = f"--partition {number} --from {cut_over.ends[number]} --address {self.link.address}"
+                return f"polywire record consume {shlex.quote(cut_over.topic)} {where}"
+        return ""
+
     async def _watch_ended(self, source: WireClient) -> None:
         """Count the records that were written at the source after a cut-over."""
         for name, ended in list(self._ended.items()):
@@ -445,7 +462,9 @@ class Follower:
             ended.due = time.monotonic() + LATE_S
             with suppress(Missing, Invalid):  # it was deleted at the source
                 ends = await reader_of(source, name).extents(len(ended.cut_over.ends))
-                ended.late = sum([max(0, end - at) for (_, end), at in zip(ends, ended.cut_over.ends, strict=False)])
+                late = [max(0, end - at) for (_, end), at in zip(ends, ended.cut_over.ends, strict=False)]
+                ended.late = sum(late)
+                ended.late_command = self._late_command(ended.cut_over, late)
             self._report(ended.report(self.link.name))
 
 

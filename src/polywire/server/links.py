@@ -149,6 +149,7 @@ class Links(WorkerProcess):
                 link=link.name,
                 topic=report.topic,
                 records=report.late,
+                command=report.late_command,
             )
         self._start(self._notify())
         now = time.monotonic()

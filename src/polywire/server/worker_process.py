@@ -100,7 +100,7 @@ class WorkerProcess(ABC):
                 connection = await connect_child(self._hub, [self._factory], self._driver, ours, self.USER)
             self._send(is_needed=False)
             assert process.stdout is not None, "it is a pipe"
-            with suppress(ValueError):  # a line above the limit: the process is started again
+            with suppress(ValueError):  # a line above the limit: the process is ended, and started again
                 async for line in process.stdout:
                     self._reported(line)
                 return await process.wait()

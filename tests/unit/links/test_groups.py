@@ -42,12 +42,16 @@ class Ends:
         self.new = new
         self.topic = topic
         self.ends: tuple[int | None, ...] = (100, 100)
+        self.is_reversed = False
         self.reports: tuple[GroupReport, ...] = ()
-        self.sync = GroupSync("", patterns, new, lambda: {topic: Carried(self.ends)}, self._report)
+        self.sync = GroupSync("", patterns, new, self._carried, self._report)
 
     def _report(self, groups: tuple[GroupReport, ...], error: str) -> None:
         assert not error
         self.reports = groups
+
+    def _carried(self) -> dict[str, Carried]:
+        return {self.topic: Carried(self.ends, is_reversed=self.is_reversed)}
 
     async def carry(self) -> GroupReport:
         await self.sync.carry_once(self.old)
@@ -167,12 +171,17 @@ def test_only_chosen_groups_are_carried(source: BrokerThread, target: BrokerThre
     play(run, source, target, patterns=("billing",))
 
 
-def test_a_group_that_began_here_is_not_carried(source: BrokerThread, target: BrokerThread) -> None:
+def test_a_group_that_began_here_is_carried_only_if_the_link_is_reversed(
+    source: BrokerThread, target: BrokerThread
+) -> None:
     async def run(ends: Ends) -> None:
         membership = await ends.new.join(GROUP, ends.topic, "member")
         await ends.commit(ends.new, 30, 30)
         await ends.carry()
         assert await ends.offsets(ends.old) == (None, None)
+        ends.is_reversed = True  # so that it can go back
+        await ends.carry()
+        assert await ends.offsets(ends.old) == (30, 30)
         await ends.new.leave(GROUP, ends.topic, "member", membership.generation)
 
     play(run, source, target)
