@@ -124,10 +124,13 @@ class Fetcher:
 
 
 class Kafka(KafkaWire):
-    """The reference broker, one process that is broker and controller. ``settings`` are further lines of its file."""
+    """The reference broker, one process that is broker and controller."""
 
     name = "Apache Kafka"
-    settings = ""
+
+    def __init__(self, settings: str = "") -> None:
+        """``settings`` are further lines of the properties file."""
+        self._settings: Final = settings
 
     @contextmanager
     def running(self, place: Path) -> Iterator[Server]:
@@ -148,7 +151,7 @@ class Kafka(KafkaWire):
             "controller.listener.names=CONTROLLER\nlistener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT\n"
             f"log.dirs={place / 'logs'}\noffsets.topic.replication.factor=1\ntransaction.state.log.replication.factor=1\n"
             "transaction.state.log.min.isr=1\ngroup.initial.rebalance.delay.ms=0\nsocket.request.max.bytes=104857600\n"
-            f"{self.settings}"
+            + self._settings
         )
         run = [java, "-cp", jars]
         made = [

@@ -28,17 +28,16 @@ ACLS = "org.apache.kafka.tools.AclCommand"
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 
 
-class WithUsers(Kafka):
-    settings = (
-        "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
-        "super.users=User:ANONYMOUS\nallow.everyone.if.no.acl.found=true\n"
-    )
+USERS = (
+    "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
+    "super.users=User:ANONYMOUS\nallow.everyone.if.no.acl.found=true\n"
+)
 
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
-        with WithUsers().running(tmp_path_factory.mktemp("kafka")) as server:
+        with Kafka(USERS).running(tmp_path_factory.mktemp("kafka")) as server:
             host, port = server.address
             yield f"{host}:{port}"
     except Absent as error:
