@@ -19,6 +19,7 @@ NUMBER: Final = re.compile(r"(?:^|[,;] (?:and )?|with )(\d+)\b(?! seconds)")
 HELP: Final = re.compile(r"^  (\d+) ", re.MULTILINE)
 COMMANDS: Final[Mapping[str, Sequence[Sequence[str]]]] = {
     "operate/cluster.md": (("cluster", "drain"), ("cluster", "check")),
+    "operate/copy.md": (("record", "copy"), ("record", "compare")),
     "operate/deploy.md": (("serve",), ("config", "check")),
     "operate/back-up.md": (("backup", "create"),),
     "operate/monitor.md": (("serve",),),

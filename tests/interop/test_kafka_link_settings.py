@@ -28,7 +28,7 @@ ACLS = "org.apache.kafka.tools.AclCommand"
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 
 
-WITH_ACLS = (
+USERS = (
     "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
     "super.users=User:ANONYMOUS\nallow.everyone.if.no.acl.found=true\n"
 )
@@ -37,7 +37,7 @@ WITH_ACLS = (
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
-        with Kafka(WITH_ACLS).running(tmp_path_factory.mktemp("kafka")) as server:
+        with Kafka(USERS).running(tmp_path_factory.mktemp("kafka")) as server:
             host, port = server.address
             yield f"{host}:{port}"
     except Absent as error:

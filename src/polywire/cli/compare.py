@@ -38,7 +38,7 @@ COLUMNS: Final = (
     "result",
 )
 EXITS: Final = {EXIT_FAILED: "a topic differs, or the command failed; standard error gives the reason"}
-CUT_OVER: Final = "cut-over"  # the phase of a topic that the link has handed over
+HANDED_OVER: Final = ("cut-over", "reversed")  # phases of a topic that clients write here
 SOURCE_PASSWORD: Final = "POLYWIRE_SOURCE_PASSWORD"
 
 Topics = Annotated[
@@ -238,7 +238,7 @@ def compare_link(
         is_compacted=compacted,
     )
     source = from_ or _with_user(link["source"], link["user"])
-    continued = frozenset(row["topic"] for row in link["topic_reports"] if row.get("phase") == CUT_OVER)
+    continued = frozenset(row["topic"] for row in link["topic_reports"] if row.get("phase") in HANDED_OVER)
     patterns = tuple(words_of(topics) or link["topics"])
     return compare_topics(Sides(with_source_password(source), address, None, patterns, continued), rules, output)
 
