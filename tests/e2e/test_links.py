@@ -157,9 +157,10 @@ def source_with_gaps() -> Iterator[str]:
         loop.close()
 
 
-def test_offsets_without_records_in_files_and_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_offsets_without_records_in_files_and_tables(tmp_path: Path, processes: int) -> None:
     deltalake = pytest.importorskip("deltalake", reason="gaps in tables were NOT tried: deltalake is not installed")
-    options = ("--table", "delta", "--table-freshness-s", "1")
+    options = ("--table", "delta", "--table-freshness-s", "1", "--processes", str(processes))
     wires = ["polywire", "kafka", "http"]
     with source_with_gaps() as url, BrokerProcess(tmp_path / "data", *options, wires=wires) as broker:
         code, text = command("link", "create", "old", "--from", url, "--topics", TOPIC, at=broker)

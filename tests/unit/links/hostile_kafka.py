@@ -48,6 +48,7 @@ class HostileKafka:
         records: returns the content of a response for an offset.
         aborted: aborted transactions of each response.
         frame: if set, the bytes of each response to a Fetch.
+        silent: requests of this kind get no response.
         asked: number of Fetch requests.
     """
 
@@ -58,6 +59,7 @@ class HostileKafka:
         self.aborted: list[tuple[int, int]] = []
         self.topic_id = b"i" * 16
         self.frame: bytes | None = None
+        self.silent: Api | None = None
         self.asked = 0
         self._server: asyncio.Server | None = None
 
@@ -77,6 +79,8 @@ class HostileKafka:
             while True:
                 size = int.from_bytes(await reader.readexactly(4), "big")
                 request = decode_request(await reader.readexactly(size))
+                if request.api is self.silent:
+                    continue
                 if request.api is Api.FETCH and self.frame is not None:
                     writer.write(self.frame)
                 else:
