@@ -48,6 +48,7 @@ class HostileKafka:
         records: returns the content of a response for an offset.
         aborted: aborted transactions of each response.
         frame: if set, the bytes of each response to a Fetch.
+        silent: requests of this kind get no response.
         asked: number of Fetch requests.
     """
 
@@ -58,25 +59,37 @@ class HostileKafka:
         self.aborted: list[tuple[int, int]] = []
         self.topic_id = b"i" * 16
         self.frame: bytes | None = None
+        self.silent: Api | None = None
         self.asked = 0
         self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
         """Listen, and return the URL."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()
         return f"kafka://{host}:{port}"
 
     async def stop(self) -> None:
         assert self._server is not None
         self._server.close()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
         await self._server.wait_closed()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
                 size = int.from_bytes(await reader.readexactly(4), "big")
                 request = decode_request(await reader.readexactly(size))
+                if request.api is self.silent:
+                    continue
                 if request.api is Api.FETCH and self.frame is not None:
                     writer.write(self.frame)
                 else:

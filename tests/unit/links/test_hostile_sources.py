@@ -8,19 +8,21 @@ import resource
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import cramjam
 import pytest
 
 from polywire.client.connect import connect
 from polywire.client.polywire import PolywireClient
-from polywire.errors import BrokerError, Conflict, Invalid, PeerError, Unavailable
+from polywire.errors import BrokerError, Conflict, Invalid, Missing, PeerError, Unavailable
 from polywire.link_orders import LinkDefinition, LinkReport
+from polywire.links import topic as topic_module
 from polywire.links.topic import LinkedTopic
 from polywire.links.worker import Follower
 from polywire.protocols.kafka.client_batches import decode_pieces
 from polywire.protocols.kafka.compression import compress
-from polywire.protocols.kafka.messages import Codec
+from polywire.protocols.kafka.messages import Api, Codec
 from polywire.records.batch import validate
 from polywire.records.pieces import covering, merged
 from polywire.testing.thread import BrokerThread
@@ -48,10 +50,12 @@ async def step(target: BrokerThread, server: HostileKafka, *, steps: int = 1) ->
             for _ in range(steps):
                 await linked.step()
         finally:
-            found = await user.fetch(TOPIC, 0, 0) if server.first == 0 else []
+            exists = TOPIC in [topic.name for topic in await user.topics()]
+            found = await user.fetch(TOPIC, 0, 0) if exists and server.first == 0 else []
         return [record.value for record in found]
     finally:
-        await user.delete_topic(TOPIC)
+        with suppress(Missing):
+            await user.delete_topic(TOPIC)
         for one in (client, writer, user):
             await one.close()
         await server.stop()
@@ -188,6 +192,15 @@ def test_frames_that_are_none(target: BrokerThread, frame: bytes) -> None:
     server = HostileKafka()
     server.frame = frame
     with pytest.raises(Unavailable):
+        asyncio.run(step(target, server))
+
+
+@pytest.mark.parametrize("api", [Api.METADATA, Api.LIST_OFFSETS, Api.FETCH])
+def test_a_source_that_does_not_respond(target: BrokerThread, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_module, "READ_S", 0.2)
+    server = HostileKafka()
+    server.silent = api
+    with pytest.raises(Unavailable, match=f"does not respond topic='{TOPIC}'"):
         asyncio.run(step(target, server))
 
 

@@ -22,8 +22,9 @@ from polywire.links import topic as topic_module
 from polywire.links.topic import LinkedTopic
 from polywire.links.worker import plan_of
 from polywire.protocols.polywire import messages
-from polywire.records.columns import Header, HeaderKind, Record
+from polywire.records.columns import Event, Header, HeaderKind, Record
 from polywire.records.pieces import covering, piece_of_records
+from polywire.records.rows import from_records
 from polywire.server.child import connect_child
 from polywire.server.config import ServeConfig
 from polywire.server.wires import factories_of
@@ -158,6 +159,21 @@ def test_headers_and_times_are_copied(source: BrokerThread, target: BrokerThread
         await rig.copied()
         [copy] = await rig.new.fetch(rig.topic, 0, 0)
         assert (copy.headers, copy.origin_time_us) == (record(0).headers, record(0).origin_time_us)
+
+    play(run)
+
+
+def test_events_are_copied(source: BrokerThread, target: BrokerThread) -> None:
+    async def run() -> None:
+        rig = await opened(source, target)
+        writer = await as_link(source)  # events can otherwise only be written over Cursus
+        OPEN.append(writer)
+        event = replace(record(1), event=Event("created", 3, 7, b"by test"))
+        await writer.stage(token := os.urandom(16), rig.topic, 0, from_records([event, record(2)]))
+        await writer.publish(f"events/{rig.topic}", 1, [token])
+        await rig.copied()
+        first, second = await rig.new.fetch(rig.topic, 0, 0)
+        assert (first.event, second.event) == (event.event, None)
 
     play(run)
 

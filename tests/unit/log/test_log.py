@@ -352,8 +352,8 @@ def test_fully_trimmed_segments_are_deleted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("purged", [False, True])
 @pytest.mark.parametrize("is_clean", [False, True])
-def test_an_empty_partition_begins_at_another_offset(tmp_path: Path, purged: bool, is_clean: bool) -> None:
-    begin = 1 << 40
+@pytest.mark.parametrize("begin", [1 << 40, 1 << 62])
+def test_an_empty_partition_begins_at_another_offset(tmp_path: Path, purged: bool, is_clean: bool, begin: int) -> None:
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     if purged:
