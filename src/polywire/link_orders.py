@@ -31,7 +31,7 @@ QUIET_MS_MAX: Final = 60_000
 
 
 class Phase(Enum):
-    """What the link does with one topic.
+    """The state of one topic of a link.
 
     Attributes:
         FOLLOWING: it copies the topic, which is read-only for other clients.

@@ -33,7 +33,7 @@ from benchmarks.peers.kafka import JARS, Kafka
 from benchmarks.peers.peer import find, server_process
 from polywire.cli.admin import AdminApi
 from polywire.cli.output import Failed
-from polywire.client.base import WireClient
+from polywire.client.base import Membership, WireClient
 from polywire.client.copying import connected
 from polywire.errors import BrokerError, PeerError
 from polywire.link_orders import Phase
@@ -88,9 +88,12 @@ class Round:
             url = self.producer_url
             with suppress(*LOST):
                 async with connected(url) as client:
-                    while url == self.producer_url and await self._send_next(client):  # noqa: ASYNC110 - the pace
-                        await asyncio.sleep(PAUSE_S)
+                    await self._send_all(client, url)
             await asyncio.sleep(0.02)
+
+    async def _send_all(self, client: WireClient, url: str) -> None:
+        while url == self.producer_url and await self._send_next(client):  # noqa: ASYNC110 - it is the pace
+            await asyncio.sleep(PAUSE_S)
 
     async def _send_next(self, client: WireClient) -> bool:
         async with self.producing:
@@ -118,6 +121,18 @@ class Round:
                     await self._read(client, url)
             await asyncio.sleep(0.05)
 
+    async def _read_some(
+        self, client: WireClient, number: int, offset: int, member: str, membership: Membership
+    ) -> int:
+        """Read and commit some records of a partition. Return the next offset."""
+        records = await client.fetch(self.topic, number, offset, records_max=1000)
+        if not records:
+            return offset
+        self.read[number] += [int(record.value or b"") for record in records]
+        following, generation = records[-1].offset + 1, membership.generation
+        await client.commit(GROUP, self.topic, number, following, member=member, generation=generation)
+        return following
+
     async def _read(self, client: WireClient, url: str) -> None:
         member = "member"  # the same after a failure, because the broker has not removed it yet
         membership = await client.join(GROUP, self.topic, member)
@@ -126,18 +141,7 @@ class Round:
             while not self.is_over and url == self.member_url:
                 membership = await client.heartbeat(GROUP, self.topic, member, membership.generation)
                 for number in range(PARTITIONS):
-                    records = await client.fetch(self.topic, number, offsets[number], records_max=1000)
-                    if records:
-                        self.read[number] += [int(record.value or b"") for record in records]
-                        offsets[number] = records[-1].offset + 1
-                        await client.commit(
-                            GROUP,
-                            self.topic,
-                            number,
-                            offsets[number],
-                            member=member,
-                            generation=membership.generation,
-                        )
+                    offsets[number] = await self._read_some(client, number, offsets[number], member, membership)
                 await asyncio.sleep(PAUSE_S)
         finally:
             with suppress(*LOST):

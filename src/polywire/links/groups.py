@@ -165,16 +165,19 @@ class GroupSync:
             try:
                 async with connected(self._url) as source:
                     pause_s = 0.0
-                    while True:
-                        begun = time.monotonic()
-                        await self.carry_once(source)
-                        await self._wait(max(GROUPS_S, (time.monotonic() - begun) / BUSY_SHARE))
+                    await self._carry_over(source)
             except (BrokerError, PeerError, OSError, MemoryError) as error:
                 await self._target.ping()
                 self._report(self._groups, getattr(error, "message", "") or str(error) or type(error).__name__)
                 self._finish()
                 pause_s = min(max(GROUPS_S, 2 * pause_s), PAUSE_MAX_S)
                 await self._wait(pause_s)
+
+    async def _carry_over(self, source: WireClient) -> None:
+        while True:
+            begun = time.monotonic()
+            await self.carry_once(source)
+            await self._wait(max(GROUPS_S, (time.monotonic() - begun) / BUSY_SHARE))
 
     async def _wait(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -207,19 +210,21 @@ class GroupSync:
             )
         found: list[GroupReport] = []
         seen: dict[tuple[str, Key, int], int] = {}
-        for key in sorted(there.keys() | here.keys()):
-            is_named = 0 < len(key[0].encode("utf-8", "replace")) <= NAME_BYTES_MAX
-            if is_named and any(matches(pattern, key[0]) for pattern in self._patterns):
-                theirs, ours = there.get(key, GroupState()), here.get(key, GroupState())
-                found.append(await self._carry(source, key, theirs, ours, carried[key[1]]))
-                for end, state in ((SOURCE, theirs), (HERE, ours)):
-                    seen.update({(end, key, number): offset for number, offset in state.offsets.items()})
+        for key in sorted(key for key in there.keys() | here.keys() if self._is_chosen(key[0])):
+            theirs, ours = there.get(key, GroupState()), here.get(key, GroupState())
+            found.append(await self._carry(source, key, theirs, ours, carried[key[1]]))
+            for end, state in ((SOURCE, theirs), (HERE, ours)):
+                seen.update({(end, key, number): offset for number, offset in state.offsets.items()})
         self._seen = seen
         self._last_active = {key: end for key, end in self._last_active.items() if key in there or key in here}
         self._groups = tuple(_first(found))
         self._report(self._groups, "")
         if waiting is self._done:  # a request that came meanwhile waits for the next time
             self._finish()
+
+    def _is_chosen(self, group: str) -> bool:
+        is_name = 0 < len(group.encode("utf-8", "replace")) <= NAME_BYTES_MAX
+        return is_name and any(matches(pattern, group) for pattern in self._patterns)
 
     async def _carry(
         self, source: WireClient, key: Key, theirs: GroupState, ours: GroupState, copy: Carried

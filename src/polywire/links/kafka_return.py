@@ -93,21 +93,25 @@ class KafkaReturn:
             position = there[number].next_offset - end + here
             if not here <= position <= self._ends[number]:
                 raise self._changed(number)
-            first = max(here, position - COMPARED_MAX)
-            if first < position:
-                theirs = await self._there.fetch(self.topic, number, first - here + end)
-                ours = {record.offset: record for record in await self._here.fetch(self.topic, number, first)}
-                for record in theirs:
-                    known = ours.get(record.offset - end + here)
-                    if known is not None and (known.key, known.value) != (record.key, record.value):
-                        raise self._changed(number)
+            await self._compare(number, max(here, position - COMPARED_MAX), position)
             positions.append(position)
         return positions
+
+    async def _compare(self, number: int, first: int, end: int) -> None:
+        """Raise Conflict if the records from ``first`` to ``end`` here are others at the source."""
+        if first == end:
+            return
+        shift = self._cut_over.ends[number] - self._cut_over.here[number]
+        ours = {record.offset: record for record in await self._here.fetch(self.topic, number, first)}
+        for record in await self._there.fetch(self.topic, number, first + shift):
+            known = ours.get(record.offset - shift)
+            if known is not None and (known.key, known.value) != (record.key, record.value):
+                raise self._changed(number)
 
     async def _copy(self, number: int) -> None:
         at = self._positions[number]
         found = await self._here.fetch(self.topic, number, at, records_max=RECORDS_AT_ONCE)
-        if [record.offset for record in found] != list(range(at, at + len(found))):
+        if not found or [record.offset for record in found] != list(range(at, at + len(found))):
             raise Conflict(
                 ErrorCode.TOPIC_REPLACED,
                 "compaction or retention has removed records here that the source does not have yet"
@@ -116,7 +120,7 @@ class KafkaReturn:
         await self._append(number, at, found)
         self._positions[number] = at + len(found)
         self._copied += len(found)
-        self._newest_us = max(self._newest_us, found[-1].append_time_us) if found else self._newest_us
+        self._newest_us = max(self._newest_us, found[-1].append_time_us)
 
     async def _append(self, number: int, at: int, records: Sequence[Record]) -> None:
         lost: Counter[str] = Counter()

@@ -385,7 +385,7 @@ class LinkedTopic:
 
     @property
     def locations(self) -> tuple[int, ...]:
-        """What was read, by partition."""
+        """The locations after the records that were read, by partition."""
         return tuple(self._locations)
 
     @property

@@ -33,6 +33,7 @@ from polywire.client.partition_reader import reader_of, uses_offsets
 from polywire.client.polywire import PolywireClient
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.link_orders import (
+    WRITER_PREFIX,
     Closing,
     CutOver,
     GroupReport,
@@ -60,7 +61,7 @@ TOPICS_MAX: Final = 10_000
 NAME_CHARS_MAX: Final = 1_000  # of a topic at the source; no broker allows more
 REASON_CHARS_MAX: Final = 2_000
 MEMORY_BYTES_MAX: Final = 4 << 30  # addresses of this process; beyond, an attempt fails with MemoryError
-LINE_BYTES_MAX: Final = 1 << 22
+LINE_BYTES_MAX: Final = 1 << 27  # all links with all their cut-overs
 NICE: Final = 5  # the broker and its clients come first
 EXIT_LOST: Final = 3  # the broker closed the socket pair
 INTERNAL: Final = "__"  # Kafka's own topics begin with this
@@ -119,6 +120,15 @@ class _TopicTask:
         """Return the state of the topic."""
         phase = Phase.FOLLOWING if self.waits_since is None else Phase.WAITING
         return msgspec.structs.replace(self.topic.report(), error=error, phase=phase, pause_s=self.fall_back_s)
+
+
+async def _prepare_to_write(source: WireClient) -> int:
+    """Return the producer id for a reversed cut-over, or -1 over `polywire`. Raises Denied if the user may not write."""
+    if isinstance(source, KafkaClient):
+        return await source.new_producer()
+    assert isinstance(source, PolywireClient), "REVERSIBLE"
+    await source.writers(WRITER_PREFIX)
+    return -1
 
 
 class _Ended:
@@ -338,8 +348,13 @@ class Follower:
         now = time.monotonic()
         if task.topic.ends != task.ends:
             task.ends, task.rests_since = task.topic.ends, begun
-        if not error and await self._settle(source, task):
-            return moved
+        try:
+            if not error and await self._settle(source, task):
+                return moved
+        except Unavailable:
+            raise
+        except BrokerError as failure:  # such as a user who may not write to the source
+            error = reason_of(failure)
         if error != task.error or now - task.reported_at >= REPORT_S:
             task.error, task.reported_at = error, now
             self._report(task.report(error=error))
@@ -354,7 +369,7 @@ class Follower:
         if time.monotonic() - task.rests_since < closing.quiet_ms / 1e3:
             return False
         here = tuple([part.next_offset for part in await self._target.bounds(name)])
-        producer = await source.new_producer() if closing.reverse and isinstance(source, KafkaClient) else -1
+        producer = await _prepare_to_write(source) if closing.reverse else -1
         settled = CutOver(name, task.topic.locations, here, reverse=closing.reverse, producer=producer)
         task.settled = closing.number  # if that request has ended meanwhile, the broker ignores the report
         self._report(msgspec.structs.replace(task.report(), settled=settled, closing=closing.number))

@@ -177,7 +177,9 @@ class Links(WorkerProcess):
         self._start(self._store_cut_over(name, cut_over))
 
     async def _store_cut_over(self, name: str, cut_over: CutOver) -> None:
-        link = self._definitions[name]
+        link = self._definitions.get(name)
+        if link is None:
+            return  # it was deleted
         others = tuple([other for other in link.cut_overs if other.topic != cut_over.topic])
         stored = msgspec.structs.replace(cut_over, at_us=self._broker.clock.now_us())
         now = others if len(others) < len(link.cut_overs) else (*others, stored)  # without it after a fall-back
