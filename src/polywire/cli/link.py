@@ -38,6 +38,7 @@ Name = Annotated[str, Parameter(help="Name of the link.")]
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 LIST_COLUMNS: Final = ("link", "source", "topics", "state", "lag", "lag_s", "rate")
 STATUS_COLUMNS: Final = ("topic", "state", "partitions", "copied", "lag", "lag_s", "rate", "offsets", "error")
+DEFAULTS: Final = (None, 0, "none")  # values of settings that need no mention
 PLAN_COLUMNS: Final = ("topic", "partitions", "records", "creates", "offsets", "error")
 
 
@@ -96,7 +97,7 @@ def create(
 
 
 def _note_settings(topic: Mapping[str, Any]) -> None:
-    carried = [f"{name}={value}" for name, value in topic["settings"].items() if value]
+    carried = [f"{name}={value}" for name, value in topic["settings"].items() if value not in DEFAULTS]
     if carried:
         note(f"settings carried topic={topic['topic']}: {' '.join(carried)}")
     if topic["other_settings"]:

@@ -56,7 +56,7 @@ function planned(plan, create) {
   const others = plan.topics.filter((row) => row.other_settings.length).map((row) => `settings of ${row.topic} that are not carried: ${row.other_settings.join(", ")}`);
   const notes = [...plan.notes, ...others];
   const unless = (cell) => (row) => (row.error ? "–" : cell(row));
-  const settings = (row) => Object.entries(row.settings).filter(([, value]) => value).map(([name, value]) => `${name}=${value}`).join(", ");
+  const settings = (row) => Object.entries(row.settings).filter(([, value]) => value && value !== "none").map(([name, value]) => `${name}=${value}`).join(", ");
   return [
     h("p", { class: "message", role: "status" }, "Preview: nothing has changed yet."),
     table([
