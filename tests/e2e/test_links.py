@@ -87,6 +87,8 @@ def test_the_commands_and_a_restart(source: BrokerProcess, tmp_path: Path) -> No
         wait_for(broker, 2 * RECORDS)
         code, text = command("link", "compare", "old", "--address", broker.url(), at=broker)
         assert (code, f"equal topics=1 partitions=3 records={2 * RECORDS} missing=0" in text) == (0, True), text
+        code, text = command("link", "compare", "old", "--topics", "ordrs", "--address", broker.url(), at=broker)
+        assert (code, "did you mean 'orders'" in text) == (1, True), text
         code, text = command("link", "compare", "odl", "--address", broker.url(), at=broker)
         assert (code, "did you mean 'old'" in text) == (1, True), text
         assert command("link", "pause", "old", at=broker)[0] == 0

@@ -239,7 +239,8 @@ def compare_link(
     )
     source = from_ or _with_user(link["source"], link["user"])
     continued = frozenset(row["topic"] for row in link["topic_reports"] if row.get("phase") in HANDED_OVER)
-    patterns = tuple(words_of(topics) or link["topics"])
+    followed = [] if link["more"] else [row["topic"] for row in link["topic_reports"]]
+    patterns = tuple(words_of(topics) or followed or link["topics"])
     return compare_topics(Sides(with_source_password(source), address, None, patterns, continued), rules, output)
 
 

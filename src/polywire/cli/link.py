@@ -46,6 +46,7 @@ GROUP_COLUMNS: Final = ("group", "topic", "source", "here", "active", "skipped",
 CUT_OVER_COLUMNS: Final = ("topic", "state", "pause_s")
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600}
 NOTE_S: Final = 5.0  # interval of notes on what a cut-over waits for
+DEFAULTS: Final = (None, 0, "none")  # values of settings that need no mention
 PLAN_COLUMNS: Final = ("topic", "partitions", "records", "creates", "offsets", "error")
 
 
@@ -123,7 +124,7 @@ def _split(words: Sequence[str]) -> list[str]:
 
 
 def _note_settings(topic: Mapping[str, Any]) -> None:
-    carried = [f"{name}={value}" for name, value in topic["settings"].items() if value]
+    carried = [f"{name}={value}" for name, value in topic["settings"].items() if value not in DEFAULTS]
     if carried:
         note(f"settings carried topic={topic['topic']}: {' '.join(carried)}")
     if topic["other_settings"]:

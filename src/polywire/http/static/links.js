@@ -53,18 +53,19 @@ function newLink() {
 }
 
 function planned(plan, create) {
+  const others = plan.topics.filter((row) => row.other_settings.length).map((row) => `settings of ${row.topic} that are not carried: ${row.other_settings.join(", ")}`);
+  const notes = [...plan.notes, ...others];
   const unless = (cell) => (row) => (row.error ? "–" : cell(row));
-  const settings = (row) => Object.entries(row.settings).filter(([, value]) => value).map(([name, value]) => `${name}=${value}`).join(", ");
+  const settings = (row) => Object.entries(row.settings).filter(([, value]) => value && value !== "none").map(([name, value]) => `${name}=${value}`).join(", ");
   return [
     h("p", { class: "message", role: "status" }, "Preview: nothing has changed yet."),
     table([
       ["Topic", (row) => row.topic, "key"], ["#Partitions", unless((row) => count(row.partitions)), "wide"], ["#Records", unless((row) => count(row.records))],
       ["Topic here", unless((row) => (row.creates ? "is created" : "exists")), "wide"], ["Offsets", unless((row) => row.offsets), "wide"],
       ["Settings", (row) => h("span", { class: "value" }, settings(row) || "–"), "wide"],
-      ["Not carried", (row) => h("span", { class: "value" }, row.other_settings.join(", ") || "–"), "wide"],
       ["Error", (row) => (row.error ? h("span", { class: "bad" }, row.error) : "–")],
     ], plan.topics, "No topic matches yet."),
-    ...(plan.notes.length ? [h("h2", {}, "Notes"), h("ul", { class: "quiet" }, plan.notes.map((text) => h("li", {}, text)))] : []),
+    ...(notes.length ? [h("h2", {}, "Notes"), h("ul", { class: "quiet" }, notes.map((text) => h("li", {}, text)))] : []),
     plan.topics.some((row) => row.error) ? null : h("p", { class: "below" }, h("button", { type: "button", class: "main", onclick: create }, "Create link")),
   ].filter(Boolean);
 }
