@@ -81,7 +81,7 @@ app = App(
     name="compare",
     help_epilogue=examples(
         "polywire record compare orders orders-copy",
-        "polywire record compare kafka://old:9092 polywire://new:9555 --topics 'orders*'",
+        "polywire record compare kafka://a:9092 polywire://b:9555 -t 'orders*'",
         "polywire record compare kafka://old:9092/orders orders --prefix --output json",
         exits=EXITS,
     ),
@@ -198,7 +198,7 @@ link_app = App(
     help_epilogue=examples(
         "polywire link compare old",
         "polywire link compare old --topics 'orders*' --output json",
-        "POLYWIRE_SOURCE_PASSWORD=secret polywire link compare old --from kafka://reader@old:9092",
+        "polywire link compare old --from kafka://reader@old:9092",
         exits=EXITS,
     ),
 )

@@ -434,7 +434,7 @@ def tail(
         "polywire record copy kafka://old:9092/orders orders --state orders.copy",
         "polywire record copy cursus://old:9000/orders orders --group billing",
         "polywire record copy orders recent --from 2026-01-31T08:00:00Z",
-        "polywire record copy kafka://old:9092/orders orders --state orders.copy --follow",
+        "polywire record copy kafka://old:9092/orders orders --state s --follow",
     ),
 )
 def copy(

@@ -298,6 +298,7 @@ class LinkedTopic:
 
     async def skip_to(self, locations: Sequence[int]) -> dict[str, int | None]:
         """Store positions at these locations or after them. Return the position of each partition by its writer."""
+        self._source_id = await self._within(READ_S, self._reader.topic_id())
         known = await self._known_positions(len(locations))
         for (writer, position), location in zip(known.items(), locations, strict=True):
             if position is None or position < location:
