@@ -380,6 +380,10 @@ async def fill_with_gaps(rig: Rig, source: BrokerThread, offsets: Sequence[int],
     for partition in range(PARTITIONS):
         [part] = [part for part in await rig.old.bounds(rig.topic) if part.partition == partition]
         pieces = [piece_of_records([replace(record(offset), offset=offset)]) for offset in offsets]
+        ends = [*[piece.first for piece in pieces[1:]], end]
+        pieces = [
+            piece._replace(next_offset=min(piece.first + 3, stop)) for piece, stop in zip(pieces, ends, strict=True)
+        ]
         batches = list(covering(pieces, part.next_offset, end))
         await writer.stage(token := os.urandom(16), rig.topic, partition, b"".join(batches))
         await writer.publish(f"gaps/{rig.topic}/{partition}", end, [token])
