@@ -456,6 +456,9 @@ def test_every_protocol_reads_the_gaps_of_a_copy(source: BrokerThread, target: B
         assert [one.value for one in found] == [b"value-%d" % offset for offset in OFFSETS]
         if wire != "kafka07":
             assert [one.offset for one in found] == list(OFFSETS)
+            for offset in (0, 3, 5, 6, 7, 8, 10, 11, 12, 13, 49_999, 50_002, 50_005, 50_019):
+                following = (await client.fetch(rig.topic, 0, offset))[0].offset
+                assert following == next(one for one in OFFSETS if one >= offset), offset
         await client.close()
 
     play(run)
