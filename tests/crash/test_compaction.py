@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from array import array
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from polywire.log.base import NO_OFFSET
 from polywire.log.partition.partition import FilePartition
 from polywire.log.segments import compaction
+from polywire.records.batch import spread
 from polywire.records.columns import Record
 from polywire.records.compression import Compression, compress_body
 from polywire.records.rows import from_records
@@ -170,6 +172,49 @@ def test_newest_records_stay(tmp_path: Path, pack: Compression | None) -> None:
         model.rig.open()
         model.check(model.rig, tombstones=False)
     model.rig.log.close()
+
+
+def test_batches_with_gaps_are_compacted(tmp_path: Path) -> None:
+    """As links write them: offsets without a record before, between and after the records of each batch."""
+    rig = Rig(tmp_path / "log", SMALL)
+    partition, other = rig.log.open_partition(KEPT), rig.log.open_partition(OTHER)
+    chance, newest = random.Random(3), dict[bytes, int]()
+
+    def write(keys: int) -> None:
+        records = [Record(bytes(chance.randrange(200)), b"%d" % chance.randrange(keys)) for _ in range(20)]
+        deltas = array("I", sorted(chance.sample(range(60), len(records))))
+        begin = partition.next_offset + 7
+        newest.update({record.key or b"": begin + delta for record, delta in zip(records, deltas, strict=True)})
+        batch = spread(from_records(records), deltas, lead=7, span=80)
+        rig.log.append(partition, batch, level=Level.WRITTEN, done=expecting([]))
+        rig.append(other, [b"x"])
+        rig.log.commit()
+
+    def check() -> None:
+        found, offset = dict[int, Record](), partition.first_offset
+        while offset < partition.next_offset:
+            read = rig.read_once(partition, offset, 10_000)
+            found |= {record.offset: record for record in records_of(read)}
+            assert read.next_offset > offset
+            offset = read.next_offset
+            read.pin.release()
+        assert {key: found[offset].key for key, offset in newest.items()} == {key: key for key in newest}
+
+    for _ in range(3):
+        for _ in range(3):
+            slot = rig.log._journal.current
+            while rig.log._journal.current is slot:
+                write(30)
+            rig.settle()
+        end = partition.next_offset
+        compact(rig, 0)
+        check()
+        rig.kill()
+        rig.open()
+        partition, other = rig.log.partition(KEPT), rig.log.partition(OTHER)
+        assert partition.next_offset == end
+        check()
+    rig.log.close()
 
 
 @pytest.mark.parametrize("how", ["kill", "close"])

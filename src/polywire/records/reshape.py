@@ -236,8 +236,8 @@ def take(batch: Buffer, rows: Lendable) -> bytearray:
 def keep(batch: Buffer, rows: Lendable, *, base_offset: int, base_address: int) -> bytearray:
     """Return a compacted batch with the records at these indexes, which retain their offsets.
 
-    The batch covers the offsets from ``base_offset`` to the end of its last record. It has the partition, epoch, append
-    time and producer of the source.
+    The batch covers the offsets from ``base_offset`` to the end of its last record or, if that is the last one of the
+    source, to the end of the source. It has the partition, epoch, append time and producer of the source.
 
     Args:
         batch: a validated batch.
@@ -267,6 +267,9 @@ def keep(batch: Buffer, rows: Lendable, *, base_offset: int, base_address: int) 
     store_u64(target.p, 32, base_offset)
     store_u64(target.p, 40, base_address)
     move(target.p, 48, source.p, 48, 8)  # time
+    if runs.triples[3 * runs.run_count - 1] == load_record_count(source.p, 0):
+        store_u32(target.p, 80, runs.lead_address + load_u32(source.p, 80))
+        store_u32(target.p, 84, runs.lead_offset + load_u32(source.p, 84))
     seal_header(target.p, 0)
     return result
 

@@ -380,6 +380,10 @@ async def fill_with_gaps(rig: Rig, source: BrokerThread, offsets: Sequence[int],
     for partition in range(PARTITIONS):
         [part] = [part for part in await rig.old.bounds(rig.topic) if part.partition == partition]
         pieces = [piece_of_records([replace(record(offset), offset=offset)]) for offset in offsets]
+        ends = [*[piece.first for piece in pieces[1:]], end]
+        pieces = [
+            piece._replace(next_offset=min(piece.first + 3, stop)) for piece, stop in zip(pieces, ends, strict=True)
+        ]
         batches = list(covering(pieces, part.next_offset, end))
         await writer.stage(token := os.urandom(16), rig.topic, partition, b"".join(batches))
         await writer.publish(f"gaps/{rig.topic}/{partition}", end, [token])
@@ -452,6 +456,9 @@ def test_every_protocol_reads_the_gaps_of_a_copy(source: BrokerThread, target: B
         assert [one.value for one in found] == [b"value-%d" % offset for offset in OFFSETS]
         if wire != "kafka07":
             assert [one.offset for one in found] == list(OFFSETS)
+            for offset in (0, 3, 5, 6, 7, 8, 10, 11, 12, 13, 49_999, 50_002, 50_005, 50_019):
+                following = (await client.fetch(rig.topic, 0, offset))[0].offset
+                assert following == next(one for one in OFFSETS if one >= offset), offset
         await client.close()
 
     play(run)
