@@ -81,7 +81,10 @@ ROOT: Final = Principal(ROOT_ID, DEFAULT_NAME)
 TABLES: Final = Principal(-1, "polywire-tables")
 """The process that writes tables, as a client of its own broker. It may read every topic. No login leads to it."""
 LINKS: Final = Principal(-2, "polywire-links")
-"""The process that runs links, as a client of its own broker. It may create and write every topic. No login leads to it."""
+"""The process that runs links, as a client of its own broker. No login leads to it.
+
+It may create, read and write every topic, and commit the offsets of every group.
+"""
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

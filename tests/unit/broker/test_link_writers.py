@@ -57,8 +57,10 @@ def test_internal_clients_may_do_their_job_only() -> None:
     permits = memory.broker.access.permits
     assert permits(LINKS, Action.PRODUCE)
     assert permits(LINKS, Action.TOPIC_CREATE)
-    assert permits(LINKS, Action.FETCH)  # a reversed link sends what was written here
+    assert permits(LINKS, Action.FETCH)  # after a reversed cut-over
     assert not permits(LINKS, Action.TOPIC_DELETE)
+    assert not permits(LINKS, Action.TOPIC_PURGE)
+    assert not permits(LINKS, Action.USER_CREATE)
     assert not permits(LINKS, Action.CLUSTER_ALTER)
     assert permits(TABLES, Action.FETCH)
     assert not permits(TABLES, Action.PRODUCE)
