@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,11 +19,12 @@ from polywire.client.iggy import IggyClient
 from polywire.client.kafka import KafkaClient
 from polywire.client.kafka_admin import Acl, TopicConfig, acls, scram_users, topic_configs
 from polywire.client.polywire import PolywireClient
-from polywire.errors import BrokerError, Denied
+from polywire.errors import BrokerError, Denied, ErrorCode, Unavailable
 from polywire.types import DEFAULT_STREAM
 
 MILLISECOND_US: Final = 1000
 LIMIT_MAX: Final = 2**62  # the broker's maximum of retention limits
+RESPONSE_S: Final = 30.0
 OTHERS_MAX: Final = 50  # settings of one topic that are listed; Kafka has about forty
 LIST_MAX: Final = 200  # users and ACLs that are listed; the number of others is reported
 TEXT_CHARS_MAX: Final = 200  # of a name or value in a list
@@ -108,14 +110,20 @@ class SourceSettings:
 
 
 async def source_settings(source: WireClient, topic: str) -> SourceSettings:
-    """Return the settings of a topic. A protocol without settings has none.
+    """Return the settings of a topic. A protocol without settings has none. Raises BrokerError.
 
-    If the user may not see them, the result says so. Raises BrokerError.
+    A user who may read the topic may not be allowed to see its settings. Then none are carried, and the list of others
+    says so.
     """
     try:
-        found = await _settings(source, topic)
+        async with asyncio.timeout(RESPONSE_S):
+            found = await _settings(source, topic)
     except Denied as error:
-        return SourceSettings(others=[f"unknown ({error.message})"[:TEXT_CHARS_MAX]])
+        return SourceSettings(others=[f"all, because they cannot be read: {error.message[:TEXT_CHARS_MAX]}"])
+    except TimeoutError:
+        raise Unavailable(
+            ErrorCode.UNREACHABLE, f"the source did not respond in time topic={topic!r} limit_s={RESPONSE_S:g}"
+        ) from None
     if len(found.others) > OTHERS_MAX:
         found.others[OTHERS_MAX:] = [f"{len(found.others) - OTHERS_MAX} further settings"]
     return found

@@ -100,7 +100,7 @@ class LinkedTopic:
                 wanted = [begin if at is None else at for at, begin in zip(known.values(), begins, strict=True)]
                 same &= all(is_empty or at == want for (at, is_empty), want in zip(nexts, wanted, strict=True))
                 creates = False
-            settings = await self._within(READ_S, source_settings(self._source, self.topic))
+            settings = await source_settings(self._source, self.topic)
         except BrokerError as error:
             return PlannedTopic(self.topic, error=error.message)
         offsets = "same" if same else "differ"
@@ -244,7 +244,7 @@ class LinkedTopic:
             if self._begins_at is not None:
                 raise
             with suppress(Conflict):  # another client created it
-                settings = (await self._within(READ_S, source_settings(self._source, self.topic))).carried
+                settings = (await source_settings(self._source, self.topic)).carried
                 await self._target.create_topic(self.topic, count, settings=settings)
             known = await self._known_positions(count)
         if self._begins_at is not None:
@@ -276,9 +276,7 @@ class LinkedTopic:
             return
         self._settings_at = time.monotonic()
         ours = (await self._target.describe(self.topic)).settings
-        self._settings = differences(
-            (await self._within(READ_S, source_settings(self._source, self.topic))).carried, ours
-        )
+        self._settings = differences((await source_settings(self._source, self.topic)).carried, ours)
 
     async def _known_positions(self, count: int) -> dict[str, int | None]:
         """Return the position of each partition by its writer, None before the first record.

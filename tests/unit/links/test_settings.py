@@ -9,18 +9,18 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from polywire.client.copying import connected
-from polywire.client.kafka import KafkaClient
 from polywire.client.kafka_admin import Acl, TopicConfig
 from polywire.client.polywire import PolywireClient
-from polywire.errors import Denied, ErrorCode
+from polywire.errors import Denied, ErrorCode, Unavailable
 from polywire.link_orders import LinkDefinition
 from polywire.links import settings as settings_module
 from polywire.links import topic as topic_module
-from polywire.links.settings import access_notes, differences, from_kafka, permissions_of, source_settings, users_of
+from polywire.links.settings import access_notes, differences, from_kafka, permissions_of, users_of
 from polywire.links.topic import LinkedTopic
 from polywire.protocols.iggy.dialect import D3, FRAMED
 from polywire.protocols.iggy.options import encode_options
 from polywire.protocols.iggy.today_codec import read_limits
+from polywire.records.columns import Record
 from polywire.testing.thread import BrokerThread
 
 WEEK_US = 7 * 86_400 * 1_000_000
@@ -225,14 +225,43 @@ def test_differences_name_the_values_of_the_source() -> None:
     assert differences({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4}) == "b=2"
 
 
-def test_settings_that_the_user_may_not_see_are_reported() -> None:
-    class Closed(KafkaClient):
-        def __init__(self) -> None:
-            """Without a connection."""
+def test_a_topic_is_copied_if_its_settings_cannot_be_read(
+    old: BrokerThread, new: BrokerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Kafka, reading a topic and reading its settings are two permissions."""
 
-        async def ask(self, *_: object, **__: object) -> object:
-            raise Denied(ErrorCode.DENIED, "topic authorization failed")
+    async def denied(*_: object) -> list[TopicConfig]:
+        raise Denied(ErrorCode.DENIED, "not allowed")
 
-    found = asyncio.run(source_settings(Closed(), "orders"))
-    assert found.carried == {}
-    assert found.others == ["unknown (topic authorization failed)"]
+    monkeypatch.setattr(settings_module, "topic_configs", denied)
+    monkeypatch.setattr(topic_module, "COUNT_S", 0.0)
+
+    async def run() -> None:
+        async with connected(old.url()) as admin, connected(old.url("kafka")) as source, connected(new.url()) as target:
+            assert isinstance(target, PolywireClient)
+            await admin.create_topic("secret", 1)
+            await admin.produce("secret", [Record(b"x")])
+            linked = LinkedTopic(LinkDefinition("test", old.url("kafka"), ("secret",)), "secret", source, target)
+            plan = await linked.plan()
+            assert (plan.error, plan.other_settings) == ("", ["all, because they cannot be read: not allowed"])
+            while await linked.step():
+                pass
+            assert (linked.report().copied, linked.report().settings) == (1, "")
+
+    asyncio.run(run())
+
+
+def test_a_source_that_does_not_respond_is_left(old: BrokerThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(*_: object) -> list[TopicConfig]:
+        await asyncio.sleep(3600)
+        return []
+
+    monkeypatch.setattr(settings_module, "topic_configs", silent)
+    monkeypatch.setattr(settings_module, "RESPONSE_S", 0.05)
+
+    async def run() -> None:
+        async with connected(old.url("kafka")) as source:
+            with pytest.raises(Unavailable, match="did not respond in time"):
+                await settings_module.source_settings(source, "any")
+
+    asyncio.run(run())
