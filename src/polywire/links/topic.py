@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -254,17 +254,7 @@ class LinkedTopic:
             known = await self._known_positions(count)
         nexts = [at for at, _ in await self._check(count, known)]
         extents = await self._extents(count)
-        latest = self._link.start is LinkStart.LATEST and not any(position is not None for position in known.values())
-        positions = []
-        for number, ((writer, position), (first, end)) in enumerate(zip(known.items(), extents, strict=True)):
-            if position is None:
-                position = end if latest else first
-                if self._has_offsets and nexts[number] < position:
-                    await self._target.begin_partition(self.topic, number, position)
-                    nexts[number] = position
-                if latest:
-                    await self._target.publish(writer, position, [])
-            positions.append(position)
+        positions = await self._begin(known, nexts, extents)
         self._positions, self._locations = positions, list(positions)
         self._shifted = {number for number, at in enumerate(nexts) if at != positions[number] and at}
         self._ends = [end for _, end in extents]
@@ -277,6 +267,29 @@ class LinkedTopic:
         self._settings_at = time.monotonic()
         ours = (await self._target.describe(self.topic)).settings
         self._settings = differences((await source_settings(self._source, self.topic)).carried, ours)
+
+    async def _begin(
+        self, known: Mapping[str, int | None], nexts: list[int], extents: Sequence[tuple[int, int]]
+    ) -> list[int]:
+        """Return the position of each partition. Those without one begin here, at the offset of the source.
+
+        With ``--start latest`` the last partition begins first. So partitions below one with a position were not reached
+        by an attempt that failed, and those above were added at the source later, and are copied from their first record.
+        """
+        positions = [-1 if position is None else position for position in known.values()]
+        newer = 1 + max((number for number, at in enumerate(positions) if at >= 0), default=len(positions))
+        for number, writer in reversed(list(enumerate(known))):
+            if positions[number] >= 0:
+                continue
+            first, end = extents[number]
+            latest = self._link.start is LinkStart.LATEST and number < newer
+            position = positions[number] = end if latest else first
+            if self._has_offsets and nexts[number] < position:
+                await self._target.begin_partition(self.topic, number, position)
+                nexts[number] = position
+            if latest:
+                await self._target.publish(writer, position, [])
+        return positions
 
     async def _known_positions(self, count: int) -> dict[str, int | None]:
         """Return the position of each partition by its writer, None before the first record.

@@ -300,6 +300,32 @@ def test_latest_begins_after_the_present_records(source: BrokerThread, target: B
     play(run)
 
 
+def test_latest_continues_after_a_failure_between_partitions(
+    source: BrokerThread, target: BrokerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        rig = await opened(source, target)
+        rig.link = LinkDefinition("test", rig.wire_url, (rig.topic,), LinkStart.LATEST)
+        await rig.fill(0, 5)
+        publish, calls = PolywireClient.publish, count()
+
+        async def once(client: PolywireClient, writer: str, number: int, tokens: Sequence[bytes]) -> messages.Published:
+            if next(calls):
+                raise Unavailable(ErrorCode.UNREACHABLE, "connection lost")
+            return await publish(client, writer, number, tokens)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PolywireClient, "publish", once)
+            with pytest.raises(Unavailable):
+                await rig.copied()
+        await rig.copied()
+        await rig.fill(5, 7)
+        await rig.copied()
+        assert [[row[0] for row in part] for part in await rig.rows(rig.new)] == [[5, 6]] * 2
+
+    play(run)
+
+
 def test_a_topic_that_is_no_copy_is_not_touched(source: BrokerThread, target: BrokerThread) -> None:
     async def run() -> None:
         rig = await opened(source, target)
