@@ -302,6 +302,8 @@ def polywire_verbs() -> Iterator[Asked]:
     yield polywire(Verb.DESCRIBE, messages.Describe(WIDE))
     yield polywire(Verb.GROW_TOPIC, messages.GrowTopic("made", WIDE_PARTITIONS), once=True)
     yield polywire(Verb.CONFIGURE_TOPIC, messages.ConfigureTopic("made", {"compression": "lz4"}))
+    yield polywire(Verb.BEGIN_PARTITION, messages.BeginPartition("made", 0, 0))
+    yield polywire(Verb.LINK_TOPIC, messages.LinkTopic("made", ""))
     yield polywire(Verb.PURGE_TOPIC, messages.PurgeTopic("made"))
     yield polywire(Verb.DELETE_TOPIC, messages.DeleteTopic("made"), once=True)
     yield polywire(Verb.BOUNDS, messages.AskBounds([WIDE], times))

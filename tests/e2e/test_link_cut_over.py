@@ -162,9 +162,10 @@ def test_an_interrupted_cut_over_leaves_the_link_as_it_was(source: BrokerProcess
     with BrokerProcess(tmp_path / "data", wires=["polywire", "http"]) as broker:
         follow(broker, source)
         admin = AdminApi(broker.url("http"))
+        body = {"topics": ["orders"], "quiet_ms": 30_000}  # the producer pauses for less, also on a busy machine
         with producing(source, "orders"):
             for _ in range(2):  # a client that is killed does not cancel
-                assert admin.request("POST", "links/old/cut-over", {"topics": ["orders"]})["topics"]
+                assert admin.request("POST", "links/old/cut-over", body)["topics"]
             time.sleep(LEASE_S + 1)
         wait_until(lambda: values(broker, "orders") == values(source, "orders"))
         time.sleep(0.5)

@@ -89,7 +89,7 @@ def test_an_assistant_reads_topics(broker: BrokerProcess) -> None:
             assert second["value"] == {"base64": "/wA=", "bytes": 2}
             assert (len(third["value"]["text"]), third["value"]["characters"]) == (2_000, 5_000)
             assert (await result_of(client, "health"))["version"] == polywire.__version__
-            assert await result_of(client, "list_links") == {"links": []}
+            assert (await result_of(client, "list_links"))["links"] == []
             rows = await result_of(client, "sql", statement="SELECT count(*) AS n FROM orders")
             assert rows["rows"] == [[3]]
             assert "only a single SELECT" in await error_of(client, "sql", statement="DROP TABLE orders")

@@ -332,6 +332,8 @@ class _Change:
             if self._waiting(rows) or not rows:
                 body = {"topics": self.body["topics"]}
                 rows = admin.request("POST", _path(self.name, "cut-over", "cancel"), body)["topics"]
+        if not rows:
+            raise Failed(f"the link has not found its topics yet, so nothing changes timeout={timeout}")
         found = [{"topic": row["topic"], "state": row["phase"], "pause_s": round(row["pause_s"], 3)} for row in rows]
         print_list(found, columns=CUT_OVER_COLUMNS, form=output)
         if waiting := self._waiting(rows):

@@ -243,7 +243,7 @@ class Links(WorkerProcess):
         found = {topic: link.cut_over(topic) for topic in known}
         topics = [topic for topic, cut_over in found.items() if cut_over is not None and cut_over.reverse]
         done = [topic for topic, cut_over in found.items() if cut_over is None]
-        if not topics and not done:
+        if known and not topics and not done:
             raise Conflict(
                 ErrorCode.TOPIC_LINKED,
                 "the topics were cut over without --reverse, so the source does not have what was written here"
@@ -292,21 +292,22 @@ class Links(WorkerProcess):
         return self._chosen(name, topics)
 
     def _matching(self, link: LinkDefinition, patterns: Sequence[str]) -> list[str]:
-        """Return the topics of a link that match. Raises Missing(TOPIC_MISSING) for a name or pattern without one."""
+        """Return the topics of a link that match; none if the link has not found its topics yet.
+
+        Raises Missing(TOPIC_MISSING) for a name or pattern without one.
+        """
         known = sorted(
             {topic for topic in self._reports.get(link.name, {}) if topic} | {c.topic for c in link.cut_overs}
         )
-        if not known:
-            raise Busy(ErrorCode.BUSY, f"the link has not found its topics yet: try again link={link.name!r}")
-        for pattern in patterns:
+        for pattern in patterns if known else ():
             if not any(matches(pattern, topic) for topic in known):
                 raise missing(ErrorCode.TOPIC_MISSING, "topic", pattern, known, facts=f"link={link.name!r}")
         return [topic for topic in known if not patterns or any(matches(pattern, topic) for pattern in patterns)]
 
-    def _are_in(self, phase: Phase, name: str, topics: Iterable[str]) -> bool:
+    def _are_in(self, phase: Phase, name: str, topics: Sequence[str]) -> bool:
         reports = self._reports.get(name, {})
-        return name not in self._definitions or all(
-            topic in reports and reports[topic].phase is phase for topic in topics
+        return name not in self._definitions or (
+            bool(topics) and all(topic in reports and reports[topic].phase is phase for topic in topics)
         )
 
     def _chosen(self, name: str, topics: Iterable[str]) -> LinkView:

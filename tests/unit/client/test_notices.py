@@ -22,6 +22,12 @@ from polywire.testing.thread import BrokerThread
 GONE = Unavailable(ErrorCode.UNREACHABLE, "connection was lost")
 
 
+@pytest.fixture(autouse=True)
+def all_levels() -> None:
+    """Undo what commands have set that ran in this process before."""
+    notices.log.setLevel(logging.NOTSET)
+
+
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
