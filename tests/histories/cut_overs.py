@@ -7,8 +7,8 @@ end of each round, the topic must have every record that was acknowledged, once 
 records up to the cut-over, or all if it is reversed, and the group must have read all. The pause is the time between the
 last acknowledgement at one end and the first one at the other.
 
-``--wire kafka`` lets the link follow the source over Kafka's protocol. ``--kafka`` uses Apache Kafka as the source
-(benchmarks/peers/kafka.py).
+``--wire kafka`` lets the link follow the source over Kafka's protocol; cut-overs of the older ones cannot be reversed.
+``--kafka`` uses Apache Kafka as the source (benchmarks/peers/kafka.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from polywire.cli.output import Failed
 from polywire.client.base import Membership, WireClient
 from polywire.client.copying import connected
 from polywire.errors import BrokerError, PeerError
-from polywire.link_orders import Phase
+from polywire.link_orders import REVERSIBLE, Phase
 from polywire.records.columns import Record
 from polywire.testing.process import BrokerProcess
 from tests.histories.links import Wrong, workers
@@ -212,7 +212,7 @@ class World:
         if not calm:
             tasks.append(asyncio.create_task(self.disturb(ending)))
         try:
-            is_reversed = self.chance.random() < 0.5
+            is_reversed = self.wire in REVERSIBLE and self.chance.random() < 0.5
             pause = await self._move(round_, is_reversed=is_reversed)
             await asyncio.sleep(self.chance.uniform(*RUN_S))
             if is_reversed and self.chance.random() < 0.5:
@@ -407,7 +407,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--wire", default="polywire", choices=["polywire", "kafka"], help="protocol of the source")
+    parser.add_argument(
+        "--wire",
+        default="polywire",
+        choices=["polywire", "kafka", "iggy", "cursus", "flux"],
+        help="protocol of the source",
+    )
     parser.add_argument("--kafka", action="store_true", help="Apache Kafka as the source")
     given = parser.parse_args()
     options = ("--processes", str(given.processes)) if given.processes > 1 else ()
