@@ -9,21 +9,22 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
+
+from msgspec.structs import replace
 
 from polywire.client.copying import StoredFields, reduced
 from polywire.client.kafka import SEQUENCES, KafkaClient
 from polywire.client.polywire import PolywireClient
 from polywire.errors import Conflict, ErrorCode
 from polywire.link_orders import CutOver, LinkReport
+from polywire.links.progress import Progress, is_complete
 from polywire.records.columns import Record
 
 RECORDS_AT_ONCE: Final = 2_000
 COMPARED_MAX: Final = 1_000  # records of each partition that are compared when a connection begins
-RATE_S: Final = 5.0
 
 
 class KafkaReturn:
@@ -37,9 +38,7 @@ class KafkaReturn:
         self._fields: Final = StoredFields.by(there)
         self._positions: list[int] = []  # offsets here
         self._ends: list[int] = []
-        self._copied = 0
-        self._newest_us = 0
-        self._rates: Final[list[tuple[float, int]]] = []
+        self._progress: Final = Progress()
 
     @property
     def topic(self) -> str:
@@ -64,9 +63,12 @@ class KafkaReturn:
     @property
     def is_complete(self) -> bool:
         """Whether the source has everything, as far as known."""
-        return bool(self._positions) and all(
-            position >= end for position, end in zip(self._positions, self._ends, strict=True)
-        )
+        return bool(self._positions) and is_complete(self._ends, self._positions)
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether offsets differ. They cannot, because other records at the source are an error."""
+        return False
 
     def forget(self) -> None:
         """Find the positions again before the next step, because an attempt has failed."""
@@ -119,8 +121,7 @@ class KafkaReturn:
             )
         await self._append(number, at, found)
         self._positions[number] = at + len(found)
-        self._copied += len(found)
-        self._newest_us = max(self._newest_us, found[-1].append_time_us)
+        self._progress.add(len(found), found[-1].append_time_us)
 
     async def _append(self, number: int, at: int, records: Sequence[Record]) -> None:
         lost: Counter[str] = Counter()
@@ -141,18 +142,5 @@ class KafkaReturn:
 
     def report(self) -> LinkReport:
         """Return the state of the copy."""
-        now = time.monotonic()
-        self._rates.append((now, self._copied))
-        while self._rates[0][0] < now - RATE_S and len(self._rates) > 2:
-            del self._rates[0]
-        (since, before), (until, after) = self._rates[0], self._rates[-1]
-        lag = sum([max(0, end - position) for end, position in zip(self._ends, self._positions, strict=False)])
-        return LinkReport(
-            link=self._link,
-            topic=self.topic,
-            partitions=len(self._cut_over.here),
-            copied=self._copied,
-            lag=lag,
-            lag_s=max(0.0, time.time() - self._newest_us / 1e6) if lag and self._newest_us else 0.0,
-            rate=(after - before) / (until - since) if until > since else 0.0,
-        )
+        found = self._progress.report(self._link, self.topic, self._ends, self._positions)
+        return replace(found, partitions=len(self._cut_over.here))

@@ -18,11 +18,14 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
+from msgspec.structs import replace
+
 from polywire.client.base import WireClient
 from polywire.client.partition_reader import PartitionReader, reader_of, uses_offsets
 from polywire.client.polywire import PolywireClient
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.link_orders import LinkDefinition, LinkReport, LinkStart, PlannedTopic
+from polywire.links.progress import Progress, is_complete
 from polywire.links.settings import differences, source_settings
 from polywire.records.pieces import Piece, covering, merged
 from polywire.types import Buffer, Level
@@ -32,7 +35,6 @@ REST_MAX: Final = 1_000  # offsets that are read, too: without records, the writ
 NUMBER_STEP: Final = 1 << 31  # the broker rejects a sequence number that is 2^32 above the last one
 JUMP_MAX: Final = 1 << 40  # offsets without a record; more is no gap but a lie of the source
 STAGED_BYTES: Final = 4 << 20  # of one request
-RATE_S: Final = 5.0  # time over which the rate is averaged
 READ_S: Final = 60.0  # time for a response of the source
 COUNT_S: Final = 10.0  # interval of checks for more partitions
 SETTINGS_S: Final = 60.0  # interval of checks for changed settings
@@ -79,9 +81,8 @@ class LinkedTopic:
         self._counted_at = 0.0
         self._settings = ""
         self._settings_at = float("-inf")
-        self._copied = self._skipped = 0
-        self._newest_us = 0
-        self._rates: Final[list[tuple[float, int]]] = []
+        self._skipped = 0
+        self._progress: Final = Progress()
 
     async def plan(self) -> PlannedTopic:
         """Return what the link would do with the topic. Nothing is changed."""
@@ -206,9 +207,8 @@ class LinkedTopic:
         token = os.urandom(TOKEN_BYTES)
         self._tokens[token] = None
         position = self._positions[number]
-        batches = [piece.batch for piece in merged(pieces)]
-        if self._has_offsets:
-            batches = list(covering(list(merged(pieces)), position, following))
+        parts = list(merged(pieces))
+        batches = list(covering(parts, position, following)) if self._has_offsets else [part.batch for part in parts]
         for group in _groups(batches):
             await self._target.stage(token, self.topic, number, group, level=Level.MEMORY)
         for step in _steps(position, following):
@@ -223,8 +223,7 @@ class LinkedTopic:
         for written in published.ranges:
             if (written.first_offset, written.next_offset) != (position, following):
                 self._shifted.add(number)
-        self._copied += sum([piece.record_count for piece in pieces])
-        self._newest_us = max(self._newest_us, pieces[-1].newest_us)
+        self._progress.add(sum([piece.record_count for piece in pieces]), pieces[-1].newest_us)
 
     async def _open(self) -> None:
         """Create the topic if it is missing, and find the positions. Raises Conflict."""
@@ -371,20 +370,10 @@ class LinkedTopic:
         return [(part.next_offset, part.next_offset == part.first_offset) for part in bounds]
 
     def report(self) -> LinkReport:
-        now = time.monotonic()
-        self._rates.append((now, self._copied))
-        while self._rates[0][0] < now - RATE_S and len(self._rates) > 2:
-            del self._rates[0]
-        (since, before), (until, after) = self._rates[0], self._rates[-1]
-        lag = sum([max(0, end - location) for end, location in zip(self._ends, self._locations, strict=False)])
-        return LinkReport(
-            link=self._link.name,
-            topic=self.topic,
+        found = self._progress.report(self._link.name, self.topic, self._ends, self._locations)
+        return replace(
+            found,
             partitions=len(self._writers),
-            copied=self._copied,
-            lag=lag,
-            lag_s=max(0.0, time.time() - self._newest_us / 1e6) if lag and self._newest_us else 0.0,
-            rate=(after - before) / (until - since) if until > since else 0.0,
             skipped=self._skipped,
             shifted=len(self._shifted),
             settings=self._settings,
@@ -403,10 +392,9 @@ class LinkedTopic:
     @property
     def carried(self) -> tuple[int | None, ...]:
         """The end of the copy by partition, up to which groups have the same offsets here; None where offsets differ."""
-        is_same = uses_offsets(self._source)
         return tuple(
             [
-                position if is_same and number not in self._shifted else None
+                position if self._has_offsets and number not in self._shifted else None
                 for number, position in enumerate(self._positions if self._writers else ())
             ]
         )
@@ -419,9 +407,12 @@ class LinkedTopic:
     @property
     def is_complete(self) -> bool:
         """Whether everything that the source has was copied, as far as known."""
-        return bool(self._writers) and all(
-            location >= end for location, end in zip(self._locations, self._ends, strict=True)
-        )
+        return bool(self._writers) and is_complete(self._ends, self._locations)
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether records have other offsets than at the source."""
+        return bool(self._shifted)
 
     def forget(self) -> None:
         """Read positions again before the next step, because an attempt has failed."""

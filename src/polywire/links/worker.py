@@ -415,7 +415,7 @@ class Follower:
         try:
             moved = await back.step()
             ended.retry_s = 0.0
-            if back.report().shifted and ended.cut_over.ends == ended.cut_over.here:
+            if back.is_shifted and ended.cut_over.ends == ended.cut_over.here:
                 error = "other clients write to the source, so offsets differ: stop them, or fall back"
             if back.ends != ended.ends:
                 ended.ends, ended.rests_since = back.ends, begun

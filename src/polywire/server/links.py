@@ -123,13 +123,14 @@ class Links(WorkerProcess):
     def _value_changed(self, change: WireStateSet) -> None:
         if change.wire != KEPT_AS:
             return
-        if change.value is None or msgspec.msgpack.decode(change.value, type=LinkDefinition).paused:
+        link = None if change.value is None else msgspec.msgpack.decode(change.value, type=LinkDefinition)
+        if link is None or link.paused:
             self._reports.pop(change.key, None)
         self._warned_at.pop(change.key, None)
-        if change.value is None:
+        if link is None:
             self._definitions.pop(change.key, None)
         else:
-            self._definitions[change.key] = msgspec.msgpack.decode(change.value, type=LinkDefinition)
+            self._definitions[change.key] = link
 
     def _reported(self, line: bytes) -> None:
         try:
