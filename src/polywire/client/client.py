@@ -279,11 +279,10 @@ def _listing(wire: WireClient) -> _Listing:
 
 
 async def _lag(wire: _Listing, group: str, topic: str) -> list[PartitionLag]:
-    groups = await wire.groups()
-    for found in groups:
-        if (found.name, found.topic) == (group, topic):
+    for found in await wire.groups(group):
+        if found.topic == topic:
             return await lags_of(wire, found)
-    known = sorted({found.name for found in groups if found.topic == topic})
+    known = sorted({found.name for found in await wire.groups() if found.topic == topic})
     raise missing(ErrorCode.GROUP_MISSING, "group", group, known, facts=f"topic={topic!r}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -42,11 +42,10 @@ class Observation:
 
     def lags(self) -> dict[int, int]:
         """Return the number of records to read, by partition, where an offset was committed."""
-        positions = {part.partition: self.position(part) for part in self.bounds}
         return {
             part.partition: part.next_offset - position
             for part in self.bounds
-            if (position := positions[part.partition]) is not None
+            if (position := self.position(part)) is not None
         }
 
 
@@ -82,7 +81,7 @@ def reasons(before: Observation, after: Observation) -> Iterator[str]:
         yield f"The group has no members: no consumer is running. {total} records wait."
     yield from _lost(after)
     if total:
-        yield from _pace(before, after)
+        yield from _pace(before, after, lags)
         yield from _hot(lags, total)
     yield from _members(after)
 
@@ -97,7 +96,7 @@ def _lost(after: Observation) -> Iterator[str]:
             )
 
 
-def _pace(before: Observation, after: Observation) -> Iterator[str]:
+def _pace(before: Observation, after: Observation, lags: Mapping[int, int]) -> Iterator[str]:
     seconds = max(after.at_s - before.at_s, 1e-3)
     earlier = {part.partition: part for part in before.bounds}
     produced = consumed = 0
@@ -110,9 +109,8 @@ def _pace(before: Observation, after: Observation) -> Iterator[str]:
         now, then = after.position(part), before.position(was)
         read = 0 if now is None or then is None else now - then
         consumed += read
-        if not read and after.lags().get(part.partition):
+        if not read and lags.get(part.partition):
             stuck.append(part.partition)
-    lag = sum(after.lags().values())
     if after.group.members and stuck:
         owners = {number: member.id for member in after.group.members for number in member.partitions}
         named = ", ".join(f"{number} ({owners.get(number, 'no member')})" for number in stuck[:10])
@@ -126,11 +124,11 @@ def _pace(before: Observation, after: Observation) -> Iterator[str]:
             f"Add members, up to {len(after.bounds)} (one per partition), or handle records faster."
         )
     elif consumed > produced:
-        left_s = lag * seconds / (consumed - produced)
+        left_s = sum(lags.values()) * seconds / (consumed - produced)
         yield f"It catches up: about {left_s:.0f} s until it has read everything, at the present pace."
 
 
-def _hot(lags: dict[int, int], total: int) -> Iterator[str]:
+def _hot(lags: Mapping[int, int], total: int) -> Iterator[str]:
     number, most = max(lags.items(), key=lambda lag: lag[1])
     if len(lags) > 1 and most > HOT_SHARE * total:
         yield (
