@@ -300,7 +300,7 @@ def list_groups(*, output: Output = ListFormat.TABLE, address: Address = ADDRESS
 
     async def work(client: WireClient) -> list[dict[str, object]]:
         polywire = polywire_only(client, "list groups")
-        return [_summary(group, await lags_of(polywire, group)) for group in await polywire.groups()]
+        return [group_summary(group, await lags_of(polywire, group)) for group in await polywire.groups()]
 
     columns = ("group", "topic", "members", "generation", "lag_records", "lag_seconds", "owner")
     print_list(run_with_client(address, work), columns=columns, form=output)
@@ -321,7 +321,7 @@ def describe(name: str, *, output: Output = ListFormat.TABLE, address: Address =
         groups = await polywire.groups(name)
         if not groups:
             raise Missing(ErrorCode.GROUP_MISSING, f"no such group group={name!r}")
-        return [row for group in groups for row in _rows(group, await lags_of(polywire, group))]
+        return [row for group in groups for row in group_rows(group, await lags_of(polywire, group))]
 
     columns = ("topic", "partition", "position", "next_offset", "lag_records", "lag_seconds", "member", "wire")
     print_list(run_with_client(address, work, group=name), columns=columns, form=output)
@@ -419,7 +419,8 @@ def delete(
 app.command(offsets_app)
 
 
-def _summary(group: GroupInfo, lags: list[PartitionLag]) -> dict[str, object]:
+def group_summary(group: GroupInfo, lags: list[PartitionLag]) -> dict[str, object]:
+    """Return the row of a group in a list of groups."""
     records, seconds = total_lag(lags)
     return {
         "group": group.name,
@@ -432,7 +433,8 @@ def _summary(group: GroupInfo, lags: list[PartitionLag]) -> dict[str, object]:
     }
 
 
-def _rows(group: GroupInfo, lags: list[PartitionLag]) -> list[dict[str, object]]:
+def group_rows(group: GroupInfo, lags: list[PartitionLag]) -> list[dict[str, object]]:
+    """Return the row of each partition of a group."""
     owners = {number: member for member in group.members for number in member.partitions}
     rows: list[dict[str, object]] = []
     for lag in lags:

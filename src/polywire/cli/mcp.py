@@ -17,11 +17,12 @@ from cyclopts import App, Parameter
 from polywire import __version__
 from polywire.cli.admin import AdminApi, HttpAddress
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, connect_limit_s
+from polywire.cli.group import group_rows, group_summary
 from polywire.cli.output import Failed
 from polywire.cli.usage import examples
 from polywire.client.client import Client
 from polywire.client.diagnosis import explain
-from polywire.client.listings import GroupInfo, total_lag
+from polywire.client.listings import GroupInfo
 from polywire.client.record import Record
 from polywire.errors import BrokerError
 from polywire.extras import required
@@ -118,31 +119,15 @@ class Tools:
         }
 
     async def _group(self, group: GroupInfo) -> dict[str, Any]:
-        records, seconds = total_lag(await self._client.lag(group.name, group.topic))
-        return {
-            "group": group.name,
-            "topic": group.topic,
-            "members": len(group.members),
-            "lag_records": records,
-            "lag_seconds": None if seconds is None else round(seconds, 1),
-        }
+        row = group_summary(group, await self._client.lag(group.name, group.topic))
+        return {name: row[name] for name in ("group", "topic", "members", "lag_records", "lag_seconds")}
 
     async def describe_group(self, group: str, topic: str) -> dict[str, Any]:
         """Return the committed offset and lag of a group in each partition, and the member that reads it."""
         lags = await self._client.lag(group, topic)
         found = [entry for entry in await self._client.groups(group) if entry.topic == topic]
-        owners = {number: member.id for entry in found for member in entry.members for number in member.partitions}
-        rows = [
-            {
-                "partition": part.partition,
-                "position": part.position,
-                "next_offset": part.next_offset,
-                "lag_records": part.records,
-                "lag_seconds": part.seconds,
-                "member": owners.get(part.partition),
-            }
-            for part in lags
-        ]
+        names = ("partition", "position", "next_offset", "lag_records", "lag_seconds", "member")
+        rows = [{name: row[name] for name in names} for entry in found for row in group_rows(entry, lags)]
         return {"group": group, "topic": topic, "partitions": rows}
 
     async def explain_group(self, group: str, topic: str, seconds: float = 3.0) -> dict[str, Any]:

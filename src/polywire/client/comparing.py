@@ -21,9 +21,10 @@ from polywire.choices import listed, missing
 from polywire.client.base import Ability, WireClient
 from polywire.client.copying import MILLISECOND_US, StoredFields
 from polywire.client.failures import beyond
+from polywire.client.listings import names_matching
 from polywire.client.partition_reader import PartitionReader, reader_of, uses_offsets
 from polywire.errors import ErrorCode, Invalid, Missing
-from polywire.matching import is_pattern, matches
+from polywire.matching import is_pattern
 from polywire.records.columns import Record
 
 RANGE: Final = 10_000  # offsets with a checksum of their own
@@ -31,7 +32,6 @@ RANGES_MAX: Final = 100  # different ranges that are reported for a partition
 DIGEST_BYTES: Final = 16
 SHOWN_CHARS: Final = 60  # of a value in a report
 SHOWN_BEFORE: Final = 10  # characters before the first different one
-INTERNAL: Final = "__"  # Kafka's own topics begin with this; patterns do not match them
 
 EQUAL: Final = "equal"
 PREFIX: Final = "prefix"
@@ -385,10 +385,7 @@ async def topics_matching(client: WireClient, patterns: Sequence[str], *, role: 
         return list(dict.fromkeys(patterns))
     found: dict[str, None] = {}
     for pattern in patterns:
-        if is_pattern(pattern):
-            names = [name for name in known if not name.startswith(INTERNAL) and matches(pattern, name)]
-        else:
-            names = [name for name in known if name == pattern]
+        names = names_matching(pattern, known)
         if not names and is_pattern(pattern):
             raise Missing(
                 ErrorCode.TOPIC_MISSING, f"no topic matches pattern={pattern!r} end={role} known={listed(known)}"

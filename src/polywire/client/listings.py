@@ -1,14 +1,24 @@
-"""Groups, transactional ids and writers as a broker lists them, and the lag of groups in records and in seconds."""
+"""Topics, groups, transactional ids and writers as a broker lists them, and the lag of groups in records and in seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from polywire.client.base import PartitionBounds
 from polywire.clock import Clock, SystemClock
 from polywire.errors import ErrorCode, Missing
+from polywire.matching import is_pattern, matches
+
+INTERNAL: Final = "__"  # Kafka's own topics begin with this
+
+
+def names_matching(pattern: str, names: Iterable[str]) -> list[str]:
+    """Return the names of topics that a name or pattern matches. Only a name without a wildcard matches Kafka's own."""
+    if not is_pattern(pattern):
+        return [name for name in names if name == pattern]
+    return [name for name in names if not name.startswith(INTERNAL) and matches(pattern, name)]
 
 
 @dataclass(frozen=True, slots=True)

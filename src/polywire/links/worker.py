@@ -29,6 +29,7 @@ from polywire.choices import listed, missing
 from polywire.client.base import Ability, WireClient
 from polywire.client.copying import connected
 from polywire.client.kafka import KafkaClient
+from polywire.client.listings import names_matching
 from polywire.client.partition_reader import reader_of, uses_offsets
 from polywire.client.polywire import PolywireClient
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, PeerError, Unavailable
@@ -64,7 +65,6 @@ MEMORY_BYTES_MAX: Final = 4 << 30  # addresses of this process; beyond, an attem
 LINE_BYTES_MAX: Final = 1 << 27  # all links with all their cut-overs
 NICE: Final = 5  # the broker and its clients come first
 EXIT_LOST: Final = 3  # the broker closed the socket pair
-INTERNAL: Final = "__"  # Kafka's own topics begin with this
 
 Report = Callable[[LinkReport], object]
 
@@ -83,37 +83,77 @@ async def matching_topics(source: WireClient, link: LinkDefinition) -> list[str]
     names = dict.fromkeys(topic for topic in link.topics if not is_pattern(topic))
     patterns = [topic for topic in link.topics if is_pattern(topic)]
     if patterns:
-        found = [info.name for info in await source.topics() if not info.name.startswith(INTERNAL)]
+        found = [info.name for info in await source.topics()]
         if any(len(name) > NAME_CHARS_MAX for name in found):
             raise Invalid(
                 ErrorCode.INVALID_TOPIC, f"a topic of the source has a name above {NAME_CHARS_MAX} characters"
             )
-        names |= dict.fromkeys(name for name in found if any(matches(pattern, name) for pattern in patterns))
+        for pattern in patterns:
+            names |= dict.fromkeys(names_matching(pattern, found))
     if len(names) > TOPICS_MAX:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"too many topics match topics={len(names)} limit={TOPICS_MAX}")
     return list(names)
 
 
-class _TopicTask:
-    """A topic with the time of its next attempt, and of its last report.
+def _longer(pause_s: float) -> float:
+    """Return the pause after another failure."""
+    return min(max(PAUSE_FIRST_S, 2 * pause_s), PAUSE_MAX_S)
+
+
+class _Attempts:
+    """The attempts to copy a topic in one direction, and how long the end that is read has been at rest.
 
     Attributes:
-        ends: ends of the source's partitions, as last seen; they have not changed since ``rests_since``.
-        waits_since: since when a cut-over waits; None if none does.
-        settled: number of the cut-over that was proposed to the broker. Nothing is copied until that request has ended.
-        fall_back_s: how long a fall-back took, if it was one that began to follow the topic.
+        due: time of the next attempt; the pause before it was ``retry_s``.
+        error: that of the last report.
+        ends: ends of the partitions that are read, as last seen; they have not changed since ``rests_since``.
+        waits_since: since when a cut-over or fall-back waits; None if none does.
+        settled: number of the one that was proposed to the broker. Nothing is copied until that request has ended.
     """
 
-    def __init__(self, topic: LinkedTopic) -> None:
-        self.topic: Final = topic
+    def __init__(self) -> None:
         self.due = 0.0
-        self.pause_s = 0.0
-        self.reported_at = float("-inf")
+        self.retry_s = 0.0
         self.error = ""
         self.ends: tuple[int, ...] = ()
         self.rests_since = 0.0
         self.waits_since: float | None = None
         self.settled = 0
+        self._reported_at = float("-inf")
+
+    def failed(self) -> None:
+        """Let the next attempt wait longer."""
+        self.retry_s = _longer(self.retry_s)
+        self.due = time.monotonic() + self.retry_s
+
+    def see(self, ends: tuple[int, ...], at: float) -> None:
+        """Note the ends, which were read after the time ``at``."""
+        if ends != self.ends:
+            self.ends, self.rests_since = ends, at
+
+    def is_held(self, closing: Closing | None) -> bool:
+        """Return whether the broker decides on this request, so that nothing may be copied."""
+        return closing is not None and (closing.is_held or closing.number == self.settled)
+
+    def rests(self, closing: Closing) -> bool:
+        """Return whether the end that is read has been at rest as long as the request asks."""
+        return time.monotonic() - self.rests_since >= closing.quiet_ms / 1e3
+
+    def takes(self, error: str) -> bool:
+        """Note an error, or that there is none. Return whether it is time for a report."""
+        now = time.monotonic()
+        if error == self.error and now - self._reported_at < REPORT_S:
+            return False
+        self.error, self._reported_at = error, now
+        return True
+
+
+class _TopicTask(_Attempts):
+    """A topic that the link follows. ``fall_back_s``: how long the fall-back took that began this, if one did."""
+
+    def __init__(self, topic: LinkedTopic) -> None:
+        super().__init__()
+        self.topic: Final = topic
         self.fall_back_s = 0.0
 
     def report(self, *, error: str = "") -> LinkReport:
@@ -131,35 +171,26 @@ async def _prepare_to_write(source: WireClient) -> int:
     return -1
 
 
-class _Ended:
+class _Ended(_Attempts):
     """A topic that was cut over.
 
     Attributes:
-        rested_since: since when the source has been at rest.
         is_open: whether clients may write the topic here.
         is_locked: a fall-back has made the topic read-only again, and waits for the broker's decision.
         back: copies to the source, if the cut-over is reversed and there is a connection.
-        settled: number of the fall-back that was proposed to the broker.
-        ends: ends of the partitions here, as last seen; they have not changed since ``rests_since``.
     """
 
     def __init__(self, cut_over: CutOver, rested_since: float | None) -> None:
+        """``rested_since`` is since when the source has been at rest."""
+        super().__init__()
         self.cut_over: Final = cut_over
         self._rested_since: Final = rested_since
         self.is_open = False
         self.is_locked = False
         self.back: LinkedTopic | KafkaReturn | None = None
         self.pause_s = 0.0
-        self.due = 0.0
         self.late = 0
         self.late_command = ""
-        self.settled = 0
-        self.ends: tuple[int, ...] = ()
-        self.rests_since = 0.0
-        self.waits_since: float | None = None
-        self.retry_s = 0.0
-        self.error = ""
-        self.reported_at = float("-inf")
 
     @property
     def carried(self) -> Carried:
@@ -231,7 +262,7 @@ class Follower:
             ended = self._ended.pop(name)
             self._fallen_back[name] = max(ended.rests_since, ended.waits_since or 0.0)
             self._listed_at = float("-inf")
-        known: dict[str, _TopicTask | _Ended] = {**self._tasks, **self._ended}
+        known: dict[str, _Attempts] = {**self._tasks, **self._ended}
         for name, waiting in known.items():
             if name not in closing:
                 waiting.waits_since = None
@@ -276,7 +307,7 @@ class Follower:
                     await self._follow(source)
             except (BrokerError, PeerError, OSError, MemoryError) as error:
                 await self._target.ping()
-                pause_s = min(max(PAUSE_FIRST_S, 2 * pause_s), PAUSE_MAX_S)
+                pause_s = _longer(pause_s)
                 self._report_link(error=reason_of(error))
                 await self._wait(pause_s)
 
@@ -303,7 +334,7 @@ class Follower:
                 if self._stopping.is_set():
                     return
                 task = self._tasks.get(name)  # None if it was cut over meanwhile
-                if task is not None and not self._is_held(task) and task.due <= time.monotonic():
+                if task is not None and not task.is_held(self._closing.get(name)) and task.due <= time.monotonic():
                     moved |= await self._step(source, task)
             await self._open_ended()
             moved |= await self._push(source)
@@ -325,16 +356,11 @@ class Follower:
             self._tasks[name].fall_back_s = time.monotonic() - self._fallen_back.pop(name)
         self.order(self.link, self._closing)
 
-    def _is_held(self, task: _TopicTask) -> bool:
-        """Return whether the broker decides on a cut-over of the topic, so that nothing may be copied."""
-        closing = self._closing.get(task.topic.topic)
-        return closing is not None and (closing.is_held or closing.number == task.settled)
-
     async def _step(self, source: WireClient, task: _TopicTask) -> bool:
         begun, moved, error = time.monotonic(), False, ""
         try:
             moved = await task.topic.step()
-            task.pause_s = 0.0
+            task.retry_s = 0.0
         except Unavailable as failure:
             task.topic.forget()
             self._report(msgspec.structs.replace(task.topic.report(), error=reason_of(failure)))
@@ -342,12 +368,9 @@ class Follower:
         except BrokerError as failure:
             task.topic.forget()
             await self._target.ping()
-            task.pause_s = min(max(PAUSE_FIRST_S, 2 * task.pause_s), PAUSE_MAX_S)
-            task.due = time.monotonic() + task.pause_s
+            task.failed()
             error = reason_of(failure)
-        now = time.monotonic()
-        if task.topic.ends != task.ends:
-            task.ends, task.rests_since = task.topic.ends, begun
+        task.see(task.topic.ends, begun)
         try:
             if not error and await self._settle(source, task):
                 return moved
@@ -355,8 +378,7 @@ class Follower:
             raise
         except BrokerError as failure:  # such as a user who may not write to the source
             error = reason_of(failure)
-        if error != task.error or now - task.reported_at >= REPORT_S:
-            task.error, task.reported_at = error, now
+        if task.takes(error):
             self._report(task.report(error=error))
         return moved
 
@@ -364,9 +386,7 @@ class Follower:
         """Propose the cut-over of a topic if one waits, and everything is copied. Return whether it was proposed."""
         name = task.topic.topic
         closing = self._closing.get(name)
-        if closing is None or not task.topic.is_complete:
-            return False
-        if time.monotonic() - task.rests_since < closing.quiet_ms / 1e3:
+        if closing is None or not task.topic.is_complete or not task.rests(closing):
             return False
         here = tuple([part.next_offset for part in await self._target.bounds(name)])
         producer = await _prepare_to_write(source) if closing.reverse else -1
@@ -403,8 +423,7 @@ class Follower:
         for name, ended in list(self._ended.items()):
             if not ended.is_open or not ended.cut_over.reverse or ended.due > time.monotonic():
                 continue
-            closing = self._closing.get(name)
-            if closing is not None and (closing.is_held or closing.number == ended.settled):
+            if ended.is_held(self._closing.get(name)):
                 continue
             moved |= await self._push_one(source, name, ended)
         return moved
@@ -417,8 +436,7 @@ class Follower:
             ended.retry_s = 0.0
             if back.is_shifted and ended.cut_over.ends == ended.cut_over.here:
                 error = "other clients write to the source, so offsets differ: stop them, or fall back"
-            if back.ends != ended.ends:
-                ended.ends, ended.rests_since = back.ends, begun
+            ended.see(back.ends, begun)
             await self._fall_back(name, ended, back)
         except Unavailable:
             back.forget()
@@ -426,11 +444,9 @@ class Follower:
         except BrokerError as failure:
             back.forget()
             await self._target.ping()
-            ended.retry_s = min(max(PAUSE_FIRST_S, 2 * ended.retry_s), PAUSE_MAX_S)
-            ended.due = time.monotonic() + ended.retry_s
+            ended.failed()
             error = reason_of(failure)
-        if error != ended.error or time.monotonic() - ended.reported_at >= REPORT_S:
-            ended.error, ended.reported_at = error, time.monotonic()
+        if ended.takes(error):
             self._report(ended.report(self.link.name))
         return moved
 
@@ -444,9 +460,7 @@ class Follower:
     async def _fall_back(self, name: str, ended: _Ended, back: LinkedTopic | KafkaReturn) -> None:
         """Propose to follow the topic again, if a fall-back waits and the source has everything."""
         closing = self._closing.get(name)
-        if closing is None or not back.is_complete:
-            return
-        if time.monotonic() - ended.rests_since < closing.quiet_ms / 1e3:
+        if closing is None or not back.is_complete or not ended.rests(closing):
             return
         await self._target.link_topic(name, self.link.name)
         ended.is_locked = True
