@@ -185,6 +185,7 @@ class LinkReport(msgspec.Struct, frozen=True):
             that request has ended.
         groups: the groups whose offsets the link carries, in reports without a topic.
         group_error: why the offsets of groups are not carried.
+        topics: number of topics that the link has found, in reports without a topic; -1 before it has searched for them.
     """
 
     link: str
@@ -206,6 +207,7 @@ class LinkReport(msgspec.Struct, frozen=True):
     groups: tuple[GroupReport, ...] = ()
     group_error: str = ""
     settings: str = ""
+    topics: int = -1
 
 
 class PlannedTopic(msgspec.Struct, frozen=True):
@@ -263,6 +265,12 @@ class LinkView:
         if not self.reports:
             return STARTING
         return FAILING if self.error else RUNNING
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each topic that the link has found has a report, so that ``reports`` has all topics."""
+        found = self.reports[""].topics if "" in self.reports else -1
+        return 0 <= found <= sum(1 for _ in self.topics())
 
     @property
     def error(self) -> str:

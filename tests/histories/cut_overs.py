@@ -79,6 +79,7 @@ class Round:
     first_here_at: float = 0.0
     may_produce: asyncio.Event = field(default_factory=asyncio.Event)
     is_over: bool = False
+    failure: BaseException | None = None  # of the producer, the last
     producing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def produce(self) -> None:
@@ -86,9 +87,11 @@ class Round:
         while not self.is_over:
             await self.may_produce.wait()
             url = self.producer_url
-            with suppress(*LOST):
+            try:
                 async with connected(url) as client:
                     await self._send_all(client, url)
+            except LOST as failure:
+                self.failure = failure
             await asyncio.sleep(0.02)
 
     async def _send_all(self, client: WireClient, url: str) -> None:
@@ -194,7 +197,7 @@ class World:
         while time.monotonic() < end:
             with suppress(Failed, *LOST):
                 found = await asyncio.to_thread(admin.request, "POST", f"links/{LINK}/{verb}", body)
-                if all(row["phase"] == phase.value for row in found["topics"]):
+                if found["topics"] and all(row["phase"] == phase.value for row in found["topics"]):
                     return
             await asyncio.sleep(0.02)
         state = admin.request("GET", f"links/{LINK}")
@@ -268,7 +271,9 @@ class World:
         end = time.monotonic() + END_S
         while not round_.first_here_at:
             if time.monotonic() > end:
-                raise Wrong(f"nothing can be written url={url} topic={round_.topic}\n{self.broker.log_text()[-3000:]}")
+                state = AdminApi(self.broker.url("http")).request("GET", f"links/{LINK}")
+                where = f"url={url} topic={round_.topic} failure={round_.failure!r} state={state}"
+                raise Wrong(f"nothing can be written {where}\n{self.broker.log_text()[-3000:]}")
             await asyncio.sleep(0.01)
         return round_.first_here_at - round_.stopped_at
 

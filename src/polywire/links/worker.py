@@ -355,6 +355,7 @@ class Follower:
         for name in self._fallen_back.keys() & self._tasks.keys():
             self._tasks[name].fall_back_s = time.monotonic() - self._fallen_back.pop(name)
         self.order(self.link, self._closing)
+        self._report_link(topics=len(self._tasks) + len(self._ended))
 
     async def _step(self, source: WireClient, task: _TopicTask) -> bool:
         begun, moved, error = time.monotonic(), False, ""

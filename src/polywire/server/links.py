@@ -282,7 +282,7 @@ class Links(WorkerProcess):
 
     async def cancel_cut_over(self, name: str, patterns: Sequence[str]) -> LinkView:
         """Let the link follow the topics as before. Topics that were cut over remain so. Raises Missing."""
-        topics = self._matching(self._definition(name), patterns)
+        topics = self._known(self._definition(name), patterns)
         while True:
             held = [topic for topic, waiting in self._closing.get(name, {}).items() if waiting.closing.is_held]
             if not set(held) & set(topics):
@@ -293,17 +293,24 @@ class Links(WorkerProcess):
         return self._chosen(name, topics)
 
     def _matching(self, link: LinkDefinition, patterns: Sequence[str]) -> list[str]:
-        """Return the topics of a link that match; none if the link has not found its topics yet.
+        """Return the topics of a link that match; none if the link has not found all its topics yet.
 
-        Raises Missing(TOPIC_MISSING) for a name or pattern without one.
+        After a start of the broker, a part of them would be taken for all. Raises Missing(TOPIC_MISSING) for a name or
+        pattern without one.
         """
-        known = sorted(
-            {topic for topic in self._reports.get(link.name, {}) if topic} | {c.topic for c in link.cut_overs}
+        if not self._view(link).is_complete:
+            return []
+        for pattern in patterns:
+            if not self._known(link, [pattern]):
+                raise missing(ErrorCode.TOPIC_MISSING, "topic", pattern, self._known(link), facts=f"link={link.name!r}")
+        return self._known(link, patterns)
+
+    def _known(self, link: LinkDefinition, patterns: Sequence[str] = ()) -> list[str]:
+        """Return the topics that match among those that were reported or cut over, sorted."""
+        known = {report.topic for report in self._view(link).topics()} | {c.topic for c in link.cut_overs}
+        return sorted(
+            [topic for topic in known if not patterns or any(matches(pattern, topic) for pattern in patterns)]
         )
-        for pattern in patterns if known else ():
-            if not any(matches(pattern, topic) for topic in known):
-                raise missing(ErrorCode.TOPIC_MISSING, "topic", pattern, known, facts=f"link={link.name!r}")
-        return [topic for topic in known if not patterns or any(matches(pattern, topic) for pattern in patterns)]
 
     def _are_in(self, phase: Phase, name: str, topics: Sequence[str]) -> bool:
         reports = self._reports.get(name, {})

@@ -40,6 +40,14 @@ def test_the_state_of_a_link_is_that_of_its_worst_topic() -> None:
     assert (view.state, view.error) == ("failing", "reason")
 
 
+def test_a_view_is_complete_with_a_report_of_each_topic() -> None:
+    whole, topic = LinkReport("old", topics=2), LinkReport("old", "a")
+    assert not LinkView(LINK, {}).is_complete
+    assert not LinkView(LINK, {"": LinkReport("old"), "a": topic}).is_complete
+    assert not LinkView(LINK, {"": whole, "a": topic}).is_complete
+    assert LinkView(LINK, {"": whole, "a": topic, "b": topic}).is_complete
+
+
 def test_create_pause_resume_and_delete(site: Site) -> None:
     assert ask(site, "POST", "/links/new", {**NEW, "dry_run": True})[1]["topics"][0]["records"] == 9
     assert ask(site, "GET", "/links/new")[0] == 404
