@@ -115,7 +115,8 @@ def test_a_default_http_port_in_use_is_logged_and_does_not_prevent_a_start(tmp_p
 
 def test_http_modules_are_not_loaded_at_the_start() -> None:
     code = (
-        f"import polywire, polywire.cli.main, sys; print(*(name for name in {LOADED_LATER!r} if name in sys.modules))"
+        "import polywire.cli.main, polywire.server.lifecycle, sys;"
+        f" print(*(name for name in {LOADED_LATER!r} if name in sys.modules))"
     )
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=child_environment(), check=True

@@ -13,17 +13,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Final
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from functools import cache
+from typing import TYPE_CHECKING, Final
 
 from polywire.escaping import escaped, escaped_json
 
+if TYPE_CHECKING:  # imported with the first message, because that takes a tenth of the start of a command
+    from rich.console import Console
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 TABLE_WIDTH_MAX: Final = 1_000  # fits a name of 511 bytes and a few numbers
-notes = Console(stderr=True, highlight=False)
 
 
 class Failed(Exception):
@@ -39,9 +38,17 @@ class ListFormat(Enum):
     CSV = "csv"
 
 
+@cache
+def notes() -> Console:
+    """Return the console of messages, which is standard error."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
 def note(text: str, *, style: str | None = None) -> None:
     """Print a message to standard error as a single line."""
-    notes.print(escaped(text), style=style, markup=False, soft_wrap=True)
+    notes().print(escaped(text), style=style, markup=False, soft_wrap=True)
 
 
 def print_list(rows: Sequence[Mapping[str, object]], *, columns: Sequence[str], form: ListFormat) -> None:
@@ -68,6 +75,10 @@ def _for_output(row: Mapping[str, object]) -> dict[str, object]:
 
 def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
     """Print a table whose columns are as wide as their content, because a truncated name could not be copied."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         numeric = bool(rows) and all(isinstance(row[column], int | None) for row in rows)

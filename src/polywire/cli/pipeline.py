@@ -109,13 +109,13 @@ def run(
     from polywire.spark.sessions import session
 
     is_shared = SparkSession.getActiveSession() is not None  # the caller created the session and stops it itself
-    with notes.status("starting Spark"):
+    with notes().status("starting Spark"):
         spark = _started(lambda: session(f"polywire-{name}", master=master, **chosen))
     if not trace and not is_shared:
         spark.sparkContext.setLogLevel("OFF")  # the error is printed below on one line
     try:
         if "on_progress" not in inspect.signature(function).parameters:
-            with notes.status(f"running {name}"):
+            with notes().status(f"running {name}"):
                 return _report(name, function(spark, **settings))
         with progress_bar(name, console=notes) as on_progress:
             run_result = function(spark, **settings, on_progress=on_progress)

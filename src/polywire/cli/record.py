@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
 from polywire.cli.output import format_time, note, notes, parse_time_us
@@ -666,6 +665,8 @@ class Speed:
     """
 
     def __init__(self, verb: str) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
         self._begun = time.monotonic()
         self._progress = Progress(
             SpinnerColumn(),
@@ -673,9 +674,9 @@ class Speed:
             BarColumn(pulse_style="cyan"),
             TextColumn("{task.fields[rate]}"),
             TimeElapsedColumn(),
-            console=notes,
+            console=notes(),
             transient=True,
-            disable=not notes.is_terminal,
+            disable=not notes().is_terminal,
         )
         self._task = self._progress.add_task(verb, total=None, rate="")
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from polywire.http.process import Links, Process
 
 TOPICS_MAX: Final = 1_000  # topics in one response
-CHECK_S: Final = 20.0  # time to check the source of a new link
 
 
 class LinkEndpoints:

@@ -17,11 +17,6 @@ from polywire.http.process import Process
 
 SQL_BYTES_MAX: Final = 64 * 1024  # SQL of one statement
 SQL_ROWS_MAX: Final = 10_000  # rows of a result; the first ones are returned
-SQL_RESULT_BYTES_MAX: Final = 4 * 1024 * 1024  # JSON of a result; the first rows are returned
-SQL_SECONDS_MAX: Final = 30  # duration of a query, in seconds, with starting its process
-SQL_MEMORY_BYTES_MAX: Final = 512 * 1024 * 1024  # memory of DuckDB for a query, which writes no temporary files
-SQL_QUERIES_MAX: Final = 4  # concurrent queries of one broker process
-SQL_QUERIES_OF_USER_MAX: Final = 2  # concurrent queries of one user, or of one address if there are no users
 SQL_ID_CHARS_MAX: Final = 100  # characters of the id that a client chooses for a query
 
 

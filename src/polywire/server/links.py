@@ -21,7 +21,6 @@ from polywire import errors
 from polywire.broker.users import LINKS, Principal
 from polywire.choices import missing
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Unavailable
-from polywire.http.links import CHECK_S
 from polywire.link_orders import (
     REVERSIBLE,
     Closing,
@@ -53,6 +52,7 @@ SOURCE_CHARS_MAX: Final = 4_096
 PATTERNS_MAX: Final = 1_000
 PATTERN_CHARS_MAX: Final = 511
 CHECKS_MAX: Final = 4
+CHECK_S: Final = 20.0  # time to check the source of a new link
 LEASE_S: Final = 3.0  # a cut-over ends if its client does not ask for it in this time
 CHANGE_S: Final = 1.0  # for which a request waits for the end of a cut-over
 HELD_POLL_S: Final = 0.02
