@@ -13,6 +13,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # How all packages are installed: locked versions with hashes, no isolated builds, byte code compiled once at the end.
 INSTALL = $(PYTHON) -m pip install --require-hashes --no-compile --no-build-isolation --use-pep517 --quiet --progress-bar off
 
+# Prints how long a recipe line took; SECONDS is counted by the shell.
+TOOK := echo "  done in $$SECONDS s"
+
 SOURCES := $(wildcard src/polywire/*.py src/polywire/*/*.py src/polywire/*/*/*.py)
 COMPILED := $(if $(SOURCES),$(shell grep -lx "import cython" $(SOURCES)))
 DECLARED := $(wildcard src/polywire/*/*.pxd src/polywire/*/*/*.pxd)
@@ -176,14 +179,15 @@ $(VENV)/.made:
 
 # The base lock includes setuptools and cython, which builds without isolation need.
 $(VENV)/.base: requirements/base.lock $(VENV)/.made
-	@echo "installing what polywire needs"
-	@$(INSTALL) --only-binary :all: -r requirements/base.lock || $(INSTALL) -r requirements/base.lock
-	@$(PYTHON) -m compileall -q -j 0 $(VENV)/lib
+	@echo "installing what polywire needs (less than a minute)"
+	@$(INSTALL) --only-binary :all: -r requirements/base.lock || $(INSTALL) -r requirements/base.lock; \
+	$(PYTHON) -m compileall -q -j 0 $(VENV)/lib; \
+	$(TOOK)
 	@touch $@
 
 $(VENV)/.built: setup.py pyproject.toml src/polywire/build_info.py $(COMPILED) $(DECLARED) $(VENV)/.base
-	@echo "compiling $(words $(COMPILED)) modules"
-	@$(PYTHON) setup.py --quiet build_ext --inplace
+	@echo "compiling $(words $(COMPILED)) modules (about three minutes on two cores, once)"
+	@$(PYTHON) setup.py --quiet build_ext --inplace; $(TOOK)
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.built
@@ -194,7 +198,7 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.built
 
 $(VENV)/.demo: requirements/demo.lock $(VENV)/.base
 	@echo "installing Spark and the flights (about 450 MB, once)"
-	@$(INSTALL) -r requirements/demo.lock
+	@$(INSTALL) -r requirements/demo.lock; $(TOOK)
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.lock $(VENV)/.base

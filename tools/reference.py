@@ -34,7 +34,7 @@ from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.errors import WIRE_ERRORS
 from polywire.protocols.kafka.configs import TOPIC_CONFIGS
 from polywire.protocols.polywire.errors import CODES, KINDS
-from polywire.server import lifecycle
+from polywire.server import lifecycle, queries
 from polywire.server.hub import ConnectionLimits
 from tests import specs
 from tests.behaviour.wires import WIRES
@@ -49,7 +49,7 @@ from tools.markdown import MADE, table
 DOCS: Final = Path(__file__).parents[1] / "docs"
 FOLDER: Final = DOCS / "reference"
 LEDGERS: Final = Path(__file__).parents[1] / "tests" / "specs" / "pages"
-HTTP_LIMITS: Final = (session, records, encoding, api, users, dead_letters, lag, sql)
+HTTP_LIMITS: Final = (session, records, encoding, api, users, dead_letters, lag, sql, queries)
 _CONSTANT: Final = re.compile(r"^([A-Z]\w*_MAX): Final = [^#\n]+  # (.+)$", re.MULTILINE)
 
 OPTION_COLUMNS: Final = ("option", "default", "environment", "meaning")

@@ -4,7 +4,8 @@ One shell runs all blocks marked `sh`, from the page's beginning to its end. A b
 `title="name"` is saved under that name. A block marked `text` after commands is their expected output, where `…` stands
 for any text and a line `…` for any lines. Other blocks are ignored.
 
-The ports of the page are replaced by free ones, and `pip` only checks that what the page installs is there.
+The ports of the page are replaced by free ones, and `pip` only checks that what the page installs is there. `polywire dev`
+runs in the background, because the reader continues in another terminal.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ PAGE_SECONDS_MAX: Final = 300
 PROGRESS: Final = re.compile(r"(starting|stopping) … seconds=|waiting for a broker ")  # also printed on a slow machine
 END_OF_BLOCK: Final = "=== end of block "
 ANYTHING: Final = "…"
+DEV: Final = re.compile(r"polywire dev$", re.M)
+DEV_IN_BACKGROUND: Final = (
+    "polywire dev > dev.log 2>&1 &\nuntil grep -q ^ready dev.log; do kill -0 $! && sleep 0.1; done"
+)
 
 PIP: Final = """\
 #!/bin/sh
@@ -118,6 +123,7 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     given = dict(zip(named, free_ports(len(named)), strict=True))
 
     def here(text: str) -> str:
+        text = DEV.sub(DEV_IN_BACKGROUND, text)
         return re.sub(r"\b(?:" + "|".join(given) + r")\b", lambda match: given[match[0]], text)
 
     page = read_page(path.read_text("utf-8"))

@@ -18,7 +18,7 @@ import pytest
 from polywire.client.sync import SyncClient
 from polywire.http.sql import SQL_ROWS_MAX
 from polywire.records.columns import Record
-from polywire.server.queries import QUERIES_OF_USER_MAX, SECONDS_MAX
+from polywire.server.queries import SQL_QUERIES_OF_USER_MAX, SQL_SECONDS_MAX
 from tests.broker_process import BrokerProcess
 
 pytest.importorskip("duckdb", reason="NOT TRIED: DuckDB is not installed (extra duckdb)")
@@ -146,12 +146,12 @@ def test_a_query_is_cancelled(broker: BrokerProcess, pool: ThreadPoolExecutor) -
     assert ask(broker, "DELETE", "/sql/mine")[0] == 200
     assert "cancelled" in message(query.result())
     assert not processes(broker)
-    assert time.monotonic() - begun < SECONDS_MAX
+    assert time.monotonic() - begun < SQL_SECONDS_MAX
     assert ask(broker, "DELETE", "/sql/mine")[0] == 404
 
 
 def test_a_query_beyond_the_limit_is_rejected(broker: BrokerProcess, pool: ThreadPoolExecutor) -> None:
-    queries = [started(broker, pool, f"number-{number}") for number in range(QUERIES_OF_USER_MAX)]
+    queries = [started(broker, pool, f"number-{number}") for number in range(SQL_QUERIES_OF_USER_MAX)]
     status, found = run(broker, "select 1")
     assert (status, found["error"]["code"]) == (503, "busy")
     assert "this id" in message(run(broker, "select 1", "number-0"))
@@ -177,7 +177,7 @@ def test_a_broker_that_stops_or_is_killed_leaves_no_process(tmp_path: Path, pool
         query = started(broker, pool)
         pids, begun = processes(broker), time.monotonic()
         assert broker.stop() == 0
-        assert time.monotonic() - begun < SECONDS_MAX / 2
+        assert time.monotonic() - begun < SQL_SECONDS_MAX / 2
         assert not any(map(is_running, pids))
         assert query.result()[1]["error"]["code"] == "stopping"
     with BrokerProcess(tmp_path / "data", wires=("polywire", "http")) as broker:

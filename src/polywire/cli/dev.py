@@ -1,12 +1,15 @@
 """``polywire dev``: a local broker with all protocols and a sample topic that receives records.
 
-Without ``--data-dir`` the data is deleted at the end.
+Without ``--data-dir`` the data is deleted at the end. The listeners have the addresses of ``polywire serve``, also those
+from the environment.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,13 +21,14 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from polywire.cli.output import note
+from polywire.cli.serve import VARIABLES
 from polywire.cli.usage import examples
 from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from polywire.errors import BrokerError, Conflict
 from polywire.records.columns import Record
 from polywire.server import lifecycle, startup
-from polywire.server.config import ServeConfig
+from polywire.server.config import HTTP, WIRES, ServeConfig
 from polywire.types import spell_address
 
 SAMPLE: Final = "sample"
@@ -32,6 +36,7 @@ SAMPLE_PARTITIONS: Final = 3
 SAMPLE_RECORDS: Final = 100
 SLOT_BYTES: Final = 17 * 1024 * 1024  # the smallest size that fits the largest request of every protocol
 READY_POLL_S: Final = 0.02
+DEFAULT_URL: Final = "polywire://127.0.0.1:9555"
 FREE_PORT: Final = "127.0.0.1:0"
 
 app = App(
@@ -64,21 +69,24 @@ def dev(
         temporary = Path(stack.enter_context(TemporaryDirectory(prefix="polywire-dev-")))
         ready = temporary / "ready.json"
         config = ServeConfig(data_dir=data_dir or temporary / "data", ready_file=ready, slot_bytes=SLOT_BYTES)
-        if free_ports:
-            config = _on_free_ports(config)
+        config = replace(config, **_addresses(FREE_PORT if free_ports else None))
         stopping = threading.Event()
         sampler = threading.Thread(target=_sample, args=(ready, rate, stopping), name="polywire-sample", daemon=True)
         sampler.start()
         try:
-            return startup.run(config)
+            code = startup.run(config)
         finally:
             stopping.set()
             sampler.join()
+        if code == lifecycle.EXIT_START and not free_ports:
+            note("if the ports are in use, run: polywire dev --free-ports")
+        return code
 
 
-def _on_free_ports(config: ServeConfig) -> ServeConfig:
-    at = FREE_PORT
-    return replace(config, flux=at, cursus=at, kafka=at, kafka07=at, iggy=at, polywire=at, http=at)
+def _addresses(everywhere: str | None) -> dict[str, Any]:
+    """Return the addresses that are not the defaults, by listener."""
+    found = {name: everywhere or os.environ.get(f"{VARIABLES}{name.upper()}") for name in (*WIRES, HTTP)}
+    return {name: address for name, address in found.items() if address is not None}
 
 
 def _sample(ready: Path, rate: float, stopping: threading.Event) -> None:
@@ -105,13 +113,23 @@ async def _produce_samples(
     client = await connect(url)
     try:
         number = await _create_sample_topic(client)
-        print(json.dumps({name: _url(name, listener) for name, listener in listeners.items()}), flush=True)
-        note(f"ready topic={SAMPLE} records={number}; try: polywire record tail {SAMPLE} --address {url}")
+        urls = {name: _url(name, listener) for name, listener in listeners.items()}
+        print(introduction_of(urls) if sys.stdout.isatty() else json.dumps(urls), flush=True)
+        address = "" if url == DEFAULT_URL else f" --address {url}"
+        note(f"ready topic={SAMPLE} records={number}; try: polywire record tail {SAMPLE}{address}")
         while not await asyncio.to_thread(stopping.wait, 1 / rate if rate else None):
             await client.produce(SAMPLE, [_record(number)])
             number += 1
     finally:
         await client.close()
+
+
+def introduction_of(urls: dict[str, str]) -> str:
+    """Return what a newcomer reads: where the listeners are, and what to try."""
+    lines = [f"  {name:9} {urls[name]}" for name in (*sorted(urls.keys() - {HTTP}), HTTP)]
+    return "\n".join(
+        ["", "Every protocol reads and writes the same topics. The console is at the last address.", *lines, ""]
+    )
 
 
 async def _create_sample_topic(client: WireClient) -> int:

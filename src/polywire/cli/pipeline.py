@@ -117,7 +117,7 @@ def run(
         if "on_progress" not in inspect.signature(function).parameters:
             with notes().status(f"running {name}"):
                 return _report(name, function(spark, **settings))
-        with progress_bar(name, console=notes) as on_progress:
+        with progress_bar(name, console=notes()) as on_progress:
             run_result = function(spark, **settings, on_progress=on_progress)
         return _report(name, run_result)
     except PySparkException as error:

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from polywire.server.hub import Hub
     from polywire.server.readiness import ReadinessDriver
 
-RESULT_BYTES_MAX: Final = 4 * 1024 * 1024  # JSON of a result; the first rows are returned
-SECONDS_MAX: Final = 30  # duration of a query, in seconds, with starting its process
-MEMORY_BYTES_MAX: Final = 512 * 1024 * 1024  # memory of DuckDB for a query, which writes no temporary files
-QUERIES_MAX: Final = 4  # concurrent queries of one broker process
-QUERIES_OF_USER_MAX: Final = 2  # concurrent queries of one user, or of one address if there are no users
+SQL_RESULT_BYTES_MAX: Final = 4 * 1024 * 1024  # JSON of a result; the first rows are returned
+SQL_SECONDS_MAX: Final = 30  # duration of a query, in seconds, with starting its process
+SQL_MEMORY_BYTES_MAX: Final = 512 * 1024 * 1024  # memory of DuckDB for a query, which writes no temporary files
+SQL_QUERIES_MAX: Final = 4  # concurrent queries of one broker process
+SQL_QUERIES_OF_USER_MAX: Final = 2  # concurrent queries of one user, or of one address if there are no users
 DONE: Final = "done"
 FAILED: Final = "failed"
 REJECTED: Final = "rejected"
@@ -80,12 +80,12 @@ class Queries:
             self.outcomes[outcome] += 1
 
     async def _run(self, query: _Query, statement: str, rows_max: int) -> bytes:
-        order = SqlOrder(statement, rows_max, RESULT_BYTES_MAX, MEMORY_BYTES_MAX, SECONDS_MAX, THREADS)
+        order = SqlOrder(statement, rows_max, SQL_RESULT_BYTES_MAX, SQL_MEMORY_BYTES_MAX, SQL_SECONDS_MAX, THREADS)
         self._running.add(query)
         query.task = task = asyncio.get_running_loop().create_task(self._execute(query.caller, order))
         task.add_done_callback(partial(self._ended, query))
         try:
-            done, _ = await asyncio.wait({task}, timeout=SECONDS_MAX)
+            done, _ = await asyncio.wait({task}, timeout=SQL_SECONDS_MAX)
         finally:
             task.cancel()
         if not done:
@@ -98,7 +98,7 @@ class Queries:
             raise Invalid(ErrorCode.INVALID_REQUEST, "the query was cancelled")
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"query took too long: read fewer records, or aggregate less limit_s={SECONDS_MAX}",
+            f"query took too long: read fewer records, or aggregate less limit_s={SQL_SECONDS_MAX}",
         )
 
     def _ended(self, query: _Query, task: asyncio.Task[bytes]) -> None:
@@ -113,8 +113,8 @@ class Queries:
         if query.name and self._named(query.caller, query.name):
             raise Busy(ErrorCode.BUSY, f"a query with this id is running id={query.name!r}")
         for count, limit, noun in (
-            (len(own), QUERIES_OF_USER_MAX, "your queries"),
-            (len(self._running), QUERIES_MAX, "queries"),
+            (len(own), SQL_QUERIES_OF_USER_MAX, "your queries"),
+            (len(self._running), SQL_QUERIES_MAX, "queries"),
         ):
             if count >= limit:
                 raise Busy(
@@ -198,7 +198,7 @@ def _error(reply: SqlReply) -> BrokerError:
 def _no_result(code: int | None) -> BrokerError:
     """Return the error for a process that has ended without a result."""
     if code == -signal.SIGABRT:  # a library could not allocate memory
-        message = f"query needs too much memory: select fewer rows or columns limit={MEMORY_BYTES_MAX}"
+        message = f"query needs too much memory: select fewer rows or columns limit={SQL_MEMORY_BYTES_MAX}"
         return Invalid(ErrorCode.INVALID_REQUEST, message)
     reason = f"signal={signal.Signals(-code).name}" if code is not None and code < 0 else f"exit_code={code}"
     return Busy(ErrorCode.BUSY, f"the process of the query ended unexpectedly: try again {reason}")
