@@ -355,7 +355,10 @@ _DRAWN = "one place of a drawn layout, between others that are used"
 ALLOWED: Final[Mapping[str, str]] = {
     "stale_modules": "asked by the test suite before it runs: compiled modules older than their sources",
     "BulkConnection.produce_all": "for users, beside the verbs that Spark uses",
+    "BrokerThread.disconnect": "for users",
     "forget_memory": "for users",
+    "BrokerThread.lose_acknowledgement": "for users",
+    "pytest_configure": "called by pytest",
     "MemoryObjects.heal": "for users: cancels the faults that have not happened yet",
     "MemoryObjects.deliver": "for users: applies the requests that a fault has delayed",
     "Page.value_bytes": "for users of the admin API, whose answer the page is",

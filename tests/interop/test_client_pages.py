@@ -18,6 +18,7 @@ import pytest
 import polywire
 from polywire.testing import RunningBroker, broker
 from tests.e2e.followed_page import Page, matches, read_page
+from tests.installed_clients import installed
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = ROOT / "docs" / "develop"
@@ -68,14 +69,6 @@ def variable(name: str) -> str:
 
 def tool(name: str) -> str:
     return shutil.which(name) or pytest.skip(f"{name} is missing: the page was NOT followed")
-
-
-def installed(client: str) -> str:
-    """Return the folder of a client that ``make dev`` has installed."""
-    folder = Path(os.environ.get("POLYWIRE_INTEROP") or ROOT / ".venv" / "interop") / client
-    if not folder.is_dir() or not any(folder.iterdir()):
-        pytest.skip(f"{folder} is missing or empty: the page was NOT followed (make dev)")
-    return str(folder)
 
 
 def printed_by(name: str, program: Path) -> str:

@@ -26,6 +26,7 @@ from polywire.server.memory import ReceiveMemory, Receiver
 from polywire.server.scheduling import IdlePoll, RunQueue
 
 SAMPLES_PER_S: Final = 100
+SWEEP_S: Final = 1.0  # interval of ``Hub.sweep``
 BOUNDS_S: Final = (
     *(0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),

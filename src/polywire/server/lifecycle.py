@@ -36,7 +36,7 @@ from polywire.server.audit import AuditLog
 from polywire.server.bucket import open_in_bucket
 from polywire.server.config import AUTO, EPOLL, HTTP, OFF, TLS_SUFFIX, Address, ServeConfig
 from polywire.server.file_permissions import close_to_others, make_private
-from polywire.server.hub import ConnectionLimits, Hub
+from polywire.server.hub import SWEEP_S, ConnectionLimits, Hub
 from polywire.server.lines import LineLimit, set_up_log
 from polywire.server.link_tls import LinkTls
 from polywire.server.links import Links
@@ -113,7 +113,6 @@ HANDOVER_S: Final = 3.0  # time for a stopping process to release the data direc
 HANDOVER_POLL_S: Final = 0.05
 USERS_S: Final = 1.0  # time for the first process to report the users to a process that knows those of its last start
 FIRST_USERS_S: Final = 60.0  # the same, for a process that was never connected to the first one
-SWEEP_S: Final = 1.0
 DRAIN_POLL_S: Final = 0.02
 FLUSH_TIMEOUT_S: Final = 1.0  # time to send the last responses
 

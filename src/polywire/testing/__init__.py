@@ -9,9 +9,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, overload
 
 from polywire.errors import ErrorCode, Invalid
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from polywire.testing.process import BrokerProcess
+    from polywire.testing.thread import BrokerThread
 
 SLOT_MIB: Final = 17  # the smallest size of journal files in which the largest request of every protocol fits
 
@@ -36,10 +42,28 @@ class RunningBroker(Protocol):
         """End the broker without warning, like ``kill -9``. Acknowledged records survive."""
 
 
+@overload
+def broker(
+    *, process: Literal[False] = False, wires: Sequence[str] | None = None
+) -> AbstractContextManager[BrokerThread]: ...
+
+
+@overload
+def broker(
+    *, process: Literal[True], wires: Sequence[str] | None = None, data_dir: str | Path | None = None
+) -> AbstractContextManager[BrokerProcess]: ...
+
+
+@overload
+def broker(
+    *, process: bool = False, wires: Sequence[str] | None = None, data_dir: str | Path | None = None
+) -> AbstractContextManager[RunningBroker]: ...
+
+
 @contextmanager
 def broker(
     *, process: bool = False, wires: Sequence[str] | None = None, data_dir: str | Path | None = None
-) -> Iterator[RunningBroker]:
+) -> Iterator[Any]:
     """Run a broker on free ports inside a ``with`` block.
 
     Args:

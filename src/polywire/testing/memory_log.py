@@ -308,6 +308,8 @@ class MemoryLog:
         """If a test sets this, appends and changes raise Busy(DISK_FULL)."""
         self.crowded = False
         """If a test sets this, the log is congested."""
+        self.appended = 0
+        """Number of requests to append records so far."""
         self._on_relief: list[Callable[[], None]] = []
         self._loop = loop
         self._clock = clock
@@ -496,6 +498,7 @@ class MemoryLog:
 
     def _put(self, entry: _Entry) -> None:
         self._write_batch.append(entry)
+        self.appended += bool(entry.parts)
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._commit_scheduled)

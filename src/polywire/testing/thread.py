@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from polywire.clock import SystemClock
+from polywire.clock import SYSTEM_CLOCK
 from polywire.errors import ErrorCode, Invalid
 from polywire.server.config import Address, ServeConfig
-from polywire.server.hub import Hub
-from polywire.server.lifecycle import SWEEP_S
+from polywire.server.hub import SWEEP_S, Hub
 from polywire.server.listener import Listener, close_listeners, open_listeners
 from polywire.server.wires import factories_of
+from polywire.testing.faults import Faults, FaultyFactory
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.testing.process import WIRES, address_of, already_running, checked_wires, lasting_port
 
@@ -28,6 +29,21 @@ CALL_SECONDS_MAX: Final = 30.0
 ENDING_PASSES: Final = 50
 
 T = TypeVar("T")
+
+
+class _AdvancedLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time a test advances. Implements ``Clock``, so the broker's timers and its clock agree."""
+
+    advanced_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.advanced_s
+
+    def now_us(self) -> int:
+        return SYSTEM_CLOCK.now_us() + round(self.advanced_s * 1e6)
+
+    def monotonic(self) -> float:
+        return SYSTEM_CLOCK.monotonic() + self.advanced_s
 
 
 class BrokerThread:
@@ -80,7 +96,8 @@ class BrokerThread:
         if self._listeners:
             raise already_running()
         if self._memory is None:
-            self._loop = asyncio.new_event_loop()
+            self._loop = _AdvancedLoop()
+            self._faults = Faults(self._loop, lambda: self._running.log)
             self._thread = threading.Thread(target=self._loop.run_forever, name="polywire-broker", daemon=True)
             self._thread.start()
         self._call(self._open())
@@ -101,16 +118,62 @@ class BrokerThread:
         self._loop.close()
         self._memory = None
 
+    # Faults and time
+
+    def disconnect(self) -> None:
+        """Break all connections. Clients can connect again at once."""
+        self._call(self._abort_all())
+
+    @contextmanager
+    def delay(self, seconds: float) -> Iterator[None]:
+        """Let each request wait for ``seconds`` before it is executed."""
+        self._faults.delay_s = seconds
+        try:
+            yield
+        finally:
+            self._faults.delay_s = 0.0
+
+    def lose_acknowledgement(self) -> None:
+        """Break the connection of the next client that appends records, after they are stored, instead of responding."""
+        self._faults.lost += 1
+
+    @contextmanager
+    def disk_full(self) -> Iterator[None]:
+        """Reject everything that would be stored, with the error that each protocol has for a full disk."""
+        self._running.log.disk_full = True
+        try:
+            yield
+        finally:
+            self._running.log.disk_full = False
+
+    def advance(self, seconds: float) -> None:
+        """Advance the broker's time, and run the timers that become due.
+
+        Members that have sent no heartbeat for their session timeout leave their group, retention removes old records,
+        and so on. A periodic task runs once. The time of clients does not change.
+        """
+        self._call(self._advance(seconds))
+
+    async def _advance(self, seconds: float) -> None:
+        self._loop.advanced_s += seconds
+        for _ in range(ENDING_PASSES):  # a timer may start others
+            await asyncio.sleep(0)
+
+    @property
+    def _running(self) -> MemoryBroker:
+        assert self._memory is not None, "it was started"
+        return self._memory
+
     async def _open(self) -> None:
-        loop = asyncio.get_running_loop()
         if self._memory is None:
-            self._memory = MemoryBroker(loop=loop, clock=SystemClock())
+            self._memory = MemoryBroker(loop=self._loop, clock=self._loop)
         else:
             self._memory.restart()
         broker = self._memory.broker
         addresses = {wire: Address(*(self.addresses.get(wire) or (HOST, lasting_port()))) for wire in self._wires}
         self._hub = Hub(broker, identities=broker.access)
-        self._listeners = await open_listeners(self._hub, addresses, factories_of(broker, ServeConfig()))
+        factories = [FaultyFactory(factory, self._faults) for factory in factories_of(broker, ServeConfig())]
+        self._listeners = await open_listeners(self._hub, addresses, factories)
         self.addresses = {one.name: (one.address.host, one.address.port) for one in self._listeners}
         self._sweeping = asyncio.ensure_future(self._sweep())
 
@@ -128,15 +191,17 @@ class BrokerThread:
         for listener in listeners:
             for listening in listener.server.sockets:
                 self._loop.remove_reader(listening.fileno())
+        await self._abort_all()
+        close_listeners(listeners)
+
+    async def _abort_all(self) -> None:
         for _ in range(ENDING_PASSES):
             for peer in list(self._hub.connections):
                 peer.abort()  # aborted, because a broker that is killed logs nothing
             await asyncio.sleep(0)
-        close_listeners(listeners)
 
     async def _end(self) -> None:
-        assert self._memory is not None, "it was started"
-        self._memory.broker.close()
+        self._running.broker.close()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(CALL_SECONDS_MAX)

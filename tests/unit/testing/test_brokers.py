@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from polywire.errors import Invalid, Unavailable
 from polywire.testing import broker, process
 from polywire.testing.process import WIRES, child_environment
 from polywire.testing.thread import BrokerThread, forget_memory
+from tests.installed_clients import installed
 from tests.processor import processor_used
 
 
@@ -138,14 +140,53 @@ def test_topics_are_their_own(polywire_client, polywire_topic):
 """
 
 
-def test_pytest_fixtures(tmp_path: Path) -> None:
-    (tmp_path / "test_application.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "polywire.testing.plugin", "-W", "error"]
+ASYNC_TESTS = """
+import pytest
+
+pytestmark = pytest.mark.MARKER
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+async def test_an_async_client(polywire_async_client, polywire_topic):
+    await polywire_async_client.send(polywire_topic, "hello", partition=0)
+    assert [record.text for record in await polywire_async_client.fetch(polywire_topic, 0, 0)] == ["hello"]
+
+
+async def test_a_fresh_broker(polywire_fresh_broker, polywire_broker):
+    assert polywire_fresh_broker.addresses != polywire_broker.addresses
+"""
+
+
+def run_pytest(folder: Path, *plugins: str, path: str = "", setting: str = "") -> str:
+    options = [word for plugin in ("polywire.testing.plugin", *plugins) for word in ("-p", plugin)]
+    command = [sys.executable, "-m", "pytest", "-q", *options, "-W", "error"]
+    command += ["-o", setting] if setting else []
     environment = {**child_environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], *filter(None, [path])])
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "2 passed" in ended.stdout
+    return ended.stdout
+
+
+def test_pytest_fixtures(tmp_path: Path) -> None:
+    (tmp_path / "test_application.py").write_text(TESTS)
+    assert "2 passed" in run_pytest(tmp_path)
+
+
+def test_fixtures_of_async_tests_with_anyio(tmp_path: Path) -> None:
+    (tmp_path / "test_application.py").write_text(ASYNC_TESTS.replace("MARKER", "anyio"))
+    assert "2 passed" in run_pytest(tmp_path, "anyio")
+
+
+def test_fixtures_of_async_tests_with_pytest_asyncio(tmp_path: Path) -> None:
+    (tmp_path / "test_application.py").write_text(ASYNC_TESTS.replace("MARKER", "asyncio"))
+    path, setting = installed("pytest-asyncio-1.5.0"), "asyncio_default_fixture_loop_scope=function"
+    assert "2 passed" in run_pytest(tmp_path, "asyncio", path=path, setting=setting)
 
 
 def test_threads_get_distinct_ports() -> None:
