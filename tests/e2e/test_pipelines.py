@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from polywire.cli import main
@@ -15,9 +16,11 @@ from polywire.cli.usage import EXIT_DONE, EXIT_FAILED
 from polywire.client.arrow import arrow_to_batches
 from polywire.errors import Invalid
 from polywire.spark.functions import CORRUPT
+from polywire.spark.pipelines.expectations import Expectations
 from polywire.spark.pipelines.land import land
 from polywire.spark.pipelines.quality import quality
 from polywire.spark.pipelines.queries import QUERY_ID, parsed, topic_rows
+from polywire.spark.pipelines.refine import refine
 from polywire.spark.pipelines.state import state
 from polywire.spark.pipelines.tables import TableFormat, listed_files
 from polywire.spark.pipelines.windows import windows
@@ -79,8 +82,118 @@ def test_land_into_delta_is_exactly_once(spark: SparkSession, served: Served, to
     batch = spark.createDataFrame([(99,)], "id int")
     spark.sparkContext.setLocalProperty(QUERY_ID, "a-query")
     for number in (0, 1, 1, 0):
-        tables.append_delta(batch, number, tables.Table(tmp_path / "again", TableFormat.DELTA))
+        tables.write_delta(batch, number, tables.Table(tmp_path / "again", TableFormat.DELTA))
     assert deltalake.DeltaTable(str(tmp_path / "again")).to_pyarrow_table().num_rows == 2
+
+
+def test_rows_that_do_not_meet_an_expectation_are_kept_or_dropped(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path
+) -> None:
+    put(served, topic, [{"id": 1, "n": 5}, {"id": 2, "n": -5}, {"id": 3}, {"n": 7}, b"broken"])
+    ran = land(
+        spark,
+        served.address,
+        topic,
+        tmp_path / "table",
+        tmp_path / "checkpoint",
+        parse="json:id int, n int",
+        expect="small: n < 6",
+        expect_or_drop={"identified": "id IS NOT NULL"},
+    )
+    assert (ran.unmet, ran.corrupt) == ({"small": 2, "identified": 1}, 1)
+    assert "2 rows do not meet the expectation 'small'" in ran.problems
+    rows = spark.read.parquet(str(tmp_path / "table")).orderBy("_offset").collect()
+    assert [(row["id"], row["_corrupt"]) for row in rows] == [
+        (1, None),
+        (2, None),
+        (3, None),
+        (None, "not a JSON object"),
+    ]
+
+
+def test_a_job_fails_at_the_first_row_that_does_not_meet_an_expectation(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path
+) -> None:
+    put(served, topic, [{"n": 5}, b"broken", {"n": -5}])
+    places = served.address, topic, tmp_path / "table", tmp_path / "checkpoint"
+    with pytest.raises(PySparkException, match=f"'positive' is not met: n > 0 topic={topic} partition=0 offset=2"):
+        land(spark, *places, parse="json:n int", expect_or_fail="positive: n > 0")
+    assert not listed_files(tmp_path / "table")
+
+
+def test_refined_records_that_do_not_meet_an_expectation_are_dead_letters(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path
+) -> None:
+    put(served, topic, [{"n": 5}, {"n": -5}, b"broken"])
+    ran = refine(
+        spark,
+        served.address,
+        topic,
+        f"{topic}-out",
+        tmp_path / "checkpoint",
+        "json:n int",
+        dead=f"{topic}-dead",
+        expect_or_drop="positive: n > 0",
+    )
+    assert (ran.unmet, ran.corrupt) == ({"positive": 1}, 1)
+    letters = topic_rows(spark, served.address, f"{topic}-dead", headers=True).orderBy("offset").collect()
+    reasons = [bytes(dict(row["headers"])["dead.reason"]) for row in letters]
+    assert sorted(reasons) == [b"not a JSON object", b"the expectation 'positive' is not met: n > 0"]
+    [row] = topic_rows(spark, served.address, f"{topic}-out").collect()
+    assert bytes(row["value"]) == b'{"n": 5}'
+
+
+@pytest.mark.parametrize(
+    "text", ["positive", "positive:", ": n > 0", "a: n > 0; a: n < 9", "; ".join(f"n{n}: true" for n in range(101))]
+)
+def test_expectations_of_another_form_are_refused(text: str) -> None:
+    with pytest.raises(Invalid, match=r"another form|the same name|too many"):
+        Expectations(text)
+    with pytest.raises(Invalid, match="the same name"):
+        Expectations({"a": "n > 0"}, "a: n < 9")
+
+
+def test_land_merges_by_columns(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+
+    def landed(**more: object) -> list[tuple[object, ...]]:
+        ran = land(
+            spark,
+            served.address,
+            topic,
+            tmp_path / "table",
+            tmp_path / "checkpoint",
+            parse="json:id int, n int",
+            table_format="delta",
+            merge_by=["_key"],
+        )
+        assert ran.records == more["records"]
+        rows = deltalake.DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()
+        return sorted((row["_key"], row["n"], row["_corrupt"]) for row in rows)
+
+    def put_keyed(*records: tuple[bytes | None, bytes | None]) -> None:
+        keys, values = zip(*records, strict=True)
+        columns = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
+        for batch in arrow_to_batches(pa.record_batch(columns)):
+            served.connection.produce(topic, 0, [batch])
+
+    served.connection.create_topic(topic, 1)
+    put_keyed((b"a", b'{"n": 1}'), (b"b", b'{"n": 1}'), (b"a", b'{"n": 2}'), (b"c", None))
+    assert landed(records=4) == [(b"a", 2, None), (b"b", 1, None)]
+    put_keyed((b"a", None), (b"b", b'{"n": 3}'), (b"d", b"broken"), (b"b", b'{"n": 4}'), (b"e", b'{"n": 5}'))
+    assert landed(records=5) == [(b"b", 4, None), (b"d", None, "not a JSON object"), (b"e", 5, None)]
+    assert landed(records=0) == [(b"b", 4, None), (b"d", None, "not a JSON object"), (b"e", 5, None)]
+
+
+@pytest.mark.parametrize(("kind", "columns"), [("parquet", ["_key"]), ("delta", ["nothing"])])
+def test_a_merge_that_cannot_be_done_is_refused(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path, kind: str, columns: list[str]
+) -> None:
+    pytest.importorskip("deltalake")
+    put(served, topic, [{"n": 5}])
+    places = served.address, topic, tmp_path / "table", tmp_path / "checkpoint"
+    with pytest.raises(Invalid, match=r"table_format=delta|no such column"):
+        land(spark, *places, parse="json:n int", table_format=kind, merge_by=columns)
 
 
 def test_a_table_format_that_cannot_be_written_is_refused(

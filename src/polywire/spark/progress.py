@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, Row
@@ -23,6 +23,7 @@ from polywire.spark.offsets import decode_offset, total_next
 
 POLL_INTERVAL_S: Final = 0.2
 OBSERVED: Final = "polywire"  # name under which ``observed`` reports its metrics
+UNMET: Final = "polywire-expectations"  # name of the counts of rows that do not meet an expectation
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class BatchProgress:
         left_out: number of rows that were not processed: late, or without a time.
         corrupt: number of values that could not be parsed.
         watermark: event time (ISO 8601) before which rows count as late; None if the query has no watermark.
+        unmet: number of rows that do not meet an expectation, by its name.
     """
 
     batch_id: int
@@ -44,6 +46,7 @@ class BatchProgress:
     left_out: int = 0
     corrupt: int = 0
     watermark: str | None = None
+    unmet: Mapping[str, int] = field(default_factory=dict)
 
 
 OnProgress = Callable[[BatchProgress], None]
@@ -51,8 +54,7 @@ OnProgress = Callable[[BatchProgress], None]
 
 def batch_progress(report: Mapping[str, Any]) -> BatchProgress:
     """Decode Spark's progress report."""
-    metrics = (report.get("observedMetrics") or {}).get(OBSERVED) or {}
-    counted: Mapping[str, Any] = metrics.asDict() if isinstance(metrics, Row) else metrics
+    counted = _observed_metrics(report, OBSERVED)
     late = sum(int(operator.get("numRowsDroppedByWatermark") or 0) for operator in report.get("stateOperators", ()))
     return BatchProgress(
         batch_id=int(report["batchId"]),
@@ -62,7 +64,13 @@ def batch_progress(report: Mapping[str, Any]) -> BatchProgress:
         left_out=late + int(counted.get("left_out") or 0),
         corrupt=int(counted.get("corrupt") or 0),
         watermark=(report.get("eventTime") or {}).get("watermark"),
+        unmet={name: int(count or 0) for name, count in _observed_metrics(report, UNMET).items()},
     )
+
+
+def _observed_metrics(report: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    metrics = (report.get("observedMetrics") or {}).get(name) or {}
+    return metrics.asDict() if isinstance(metrics, Row) else metrics
 
 
 def observed(rows: DataFrame, *, corrupt: Column, left_out: Column) -> DataFrame:
@@ -132,7 +140,7 @@ def progress_bar(title: str, *, total: int | None = None, console: Console | Non
 
 
 def _oddities(batch: BatchProgress) -> tuple[tuple[str, int], ...]:
-    return ("dropped", batch.left_out), ("corrupt", batch.corrupt)
+    return ("dropped", batch.left_out), ("corrupt", batch.corrupt), ("unexpected", sum(batch.unmet.values()))
 
 
 def _lag(sources: Any) -> int | None:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Annotated
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from polywire.choices import choice
-from polywire.spark.functions import table_columns
+from polywire.spark.functions import VALUE, table_columns
+from polywire.spark.pipelines.expectations import Expect, Expectations, ExpectOrDrop, ExpectOrFail
 from polywire.spark.pipelines.queries import (
     Address,
     AvailableNow,
@@ -26,7 +28,7 @@ from polywire.spark.pipelines.queries import (
     run_query,
     topic_stream,
 )
-from polywire.spark.pipelines.tables import Table, TableFormat, into_table
+from polywire.spark.pipelines.tables import DELETED, Table, TableFormat, into_table
 from polywire.spark.progress import OnProgress
 
 
@@ -43,6 +45,12 @@ def land(
     files_max: Annotated[int | None, "maximum number of files that one micro-batch adds to a folder"] = None,
     batch_records_max: BatchRecordsMax = None,
     headers: Annotated[bool, "read headers, too"] = False,
+    merge_by: Annotated[
+        Sequence[str], "columns that identify a row: a later record replaces it, one without a value deletes it (Delta)"
+    ] = (),
+    expect: Expect = None,
+    expect_or_drop: ExpectOrDrop = None,
+    expect_or_fail: ExpectOrFail = None,
     available_now: AvailableNow = True,
     on_progress: OnProgress | None = None,
 ) -> Ran:
@@ -52,9 +60,14 @@ def land(
     in earlier rows. ``table_format`` is a ``TableFormat`` or its value, such as "delta". ``on_progress`` is called for
     every micro-batch. Raises the error with which the query failed.
     """
-    table = Table(Path(path), choice(TableFormat, table_format, "table format"), tuple(partition_by))
+    expectations = Expectations(expect, expect_or_drop, expect_or_fail)
+    kind = choice(TableFormat, table_format, "table format")
+    table = Table(Path(path), kind, tuple(partition_by), tuple(merge_by))
     records = topic_stream(spark, address, topic, batch_records_max=batch_records_max, headers=headers)
-    rows = records if parse is None else table_columns(parsed(records, parse))
+    rows = expectations.applied(records if parse is None else parsed(records, parse))
+    if merge_by:
+        rows = rows.withColumn(DELETED, f.col(VALUE if VALUE in rows.columns else "value").isNull())
+    rows = rows if parse is None else table_columns(rows)
     writer = into_table(_limit_files(rows, files_max, partition_by), table)
     return run_query(writer, f"land-{topic}", checkpoint, available_now=available_now, on_progress=on_progress)
 

@@ -5,7 +5,9 @@ A stopped or killed run resumes from its checkpoint. Skipped rows are counted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
@@ -56,18 +58,21 @@ class Ran:
     Attributes:
         left_out: number of rows that could not be processed (late, or without a time).
         corrupt: number of values that could not be parsed.
+        unmet: number of rows that do not meet an expectation, by its name.
     """
 
     records: int
     batches: int
     left_out: int = 0
     corrupt: int = 0
+    unmet: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Problems with the result, as sentences."""
         counted = ((self.left_out, "rows were skipped"), (self.corrupt, "values could not be read"))
-        return tuple(f"{count:,} {problem}" for count, problem in counted if count)
+        unmet = [(count, f"rows do not meet the expectation {name!r}") for name, count in self.unmet.items()]
+        return tuple(f"{count:,} {problem}" for count, problem in (*counted, *unmet) if count)
 
 
 _Placed = TypeVar("_Placed", DataFrameReader, DataStreamReader, DataFrameWriter, DataStreamWriter)
@@ -173,17 +178,19 @@ def run_query(
     if available_now:
         writer = writer.trigger(availableNow=True)
     batches = left_out = corrupt = 0
+    unmet: Counter[str] = Counter()
 
     def count(batch: BatchProgress) -> None:
         nonlocal batches, left_out, corrupt
         batches += 1
         left_out += batch.left_out
         corrupt += batch.corrupt
+        unmet.update(batch.unmet)
         if on_progress is not None:
             on_progress(batch)
 
     records = follow(writer.start(), count)
-    return Ran(records, batches, left_out, corrupt)
+    return Ran(records, batches, left_out, corrupt, unmet)
 
 
 def _activate(spark: SparkSession) -> None:

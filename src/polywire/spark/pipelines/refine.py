@@ -16,6 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from polywire.spark.functions import CORRUPT, VALUE
+from polywire.spark.pipelines.expectations import Expect, Expectations, ExpectOrDrop, ExpectOrFail
 from polywire.spark.pipelines.queries import (
     HEADERS,
     Address,
@@ -48,6 +49,9 @@ def refine(
         str | None, "topic for records that could not be parsed (default: the output's name and .dead)"
     ] = None,
     as_json: Annotated[bool, "write the parsed fields as JSON instead of the original value"] = False,
+    expect: Expect = None,
+    expect_or_drop: ExpectOrDrop = None,
+    expect_or_fail: ExpectOrFail = None,
     target: Annotated[str | None, "host:port of the broker of the output topics, if it is another one"] = None,
     batch_records_max: BatchRecordsMax = None,
     available_now: AvailableNow = True,
@@ -55,10 +59,13 @@ def refine(
 ) -> Ran:
     """Parse a topic's records, drop duplicates, and write the remaining ones.
 
+    Records that ``expect_or_drop`` drops go to the dead-letter topic, too.
+
     Raises the error with which the query failed.
     """
+    expectations = Expectations(expect, expect_or_drop, expect_or_fail)
     records = topic_stream(stateful(spark), address, topic, batch_records_max=batch_records_max, headers=True)
-    rows = parsed(records, parse or "text")
+    rows = expectations.marked(parsed(records, parse or "text"))
     unique = rows if id is None else distinct(rows, id, delay=delay)
     refined = outgoing(unique, output, dead or f"{output}.dead", as_json=as_json)
     writer = into_topic(refined, target or address)

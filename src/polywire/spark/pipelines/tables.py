@@ -14,19 +14,25 @@ import json
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as f
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from polywire.choices import unknown
 from polywire.errors import ErrorCode, Invalid, Unavailable
 from polywire.spark.pipelines.queries import query_id
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties, DeltaTable
 
 CLASSES: Final = {
     "delta": "org.apache.spark.sql.delta.sources.DeltaDataSource",
     "iceberg": "org.apache.iceberg.spark.source.IcebergSource",
 }
+DELETED: Final = "_deleted"  # column of rows to merge: whether the record has no value
 COMPACTED_EVERY: Final = 64  # the small files of a Delta table are merged after this many micro-batches
 
 
@@ -40,22 +46,32 @@ class TableFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table to write to: a folder, its format, and the columns that partition it."""
+    """A table to write to: a folder, its format, the columns that partition it, and those that identify a row.
+
+    If ``merge_by`` is empty, each row is added.
+    """
 
     path: Path
     format: TableFormat = TableFormat.PARQUET
     partition_by: tuple[str, ...] = ()
+    merge_by: tuple[str, ...] = ()
 
 
 def into_table(rows: DataFrame, table: Table) -> DataStreamWriter:
-    """Append a stream to a table. Raises Invalid(INVALID_REQUEST) if no installed library can write its format."""
+    """Append a stream to a table, or merge it.
+
+    Raises Invalid(INVALID_REQUEST) if no installed library can write its format, or if it cannot be merged.
+    """
+    if table.merge_by:
+        _check_merge(rows, table)
+        return rows.writeStream.foreachBatch(lambda batch, number: write_delta(batch, number, table))
     _refuse_other_types(rows, table)
     writer = rows.writeStream
     if table.format is TableFormat.PARQUET or has_package(rows.sparkSession, table.format):
         writer = writer.format(table.format.value).partitionBy(*table.partition_by).option("path", str(table.path))
         return writer.option("mergeSchema", "true")
     if table.format is TableFormat.DELTA and importlib.util.find_spec("deltalake") is not None:
-        return writer.foreachBatch(lambda batch, number: append_delta(batch, number, table))
+        return writer.foreachBatch(lambda batch, number: write_delta(batch, number, table))
     raise Invalid(
         ErrorCode.INVALID_REQUEST,
         f"no library for this table format (start Spark with its package on spark.jars"
@@ -89,8 +105,20 @@ def has_package(spark: SparkSession, table_format: TableFormat) -> bool:
     return True
 
 
-def append_delta(batch: DataFrame, number: int, table: Table) -> None:
-    """Append a micro-batch to a Delta table, once per query and batch number.
+def _check_merge(rows: DataFrame, table: Table) -> None:
+    """Raise Invalid(INVALID_REQUEST) if rows cannot be merged into the table."""
+    if table.format is not TableFormat.DELTA or importlib.util.find_spec("deltalake") is None:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"merge_by needs table_format=delta and the library deltalake (pip install deltalake) format={table.format.value}",
+        )
+    for name in table.merge_by:
+        if name not in rows.columns:
+            raise unknown("column", name, rows.columns)
+
+
+def write_delta(batch: DataFrame, number: int, table: Table) -> None:
+    """Append a micro-batch to a Delta table, or merge it, once per query and batch number.
 
     Delta stores the last number of each writer, by which a repeated batch is detected. The rows pass through the
     driver, so a micro-batch must fit its memory. Raises Unavailable if the table cannot be written.
@@ -107,11 +135,40 @@ def append_delta(batch: DataFrame, number: int, table: Table) -> None:
     done = CommitProperties(app_transactions=[Transaction(writer, number)])
     options: dict[str, Any] = {"partition_by": list(table.partition_by)} if table.partition_by and known is None else {}
     try:
-        write_deltalake(path, batch.toArrow(), mode="append", schema_mode="merge", commit_properties=done, **options)
+        if table.merge_by and known is not None:
+            _merge(known, _latest(batch, table), table, done)
+        else:
+            rows = _latest(batch, table).where(f"NOT {DELETED}").drop(DELETED) if table.merge_by else batch
+            write_deltalake(path, rows.toArrow(), mode="append", schema_mode="merge", commit_properties=done, **options)
         if number % COMPACTED_EVERY == COMPACTED_EVERY - 1:
             DeltaTable(path).optimize.compact()
     except DeltaError as error:
         raise Unavailable(ErrorCode.STORAGE_FAILED, f"cannot write the table reason={error} path={path}") from error
+
+
+def _latest(batch: DataFrame, table: Table) -> DataFrame:
+    """Return the last row of each identity. Rows with a null in it have none, and all remain."""
+    found = [name if name in batch.columns else name[1:] for name in ("_timestamp", "_partition", "_offset")]
+    latest = Window.partitionBy(*table.merge_by).orderBy(*[f.col(name).desc() for name in found])
+    is_whole = f.lit(True)
+    for name in table.merge_by:
+        is_whole = is_whole & f.col(name).isNotNull()
+    return batch.withColumn("_rank", f.row_number().over(latest)).where(~is_whole | (f.col("_rank") == 1)).drop("_rank")
+
+
+def _merge(known: DeltaTable, rows: DataFrame, table: Table, done: CommitProperties) -> None:
+    """Replace, add and delete rows in one commit."""
+    columns = {f"`{name}`": f"s.`{name}`" for name in rows.columns if name != DELETED}
+    merging = known.merge(
+        rows.toArrow(),
+        " AND ".join(f"t.`{name}` = s.`{name}`" for name in table.merge_by),
+        source_alias="s",
+        target_alias="t",
+        merge_schema=True,
+        commit_properties=done,
+    )
+    merging = merging.when_matched_delete(f"s.{DELETED}").when_matched_update(columns)
+    merging.when_not_matched_insert(columns, f"NOT s.{DELETED}").execute()
 
 
 def listed_files(path: Path) -> list[Path] | None:
