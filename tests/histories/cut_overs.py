@@ -8,18 +8,21 @@ records up to the cut-over, or all if it is reversed, and the group must have re
 last acknowledgement at one end and the first one at the other.
 
 ``--wire kafka`` lets the link follow the source over Kafka's protocol; cut-overs of the older ones cannot be reversed.
-``--kafka`` uses Apache Kafka as the source (benchmarks/peers/kafka.py).
+``--kafka`` uses Apache Kafka as the source (benchmarks/peers/kafka.py), and ``--confluent INTERPRETER`` confluent-kafka as
+producer and member of the group.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import signal
 import sys
 import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -50,6 +53,8 @@ RUN_S: Final = (0.3, 3.0)  # before and after a cut-over
 FAULTS_MAX: Final = 6  # of one round
 CUT_OVER_S: Final = 120.0
 END_S: Final = 60.0
+DRIVER: Final = Path(__file__).parent / "cut_over_clients.driver"
+LINE_BYTES_MAX: Final = 1 << 24
 LOST = (BrokerError, PeerError, OSError)
 
 
@@ -115,6 +120,18 @@ class Round:
             self.last_at = time.monotonic()
             self.first_here_at = self.first_here_at or self.last_at
 
+    async def stop(self) -> None:
+        """Produce nothing more. Return when the outcome of each record is known, or will never be."""
+        self.may_produce.clear()
+        async with self.producing:
+            self.stopped_at = self.last_at
+        self.first_here_at = 0.0
+
+    def go_on(self, url: str) -> None:
+        """Produce at this broker."""
+        self.producer_url = url
+        self.may_produce.set()
+
     async def consume(self) -> None:
         """Read as the only member of the group until the round is over."""
         while not self.is_over:
@@ -151,6 +168,90 @@ class Round:
                 await client.leave(GROUP, self.topic, member, membership.generation)
 
 
+class ConfluentRound(Round):
+    """A round whose producer and member are confluent-kafka, each in a process for each end."""
+
+    def __init__(self, topic: str, interpreter: str, url: str, other: str) -> None:
+        super().__init__(topic, url, url)
+        self._interpreter = interpreter
+        self._urls = (url, other)
+        self._producers: dict[str, Process] = {}
+        self._paused: dict[str, asyncio.Event] = {}
+        self._next = 0
+
+    async def _start(self, role: str, url: str, *words: object) -> Process:
+        command = [self._interpreter, str(DRIVER), role, url.partition("://")[2], self.topic, *map(str, words)]
+        return await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=LINE_BYTES_MAX
+        )
+
+    async def produce(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for url in self._urls:
+                process = self._producers[url] = await self._start("produce", url, PARTITIONS, BATCH)
+                self._paused[url] = asyncio.Event()
+                group.create_task(self._watch_producer(url, process))
+            await self._paused[self.producer_url].wait()
+            self._order(self.producer_url, f"go {self._next}")
+            while not self.is_over:  # noqa: ASYNC110 - as in the other rounds, which have no event for it
+                await asyncio.sleep(PAUSE_S)
+            for url in self._urls:
+                self._order(url, "end")
+
+    def _order(self, url: str, order: str) -> None:
+        stdin = self._producers[url].stdin
+        assert stdin is not None
+        stdin.write(order.encode() + b"\n")
+
+    async def _watch_producer(self, url: str, process: Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            found = json.loads(line)
+            if "sent" in found:
+                self.sent.update(range(*found["sent"]))
+                self.acknowledged.update(found["acknowledged"])
+                self._next = max(self._next, found["sent"][1])
+            if found.get("acknowledged"):
+                self.last_at = time.monotonic()
+                self.first_here_at = self.first_here_at or self.last_at
+            if "paused" in found:
+                self._paused[url].set()
+        await process.wait()
+
+    async def stop(self) -> None:
+        self._paused[self.producer_url].clear()
+        self._order(self.producer_url, "pause")
+        await asyncio.wait_for(self._paused[self.producer_url].wait(), END_S)
+        self.stopped_at, self.first_here_at = self.last_at, 0.0
+
+    def go_on(self, url: str) -> None:
+        self.producer_url = url
+        self._order(url, f"go {self._next}")
+
+    async def consume(self) -> None:
+        while not self.is_over:
+            url = self.member_url
+            process = await self._start("consume", url, GROUP)
+            assert process.stdin is not None
+            process.stdin.write(b"go\n")
+            watching = asyncio.create_task(self._watch_member(process))
+            while self._stays(url) and process.returncode is None:  # noqa: ASYNC110
+                await asyncio.sleep(PAUSE_S)
+            with suppress(*LOST):
+                process.stdin.write(b"end\n")
+            await watching
+
+    def _stays(self, url: str) -> bool:
+        return url == self.member_url and not self.is_over
+
+    async def _watch_member(self, process: Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            for partition, number in json.loads(line)["read"]:
+                self.read[partition].append(number)
+        await process.wait()
+
+
 @dataclass
 class World:
     """A source, a broker that follows it, and the faults of this history."""
@@ -159,6 +260,7 @@ class World:
     broker: BrokerProcess
     chance: random.Random
     wire: str = "polywire"
+    confluent: str = ""  # an interpreter with confluent-kafka
     pauses: list[float] = field(default_factory=list)
     calm_pauses: list[float] = field(default_factory=list)
     fall_backs: list[float] = field(default_factory=list)
@@ -208,7 +310,7 @@ class World:
         topic = f"orders{number}"
         async with connected(self.source.url()) as client:
             await client.create_topic(topic, PARTITIONS)
-        round_ = Round(topic, self.source.url(), self.source.url())
+        round_ = self._round(topic)
         round_.may_produce.set()
         ending = asyncio.Event()
         tasks = [asyncio.create_task(round_.produce()), asyncio.create_task(round_.consume())]
@@ -233,6 +335,19 @@ class World:
         if calm:
             self.calm_pauses.append(pause)
 
+    def _round(self, topic: str) -> Round:
+        if not self.confluent:
+            return Round(topic, self.source.url(), self.source.url())
+        return ConfluentRound(topic, self.confluent, self.source.url("kafka"), self._here)
+
+    @property
+    def _here(self) -> str:
+        return self.broker.url("kafka" if self.confluent else "polywire")
+
+    @property
+    def _there(self) -> str:
+        return self.source.url("kafka" if self.confluent else "polywire")
+
     async def _move(self, round_: Round, *, is_reversed: bool) -> float:
         """Move the clients here, and return the pause of the producer."""
         while round_.topic not in await self._topics():  # noqa: ASYNC110 - the link finds it
@@ -240,34 +355,27 @@ class World:
         await asyncio.sleep(self.chance.uniform(*RUN_S))
         is_early = self.chance.random() < 0.5
         if is_early:
-            round_.member_url = self.broker.url()
+            round_.member_url = self._here
             await asyncio.sleep(self.chance.uniform(*RUN_S))
-        await self._stop(round_)
+        await round_.stop()
         phase = Phase.REVERSED if is_reversed else Phase.CUT_OVER
         await self.change("cut-over", phase, {"topics": [round_.topic], "reverse": is_reversed})
-        pause = await self._continue(round_, self.broker.url())
+        pause = await self._continue(round_, self._here)
         if not is_early:
             await asyncio.sleep(self.chance.uniform(0, 1))
-            round_.member_url = self.broker.url()
+            round_.member_url = self._here
         return pause
 
     async def _move_back(self, round_: Round) -> float:
-        await self._stop(round_)
+        await round_.stop()
         await self.change("fall-back", Phase.FOLLOWING, {"topics": [round_.topic]})
-        pause = await self._continue(round_, self.source.url())
+        pause = await self._continue(round_, self._there)
         await asyncio.sleep(self.chance.uniform(0, 1))
-        round_.member_url = self.source.url()
+        round_.member_url = self._there
         return pause
 
-    async def _stop(self, round_: Round) -> None:
-        round_.may_produce.clear()
-        async with round_.producing:
-            round_.stopped_at = round_.last_at
-        round_.first_here_at = 0.0
-
     async def _continue(self, round_: Round, url: str) -> float:
-        round_.producer_url = url
-        round_.may_produce.set()
+        round_.go_on(url)
         end = time.monotonic() + END_S
         while not round_.first_here_at:
             if time.monotonic() > end:
@@ -285,9 +393,7 @@ class World:
 
     async def _finish(self, round_: Round, *, is_equal: bool) -> None:
         """Stop the producer, let the group read the rest, and check the round. Raises Wrong."""
-        round_.may_produce.clear()
-        async with round_.producing:
-            pass
+        await round_.stop()
         end = time.monotonic() + END_S
         while True:
             copy = await self._numbers(self.broker.url(), round_)
@@ -345,14 +451,15 @@ def run(
     wire: str = "polywire",
     source: Source | None = None,
     options: Sequence[str] = (),
+    confluent: str = "",
     report: Callable[[str], object] = print,
 ) -> World:
     """Run that many rounds, half of them without faults. Raises Wrong."""
-    with BrokerProcess(folder / "data", *options, wires=["polywire", "http"]) as broker:
-        if source is not None:
-            return _run(World(source, broker, random.Random(seed), wire), rounds, report)
-        with BrokerProcess(folder / "source", wires=sorted({"polywire", wire})) as original:
-            return _run(World(original, broker, random.Random(seed), wire), rounds, report)
+    with BrokerProcess(folder / "data", *options, wires=["kafka", "polywire", "http"]) as broker, ExitStack() as stack:
+        if source is None:
+            wires = sorted({"polywire", "kafka", wire})
+            source = stack.enter_context(BrokerProcess(folder / "source", wires=wires))
+        return _run(World(source, broker, random.Random(seed), wire, confluent), rounds, report)
 
 
 def _run(world: World, rounds: int, report: Callable[[str], object]) -> World:
@@ -419,13 +526,22 @@ def main() -> int:
         help="protocol of the source",
     )
     parser.add_argument("--kafka", action="store_true", help="Apache Kafka as the source")
+    parser.add_argument("--confluent", default="", metavar="INTERPRETER", help="clients are confluent-kafka")
     given = parser.parse_args()
     options = ("--processes", str(given.processes)) if given.processes > 1 else ()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(ignore_cleanup_errors=True)))
         source = stack.enter_context(ApacheKafka(folder)) if given.kafka else None
         wire = "kafka" if given.kafka else given.wire
-        world = run(folder, seed=given.seed, rounds=given.rounds, wire=wire, source=source, options=options)
+        world = run(
+            folder,
+            seed=given.seed,
+            rounds=given.rounds,
+            wire=wire,
+            source=source,
+            options=options,
+            confluent=given.confluent,
+        )
     measured = {"cut-over without faults": world.calm_pauses, "cut-over": world.pauses, "fall-back": world.fall_backs}
     for name, pauses in measured.items():
         if pauses:
