@@ -14,6 +14,7 @@ from polywire.table_orders import TableReport
 
 if TYPE_CHECKING:
     from polywire.cluster.opening import ShardState
+    from polywire.http.history import History
 
 PRICED_REQUESTS: Final = 1_000  # stores list prices per this number of requests
 
@@ -200,6 +201,10 @@ class Process(Protocol):
 
     def listeners(self) -> Mapping[str, str]:
         """Return the address of each listener, by its name."""
+
+    @property
+    def history(self) -> History | None:
+        """The activity of the last hour; None while the process starts."""
 
     def settings(self) -> Sequence[tuple[str, object]]:
         """Return the names and values of the effective settings."""

@@ -20,6 +20,7 @@ from polywire.server.hub import Hub
 from polywire.table_orders import TableReport
 
 if TYPE_CHECKING:
+    from polywire.http.history import History
     from polywire.server.bucket_watch import BucketWatch
     from polywire.server.links import Links
     from polywire.server.queries import Queries
@@ -70,6 +71,7 @@ class Overview:
         self.written: Tables | None = None
         self.queries: Queries | None = None
         self.links: Links | None = None
+        self.history: History | None = None
 
     @property
     def stopping(self) -> bool:
