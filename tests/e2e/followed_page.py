@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from polywire.testing.process import lasting_port
 from tests.e2e.java import EVERY_JAVA, SHORT_LIVED
 
 ROOT: Final = Path(__file__).parents[2]
@@ -115,7 +115,7 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     Raises AssertionError with the whole output if the page's commands fail.
     """
     named = (*PORTS, *OLD_PORTS)
-    given = dict(zip(named, free_ports(len(named)), strict=True))
+    given = {port: str(lasting_port()) for port in named}
 
     def here(text: str) -> str:
         return re.sub(r"\b(?:" + "|".join(given) + r")\b", lambda match: given[match[0]], text)
@@ -164,14 +164,3 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     for step in page.steps:
         printed, _, rest = rest.partition(f"{END_OF_BLOCK}{step.line}\n")
         yield step, printed
-
-
-def free_ports(count: int) -> Sequence[str]:
-    """Return free ports of this machine."""
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    ports = [str(one.getsockname()[1]) for one in held]
-    for one in held:
-        one.close()
-    return ports

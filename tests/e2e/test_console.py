@@ -133,6 +133,7 @@ def test_rejected_rows_and_errors_of_a_table_are_shown(broker: BrokerProcess, pa
         "retained_records": 1,
         "stored_bytes": 1,
         "settings": {},
+        "setting_list": [],
         "partition_list": [],
         "table": {
             "formats": "delta",

@@ -40,7 +40,8 @@ DOWNLOADS_MAX: Final = 2  # concurrent downloads
 DOWNLOAD_SECONDS_MAX: Final = 60  # duration of writing a Parquet file
 DOWNLOAD_HEADERS_BYTES_MAX: Final = 256 * 1024  # keys and values of the headers of one record; further ones are dropped
 RANGES_MAX: Final = 1_000  # ranges of offsets that one request names
-NO_PYARROW: Final = 3  # exit code of the process
+COMMAND: Final = ("-m", "polywire.tables.download_process")
+NO_PYARROW: Final = 3  # exit code of this process
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_MAX_US: Final = 253_402_300_799_999_999  # the last microsecond of the year 9999
 _CSV_HEAD: Final = b"partition,offset,timestamp,key,value,headers\r\n"
@@ -286,8 +287,7 @@ async def _parquet_file(parts: Sequence[bytes]) -> bytes:
     try:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-m",
-            "polywire.tables.download_process",
+            *COMMAND,
             stdin=PIPE,
             stdout=PIPE,
             stderr=DEVNULL,

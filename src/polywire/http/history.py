@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from polywire.broker.broker import Broker
+from polywire.clock import Clock
 from polywire.http.encoding import Slices
 from polywire.http.process import Traffic
 from polywire.http.session import WIRE
@@ -60,8 +61,12 @@ class Sample:
 class History:
     """Samples of the last hour of one process, the oldest first."""
 
-    def __init__(self, broker: Broker, traffic: Callable[[], Mapping[str, Traffic]]) -> None:
+    def __init__(
+        self, broker: Broker, traffic: Callable[[], Mapping[str, Traffic]], clock: Clock | None = None
+    ) -> None:
+        """``clock`` is that of the broker if it is None."""
         self._broker: Final = broker
+        self._clock: Final = clock or broker.clock
         self._traffic: Final = traffic
         self._samples: Final[deque[Sample]] = deque(maxlen=SAMPLES_MAX)
         self._at_us = 0
@@ -74,7 +79,7 @@ class History:
 
     async def sweep(self) -> None:
         """Add a sample if an interval has passed since the last one."""
-        now_us = self._broker.clock.now_us()
+        now_us = self._clock.now_us()
         number = now_us // (INTERVAL_S * _US)
         if self._at_us and number == self._at_us // (INTERVAL_S * _US):
             return
@@ -85,5 +90,7 @@ class History:
         if self._at_us and seconds > 0:
             # the number of records falls when a topic is deleted
             rates = [max(0.0, (now - before) / seconds) for now, before in zip(counters, self._counters, strict=True)]
+            while self._samples and self._samples[-1].number >= number:  # the clock was set back
+                self._samples.pop()
             self._samples.append(Sample(number, *(round(rate, 2) for rate in rates)))
         self._at_us, self._counters = now_us, counters

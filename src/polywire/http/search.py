@@ -25,7 +25,7 @@ PATH_STEPS_MAX: Final = 32
 ITEMS_MAX: Final = 10_000  # values of one record that a path with [*] may select
 _EVERY: Final = "*"
 _STEP: Final = re.compile(r"""\.?([^.\[\]=<>!~\s"']+)|\[(\d{1,9}|\*)\]|\["((?:[^"\\]|\\.)*)"\]""")
-_FILTER: Final = re.compile(r"(?P<path>.*?)\s*(?P<compare>=|!=|<=|>=|<|>|~)\s*(?P<value>.*)", re.DOTALL)
+_COMPARISON: Final = re.compile(r"(=|!=|<=|>=|<|>|~)\s*")
 _NUMBERS: Final = (int, float)
 _ORDERS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "<": operator.lt,
@@ -163,35 +163,32 @@ def filter_of(query: Mapping[str, str]) -> Filter:
 
 def parse_field(text: str) -> Field:
     """Parse a condition such as ``items[*].price >= 10``. Raises Invalid(INVALID_REQUEST)."""
-    found = _FILTER.fullmatch(text)
-    if found is None:
-        return Field(_path(text))
-    literal = found["value"].strip()
-    try:
-        value = msgspec.json.decode(literal.encode(errors="replace"))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        value = literal
-    return Field(_path(found["path"]), found["compare"], value if isinstance(value, str) else literal, value)
-
-
-def _path(text: str) -> Sequence[str | int]:
-    text = text.strip()
-    rest = text.removeprefix("$")
-    steps: list[str | int] = []
-    at = 0
-    while at < len(rest):
-        step = _STEP.match(rest, at)
-        if step is None or len(steps) >= PATH_STEPS_MAX:
-            break
-        name, index, quoted = step.groups()
-        if index is not None and index != _EVERY:
-            steps.append(int(index))
-        else:
-            steps.append(name or index or (quoted or "").replace('\\"', '"').replace("\\\\", "\\"))
-        at = step.end()
-    if at < len(rest) or not text:
+    path, rest = _path(text.strip().removeprefix("$"))
+    if not rest:
+        return Field(path)
+    found = _COMPARISON.match(rest)
+    if found is None or not path:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
             f"JSON filter is invalid (use a path and a comparison, such as items[0].price >= 10) got={text[:80]!r}",
         )
-    return steps
+    literal = rest[found.end() :]
+    try:
+        value = msgspec.json.decode(literal.encode(errors="replace"))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        value = literal
+    return Field(path, found[1], value if isinstance(value, str) else literal, value)
+
+
+def _path(text: str) -> tuple[Sequence[str | int], str]:
+    """Return the steps at the beginning of a condition, and what follows them."""
+    steps: list[str | int] = []
+    at = 0
+    while len(steps) < PATH_STEPS_MAX and (step := _STEP.match(text, at)) is not None:
+        name, index, quoted = step.groups()
+        if index is not None and index != _EVERY:
+            steps.append(int(index))
+        else:
+            steps.append(name or index or re.sub(r"\\(.)", r"\1", quoted or ""))
+        at = step.end()
+    return steps, text[at:].strip()

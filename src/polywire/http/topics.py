@@ -222,6 +222,7 @@ def _setting_json(
         "source": source,
         "meaning": setting.meaning,
         "allowed": setting.spelled,
+        "choices": setting.choices,
         "is_fixed": setting.is_fixed,
     }
 
