@@ -12,10 +12,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from threading import Event, Thread
 from typing import Final
 
 from polywire.client.sync import SyncClient
@@ -93,13 +94,17 @@ def _topic_forms(page: Page) -> None:
     page.click("Change settings")
 
 
+def _rates(page: Page) -> None:
+    page.until(lambda text: "Records stored per second\n0\n" not in text)
+
+
 def _confirm(page: Page) -> None:
     page.click("Cut over …")
     page.until("First stop the producers")
 
 
 PICTURES: Final = (
-    Picture("overview", "/", "Records stored per second"),
+    Picture("overview", "/", "Records stored per second", _rates),
     Picture("topics", "/topics", "shop.orders", lambda page: page.click("Create a topic")),
     Picture("topic", "/topics/shop.payments", "Partitions", _topic_forms),
     Picture("records", "/topics/shop.orders/records?from=earliest", "records of", _search),
@@ -109,12 +114,12 @@ PICTURES: Final = (
     Picture("groups", "/groups", "billing"),
     Picture("group", "/groups/shop.orders/billing", "Reset offsets", _preview),
     Picture("links", "/links", "running"),
-    Picture("link", "/links/old", "following", _confirm),
+    Picture("link", "/links/old", "invoices\t", _confirm),
     Picture("clients", "/clients", "polywire"),
     Picture("users", "/users", "Add a user"),
     Picture("user", "/users/alice", "Your tokens"),
     Picture("bucket", "/bucket", "Rates and means cover the last"),
-    Picture("narrow", "/", "Records stored per second", is_narrow=True),
+    Picture("narrow", "/", "Records stored per second", _rates, is_narrow=True),
 )
 
 
@@ -122,6 +127,10 @@ def url(broker: BrokerProcess, path: str) -> str:
     """Return the address of a page."""
     host, port = broker.addresses["http"]
     return f"http://{host}:{port}/#{path}"
+
+
+def login_url(broker: BrokerProcess) -> str:
+    return broker.url().replace("://", f"://{USER}:{PASSWORD}@")
 
 
 def _orders(count: int) -> Iterator[Record]:
@@ -157,7 +166,7 @@ def fill(broker: BrokerProcess, source: BrokerProcess) -> None:
     with SyncClient(source.url()) as client:
         client.create_topic("invoices", 2)
         client.produce("invoices", list(_orders(200)), partition=0)
-    with SyncClient(broker.url().replace("://", f"://{USER}:{PASSWORD}@")) as client:
+    with SyncClient(login_url(broker)) as client:
         for topic, partitions in (("shop.orders", 3), ("shop.payments", 4), ("shop.orders.dead", 1), ("sensors", 6)):
             client.create_topic(topic, partitions)
         orders = list(_orders(900))
@@ -199,6 +208,14 @@ def activity(page: Page) -> None:
     page.call("Page.addScriptToEvaluateOnNewDocument", source=source)
 
 
+def create_link(page: Page, name: str, source: BrokerProcess, topics: Sequence[str]) -> None:
+    """Create a link with the broker whose console is open."""
+    body = json.dumps({"source": source.url(), "topics": topics})
+    headers = json.dumps({"X-Polywire": "1", "Content-Type": "application/json"})
+    request = f"{{method: 'POST', headers: {headers}, body: {json.dumps(body)}}}"
+    assert page.evaluate(f"fetch('/api/v1/links/{name}', {request}).then((response) => response.status)") == 200
+
+
 @contextmanager
 def stage(folder: Path) -> Iterator[tuple[BrokerProcess, Page]]:
     """Start a broker with users, a bucket, tables and sample data, and a browser."""
@@ -220,10 +237,7 @@ def stage(folder: Path) -> Iterator[tuple[BrokerProcess, Page]]:
         page.look(width=WIDTH, height=HEIGHT_MIN)
         page.open(url(broker, "/links"))
         page.until("There are no links")
-        body = json.dumps({"source": source.url(), "topics": ["invoices"]})
-        headers = json.dumps({"X-Polywire": "1", "Content-Type": "application/json"})
-        request = f"{{method: 'POST', headers: {headers}, body: {json.dumps(body)}}}"
-        assert page.evaluate(f"fetch('/api/v1/links/old', {request}).then((response) => response.status)") == 200
+        create_link(page, "old", source, ["invoices"])
         page.until("running")
         yield broker, page
 
@@ -249,13 +263,34 @@ def save(page: Page, broker: BrokerProcess, picture: Picture, path: Path, *, dar
     page.screenshot(path)
 
 
+@contextmanager
+def producing(broker: BrokerProcess) -> Iterator[None]:
+    """Produce records in the background, so that the present rates are not zero."""
+    ends = Event()
+
+    def produce() -> None:
+        with SyncClient(login_url(broker)) as client:
+            while not ends.wait(0.2):
+                client.produce("sensors", list(_orders(240)), partition=3)
+                client.fetch("shop.orders", 0, 0)
+
+    thread = Thread(target=produce)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
 def main(arguments: Sequence[str]) -> int:
     place = Path(arguments[0]) if arguments else DOCS
     chosen = [picture for picture in PICTURES if picture.name in arguments[1:] or len(arguments) < 2]
     with tempfile.TemporaryDirectory(prefix="polywire-") as folder, stage(Path(folder)) as (broker, page):
         activity(page)
         for picture in chosen:
-            save(page, broker, picture, place / picture.file)
+            with producing(broker) if picture.path == "/" else nullcontext():
+                save(page, broker, picture, place / picture.file)
             print(place / picture.file)
     return 0
 

@@ -39,6 +39,9 @@ PROGRESS: Final = re.compile(r"(starting|stopping) … seconds=|waiting for a br
 END_OF_BLOCK: Final = "=== end of block "
 ANYTHING: Final = "…"
 
+SPARK_DEFAULTS: Final = "spark-defaults.conf"
+FEW_TASKS: Final = "spark.sql.shuffle.partitions 2\nspark.ui.enabled false\n"  # 200 partitions are too many for the rows of a page
+
 PIP: Final = """\
 #!/bin/sh
 exec python - "$@" <<'END'
@@ -127,6 +130,7 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     commands.mkdir()
     (commands / "pip").write_text(PIP)
     (commands / "pip").chmod(0o755)
+    (commands / SPARK_DEFAULTS).write_text(FEW_TASKS)
     script = "".join(f"{here(step.commands)}echo '{END_OF_BLOCK}{step.line}'\n" for step in page.steps)
     environment = {
         name: value
@@ -146,6 +150,7 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
         "HOME": str(folder),
         "COLUMNS": "200",
         EVERY_JAVA: SHORT_LIVED,
+        "SPARK_CONF_DIR": str(commands),
     }
     done = subprocess.run(
         ["bash", "-c", PRELUDE + script],
