@@ -40,7 +40,8 @@ END_OF_BLOCK: Final = "=== end of block "
 ANYTHING: Final = "…"
 
 SPARK_DEFAULTS: Final = "spark-defaults.conf"
-FEW_TASKS: Final = "spark.sql.shuffle.partitions 2\nspark.ui.enabled false\n"  # 200 partitions are too many for the rows of a page
+# 200 partitions, Spark's default, are too many for the rows of a page
+FEW_TASKS: Final = "spark.sql.shuffle.partitions 2\nspark.ui.enabled false\n"
 
 PIP: Final = """\
 #!/bin/sh

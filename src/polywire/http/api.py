@@ -188,11 +188,7 @@ class Api:
         }
 
     async def _history(self, call: ApiCall) -> Any:
-        history = self._process.history
-        return {
-            "interval_s": INTERVAL_S,
-            "samples": [] if history is None else [asdict(one) for one in history.samples],
-        }
+        return {"interval_s": INTERVAL_S, "samples": [asdict(sample) for sample in self._process.history()]}
 
     async def _settings(self, call: ApiCall) -> Any:
         return {"settings": dict(self._process.settings())}

@@ -10,7 +10,7 @@ from typing import Final
 from polywire.broker.broker import Broker
 from polywire.clock import Clock
 from polywire.http.encoding import Slices
-from polywire.http.process import Traffic
+from polywire.http.process import Sample, Traffic
 from polywire.http.session import WIRE
 
 INTERVAL_S: Final = 10  # seconds of one sample
@@ -42,20 +42,6 @@ async def totals(broker: Broker, slices: Slices) -> Totals:
         if slices.is_over:
             await slices.rest()
     return Totals(partitions, records, stored)
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Rates per second of one interval. Requests over HTTP do not count as traffic.
-
-    Attributes:
-        number: time of the end of the interval, divided by the interval, so that samples of several processes can be added.
-    """
-
-    number: int
-    records: float
-    received_bytes: float
-    sent_bytes: float
 
 
 class History:

@@ -14,7 +14,6 @@ from polywire.table_orders import TableReport
 
 if TYPE_CHECKING:
     from polywire.cluster.opening import ShardState
-    from polywire.http.history import History
 
 PRICED_REQUESTS: Final = 1_000  # stores list prices per this number of requests
 
@@ -44,6 +43,20 @@ class Traffic:
     accepted: int = 0
     received_bytes: int = 0
     sent_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Rates per second of one interval of the history. Requests over HTTP do not count as traffic.
+
+    Attributes:
+        number: time of the end of the interval, divided by the interval, so that samples of several processes can be added.
+    """
+
+    number: int
+    records: float
+    received_bytes: float
+    sent_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +215,8 @@ class Process(Protocol):
     def listeners(self) -> Mapping[str, str]:
         """Return the address of each listener, by its name."""
 
-    @property
-    def history(self) -> History | None:
-        """The activity of the last hour; None while the process starts."""
+    def history(self) -> Sequence[Sample]:
+        """Return the activity of the last hour, the oldest interval first."""
 
     def settings(self) -> Sequence[tuple[str, object]]:
         """Return the names and values of the effective settings."""

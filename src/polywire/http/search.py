@@ -49,11 +49,6 @@ class Filter:
     text: bytes = b""
     field: Field | None = None
 
-    @property
-    def matches_all(self) -> bool:
-        """Whether there is no condition."""
-        return self.key is None and not self.text and self.field is None
-
     def matches(self, rows: Rows, index: int) -> bool:
         """Return whether a record meets all conditions."""
         if self.key is not None and ((key := rows.key(index)) is None or key != self.key):

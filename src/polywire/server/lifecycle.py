@@ -218,7 +218,7 @@ def _serve_children(server: Server, overview: Overview, broker: Broker, factorie
     These processes are started when they are needed.
     """
     hub = overview.hub
-    server.history = overview.history = History(broker, overview.traffic)
+    server.history = overview.sampled = History(broker, overview.traffic)
     server.tables = overview.written = Tables(broker, hub, server.driver)
     # the protocol of the clients, because it reaches the topics of all processes
     factory = next(factory for factory in factories[0] if factory.wire == POLYWIRE)

@@ -23,8 +23,7 @@ from polywire.durations import Durations
 from polywire.errors import ErrorCode, PeerError
 from polywire.http.application import HttpApplication
 from polywire.http.guard import completing
-from polywire.http.history import History
-from polywire.http.process import BucketCharge, BucketNode, BucketRequests, BucketView, ConnectionView, Traffic
+from polywire.http.process import BucketCharge, BucketNode, BucketRequests, BucketView, ConnectionView, Sample, Traffic
 from polywire.link_orders import LinkDefinition, LinkPlan, LinkReport, LinkView, Phase, PlannedTopic
 from polywire.protocols.runtime.forwarded import Forwarding
 from polywire.table_orders import TableReport
@@ -109,7 +108,7 @@ class Process:
     view: BucketView | None = None
     queries: Queries | None = field(default_factory=Queries)
     links: Links | None = field(default_factory=Links)
-    history: History | None = None
+    samples: Sequence[Sample] = ()
     table_reports: dict[str, TableReport] = field(default_factory=dict)
 
     def connections(self) -> Iterable[ConnectionView]:
@@ -126,6 +125,9 @@ class Process:
 
     def bucket(self) -> BucketView | None:
         return self.view
+
+    def history(self) -> Sequence[Sample]:
+        return self.samples
 
     def tables(self) -> Mapping[str, TableReport]:
         return self.table_reports

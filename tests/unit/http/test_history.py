@@ -64,7 +64,7 @@ def test_rates_are_sampled_every_interval(site: Site) -> None:
     for _ in range(20):
         clock.advance(INTERVAL_S * SECOND_US)
         sweep()
-    site.process.history = made
+    site.process.samples = made.samples
     found = get(site, "/history").json
     assert found["interval_s"] == INTERVAL_S
     assert len(found["samples"]) == history.SAMPLES_MAX

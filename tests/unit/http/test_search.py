@@ -91,7 +91,7 @@ def test_a_wrong_json_filter_is_refused(condition: str) -> None:
         with pytest.raises(Invalid, match="JSON filter is invalid"):
             filter_of({"json": condition})
     else:
-        assert filter_of({"json": condition}).matches_all
+        assert filter_of({"json": condition}) == Filter()
 
 
 @given(text=st.text(max_size=60))
@@ -222,8 +222,3 @@ def test_a_page_read_backwards_is_limited_in_bytes(site: Site, monkeypatch: pyte
     assert offsets_of(answer) == [26, 27, 28, 29]
     assert answer.json["begin_offset"] == 26
     assert offsets_of(get(site, f"{PAGE}?tail=30&before=26")) == [22, 23, 24, 25]
-
-
-def test_a_filter_without_conditions_matches_all() -> None:
-    assert Filter().matches_all
-    assert not Filter(key=b"").matches_all

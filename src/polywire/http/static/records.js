@@ -201,13 +201,13 @@ export async function records(page, name, query) {
     const chosen = partition.value === "" ? numbers : [Number(partition.value)];
     if (step === "first") isBackwards = isNewest(from.value.trim());
     const filter = conditions(fields), each = Math.max(1, Math.floor(PAGE / chosen.length));
-    const positionOf = (number) => {
+    const startAt = (number) => {
       const before = step === "first" ? undefined : pages.get(number);
       if (!before) return startQuery(from.value.trim(), each);
       return isBackwards && step === "more" ? `tail=${each}&before=${before.begin_offset}` : "offset=" + before.next_offset;
     };
     summary.setAttribute("aria-busy", "true");
-    const found = await Promise.all(chosen.map((number) => api(`${path("topics", name, "partitions", number, "records")}?limit=${PAGE}${filter}&${positionOf(number)}`)));
+    const found = await Promise.all(chosen.map((number) => api(`${path("topics", name, "partitions", number, "records")}?limit=${PAGE}${filter}&${startAt(number)}`)));
     if (started !== round) return;  // a later request has replaced this one
     summary.removeAttribute("aria-busy");
     pages = new Map(found.map((now) => {

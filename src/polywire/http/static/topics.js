@@ -17,7 +17,7 @@ export async function topics(page, [name, what], query) {
     ["#Records", (row) => count(row.retained_records), "", (row) => row.retained_records], ["#Stored", (row) => size(row.stored_bytes), "", (row) => row.stored_bytes],
     ["Last record", (row) => time(row.last_stored_at_us), "wide", (row) => row.last_stored_at_us],
     ...(found.topics.some((row) => row.table) ? [["Table", (row) => tableSummary(row.table)]] : []),
-    ["", (row) => link(["topics", row.name, "records"], "records"), "whole"],
+    ["", (row) => link(["topics", row.name, "records"], "records"), "whole wide"],
   ], rows, "There are no topics.", sort);
   page.append(
     h("h1", {}, "Topics"), ...filtered(found.topics, (row) => `${row.name} ${tableWords(row.table)}`, draw), ...truncated(found),
