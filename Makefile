@@ -42,7 +42,7 @@ BESIDE = $(MAKE) --silent --output-sync=target $(if $(findstring --jobserver,$(M
 AUDIT_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim histories takeovers three-brokers processes sim-mutations bench bench-gate bench-peers docs site audit sbom demo demo-cluster wheel-test lock clean distclean spark
+.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim histories takeovers three-brokers processes sim-mutations bench bench-gate bench-peers docs screenshots site audit sbom demo demo-cluster wheel-test lock clean distclean spark
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -132,6 +132,9 @@ bench-gate: $(VENV)/.installed ## Count the broker's instructions for small requ
 docs: dev ## Generate docs/reference and check all links of the documentation
 	$(PYTHON) -m tools.reference
 	$(PYTHON) -m pytest tests/test_docs.py tests/test_reference.py
+
+screenshots: dev ## Take the pictures of the console in docs/operate (needs Chromium); look at them before you commit them
+	$(PYTHON) -m tools.screenshots
 
 site: $(VENV)/site ## Build the documentation as static pages (build/site/html; needs the network once)
 	PYTHONPATH=$(CURDIR)/$(VENV)/site $(PYTHON) -m tools.site

@@ -27,7 +27,20 @@ from polywire.cli import doctor, main
 from polywire.cli.usage import EXIT_CODES, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from polywire.client.base import Ability
 from polywire.errors import BrokerError, ErrorCode
-from polywire.http import api, dead_letters, encoding, lag, records, session, sql, users
+from polywire.http import (
+    api,
+    dead_letters,
+    downloads,
+    encoding,
+    history,
+    lag,
+    records,
+    search,
+    session,
+    sql,
+    topics,
+    users,
+)
 from polywire.log.settings import LogSettings
 from polywire.protocols.cursus.context import CursusSettings
 from polywire.protocols.flux.context import FluxSettings
@@ -49,7 +62,21 @@ from tools.markdown import MADE, table
 DOCS: Final = Path(__file__).parents[1] / "docs"
 FOLDER: Final = DOCS / "reference"
 LEDGERS: Final = Path(__file__).parents[1] / "tests" / "specs" / "pages"
-HTTP_LIMITS: Final = (session, records, encoding, api, users, dead_letters, lag, sql, queries)
+HTTP_LIMITS: Final = (
+    session,
+    records,
+    search,
+    downloads,
+    encoding,
+    topics,
+    api,
+    users,
+    dead_letters,
+    lag,
+    history,
+    sql,
+    queries,
+)
 _CONSTANT: Final = re.compile(r"^([A-Z]\w*_MAX): Final = [^#\n]+  # (.+)$", re.MULTILINE)
 
 OPTION_COLUMNS: Final = ("option", "default", "environment", "meaning")

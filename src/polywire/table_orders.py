@@ -117,3 +117,20 @@ class SqlReply(msgspec.Struct, frozen=True):
     kind: str = ""
     code: str = ""
     message: str = ""
+
+
+class DownloadedRow(msgspec.Struct, frozen=True, array_like=True):
+    """A record for the process that writes Parquet files for downloads.
+
+    Attributes:
+        timestamp_type: 0 if the producer set the time, 1 if the broker did.
+        headers: keys and values, numbers as digits.
+    """
+
+    partition: int
+    offset: int
+    timestamp_us: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]

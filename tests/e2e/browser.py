@@ -124,6 +124,12 @@ class Page:
         found = "[...document.querySelectorAll('main button, main a, main summary')]"
         self.evaluate(f"{found}.find((one) => one.innerText == {json.dumps(label)}).click()")
 
+    def settle(self) -> None:
+        """Wait until the page has been laid out and painted again."""
+        self.evaluate(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))).then(() => null)"
+        )
+
     def screenshot(self, path: Path) -> None:
         """Save a screenshot."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from polywire.testing.process import lasting_port
 from tests.e2e.java import EVERY_JAVA, SHORT_LIVED
 
 ROOT: Final = Path(__file__).parents[2]
@@ -43,6 +43,10 @@ DEV: Final = re.compile(r"polywire dev$", re.M)
 DEV_IN_BACKGROUND: Final = (
     "polywire dev > dev.log 2>&1 &\nuntil grep -q ^ready dev.log; do kill -0 $! && sleep 0.1; done"
 )
+
+SPARK_DEFAULTS: Final = "spark-defaults.conf"
+# 200 partitions, Spark's default, are too many for the rows of a page
+FEW_TASKS: Final = "spark.sql.shuffle.partitions 2\nspark.ui.enabled false\n"
 
 PIP: Final = """\
 #!/bin/sh
@@ -120,7 +124,7 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     Raises AssertionError with the whole output if the page's commands fail.
     """
     named = (*PORTS, *OLD_PORTS)
-    given = dict(zip(named, free_ports(len(named)), strict=True))
+    given = {port: str(lasting_port()) for port in named}
 
     def here(text: str) -> str:
         text = DEV.sub(DEV_IN_BACKGROUND, text)
@@ -133,6 +137,7 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     commands.mkdir()
     (commands / "pip").write_text(PIP)
     (commands / "pip").chmod(0o755)
+    (commands / SPARK_DEFAULTS).write_text(FEW_TASKS)
     script = "".join(f"{here(step.commands)}echo '{END_OF_BLOCK}{step.line}'\n" for step in page.steps)
     environment = {
         name: value
@@ -152,6 +157,7 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
         "HOME": str(folder),
         "COLUMNS": "200",
         EVERY_JAVA: SHORT_LIVED,
+        "SPARK_CONF_DIR": str(commands),
     }
     done = subprocess.run(
         ["bash", "-c", PRELUDE + script],
@@ -170,14 +176,3 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     for step in page.steps:
         printed, _, rest = rest.partition(f"{END_OF_BLOCK}{step.line}\n")
         yield step, printed
-
-
-def free_ports(count: int) -> Sequence[str]:
-    """Return free ports of this machine."""
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    ports = [str(one.getsockname()[1]) for one in held]
-    for one in held:
-        one.close()
-    return ports

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import time
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import fastavro
+import pyarrow.parquet as pq
 import pytest
 
 from polywire.client.sync import SyncClient
@@ -20,9 +24,11 @@ from polywire.records.columns import Header, HeaderKind, Record
 from polywire.server.users import add_user
 from tests.broker_process import BrokerProcess
 from tests.e2e.browser import Page, browser, find_browser
+from tools import screenshots
 
 PROGRAM = find_browser()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="NO BROWSER: the console was not tried (apt install chromium)")
+HOSTILE_TOPIC = "<img src=x onerror=alert(1)>"
 HOSTILE = '<img src=x onerror="document.title=1">'
 
 
@@ -53,8 +59,17 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
     """Serve a broker with users."""
     folder = tmp_path_factory.mktemp("guarded")
     add_user(folder / "users", "alice", "wonderland", "")
+    add_user(folder / "users", "reader", "wonderland", "consume@shop")
     with BrokerProcess(folder / "data", "--users", str(folder / "users"), wires=("polywire", "http")) as process:
         yield process
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def url(broker: BrokerProcess, path: str) -> str:
@@ -69,6 +84,26 @@ def test_overview_is_live(broker: BrokerProcess, page: Page) -> None:
     with socket.create_connection(broker.addresses["flux"], timeout=60) as peer:
         peer.sendall(b"V1|1|PRODUCE|live a:1\n")
         page.until("62")
+
+
+def test_charts_show_the_last_hour_after_a_reload(broker: BrokerProcess, page: Page) -> None:
+    page.open(url(broker, "/"))
+    page.until("Records stored per second")
+    # the broker takes a sample every ten seconds
+    found = "fetch('/api/v1/history').then((response) => response.json()).then(({ samples }) => samples.length)"
+    wait_for(lambda: bool(page.evaluate(found)))
+    page.open("about:blank")
+    page.open(url(broker, "/"))
+    page.until("Records stored per second")
+    chart = "document.querySelector('svg.rates')"
+    assert page.evaluate(f"{chart}.querySelectorAll('.area').length") >= 1
+    assert page.evaluate(f"{chart}.querySelector('.zero') !== null")
+    assert page.evaluate(f"{chart}.querySelector('.area title').textContent").endswith("/s")
+    assert page.evaluate(
+        f"[...{chart}.querySelectorAll('text')].some((text) => /^[0-9][0-9]:[0-9][0-9]$/.test(text.textContent))"
+    )
+    bytes_of = "document.querySelectorAll('svg.rates')[1].querySelector('text').textContent"
+    assert page.evaluate(bytes_of) == "0 B"
 
 
 def test_topics_can_be_filtered_with_the_keyboard(broker: BrokerProcess, page: Page) -> None:
@@ -133,6 +168,7 @@ def test_rejected_rows_and_errors_of_a_table_are_shown(broker: BrokerProcess, pa
         "retained_records": 1,
         "stored_bytes": 1,
         "settings": {},
+        "setting_list": [],
         "partition_list": [],
         "table": {
             "formats": "delta",
@@ -165,6 +201,80 @@ def test_rejected_rows_and_errors_of_a_table_are_shown(broker: BrokerProcess, pa
     page.click("List them")
     page.until("Statement")
     assert "from typed where _error is not null" in page.evaluate("document.querySelector('textarea').value")
+
+
+def test_a_topic_is_created_changed_and_deleted(broker: BrokerProcess, page: Page) -> None:
+    page.open(url(broker, "/topics"))
+    page.until("Create a topic")
+    page.click("Create a topic")
+    page.fill("Name", "wrong/name?")
+    page.fill("Partitions", "0")
+    page.evaluate("document.querySelector('input[type=number]').removeAttribute('min')")
+    page.click("Create topic")
+    page.until("partition count")
+    page.errors.clear()  # the browser reports the status 400
+    page.fill("Name", "made")
+    page.fill("Partitions", "2")
+    page.fill("Retain for", "36 h")
+    page.click("Create topic")
+    text = page.until("Delete this topic")
+    assert "Partitions\n2" in text
+    assert "retention_age_us\t36 h\tno limit\tthis topic" in text
+    assert "No group reads this topic." in text
+    page.click("Change settings")
+    page.evaluate(f"{labelled('compression')}.value = '\"zstd\"'")
+    page.fill("retention_age_us", "")
+    page.fill("retention_bytes", "2 GiB")
+    page.click("Save settings")
+    text = page.until("retention_bytes\t2.0 GiB\tno limit\tthis topic")
+    assert "retention_age_us\tno limit\tno limit\tdefault" in text
+    assert "compression\tzstd\tnone\tthis topic" in text
+    with SyncClient(broker.url()) as client:
+        client.produce("made", [Record(b"v")], partition=0)
+        client.commit("readers", "made", 0, 0)
+        page.open(url(broker, "/"))
+        page.until("Overview")
+        page.open(url(broker, "/topics/made"))
+        page.until("readers\t0\t1\t")
+        page.click("Add partitions")
+        page.evaluate(
+            "[...document.querySelectorAll('main button')].find((one) => one.innerText == 'Add partitions').click()"
+        )
+        page.until("Partitions\n3")
+        page.click("Delete this topic")
+        assert "This deletes 1 records in 3 partitions" in page.until("cannot be undone")
+        page.fill("Type the topic's name to confirm", "mode")
+        page.click("Delete topic")
+        page.until("this is not the name of the topic")
+        assert any(known.name == "made" for known in client.topics())
+        page.fill("Type the topic's name to confirm", "made")
+        page.click("Delete topic")
+        page.until("Create a topic")
+        assert all(known.name != "made" for known in client.topics())
+
+
+def labelled(label: str) -> str:
+    """Return the expression of the field with this label."""
+    return (
+        f"[...document.querySelectorAll('main label')].find((one) => one.innerText.trim().split('\\n')[0] == {json.dumps(label)})"
+        ".querySelector('input, select')"
+    )
+
+
+def test_users_see_only_what_they_may_change(guarded: BrokerProcess, page: Page) -> None:
+    with SyncClient(guarded.url().replace("://", "://alice:wonderland@")) as client:
+        client.create_topic("shop.seen", 1)
+        client.produce("shop.seen", [Record(b"v")], partition=0)
+    page.log_in("reader", "wonderland")
+    page.open(url(guarded, "/topics"))
+    assert "Create a topic" not in page.until("shop.seen")
+    page.open(url(guarded, "/topics/shop.seen"))
+    text = page.until("Settings")
+    for absent in ("Delete", "Change settings", "Add partitions", "Produce a record", "Groups\n"):
+        assert absent not in text
+    change = "{method: 'DELETE', headers: {'X-Polywire': '1'}}"
+    assert page.evaluate(f"fetch('/api/v1/topics/shop.seen', {change}).then((response) => response.status)") == 403
+    page.errors.clear()  # the browser reports the status 403
 
 
 STATEMENT = 'select partition, count(*) as n from "shop.orders" group by all order by all'
@@ -223,7 +333,7 @@ def test_the_skip_link_stays_on_the_page(broker: BrokerProcess, page: Page) -> N
 def test_records_are_browsed_and_produced(broker: BrokerProcess, page: Page) -> None:
     page.open(url(broker, "/topics/shop.orders/records"))
     assert '"order": 59' in page.until("16 records of 3 partitions")
-    page.evaluate("document.querySelector('main details').open = true")
+    page.evaluate("document.querySelector('main tbody details').open = true")
     assert '"sku-3"' in page.until('  "order": 59')
     page.click("Send again")
     page.until("stored in partition 0 at offset 60")
@@ -236,6 +346,85 @@ def test_records_are_browsed_and_produced(broker: BrokerProcess, page: Page) -> 
     page.evaluate("document.querySelector('textarea').value = 'from a browser'")
     page.click("Produce")
     page.until("stored in partition")
+
+
+def test_records_are_searched_sorted_and_downloaded(broker: BrokerProcess, page: Page, tmp_path: Path) -> None:
+    with SyncClient(broker.url()) as client:
+        client.create_topic("searched", 2)
+        for partition in range(2):
+            values = [json.dumps({"n": number, "tags": [{"name": f"tag-{number % 5}"}]}) for number in range(200)]
+            client.produce(
+                "searched",
+                [
+                    Record(value.encode(), f"key-{partition}".encode(), (Header(b"city", b"Berlin"),))
+                    for value in values
+                ],
+                partition=partition,
+            )
+    page.open(url(broker, "/topics/searched/records"))
+    page.until("50 records of 2 partitions")
+    page.click("Load more")
+    page.until("100 records of 2 partitions")
+    page.fill("JSON field", "n < 3")
+    page.click("Read")
+    page.until("6 records match")
+    page.fill("Search", "BERLIN")
+    page.fill("Key", "key-1")
+    page.click("Read")
+    text = page.until("3 records match")
+    assert '"n": 2' in next(line for line in text.splitlines() if '"n"' in line), "newest first"
+    page.click("Stored ↓")
+    assert '"n": 0' in next(line for line in page.text().splitlines() if '"n"' in line)
+    page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    page.click("Download")
+    for kind in ("json", "csv", "parquet"):
+        page.evaluate(f"{labelled('Format')}.value = '{kind}'")
+        page.evaluate("document.querySelector('details.above form').requestSubmit()")
+        file = tmp_path / f"searched.{kind}"
+        wait_for(file.exists)
+        page.until("3 records")
+    assert [record["value"] for record in json.loads((tmp_path / "searched.json").read_text())] == [
+        json.dumps({"n": number, "tags": [{"name": f"tag-{number}"}]}) for number in range(3)
+    ]
+    assert pq.read_table(tmp_path / "searched.parquet")["offset"].to_pylist() == [0, 1, 2]
+    page.fill("JSON field", "n <")
+    page.fill("Search", "")
+    page.click("Read")
+    page.until("0 records match")
+    page.fill("JSON field", "a b")
+    page.click("Read")
+    page.until("JSON filter is invalid")
+    page.errors.clear()  # the browser reports the status 400
+
+
+def test_times_are_local_and_utc_on_hover(broker: BrokerProcess, page: Page) -> None:
+    page.call("Emulation.setTimezoneOverride", timezoneId="Asia/Kolkata")
+    try:
+        page.open(url(broker, "/"))
+        page.until("Overview")
+        page.open(url(broker, "/topics/shop.orders/records?partition=0"))
+        page.until("read up to")
+        shown = page.evaluate("document.querySelector('main tbody time').textContent")
+        utc = page.evaluate("document.querySelector('main tbody time').title")
+        local = datetime.fromisoformat(shown).replace(tzinfo=ZoneInfo("Asia/Kolkata"))
+        assert utc.endswith(" UTC")
+        assert local == datetime.fromisoformat(utc.removesuffix(" UTC")).replace(tzinfo=UTC)
+        # a time without a zone is local time
+        page.fill("From", str(datetime.now(ZoneInfo("Asia/Kolkata")).replace(tzinfo=None) - timedelta(hours=1)))
+        page.click("Read")
+        page.until('"order": 0')
+    finally:
+        page.call("Emulation.setTimezoneOverride", timezoneId="")
+
+
+def test_a_slow_page_says_that_it_loads(broker: BrokerProcess, page: Page) -> None:
+    page.open(url(broker, "/"))
+    page.until("Overview")
+    slow = "(path, ...more) => new Promise((done) => { window.go = done; }).then(() => real(path, ...more))"
+    page.evaluate(f"window.real = fetch; window.fetch = {slow}; location.hash = '/topics'; null")
+    page.until("Loading…")
+    page.evaluate("window.fetch = real; go(); null")
+    page.until("shop.orders")
 
 
 def test_dead_letters_are_redriven(broker: BrokerProcess, page: Page) -> None:
@@ -252,7 +441,7 @@ def test_dead_letters_are_redriven(broker: BrokerProcess, page: Page) -> None:
         page.until("shop.orders.dead")
         page.open(url(broker, "/topics/shop.orders.dead/records"))
         page.until("read up to 3")
-        page.evaluate("document.querySelector('main details').open = true")
+        page.evaluate("document.querySelector('main tbody details').open = true")
         assert "shop.orders / 1 @ 3" in page.until("malformed")
         page.click("Redrive this record")
         page.until("sent to shop.orders")
@@ -331,7 +520,7 @@ def test_numeric_headers_are_shown_as_numbers(broker: BrokerProcess, page: Page)
         client.produce("typed", [Record(b"v", None, (*place, *kinds))], partition=0)
     page.open(url(broker, "/topics/typed/records"))
     page.until("read up to 1")
-    page.evaluate("document.querySelector('main details').open = true")
+    page.evaluate("document.querySelector('main tbody details').open = true")
     text = page.until("shop.orders / 0 @ 17")
     for shown in ("temperature\n-0.5", "is_late\ntrue", "7\na key that is a number", "of 5,006 headers are not shown"):
         assert shown in text
@@ -397,9 +586,15 @@ def test_offsets_are_reset_after_a_preview(broker: BrokerProcess, page: Page) ->
         assert client.position("billing", "shop.orders", 0) == 0
 
 
-def test_clients_and_users(broker: BrokerProcess, page: Page) -> None:
-    page.open(url(broker, "/clients"))
-    page.until("http")
+def test_clients_are_listed_without_those_of_the_console(broker: BrokerProcess, page: Page) -> None:
+    with SyncClient(broker.url()):
+        page.open(url(broker, "/clients"))
+        text = page.until("not listed")
+        assert "polywire" in text
+        assert "http" not in text
+
+
+def test_users_are_listed(broker: BrokerProcess, page: Page) -> None:
     page.open(url(broker, "/users"))
     page.until("every client can do everything")
 
@@ -437,21 +632,6 @@ def test_users_are_created_changed_and_deleted(guarded: BrokerProcess, page: Pag
     page.errors.clear()  # the browser counts the refusal as an error
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/", "/topics", "/topics/shop.orders", "/topics/shop.orders/records", "/dead", "/groups", "/clients", "/users"],
-)
-def test_pages_fit_a_narrow_screen(broker: BrokerProcess, page: Page, path: str) -> None:
-    page.look(width=360, height=740, dark=True)
-    try:
-        page.open(url(broker, path))
-        page.until(lambda text: len(text) > 20)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        assert page.evaluate("getComputedStyle(document.body).color") == "rgb(227, 230, 232)"
-    finally:
-        page.look(width=1200, height=800)
-
-
 def test_an_unknown_topic_is_reported(broker: BrokerProcess, page: Page) -> None:
     page.open(url(broker, "/topics/missing"))
     page.until("no such topic")
@@ -481,13 +661,80 @@ def test_a_link_is_checked_created_paused_and_deleted(broker: BrokerProcess, pag
         page.click("Resume")
         page.until(lambda text: "running" in text)
         page.open(url(broker, "/links"))
-        page.until("old")
+        page.until("Create a link")
         page.open(url(broker, "/links/old"))
-        page.until("Delete")
+        page.until("Switch over")
         page.click("Delete")
         page.click("Delete link")
         page.until("There are no links")
         page.errors.clear()  # a request about the deleted link may be on its way
+
+
+def test_topics_of_a_link_are_cut_over_and_fall_back(broker: BrokerProcess, page: Page, tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "source", wires=("polywire",)) as source, SyncClient(source.url()) as client:
+        for topic in ("switched", HOSTILE_TOPIC):
+            client.create_topic(topic, 1)
+        client.produce("switched", [Record(b"a"), Record(b"b")])
+        page.open(url(broker, "/"))
+        page.until("Overview")
+        screenshots.create_link(page, "switch", source, ["switched", HOSTILE_TOPIC])
+        page.open(url(broker, "/links/switch"))
+        page.until(lambda text: "running" in text and HOSTILE_TOPIC in text)
+        page.click("Cut over …")
+        assert "First stop the producers at the source." in page.until("Cut over topics of the link switch?")
+        page.click("Back")
+        page.until(lambda text: "First stop" not in text)
+        page.click("Cut over …")
+        page.evaluate("document.querySelector('#switch input:not([type=checkbox])').value = 'nothing'")
+        page.click("Cut over now")
+        wait_for(lambda: bool(page.evaluate("document.querySelector('#switch [role=alert]').innerText")))
+        page.errors.clear()  # the browser reports the status 404
+        page.evaluate("document.querySelector('#switch input:not([type=checkbox])').value = ''")
+        page.evaluate("document.querySelector('#switch input[type=checkbox]').click()")
+        page.until("so that you can fall back")
+        page.click("Cut over now")
+        text = page.until("Now start the producers here.")
+        assert "reversed" in text
+        with SyncClient(broker.url()) as here:
+            here.produce("switched", [Record(b"c")])
+        page.click("Fall back …")
+        page.until("First stop the producers at this broker.")
+        page.click("Fall back now")
+        page.until("Now start the producers at the source.")
+        assert [record.value for record in client.fetch("switched", 0, 0)] == [b"a", b"b", b"c"]
+        assert page.evaluate("document.querySelectorAll('main img').length") == 0
+        page.click("Delete")
+        page.click("Delete link")
+        page.until("There are no links")
+        page.errors.clear()  # a request about the deleted link may be on its way
+
+
+def test_a_waiting_cut_over_is_cancelled(broker: BrokerProcess, page: Page, tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "source", wires=("polywire",)) as source, SyncClient(source.url()) as client:
+        client.create_topic("busy", 1)
+        client.produce("busy", [Record(b"a")])
+        page.open(url(broker, "/"))
+        page.until("Overview")
+        screenshots.create_link(page, "busy", source, ["busy"])
+        page.open(url(broker, "/links/busy"))
+        page.until(lambda text: "running" in text and "following" in text)
+        page.click("Cut over …")
+        page.until("Cut over topics of the link busy?")
+        source.kill()  # nothing can be copied any more
+        page.click("Cut over now")
+        page.until("Cancel")
+        page.click("Cancel")
+        page.until("Cancelled: nothing has changed.")
+        assert (
+            page.evaluate(
+                "fetch('/api/v1/links/busy').then((response) => response.json()).then((found) => found.topic_reports[0].phase)"
+            )
+            == "following"
+        )
+        page.click("Delete")
+        page.click("Delete link")
+        page.until("There are no links")
+        page.errors.clear()
 
 
 def test_users_who_may_not_change_links_see_them_only(tmp_path: Path) -> None:
@@ -500,3 +747,27 @@ def test_users_who_may_not_change_links_see_them_only(tmp_path: Path) -> None:
         page.log_in("reader", "wonderland")
         page.open(url(process, "/links"))
         assert "Create a link" not in page.until("There are no links")
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerProcess, Page]]:
+    """Serve the sample data of the screenshots."""
+    with screenshots.stage(tmp_path_factory.mktemp("filled")) as found, screenshots.producing(found[0]):
+        yield found
+        assert found[1].errors == []
+
+
+@pytest.mark.parametrize("picture", screenshots.PICTURES, ids=lambda picture: str(picture.name))
+def test_every_page_fits_wide_and_narrow(
+    filled: tuple[BrokerProcess, Page], picture: screenshots.Picture, tmp_path: Path
+) -> None:
+    broker, page = filled
+    for width, height, dark in ((1200, 800, False), (*screenshots.NARROW, True), (360, 740, False)):
+        screenshots.show(page, broker, picture, width=width, height=height, dark=dark)
+        page.settle()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("getComputedStyle(document.body).color") == (
+            "rgb(227, 230, 232)" if dark else "rgb(28, 32, 36)"
+        )
+    page.screenshot(tmp_path / picture.file)
+    assert (screenshots.DOCS / picture.file).exists(), "make screenshots"

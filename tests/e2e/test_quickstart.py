@@ -18,8 +18,9 @@ from typing import Final
 import pytest
 
 from polywire.cli.detached import beside, running
+from polywire.testing.process import lasting_port
 from tests.broker_process import child_environment, silenced
-from tests.e2e.followed_page import ROOT, follow, free_ports
+from tests.e2e.followed_page import ROOT, follow
 from tests.e2e.installation import copy_checkout
 
 HOGS: Final = 3
@@ -109,7 +110,7 @@ def served(port: str) -> list[str]:
 
 
 def test_a_detached_broker_is_ready_and_can_be_stopped(tmp_path: Path) -> None:
-    (port,) = free_ports(1)
+    port = str(lasting_port())
     started = polywire("serve", "--detach", *served(port), cwd=tmp_path)
     assert started.returncode == 0, started.stderr
     pid = running(tmp_path / "polywire-data")
@@ -130,7 +131,7 @@ def test_a_detached_broker_is_ready_and_can_be_stopped(tmp_path: Path) -> None:
 
 
 def test_a_detached_broker_that_was_killed_is_not_running(tmp_path: Path) -> None:
-    (port,) = free_ports(1)
+    port = str(lasting_port())
     data = tmp_path / "data"
     for _ in range(2):
         started = polywire("serve", "--detach", "--data-dir", str(data), *served(port), cwd=tmp_path)
@@ -156,7 +157,7 @@ def test_a_detached_broker_that_cannot_start_reports_why(tmp_path: Path) -> None
 
 
 def test_a_command_waits_for_a_broker_that_starts_later(tmp_path: Path) -> None:
-    (port,) = free_ports(1)
+    port = str(lasting_port())
     listed: list[subprocess.CompletedProcess[str]] = []
     asking = threading.Thread(
         target=lambda: listed.append(

@@ -157,6 +157,7 @@ def _http() -> Iterator[Case]:
         f"{PREFIX}/links/{{link}}/cut-over": b"{}",
         f"{PREFIX}/links/{{link}}/cut-over/cancel": b"{}",
         f"{PREFIX}/links/{{link}}/fall-back": b"{}",
+        f"{PREFIX}/topics/{{topic}}/partitions": b'{"partitions": 9}',
     }
     names = {"{partition}": "0", "{group}": "g", "{link}": "old"}
     for one in ENDPOINTS:

@@ -74,6 +74,13 @@ class TopicSetting:
         return "0 or 1" if self.kind is bool else ", ".join(member.value for member in self._members)
 
     @property
+    def choices(self) -> list[object] | None:
+        """The allowed values if they can be listed, otherwise None."""
+        if self.kind is bool:
+            return [False, True]
+        return [member.value for member in self._members] or None
+
+    @property
     def _members(self) -> list[Enum]:
         return list(self.kind) if issubclass(self.kind, Enum) else []
 

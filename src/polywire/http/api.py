@@ -9,48 +9,43 @@ import asyncio
 from base64 import b64decode
 from binascii import Error as NotBase64
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from math import isfinite
 from typing import Any, Final
 
-import msgspec
-
 from polywire.broker.access import Access
 from polywire.broker.broker import Broker
 from polywire.broker.permissions import Action
-from polywire.broker.settings import TOPIC_SETTINGS
 from polywire.broker.topics import Partition, Topic
 from polywire.build_info import VERSION
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
 from polywire.http.dead_letters import DeadLetters, Redrive
+from polywire.http.downloads import Downloads
 from polywire.http.encoding import Listing, Slices
 from polywire.http.endpoints import ApiCall, Endpoint, partition_of
 from polywire.http.guard import completing
 from polywire.http.health import readiness
-from polywire.http.lag import GroupLag, group_lags, partition_lags
+from polywire.http.history import INTERVAL_S, totals
+from polywire.http.lag import GROUPS_MAX, group_lags, partition_lags
 from polywire.http.links import LinkEndpoints
 from polywire.http.process import BucketRequests, BucketView, Process
 from polywire.http.records import READERS_MAX, RECORDS_MAX, RecordReader
+from polywire.http.search import filter_of
 from polywire.http.sql import Sql
+from polywire.http.topics import PARTITIONS_MAX, Topics, group_json
 from polywire.http.users import Users
 from polywire.records.columns import Header, Record
 from polywire.records.rows import from_records
-from polywire.types import KeyHash, Level, PositionKind, TopicName
+from polywire.types import KeyHash, Level, PositionKind
 
 QUANTILE: Final = 0.99
-TOPICS_MAX: Final = 2_000  # topics of one list
-GROUPS_MAX: Final = 1_000  # groups in one list, and pairs of a group and a topic in the metrics
 MEMBERS_MAX: Final = 1_000  # members of one group
-PARTITIONS_MAX: Final = 10_000  # partitions of one topic
 CONNECTIONS_MAX: Final = 1_000  # clients in one list
 OFFSET_MAX: Final = 2**63 - 1
 RECORDS_USUAL: Final = 50
-
-
-_CHANGEABLE: Final = frozenset(name for name, setting in TOPIC_SETTINGS.items() if not setting.is_fixed)
 
 
 def bucket_json(bucket: BucketView) -> Mapping[str, Any]:
@@ -114,8 +109,12 @@ class Api:
         records = {
             "offset": "first offset; by default the earliest",
             "time": "instead of offset: from this append time on (ISO 8601)",
-            "tail": "instead of offset: number of newest records",
+            "tail": f"instead of offset: number of newest records, up to {RECORDS_MAX}",
+            "before": "with tail: only records before this offset",
             "key": "only records with this key",
+            "search": "only records with this text in key, value or headers; the case of ASCII letters is ignored",
+            "json": "only records whose JSON value has this field, such as items[*].price >= 10; the comparison, one of "
+            "= != < <= > >= ~ (contains), may be missing",
             "limit": f"maximum number of records, up to {RECORDS_MAX}",
             "whole": "1 returns values in full",
         }
@@ -132,19 +131,13 @@ class Api:
             "partition": "only this partition",
             "dry_run": "true shows the changes without making them",
         }
-        settings = {name: f"{TOPIC_SETTINGS[name].spelled}; null for the default" for name in sorted(_CHANGEABLE)}
         path = "/topics/{topic}"
         return [
             Endpoint("GET", "/overview", Action.SERVER_DESCRIBE, "State of the broker", self._overview),
+            Endpoint("GET", "/history", Action.SERVER_DESCRIBE, "Activity of the last hour", self._history),
             Endpoint("GET", "/settings", Action.SERVER_DESCRIBE, "Effective settings", self._settings),
             Endpoint("GET", "/connections", Action.SERVER_DESCRIBE, "Connected clients", self._connections),
-            Endpoint("GET", "/topics", Action.TOPIC_LIST, "List topics", self._topics),
-            Endpoint("POST", path, Action.TOPIC_CREATE, "Create a topic", self._create, {"partitions": "count"}),
-            Endpoint("GET", path, Action.TOPIC_DESCRIBE, "Describe a topic and its partitions", self._topic),
-            Endpoint(
-                "POST", f"{path}/settings", Action.TOPIC_ALTER, "Change settings of a topic", self._configure, settings
-            ),
-            Endpoint("DELETE", path, Action.TOPIC_DELETE, "Delete a topic and its records", self._delete),
+            *Topics(self._broker, self._process).table(),
             Endpoint("POST", f"{path}/records", Action.PRODUCE, "Produce a record", self._produce, produced),
             Endpoint(
                 "POST",
@@ -163,6 +156,7 @@ class Api:
             Endpoint(
                 "POST", f"{path}/groups/{{group}}/reset", Action.OFFSET_COMMIT, "Reset offsets", self._reset, reset
             ),
+            *Downloads(self._broker, self._reader, self._offset_of).table(),
             *DeadLetters(self._broker, self._reader, self._redrive).table(),
             *Sql(self._process).table(),
             *LinkEndpoints(self._process, self._broker).table(),
@@ -172,16 +166,8 @@ class Api:
     # The process
 
     async def _overview(self, call: ApiCall) -> Any:
-        slices, broker = Slices(), self._broker
-        records = stored = partitions = 0
-        topics = broker.topics()
-        for topic in topics:
-            for partition in list(topic.partitions):
-                partitions += 1
-                records += partition.log.next_offset
-                stored += partition.log.stored_bytes
-            if slices.is_over:
-                await slices.rest()
+        broker = self._broker
+        found = await totals(broker, Slices())
         status, text = await readiness(broker, self._process)
         bucket = self._process.bucket()
         return {
@@ -190,16 +176,19 @@ class Api:
             "ready": status == 200,
             "readiness": text.strip(),
             "congested": broker.congested,
-            "topics": len(topics),
-            "partitions": partitions,
-            "records": records,
-            "stored_bytes": stored,
+            "topics": len(broker.topics()),
+            "partitions": found.partitions,
+            "records": found.records,
+            "stored_bytes": found.stored_bytes,
             "refused": self._process.refused,
             "connections_max": self._process.connections_max,
             "listeners": self._process.listeners(),
             "bucket": None if bucket is None else bucket_json(bucket),
             "wires": {wire or "unknown": asdict(traffic) for wire, traffic in sorted(self._process.traffic().items())},
         }
+
+    async def _history(self, call: ApiCall) -> Any:
+        return {"interval_s": INTERVAL_S, "samples": [asdict(sample) for sample in self._process.history()]}
 
     async def _settings(self, call: ApiCall) -> Any:
         return {"settings": dict(self._process.settings())}
@@ -209,109 +198,20 @@ class Api:
         shown = await Listing(CONNECTIONS_MAX).extend(found, Slices())
         return {"connections": shown.rows, "more": shown.more}
 
-    # Topics
-
-    async def _topics(self, call: ApiCall) -> Any:
-        slices, access = Slices(), self._broker.access
-        found = Listing(TOPICS_MAX)
-        for topic in self._broker.topics():
-            if slices.is_over:
-                await slices.rest()
-            if not access.permits(call.principal, Action.TOPIC_DESCRIBE, topic):
-                continue
-            if not found.add({**await _topic_json(topic, slices), "table": self._table_json(call, topic)}):
-                break
-        return {"topics": found.rows, "more": found.more}
-
-    async def _topic(self, call: ApiCall) -> Any:
-        slices, topic = Slices(), self._broker.topic(call.path["topic"])
-        partitions = await Listing(PARTITIONS_MAX).extend(map(_partition_json, list(topic.partitions)), slices)
-        return {
-            **await _topic_json(topic, slices),
-            "created_at_us": topic.created_at_us,
-            "settings": _settings_json(topic),
-            "table": self._table_json(call, topic),
-            "has_tables": bool(self._broker.settings.tables_url),
-            "can_alter": self._broker.access.permits(call.principal, Action.TOPIC_ALTER, topic),
-            "partition_list": partitions.rows,
-        }
-
-    def _table_json(self, call: ApiCall, topic: Topic) -> dict[str, object] | None:
-        """Return the state of the topic's table; None if it has none."""
-        settings = topic.table_settings(self._broker.settings)
-        if settings is None:
-            return None
-        found: dict[str, object] = {
-            "formats": settings.formats.value,
-            "freshness_s": settings.freshness_s,
-            "url": self._table_url(call, topic),
-        }
-        report = self._process.tables().get(topic.name.full)
-        if report is not None:
-            found |= {**msgspec.structs.asdict(report), "age_s": report.age_s(self._broker.clock.now_us())}
-        return found
-
-    def _table_url(self, call: ApiCall, topic: Topic) -> str | None:
-        """Return the URL of the topic's table; None if the client may not read its files, as in the catalog."""
-        access, url = self._broker.access, topic.table_url(self._broker.settings)
-        if url.startswith("file:") and not access.sees_files(on_loopback=call.on_loopback):
-            return None
-        return url if access.permits(call.principal, Action.FETCH, topic) else None
-
-    async def _configure(self, call: ApiCall) -> Any:
-        topic = self._broker.topic(call.path["topic"])
-        unknown = sorted(call.body.keys() - _CHANGEABLE)
-        if unknown:
-            raise Invalid(
-                ErrorCode.INVALID_REQUEST,
-                f"unknown settings, or settings that cannot be changed names={','.join(unknown):.200}",
-            )
-        given: dict[str, Any] = {}
-        for name, value in call.body.items():
-            setting = TOPIC_SETTINGS[name]
-            is_plain = value is None or isinstance(value, int | str)
-            given[name] = setting.read(name, value if is_plain else str(value))
-        settings = replace(topic.settings, **given)
-        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._broker.configure_topic(topic, settings, done=completing(done))
-        await done
-        return {"name": topic.name.full, "settings": _settings_json(topic)}
-
-    async def _create(self, call: ApiCall) -> Any:
-        count = call.body.get("partitions", self._broker.settings.partition_count)
-        if type(count) is not int:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"partitions must be a number got={count!r:.40}")
-        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        name = TopicName.parse(call.path["topic"])
-        self._broker.make_topic(name, count, by=call.caller, then=lambda _: None, done=completing(done))
-        await done
-        return {"name": name.full}
-
-    async def _delete(self, call: ApiCall) -> Any:
-        topic = self._broker.topic(call.path["topic"])
-        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._broker.delete_topic(topic, done=completing(done))
-        await done
-        return {"name": topic.name.full}
-
     # Records
 
     async def _records(self, call: ApiCall) -> Any:
         partition = self._partition(call)
         limit = call.number("limit", RECORDS_USUAL, least=1, most=RECORDS_MAX)
         offset = call.number("offset", 0, most=OFFSET_MAX)
+        wanted, whole = filter_of(call.query), call.query.get("whole") == "1"
         if "time" in call.query:
             offset = await self._offset_at(partition, _time_us(call.query["time"]))
         elif "tail" in call.query:
-            offset = max(0, partition.log.readable_offset - call.number("tail", 0, most=RECORDS_MAX))
-        key = call.query.get("key")
-        return await self._reader.page(
-            partition,
-            offset,
-            limit=limit,
-            key=None if key is None else key.encode(),
-            whole=call.query.get("whole") == "1",
-        )
+            count = call.number("tail", 0, most=RECORDS_MAX)
+            before = call.number("before", OFFSET_MAX, most=OFFSET_MAX)
+            return await self._reader.page_before(partition, before, limit=count, wanted=wanted, whole=whole)
+        return await self._reader.page(partition, offset, limit=limit, wanted=wanted, whole=whole)
 
     async def _produce(self, call: ApiCall) -> Any:
         topic = self._broker.topic(call.path["topic"])
@@ -371,18 +271,8 @@ class Api:
 
         slices, found = Slices(), Listing(GROUPS_MAX)
         lags, more = await group_lags(broker, slices, count_max=GROUPS_MAX, permits=permits)
-        await found.extend(map(self._group_json, lags), slices)
+        await found.extend([group_json(broker, lag) for lag in lags], slices)
         return {"groups": found.rows, "more": more or found.more}
-
-    def _group_json(self, lag: GroupLag) -> Mapping[str, Any]:
-        view = self._broker.groups.view(lag.group, lag.topic)
-        return {
-            "group": lag.group,
-            "topic": lag.topic,
-            "members": 0 if view is None else len(view.members),
-            "lag_records": lag.records,
-            "lag_seconds": lag.seconds,
-        }
 
     async def _group(self, call: ApiCall) -> Any:
         broker, name, slices = self._broker, call.path["group"], Slices()
@@ -436,49 +326,18 @@ class Api:
             await done
         return {"group": name, "topic": topic.name.full, "dry_run": dry_run, "partitions": rows.rows}
 
+    async def _offset_of(self, partition: Partition, text: str) -> int:
+        """Return the offset that an offset or an ISO 8601 time stands for."""
+        if text.isascii() and text.isdigit() and len(text) < 19:
+            return int(text)
+        return await self._offset_at(partition, _time_us(text))
+
     async def _reset_to(self, partition: Partition, to: str) -> int:
         if to == "earliest":
             return partition.log.first_offset
         if to == "latest":
             return partition.log.readable_offset
-        if to.isascii() and to.isdigit() and len(to) < 19:
-            return int(to)
-        return await self._offset_at(partition, _time_us(to))
-
-
-def _settings_json(topic: Topic) -> Mapping[str, object]:
-    return {name: setting.plain(getattr(topic.settings, name)) for name, setting in TOPIC_SETTINGS.items()}
-
-
-def _partition_json(partition: Partition) -> Mapping[str, Any]:
-    log = partition.log
-    return {
-        "partition": partition.number,
-        "first_offset": log.first_offset,
-        "next_offset": log.next_offset,
-        "stored_bytes": log.stored_bytes,
-        "last_stored_at_us": log.last_append_time_us or None,
-    }
-
-
-async def _topic_json(topic: Topic, slices: Slices) -> Mapping[str, Any]:
-    records = retained = stored = last = 0
-    for partition in list(topic.partitions):
-        log = partition.log
-        records += log.next_offset
-        retained += log.next_offset - log.first_offset
-        stored += log.stored_bytes
-        last = max(last, log.last_append_time_us)
-        if slices.is_over:
-            await slices.rest()
-    return {
-        "name": topic.name.full,
-        "partitions": len(topic.partitions),
-        "records": records,
-        "retained_records": retained,
-        "stored_bytes": stored,
-        "last_stored_at_us": last or None,
-    }
+        return await self._offset_of(partition, to)
 
 
 def _bytes(body: Mapping[str, Any], name: str) -> bytes | None:

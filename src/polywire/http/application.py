@@ -55,7 +55,9 @@ FILES: Final = {
         "parts",
         "produce",
         "records",
+        "settings",
         "sql",
+        "switch",
         "tables",
         "topics",
         "users",
@@ -139,8 +141,10 @@ class HttpApplication:
         return Response(await metrics_text(self._broker, self._process), media_type=CONTENT_TYPE)
 
     async def _api(self, request: Request) -> Response:
-        content = msgspec.json.encode(await self._endpoints.respond(request))
-        return Response(content, media_type="application/json", headers=NO_STORE)
+        found = await self._endpoints.respond(request)
+        if isinstance(found, Response):
+            return found
+        return Response(msgspec.json.encode(found), media_type="application/json", headers=NO_STORE)
 
     async def _document(self, request: Request) -> Response:
         return Response(msgspec.json.encode(self._endpoints.document()), media_type="application/json")

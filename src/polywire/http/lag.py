@@ -21,6 +21,7 @@ from polywire.records.header import read_header
 from polywire.types import PositionKind
 
 TIME_READ_BYTES: Final = 1  # smaller than any batch, so exactly one batch is read
+GROUPS_MAX: Final = 1_000  # groups in one list, and pairs of a group and a topic in the metrics
 LAGS_MAX: Final = 50_000  # partitions of all groups in one response; for each, a batch may have to be read
 
 
@@ -76,15 +77,34 @@ async def group_lags(
     pairs, more = await _group_names(broker, slices, count_max=count_max)
     topics = [(topic, name) for full_name, name in pairs if (topic := broker.find_topic(full_name)) and permits(topic)]
     topics.sort(key=lambda pair: len(pair[0].partitions))
-    left, found = LAGS_MAX, []
-    for topic, name in topics:
+    found, is_cut = await _lags(broker, topics, slices)
+    return sorted(found, key=lambda lag: (lag.topic, lag.group)), more or is_cut
+
+
+async def topic_lags(broker: Broker, topic: Topic, slices: Slices) -> tuple[list[GroupLag], bool]:
+    """Return (lags of a topic's groups, sorted by name; whether some groups were excluded)."""
+    full_name = topic.name.full
+    names = set(broker.groups.names(full_name))
+    for owner_topic, name in broker.position_owners(PositionKind.GROUP):
+        if owner_topic == full_name:
+            names.add(name)
+        if slices.is_over:
+            await slices.rest()
+    found, is_cut = await _lags(broker, [(topic, name) for name in sorted(names)[:GROUPS_MAX]], slices)
+    return found, is_cut or len(names) > GROUPS_MAX
+
+
+async def _lags(broker: Broker, groups: Iterable[tuple[Topic, str]], slices: Slices) -> tuple[list[GroupLag], bool]:
+    """Return the lags of groups up to the limit LAGS_MAX, and whether it excluded some."""
+    left = LAGS_MAX
+    found: list[GroupLag] = []
+    for topic, name in groups:
         left -= len(topic.partitions)
         if left < 0:
-            more = True
-            break
+            return found, True
         records, seconds = total_lag(await partition_lags(broker, topic, name, slices, seconds=True))
         found.append(GroupLag(name, topic.name.full, records, seconds))
-    return sorted(found, key=lambda lag: (lag.topic, lag.group)), more
+    return found, False
 
 
 async def _group_names(broker: Broker, slices: Slices, *, count_max: int) -> tuple[list[tuple[str, str]], bool]:

@@ -12,8 +12,11 @@ from typing import Any, Final
 
 import msgspec
 
-from polywire.http.api import CONNECTIONS_MAX, GROUPS_MAX, TOPICS_MAX
+from polywire.http.api import CONNECTIONS_MAX
 from polywire.http.encoding import Listing
+from polywire.http.history import SAMPLES_MAX
+from polywire.http.lag import GROUPS_MAX
+from polywire.http.topics import TOPICS_MAX
 
 SUMMED: Final = ("topics", "partitions", "records", "stored_bytes", "refused", "connections_max")
 UP: Final = "polywire_shard_up"
@@ -34,7 +37,8 @@ def _merge_lists(
 
 
 def _topics(responses: Sequence[Any]) -> Any:
-    return _merge_lists("topics", responses, count_max=TOPICS_MAX, order=itemgetter("name"))
+    merged = _merge_lists("topics", responses, count_max=TOPICS_MAX, order=itemgetter("name"))
+    return {**merged, "can_create": any(response["can_create"] for response in responses)}
 
 
 def _groups(responses: Sequence[Any]) -> Any:
@@ -61,6 +65,17 @@ def _overview(responses: Sequence[Any]) -> Any:
     return {**first, **sums, "congested": congested, "wires": dict(sorted(wires.items()))}
 
 
+def _history(responses: Sequence[Any]) -> Any:
+    """Add up the rates of the same intervals."""
+    sums: dict[int, dict[str, float]] = {}
+    for sample in [sample for response in responses for sample in response["samples"]]:
+        found = sums.setdefault(sample["number"], dict.fromkeys(sample, 0.0))
+        for name, value in sample.items():
+            found[name] = value if name == "number" else found[name] + value
+    samples = [sums[number] for number in sorted(sums)][-SAMPLES_MAX:]
+    return {"interval_s": responses[0]["interval_s"], "samples": samples}
+
+
 def merge_namespaces(responses: Sequence[Any]) -> Any:
     """Merge the namespaces of Iceberg catalogs."""
     return {"namespaces": sorted({tuple(found) for response in responses for found in response["namespaces"]})}
@@ -82,6 +97,7 @@ MERGES: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
     "groups": _groups,
     "connections": _connections,
     "overview": _overview,
+    "history": _history,
 }
 """Functions that merge decoded responses, by endpoint."""
 

@@ -46,6 +46,20 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """Rates per second of one interval of the history. Requests over HTTP do not count as traffic.
+
+    Attributes:
+        number: time of the end of the interval, divided by the interval, so that samples of several processes can be added.
+    """
+
+    number: int
+    records: float
+    received_bytes: float
+    sent_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class BucketRequests:
     """Durations of the requests to the bucket with one method and one outcome."""
 
@@ -200,6 +214,9 @@ class Process(Protocol):
 
     def listeners(self) -> Mapping[str, str]:
         """Return the address of each listener, by its name."""
+
+    def history(self) -> Sequence[Sample]:
+        """Return the activity of the last hour, the oldest interval first."""
 
     def settings(self) -> Sequence[tuple[str, object]]:
         """Return the names and values of the effective settings."""

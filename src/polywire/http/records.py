@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -21,6 +22,7 @@ from polywire.broker.topics import Partition
 from polywire.errors import ErrorCode, Invalid, Missing
 from polywire.http.encoding import json_headers, json_value
 from polywire.http.lag import fetch
+from polywire.http.search import Filter
 from polywire.records.compression import expand_body
 from polywire.records.header import read_header
 from polywire.records.lookup import record_at_offset
@@ -33,8 +35,11 @@ RECORDS_MAX: Final = 500  # records of one page
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024  # JSON of the records of one page
 SHOWN_BYTES_MAX: Final = 4 * 1024  # key, value or part of a header, unless `whole=1`
 HEADERS_BYTES_MAX: Final = 16 * 1024  # JSON of the headers of one record, unless `whole=1`
-LOOKED_AT_MAX: Final = 20_000  # records that one request compares with a key
+LOOKED_AT_MAX: Final = 20_000  # records that one request compares with a filter
+WINDOW_MIN: Final = 16  # offsets of the first part that is read backwards; the size of each part doubles
+WINDOW_MAX: Final = 4_096
 
+EVERY: Final = Filter()
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -64,15 +69,17 @@ class Page:
     """Records of a partition.
 
     Attributes:
+        begin_offset: offset at which this page begins: the end of the page before it.
         next_offset: offset at which the next page begins.
         records: the records as JSON.
-        looked_at: number of records that were compared with the key.
+        looked_at: number of records that were compared with the filter.
         value_bytes: size of the values before truncation.
     """
 
     partition: int
     first_offset: int
     end_offset: int
+    begin_offset: int
     next_offset: int
     records: list[msgspec.Raw] = field(default_factory=list)
     looked_at: int = 0
@@ -80,16 +87,16 @@ class Page:
 
 
 class _PageTaker:
-    def __init__(self, page: Page, *, limit: int, key: bytes | None, whole: bool) -> None:
+    def __init__(self, page: Page, *, limit: int, wanted: Filter, whole: bool) -> None:
         self._page: Final = page
         self._limit: Final = limit
-        self._key: Final = key
+        self._filter: Final = wanted
         self._whole: Final = whole
         self._bytes = 0
 
     def take(self, rows: Rows, index: int) -> Taken:
-        page, key = self._page, rows.key(index)
-        if self._key is None or (key is not None and key == self._key):
+        page = self._page
+        if self._filter.matches(rows, index):
             record = record_json(rows, index, page.partition, whole=self._whole)
             if page.records and self._bytes + len(record) > PAGE_BYTES_MAX:
                 return Taken.LEFT
@@ -101,6 +108,36 @@ class _PageTaker:
         return Taken.LAST if is_full or self._bytes >= PAGE_BYTES_MAX else Taken.MORE
 
 
+class _PartTaker:
+    """Takes the matching records of one part of a partition, and of these the last ones."""
+
+    def __init__(self, partition: int, end: int, *, limit: int, bytes_max: int, wanted: Filter, whole: bool) -> None:
+        self._partition: Final = partition
+        self._end: Final = end
+        self._limit: Final = limit
+        self._bytes_max: Final = bytes_max
+        self._filter: Final = wanted
+        self._whole: Final = whole
+        self.found: Final[deque[tuple[int, bytes]]] = deque()
+        self.bytes = 0
+        self.looked_at = 0
+        self.is_full = False
+
+    def take(self, rows: Rows, index: int) -> Taken:
+        offset = rows.offset(index)
+        if offset >= self._end:
+            return Taken.LEFT
+        self.looked_at += 1
+        if self._filter.matches(rows, index):
+            record = record_json(rows, index, self._partition, whole=self._whole)
+            self.found.append((offset, record))
+            self.bytes += len(record)
+            while len(self.found) > self._limit or (self.bytes > self._bytes_max and len(self.found) > 1):
+                self.bytes -= len(self.found.popleft()[1])
+                self.is_full = True
+        return Taken.LAST if offset == self._end - 1 else Taken.MORE
+
+
 class RecordReader:
     """Reads records for requests. At most READERS_MAX requests hold batches in memory; others wait."""
 
@@ -109,7 +146,7 @@ class RecordReader:
         self._turns: Final = asyncio.Semaphore(READERS_MAX)
 
     async def page(
-        self, partition: Partition, offset: int, *, limit: int, key: bytes | None = None, whole: bool = False
+        self, partition: Partition, offset: int, *, limit: int, wanted: Filter = EVERY, whole: bool = False
     ) -> Page:
         """Return a page of records from an offset on. Raises BrokerError if they cannot be read.
 
@@ -117,15 +154,49 @@ class RecordReader:
             partition: the partition.
             offset: offset of the first record.
             limit: maximum number of records.
-            key: return only records with this key.
+            wanted: return only records that match.
             whole: do not truncate keys, values and headers.
         """
         log = partition.log
         end = log.readable_offset
         begin = min(max(offset, log.first_offset), end)
-        page = Page(partition.number, log.first_offset, end, begin)
-        taker = _PageTaker(page, limit=limit, key=key, whole=whole)
+        page = Page(partition.number, log.first_offset, end, begin, begin)
+        taker = _PageTaker(page, limit=limit, wanted=wanted, whole=whole)
         page.next_offset = await self.each(partition, begin, taker.take)
+        return page
+
+    async def page_before(
+        self, partition: Partition, before: int, *, limit: int, wanted: Filter = EVERY, whole: bool = False
+    ) -> Page:
+        """Return the last matching records before an offset. Raises BrokerError if they cannot be read.
+
+        Batches can only be read forwards, so this reads parts of growing size, the last one first. The page ends where a
+        limit interrupts a part; a part of one record is always used.
+        """
+        log = partition.log
+        end = min(max(before, log.first_offset), log.readable_offset)
+        page = Page(partition.number, log.first_offset, log.readable_offset, end, end)
+        window, left, bytes_left = WINDOW_MIN, ReadLimit(), PAGE_BYTES_MAX
+        parts: list[list[bytes]] = []
+        while page.begin_offset > log.first_offset and limit > 0 and page.looked_at < LOOKED_AT_MAX:
+            begin = max(log.first_offset, page.begin_offset - window)
+            taker = _PartTaker(
+                partition.number, page.begin_offset, limit=limit, bytes_max=bytes_left, wanted=wanted, whole=whole
+            )
+            reached = await self.each(partition, begin, taker.take, limit=left)
+            if left.left <= 0 and reached < page.begin_offset and window > 1:
+                if page.begin_offset < end:
+                    break
+                window, left = 1, ReadLimit()  # these records are so large that the next ones are read one by one
+                continue
+            page.looked_at += taker.looked_at
+            parts.append([record for _, record in taker.found])
+            limit, bytes_left = limit - len(taker.found), bytes_left - taker.bytes
+            page.begin_offset = taker.found[0][0] if taker.is_full else begin
+            if taker.is_full or bytes_left <= 0:
+                break
+            window = min(2 * window, WINDOW_MAX)
+        page.records = [msgspec.Raw(record) for part in reversed(parts) for record in part]
         return page
 
     async def each(self, partition: Partition, offset: int, take: Take, *, limit: ReadLimit | None = None) -> int:

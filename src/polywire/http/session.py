@@ -26,6 +26,7 @@ BODY_BYTES_MAX: Final = 2 * 1024 * 1024  # body of a request
 HEADERS_MAX: Final = 100  # headers of a request
 _END: Final = b"\r\n\r\n"
 _DIGITS_MAX: Final = 15  # digits of a Content-Length
+CONSOLE: Final = "console"  # dialect of the connections of browsers
 IDLE_S: Final = 60.0  # time for the next request to arrive completely
 log = structlog.get_logger("polywire.http")
 
@@ -72,6 +73,12 @@ def request_bytes(data: memoryview, body_bytes_max: int = BODY_BYTES_MAX) -> int
     return end + len(_END) + length
 
 
+def is_of_console(request: memoryview) -> bool:
+    """Return whether a browser sent a request. Its pages can only be those of the console (``guard``)."""
+    head = bytes(request[:HEAD_BYTES_MAX]).partition(_END)[0].lower()
+    return b"\r\nsec-fetch-site:" in head or b"\r\nx-polywire: console" in head
+
+
 class Exchange(Protocol):
     """Executes one HTTP request."""
 
@@ -112,6 +119,7 @@ class HttpSession:
         self._task: asyncio.Task[bool] | None = None  # executes the current request
         self._wanted = 0  # length of the request that is arriving; 0 if unknown
         self._finishing = False
+        self._is_console = False
         self._rest = b""  # requests of a client that has closed its side of the connection
         # closes the connection; runs while no request is being executed
         self._idle = site.loop.call_later(IDLE_S, output.close)
@@ -132,6 +140,7 @@ class HttpSession:
             return 0
         self._wanted = 0
         self._idle.cancel()
+        self._is_console = self._is_console or is_of_console(data[:size])
         self._task = self._site.loop.create_task(self._respond(bytes(data[:size])))
         self._task.add_done_callback(self._responded)
         return size
@@ -162,7 +171,7 @@ class HttpSession:
 
     @property
     def spoken_dialect(self) -> str:
-        return ""
+        return CONSOLE if self._is_console else ""
 
     def wanted(self) -> int:
         return self._wanted

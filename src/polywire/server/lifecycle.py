@@ -27,6 +27,7 @@ from polywire.broker.topics import Topic
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, NotOwner
 from polywire.http.factory import HttpFactory
+from polywire.http.history import History
 from polywire.log.worker import ThreadWorker
 from polywire.protocols.flux import exports
 from polywire.protocols.polywire.factory import WIRE as POLYWIRE
@@ -211,8 +212,12 @@ def _factories(broker: Broker, config: ServeConfig, shard: Shard | None) -> Fact
 
 
 def _serve_children(server: Server, overview: Overview, broker: Broker, factories: Factories) -> None:
-    """Begin to serve the processes that write tables and run queries. They are started when they are needed."""
+    """Begin to record the activity, and to serve the processes that write tables and run queries.
+
+    These processes are started when they are needed.
+    """
     hub = overview.hub
+    server.history = overview.sampled = History(broker, overview.traffic)
     server.tables = overview.written = Tables(broker, hub, server.driver)
     # the protocol of the clients, because it reaches the topics of all processes
     factory = next(factory for factory in factories[0] if factory.wire == POLYWIRE)
@@ -346,6 +351,7 @@ class Server:
         "_stopping",
         "driver",
         "exports",
+        "history",
         "links",
         "others",
         "queries",
@@ -370,6 +376,7 @@ class Server:
         self._signals: Signals | None = None
         self.driver: ReadinessDriver | None = None
         self.exports: exports.Exports | None = None
+        self.history: History | None = None
         self.others: OtherBrokers | None = None
         self.queries: Queries | None = None
         self.links: Links | None = None
@@ -520,6 +527,8 @@ class Server:
             hub.sweep()
             if self.tables is not None:
                 self.tables.sweep()
+            if self.history is not None:
+                await self.history.sweep()
             collector.sweep(alone=not hub.connections)
             self._audit.sweep()
             if self._lines is not None:

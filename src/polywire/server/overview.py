@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from polywire.durations import Durations
-from polywire.http.process import BucketView, ConnectionView, Traffic
+from polywire.http.process import BucketView, ConnectionView, Sample, Traffic
 from polywire.log.base import Completion, Loop
 from polywire.log.worker import ThreadWorker
 from polywire.server.config import ServeConfig
@@ -20,6 +20,7 @@ from polywire.server.hub import Hub
 from polywire.table_orders import TableReport
 
 if TYPE_CHECKING:
+    from polywire.http.history import History
     from polywire.server.bucket_watch import BucketWatch
     from polywire.server.links import Links
     from polywire.server.queries import Queries
@@ -70,6 +71,7 @@ class Overview:
         self.written: Tables | None = None
         self.queries: Queries | None = None
         self.links: Links | None = None
+        self.sampled: History | None = None
 
     @property
     def stopping(self) -> bool:
@@ -120,6 +122,9 @@ class Overview:
 
     def bucket(self) -> BucketView | None:
         return None if self._watch is None else self._watch.view()
+
+    def history(self) -> Sequence[Sample]:
+        return () if self.sampled is None else self.sampled.samples
 
     def tables(self) -> Mapping[str, TableReport]:
         return {} if self.written is None else self.written.reports()

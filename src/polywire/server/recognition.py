@@ -31,7 +31,8 @@ def recognise(factories: Sequence[SessionFactory], received: memoryview) -> Sess
 
 
 def format_address(name: Any) -> str:
-    return spell_address(*host_and_port(name)) if isinstance(name, tuple) else str(name)
+    """A process of the broker, which is connected by a socket pair, has no address."""
+    return spell_address(*host_and_port(name)) if isinstance(name, tuple) else str(name or "localhost")
 
 
 def host_and_port(name: Any) -> tuple[str, int]:

@@ -23,7 +23,7 @@ from polywire.durations import Durations
 from polywire.errors import ErrorCode, PeerError
 from polywire.http.application import HttpApplication
 from polywire.http.guard import completing
-from polywire.http.process import BucketCharge, BucketNode, BucketRequests, BucketView, ConnectionView, Traffic
+from polywire.http.process import BucketCharge, BucketNode, BucketRequests, BucketView, ConnectionView, Sample, Traffic
 from polywire.link_orders import LinkDefinition, LinkPlan, LinkReport, LinkView, Phase, PlannedTopic
 from polywire.protocols.runtime.forwarded import Forwarding
 from polywire.table_orders import TableReport
@@ -108,6 +108,7 @@ class Process:
     view: BucketView | None = None
     queries: Queries | None = field(default_factory=Queries)
     links: Links | None = field(default_factory=Links)
+    samples: Sequence[Sample] = ()
     table_reports: dict[str, TableReport] = field(default_factory=dict)
 
     def connections(self) -> Iterable[ConnectionView]:
@@ -124,6 +125,9 @@ class Process:
 
     def bucket(self) -> BucketView | None:
         return self.view
+
+    def history(self) -> Sequence[Sample]:
+        return self.samples
 
     def tables(self) -> Mapping[str, TableReport]:
         return self.table_reports

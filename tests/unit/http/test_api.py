@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from polywire.broker.permissions import EVERYTHING, NOTHING, Action, Resource, parse_grants
-from polywire.http import api, records
+from polywire.http import api, records, topics
 from polywire.http.api import Api
 from polywire.http.endpoints import PREFIX, Endpoint
 from polywire.http.process import ConnectionView
@@ -200,8 +200,13 @@ def test_offsets_of_a_group_with_members_are_not_reset(site: Site) -> None:
 
 
 def test_lists_have_limits_and_set_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TOPICS_MAX", "GROUPS_MAX", "CONNECTIONS_MAX"):
-        monkeypatch.setattr(api, name, 2)
+    for module, limit in (
+        (topics, "TOPICS_MAX"),
+        (api, "GROUPS_MAX"),
+        (topics, "GROUPS_MAX"),
+        (api, "CONNECTIONS_MAX"),
+    ):
+        monkeypatch.setattr(module, limit, 2)
     for number in range(3):
         store(site, f"t{number}", [b"v"])
         site.broker.commit_position(f"t{number}", 0, PositionKind.GROUP, "g", 0)
@@ -263,6 +268,7 @@ BODY = {
     "source": "kafka://old:9092",
     "topics": ["orders"],
     "paused": True,
+    "partitions": 3,
 }
 
 
@@ -297,7 +303,7 @@ def test_every_endpoint_checks_its_permission(endpoint: Endpoint) -> None:
         site.make_user("made", "old")
         assert site.process.queries is not None
         site.process.queries.running.add("q")
-        given = {} if endpoint.path.endswith(("/redrive", "/settings")) else BODY
+        given = {} if endpoint.path.endswith(("/redrive", "/settings", "/topics/{topic}")) else BODY
         body = json.dumps(given).encode() if endpoint.method == "POST" else b""
         for login, status in (({}, 401), (basic("nothing", "nothing"), 403)):
             assert site.ask(endpoint.method, path_of(endpoint), CHANGE | login, body).status == status

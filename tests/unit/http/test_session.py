@@ -187,3 +187,22 @@ def test_a_connection_without_a_complete_request_is_closed(talk: Conversation, m
     talk.run()
     assert talk.peer.closed
     slow.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, ""),
+        ({"User-Agent": "curl/8"}, ""),
+        ({"X-Polywire": "1"}, ""),
+        ({"X-Polywire": "console"}, session.CONSOLE),
+        ({"Sec-Fetch-Site": "same-origin"}, session.CONSOLE),
+    ],
+)
+def test_connections_of_browsers_are_those_of_the_console(
+    talk: Conversation, headers: dict[str, str], expected: str
+) -> None:
+    talk.receive(request("GET", "/a", headers))
+    assert talk.session.spoken_dialect == expected
+    talk.receive(request("POST", "/b", {}, b"\r\nSec-Fetch-Site: none\r\n"))
+    assert talk.session.spoken_dialect == expected, "a connection stays what it is"

@@ -48,6 +48,7 @@ def test_addresses_of_socket_ends_are_formatted(
 
 def test_a_unix_socket_has_no_host() -> None:
     assert (host_and_port(""), format_address("/run/socket"), host_of("")) == (("localhost", 0), "/run/socket", "")
+    assert format_address(None) == "localhost"
 
 
 @pytest.fixture

@@ -28,9 +28,18 @@ export function short(data) {
   return "0x" + [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("") + (data.bytes > 12 ? ` … ${data.bytes} bytes` : "");
 }
 
+// A time without a zone is local time, as everywhere in the console.
+export function instant(text) {
+  if (/(Z|[+-]\d\d:?\d\d)$/i.test(text)) return text;
+  const at = new Date(/^\d{4}-\d\d-\d\d$/.test(text) ? text + "T00:00" : text);
+  return Number.isNaN(at.getTime()) ? text : at.toISOString();
+}
+
+export const isNewest = (text) => text === "" || text === "newest" || text === "latest";
+
 // The query for a start position: an offset, earliest, a time, or the newest records if the text is empty.
 export function startQuery(text, newest) {
-  if (text === "" || text === "newest" || text === "latest") return "tail=" + newest;
+  if (isNewest(text)) return "tail=" + newest;
   if (/^\d+$/.test(text)) return "offset=" + text;
-  return text === "earliest" ? "offset=0" : "time=" + encodeURIComponent(text);
+  return text === "earliest" ? "offset=0" : "time=" + encodeURIComponent(instant(text));
 }

@@ -13,10 +13,11 @@ export function h(tag, attributes = {}, ...children) {
 }
 
 export async function api(path, body, method, more = {}) {
-  const options = body === undefined && !method ? {} : {
+  const marked = { "X-Polywire": "console" };  // lists of clients do not contain connections of consoles
+  const options = body === undefined && !method ? { headers: marked } : {
     ...more,
     method: method || "POST",
-    headers: { "X-Polywire": "1", "Content-Type": "application/json" },
+    headers: { ...marked, "Content-Type": "application/json" },
     body: body === undefined ? undefined : JSON.stringify(body),
   };
   const response = await fetch("/api/v1" + path, options);
@@ -25,8 +26,15 @@ export async function api(path, body, method, more = {}) {
   return content;
 }
 
+const SLOW_MS = 250;
 let visit = 0;  // number of the current page, so that work of an earlier page stops
 const main = document.getElementById("main");
+
+// Returns a function that tells whether the present page is still shown.
+export function isShown() {
+  const started = visit;
+  return () => started === visit;
+}
 
 export function every(seconds, work) {
   const started = visit;
@@ -53,6 +61,8 @@ export async function show() {
     if (on) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
   const page = h("div", {});
+  // a fast page replaces the old one at once, so that nothing flickers
+  const slow = setTimeout(() => { if (started === visit) main.replaceChildren(h("p", { class: "loading", role: "status" }, "Loading…")); }, SLOW_MS);
   try {
     const view = views[name];
     if (!view) throw new Error("page not found");
@@ -64,6 +74,8 @@ export async function show() {
     if (started !== visit) return;
     main.replaceChildren();
     showError(error);
+  } finally {
+    clearTimeout(slow);
   }
   document.title = [...parts.slice(1).reverse(), name, "Polywire"].join(" · ");
 }
@@ -76,12 +88,16 @@ async function showUser() {
 }
 
 // Only a broker with a bucket has this page, and only users who can read the overview get the link.
-export const offerBucket = (overview) => { document.getElementById("bucket").hidden = !overview.bucket; };
+const HAS_BUCKET = "has bucket";
+export function offerBucket(overview) {
+  document.getElementById("bucket").hidden = !overview.bucket;
+  try { sessionStorage.setItem(HAS_BUCKET, overview.bucket ? "yes" : ""); } catch { /* without storage the overview offers it again */ }
+}
 
 async function watch() {
   const state = document.getElementById("state");
   try {
-    const response = await fetch("/readyz");
+    const response = await fetch("/readyz", { headers: { "X-Polywire": "console" } });
     state.textContent = response.ok ? "ready" : (await response.text()).trim();
     state.className = response.ok ? "good" : "bad";
   } catch {
@@ -104,6 +120,7 @@ function press(event) {
 // Shows the page of the current address, and the new page when the address changes.
 export function open(pages) {
   views = pages;
+  try { document.getElementById("bucket").hidden = !sessionStorage.getItem(HAS_BUCKET); } catch { /* as above */ }
   addEventListener("keydown", press);
   document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
   addEventListener("hashchange", () => { show(); main.focus(); });

@@ -2,14 +2,20 @@
 import { api, h, showError } from "./frame.js";
 import { count, filtered, link, path, span, table, truncated } from "./parts.js";
 
+export function groupTable(rows, hasTopic, sort) {
+  return table([
+    ["Group", (row) => link(["groups", row.topic, row.group], row.group), "", (row) => row.group],
+    ...(hasTopic ? [["Topic", (row) => link(["topics", row.topic], row.topic), "", (row) => row.topic]] : []),
+    ["#Members", (row) => count(row.members), "wide", (row) => row.members], ["#Lag", (row) => (row.lag_records === null ? "–" : count(row.lag_records)), "", (row) => row.lag_records],
+    ["#Time lag", (row) => (row.lag_seconds === null ? "–" : span(row.lag_seconds)), "", (row) => row.lag_seconds],
+  ], rows, hasTopic ? "There are no groups." : "No group reads this topic.", sort);
+}
+
 export async function groups(page, [topicName, name]) {
   if (name !== undefined) return group(page, topicName, name);
   const found = await api("/groups");
-  const draw = (rows) => table([
-    ["Group", (row) => link(["groups", row.topic, row.group], row.group)], ["Topic", (row) => link(["topics", row.topic], row.topic)],
-    ["#Members", (row) => count(row.members), "wide"], ["#Lag", (row) => (row.lag_records === null ? "–" : count(row.lag_records))],
-    ["#Time lag", (row) => (row.lag_seconds === null ? "–" : span(row.lag_seconds))],
-  ], rows, "There are no groups.");
+  const sort = {};
+  const draw = (rows) => groupTable(rows, true, sort);
   page.append(h("h1", {}, "Groups"), ...filtered(found.groups, (row) => row.group + " " + row.topic, draw), ...truncated(found));
 }
 

@@ -1,6 +1,7 @@
 // Links: topics of other brokers that this broker follows.
 import { api, every, h, show, showError } from "./frame.js";
 import { card, count, dangerous, form, link, path, span, table, truncated } from "./parts.js";
+import { switchOver } from "./switch.js";
 
 const POLL_S = 2;
 const rate = (number) => (number < 10 ? number.toFixed(1) : count(Math.round(number)));
@@ -108,5 +109,5 @@ async function one(page, name) {
   page.append(
     h("h1", {}, name), h("p", { class: "quiet" }, "Follows ", h("span", { class: "value" }, found.topics.join(", ")), " of ", h("span", { class: "value" }, found.source),
       found.start === "latest" ? ", new records only." : "."),
-    current, ...(found.can_alter ? actions(found) : []));
+    current, ...(found.can_alter ? [...switchOver(found), ...actions(found)] : []));
 }

@@ -1,38 +1,50 @@
-// The overview: the broker's activity, polled every two seconds.
+// The overview: the broker's activity in the last hour, and its protocols.
+import { rateChart } from "./chart.js";
 import { api, every, h, offerBucket } from "./frame.js";
 import { card, count, size, table } from "./parts.js";
 
-const samples = [];  // the latest responses, from which rates are computed
-
-function rate(values) {
-  const most = Math.max(...values, 1);
-  const step = 200 / Math.max(values.length - 1, 1);
-  const points = values.map((value, at) => `${(at * step).toFixed(1)},${(38 - (34 * value) / most).toFixed(1)}`);
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("class", "rate");
-  svg.setAttribute("viewBox", "0 0 200 40");
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("aria-hidden", "true");
-  const line = document.createElementNS("http://www.w3.org/2000/svg", "path");
-  line.setAttribute("d", points.length > 1 ? "M" + points.join("L") : "");
-  svg.append(line);
-  return svg;
-}
+const POLL_S = 2, HISTORY_POLL_S = 10, HOUR_S = 3600;
+const LIVE_MAX = 30;  // responses from which the present rates are computed; the broker has the older ones
+const samples = [];
+let history = { interval_s: 10, samples: [] };
 
 function rates(counter) {
   const perSecond = [];
   for (let at = 1; at < samples.length; at += 1) {
     const seconds = (samples[at].at_us - samples[at - 1].at_us) / 1e6;
-    perSecond.push(Math.max(0, (counter(samples[at]) - counter(samples[at - 1])) / seconds));
+    perSecond.push([samples[at].at_us / 1e6, Math.max(0, (counter(samples[at]) - counter(samples[at - 1])) / seconds)]);
   }
   return perSecond;
 }
 
+// Rates of the last hour: those that the broker remembers, and newer ones that this page has computed.
+function hourOf(name, live) {
+  const known = history.samples.map((sample) => [sample.number * history.interval_s, sample[name]]);
+  const last = known.length ? known[known.length - 1][0] : 0;
+  return [...known, ...live.filter(([at]) => at > last)];
+}
+
+const CHARTS = [
+  { name: "records", title: "Records stored per second", kind: "count", text: (value) => count(Math.round(value)) },
+  { name: "received_bytes", title: "Received per second", kind: "bytes", text: size },
+  { name: "sent_bytes", title: "Sent per second", kind: "bytes", text: size },
+];
+
+function charts(page, now) {
+  const total = (name) => (sample) => Object.entries(sample.wires).reduce((sum, [wire, counters]) => (wire === "http" ? sum : sum + counters[name]), 0);
+  const to = now.at_us / 1e6, space = Math.min(page.clientWidth || document.getElementById("main").clientWidth - 48, 1200);
+  const columns = space > 900 ? 3 : 1, wide = space / columns - 48;
+  return h("div", { class: "charts" }, CHARTS.map(({ name, title, kind, text }) => {
+    const live = rates(name === "records" ? (sample) => sample.records : total(name));
+    const last = live.length ? live[live.length - 1][1] : 0;
+    return h("div", { class: "card" }, h("span", {}, title), h("b", {}, text(last)),
+      rateChart(hourOf(name, live), { title, kind, from: to - HOUR_S, to, gap: 3 * history.interval_s, space: wide }));
+  }));
+}
+
 function drawOverview(page) {
   const now = samples[samples.length - 1];
-  const total = (name) => (sample) => Object.entries(sample.wires).reduce((sum, [wire, counters]) => (wire === "http" ? sum : sum + counters[name]), 0);
-  const last = (values) => (values.length ? values[values.length - 1] : 0);
-  const records = rates((sample) => sample.records), received = rates(total("received_bytes")), sent = rates(total("sent_bytes"));
+  const last = (values) => (values.length ? values[values.length - 1][1] : 0);
   const unused = { connections: 0, received_bytes: 0, sent_bytes: 0 };
   const names = [...new Set([...Object.keys(now.listeners), ...Object.keys(now.wires)])].sort();
   const wires = names.map((name) => [name, now.wires[name] || unused]).map(([name, wire]) => {
@@ -42,10 +54,7 @@ function drawOverview(page) {
   page.replaceChildren(
     h("h1", {}, "Overview"),
     ...(now.ready ? [] : [h("p", { class: "message bad", role: "alert" }, now.readiness)]),
-    h("div", { class: "cards" },
-      card("Records stored per second", count(Math.round(last(records))), rate(records)),
-      card("Received per second", size(last(received)), rate(received)),
-      card("Sent per second", size(last(sent)), rate(sent))),
+    charts(page, now),
     h("div", { class: "cards" },
       card("Topics", count(now.topics)), card("Partitions", count(now.partitions)), card("Records", count(now.records)),
       card("Stored", size(now.stored_bytes)), card("Connections rejected", count(now.refused))),
@@ -55,16 +64,19 @@ function drawOverview(page) {
       ["#Received/s", (wire) => size(wire.received)], ["#Sent/s", (wire) => size(wire.sent)],
       ["#Received", (wire) => size(wire.received_bytes), "wide"], ["#Sent", (wire) => size(wire.sent_bytes), "wide"],
     ], wires, "There are no listeners."),
-    h("p", { class: "quiet" }, `Polywire ${now.version}`));
+    h("p", { class: "quiet" }, `Charts show the last hour; traffic of this console is not in them. Polywire ${now.version}`));
 }
 
 export async function overview(page) {
   const poll = async () => {
     samples.push(await api("/overview"));
-    if (samples.length > 90) samples.shift();
+    if (samples.length > LIVE_MAX) samples.shift();
     offerBucket(samples[samples.length - 1]);
     drawOverview(page);
   };
+  const remember = async () => { history = await api("/history"); };
+  await remember();
   await poll();
-  every(2, poll);
+  every(POLL_S, poll);
+  every(HISTORY_POLL_S, remember);
 }

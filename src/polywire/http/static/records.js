@@ -1,13 +1,16 @@
 // The records of a topic: browse, decode, follow and send again.
 import { api, every, h, showError } from "./frame.js";
 import { decoded, isFile } from "./avro.js";
-import { bytesOf, hex, partOf, short, startQuery, textOf } from "./bytes.js";
-import { count, link, path, size, table, time } from "./parts.js";
+import { bytesOf, hex, instant, isNewest, partOf, short, startQuery, textOf } from "./bytes.js";
+import { count, form, link, path, save, size, table, time } from "./parts.js";
 import { produceForm } from "./produce.js";
 
 const PAGE = 50;
 const SHOWN_MAX = 500;
 const TOGETHER_MAX = 16;  // partitions that are read at once
+const FILTER_MAX = 1000;  // characters
+const STORED = "Stored";
+const TIMES = "An offset, or a time such as 2026-01-31 18:00";
 
 function json(data) {
   const text = textOf(data);
@@ -94,8 +97,8 @@ function recordDetails(topic, row, form, schema) {
   draw();
   return h("div", { class: "opened" },
     details,
-    h("p", { class: "quiet" }, `partition ${row.partition}, offset ${count(row.offset)}, stored ${time(row.stored_at_us)}`,
-      row.created_at_us === null ? null : `, created ${time(row.created_at_us)}`, row.value ? `, ${size(row.value.bytes)}` : null),
+    h("p", { class: "quiet" }, `partition ${row.partition}, offset ${count(row.offset)}, stored `, time(row.stored_at_us),
+      ...(row.created_at_us === null ? [] : [", created ", time(row.created_at_us)]), row.value ? `, ${size(row.value.bytes)}` : null),
     row.key ? h("p", {}, "Key ", h("code", {}, textOf(row.key) ?? short(row.key))) : null,
     value, isCut ? whole : null, ...actions(topic, row));
 }
@@ -107,63 +110,131 @@ function rememberSchema(topic, field) {
   field.addEventListener("change", () => { try { sessionStorage.setItem(name, field.value); } catch { /* as above */ } });
 }
 
+// The conditions of the form as parameters of the API.
+function conditions(fields) {
+  return ["key", "search", "json"].filter((name) => fields[name].value !== "").map((name) => `&${name}=${encodeURIComponent(fields[name].value)}`).join("");
+}
+
+// Offsets of the records that are shown: one range for each partition.
+function rangesOf(rows) {
+  const ranges = new Map();
+  for (const { partition, offset } of rows) {
+    const [low, high] = ranges.get(partition) || [offset, offset];
+    ranges.set(partition, [Math.min(low, offset), Math.max(high, offset)]);
+  }
+  return [...ranges].map(([partition, [low, high]]) => `${partition}:${low}-${high + 1}`).join(",");
+}
+
+// A form that downloads records as a file. `selected` returns the rows that are shown, the chosen partition and the conditions.
+function downloads(name, selected) {
+  const what = h("select", {}, h("option", { value: "shown" }, "the records shown"), h("option", { value: "range" }, "a range"));
+  const from = h("input", { placeholder: "earliest", title: TIMES, size: 16, disabled: true }), until = h("input", { placeholder: "end", title: TIMES, size: 16, disabled: true });
+  what.addEventListener("change", () => { from.disabled = until.disabled = what.value === "shown"; });
+  const at = (text) => encodeURIComponent(/^\d+$/.test(text) ? text : instant(text));
+  const kind = h("select", {}, [["json", "JSON"], ["csv", "CSV"], ["parquet", "Parquet"]].map(([value, word]) => h("option", { value }, word)));
+  const fields = { kind: ["Format", kind], what: ["Records", what], from: ["From", from], until: ["Until", until] };
+  return form(fields, "Download", async (values) => {
+    const { rows, partition, filter } = selected();
+    if (values.what === "shown" && !rows.length) throw new Error("no records are shown");
+    const range = values.what === "shown" ? "&offsets=" + rangesOf(rows)
+      : (partition === "" ? "" : "&partition=" + partition) + (values.from.trim() && values.from.trim() !== "earliest" ? "&from=" + at(values.from.trim()) : "") + (values.until.trim() ? "&until=" + at(values.until.trim()) : "");
+    const response = await fetch(`/api/v1${path("topics", name, "download")}?format=${values.kind}${range}${filter}`);
+    if (!response.ok) throw new Error((await response.json()).error.message);
+    save(`${name.replace(/[^A-Za-z0-9._-]/g, "_")}.${values.kind}`, await response.blob());
+    const more = response.headers.get("X-Polywire-More") === "1" ? "; there are more: download a smaller range" : "";
+    return `${count(Number(response.headers.get("X-Polywire-Records")))} records${more}`;
+  });
+}
+
+// What was read, in one line. With conditions it says how many records were compared.
+function summaryOf(pages, rows, isFiltered) {
+  const [only] = pages;
+  if (isFiltered) {
+    const compared = pages.reduce((sum, found) => sum + found.looked_at, 0);
+    const ended = pages.every((found) => found.begin_offset <= found.first_offset && found.next_offset >= found.end_offset);
+    return `${count(rows.length)} records match; compared ${count(compared)} in this step${ended ? "" : ". Load more continues the search"}`;
+  }
+  return pages.length === 1 ? `offsets ${count(only.first_offset)} to ${count(only.end_offset)}, read up to ${count(only.next_offset)}`
+    : `${count(rows.length)} records of ${pages.length} partitions`;
+}
+
 export async function records(page, name, query) {
   const found = await api(path("topics", name));
   const numbers = found.partition_list.map((row) => row.partition);
   const field = (label, element) => h("label", {}, label, element);
   const together = numbers.length > 1 && numbers.length <= TOGETHER_MAX ? [h("option", { value: "" }, "all")] : [];
   const partition = h("select", {}, together, numbers.map((number) => h("option", { value: number }, String(number))));
-  const from = h("input", { placeholder: "newest", title: "An offset, an ISO 8601 time, or earliest; empty for the newest records" });
-  const key = h("input", { placeholder: "any" });
-  const form = h("select", {}, [["best", "auto"], ["json", "JSON"], ["avro", "Avro"], ["text", "text"], ["hex", "hex"]].map(([value, word]) => h("option", { value }, word)));
+  const from = h("input", { placeholder: "newest", title: TIMES + ", or earliest; empty for the newest records", size: 14 });
+  const fields = {
+    key: h("input", { placeholder: "any", size: 10 }),
+    search: h("input", { type: "search", placeholder: "in key, value or headers", size: 20, maxlength: FILTER_MAX }),
+    json: h("input", { placeholder: "items[*].price >= 10", size: 20, maxlength: FILTER_MAX, spellcheck: "false",
+      title: "A path and a comparison: = != < <= > >= or ~ (contains). [0] is the first item, [*] any. A path alone: the field exists." }),
+  };
+  const shape = h("select", {}, [["best", "auto"], ["json", "JSON"], ["avro", "Avro"], ["text", "text"], ["hex", "hex"]].map(([value, word]) => h("option", { value }, word)));
   const schema = h("textarea", { placeholder: '{"type": "record", …}', spellcheck: "false" });
   const schemaField = h("label", { class: "schema", hidden: true }, "Schema of the values (not needed for Avro files, which contain it)", schema);
   const tail = h("input", { type: "checkbox" });
   const list = h("div", {}), summary = h("p", { class: "quiet", role: "status" });
   if (query.has("partition")) partition.value = query.get("partition");
   from.value = query.get("from") || "";
+  for (const [condition, element] of Object.entries(fields)) element.value = query.get(condition) || "";
   rememberSchema(name, schema);
-  let next = new Map(), rows = [], round = 0;
+  const sort = { title: STORED, falls: true };
+  let pages = new Map(), rows = [], round = 0, isBackwards = true;
 
   const draw = () => list.replaceChildren(table([
-    ["#Offset", (row) => (numbers.length > 1 ? `${row.partition} · ${count(row.offset)}` : count(row.offset))],
-    ["Stored (UTC)", (row) => time(row.stored_at_us), "wide"], ["Key", (row) => h("span", { class: "value" }, short(row.key)), "key"],
+    ["#Offset", (row) => (numbers.length > 1 ? `${row.partition} · ${count(row.offset)}` : count(row.offset)), "", (row) => row.offset],
+    [STORED, (row) => time(row.stored_at_us), "wide", (row) => [row.stored_at_us, row.offset]],
+    ["Key", (row) => h("span", { class: "value" }, short(row.key)), "key", (row) => (row.key ? short(row.key) : null)],
     ["Value", (row) => {
       const details = h("details", { class: "value", ontoggle: () => {
-        if (details.open && details.children.length === 1) details.append(recordDetails(name, row, form.value, schema.value));
+        if (details.open && details.children.length === 1) details.append(recordDetails(name, row, shape.value, schema.value));
       } }, h("summary", {}, short(row.value), deadHeader(row, "topic") === null ? null : h("span", { class: "tag" }, "dead letter")));
       return details;
-    }],
-  ], rows, "There are no records."));
+    }, "", (row) => (row.value ? short(row.value) : null)],
+  ], rows, "There are no records.", sort));
 
-  const load = async (more) => {
+  // `step`: "first", "more" (older records if the newest were read first, otherwise later ones), or "live" (later ones)
+  const load = async (step) => {
     const started = ++round;
     const chosen = partition.value === "" ? numbers : [Number(partition.value)];
-    const start = startQuery(from.value.trim(), Math.max(1, Math.floor(PAGE / chosen.length)));
-    const filter = `limit=${PAGE}` + (key.value ? "&key=" + encodeURIComponent(key.value) : "");
-    const pages = await Promise.all(chosen.map((number) => api(
-      `${path("topics", name, "partitions", number, "records")}?${filter}&${more && next.has(number) ? "offset=" + next.get(number) : start}`)));
+    if (step === "first") isBackwards = isNewest(from.value.trim());
+    const filter = conditions(fields), each = Math.max(1, Math.floor(PAGE / chosen.length));
+    const startAt = (number) => {
+      const before = step === "first" ? undefined : pages.get(number);
+      if (!before) return startQuery(from.value.trim(), each);
+      return isBackwards && step === "more" ? `tail=${each}&before=${before.begin_offset}` : "offset=" + before.next_offset;
+    };
+    summary.setAttribute("aria-busy", "true");
+    const found = await Promise.all(chosen.map((number) => api(`${path("topics", name, "partitions", number, "records")}?limit=${PAGE}${filter}&${startAt(number)}`)));
     if (started !== round) return;  // a later request has replaced this one
-    next = new Map(pages.map((found) => [found.partition, found.next_offset]));
-    const added = pages.flatMap((found) => found.records).sort((a, b) => b.stored_at_us - a.stored_at_us || b.offset - a.offset);
-    rows = (more ? [...added, ...rows] : added).slice(0, SHOWN_MAX);
-    const [only] = pages;
-    summary.textContent = pages.length === 1 ? `offsets ${count(only.first_offset)} to ${count(only.end_offset)}, read up to ${count(only.next_offset)}`
-      : `${count(rows.length)} records of ${pages.length} partitions, newest first`;
-    if (!more || added.length) draw();
+    summary.removeAttribute("aria-busy");
+    pages = new Map(found.map((now) => {
+      const before = step === "first" ? now : pages.get(now.partition) || now;
+      return [now.partition, { ...now, begin_offset: Math.min(before.begin_offset, now.begin_offset), next_offset: Math.max(before.next_offset, now.next_offset) }];
+    }));
+    const added = found.flatMap((now) => now.records);
+    rows = step === "first" ? added : step === "more" && isBackwards ? [...rows, ...added] : [...added, ...rows];
+    const isLong = rows.length > SHOWN_MAX;
+    rows = step === "live" || !isLong ? rows.slice(0, SHOWN_MAX) : rows.slice(isBackwards ? -SHOWN_MAX : 0, isBackwards ? undefined : SHOWN_MAX);
+    summary.textContent = summaryOf([...pages.values()].map((all) => ({ ...all, looked_at: found.find((now) => now.partition === all.partition).looked_at })), rows, filter !== "");
+    if (step === "first" || added.length) draw();
   };
-  const read = (event) => { event.preventDefault(); load(false).catch(showError); };
-  form.addEventListener("change", () => { schemaField.hidden = form.value !== "avro"; draw(); });
+  const read = (event) => { event.preventDefault(); load("first").catch(showError); };
+  shape.addEventListener("change", () => { schemaField.hidden = shape.value !== "avro"; draw(); });
   schema.addEventListener("change", draw);
   page.append(
     h("h1", {}, link(["topics", name], name), " · records"),
-    h("form", { class: "tools", onsubmit: read }, field("Partition", partition), field("From", from), field("Key", key), field("Values as", form),
+    h("form", { class: "tools", onsubmit: read }, field("Partition", partition), field("From", from), field("Search", fields.search), field("JSON field", fields.json), field("Key", fields.key), field("Values as", shape),
       h("label", { class: "check" }, tail, "live"), h("button", { class: "main" }, "Read"),
-      h("button", { type: "button", onclick: () => load(true).catch(showError) }, "Load more"), schemaField),
-    summary, list);
+      h("button", { type: "button", onclick: () => load("more").catch(showError) }, "Load more"), schemaField),
+    summary,
+    h("details", { class: "above" }, h("summary", {}, "Download"), h("div", { class: "below" }, downloads(name, () => ({ rows, partition: partition.value, filter: conditions(fields) })))),
+    list);
   if (numbers.length) {
     partition.addEventListener("change", read);
-    await load(false);
-    every(1, async () => { if (tail.checked) await load(true); });
+    await load("first");
+    every(1, async () => { if (tail.checked) await load("live"); });
   }
 }

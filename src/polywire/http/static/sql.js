@@ -1,7 +1,7 @@
 // SQL over topics: a statement, its result as a table or a chart, and the statements of before.
 import { api, h } from "./frame.js";
 import { POINTS_MAX, chart, numberOf } from "./chart.js";
-import { count, path, table } from "./parts.js";
+import { count, path, save, table } from "./parts.js";
 
 const PAGE = 100, HISTORY_MAX = 20, TOPICS_MAX = 200, OPEN_MAX = 20;
 const HISTORY = "sql history";
@@ -44,12 +44,6 @@ function csv(found) {
     return /[",\r\n]/.test(text) || value === "" ? '"' + text.replaceAll('"', '""') + '"' : text;
   };
   return [found.columns.map((column) => column.name), ...found.rows].map((row) => row.map(field).join(",")).join("\r\n") + "\r\n";
-}
-
-function save(found) {
-  const url = URL.createObjectURL(new Blob([csv(found)], { type: "text/csv" }));
-  h("a", { href: url, download: "query.csv" }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 60000);
 }
 
 const NUMERIC = /^(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL.*)$/;
@@ -108,7 +102,7 @@ function result(found) {
   const limit = { rows: `Only the first ${count(found.rows.length)} rows are shown: this is the limit of a result.`, bytes: `Only the first ${count(found.rows.length)} rows are shown: more would exceed the limit of 4 MiB.` }[found.limit];
   choose(...views[0]);
   return [
-    h("p", { class: "tools" }, buttons, h("button", { type: "button", onclick: () => save(found) }, "Save as CSV"),
+    h("p", { class: "tools" }, buttons, h("button", { type: "button", onclick: () => save("query.csv", new Blob([csv(found)], { type: "text/csv" })) }, "Save as CSV"),
       h("span", { class: "quiet result" }, `${count(found.rows.length)} ${found.rows.length === 1 ? "row" : "rows"} in ${found.seconds.toFixed(2)} s`)),
     limit ? h("p", { class: "message", role: "status" }, limit) : null,
     found.cut ? h("p", { class: "message" }, "Long values are cut at 64 KiB.") : null,

@@ -86,7 +86,7 @@ function state(name, found) {
       card("Version", known(() => count(found.version))),
       card("Last commit took", known(() => (found.commit_s < 1 ? `${Math.round(found.commit_s * 1000)} ms` : `${found.commit_s.toFixed(1)} s`))),
       card("Skipped records", known(() => count(found.skipped)))),
-    h("p", { class: "quiet" }, written ? `The last commit was at ${time(found.committed_ms * 1000)} (UTC).` : "The table was not written yet."),
+    h("p", { class: "quiet" }, ...(written ? ["The last commit was at ", time(found.committed_ms * 1000), "."] : ["The table was not written yet."])),
     found.skipped ? h("p", { class: "quiet" }, "Retention removed the skipped records before they were written.") : null,
   ].filter(Boolean);
 }

@@ -79,7 +79,7 @@ async function user(page, name) {
   page.append(
     h("h1", {}, name),
     table([["State", (row) => (row.active ? "active" : "inactive")], ["Permissions", (row) => h("span", { class: "value" }, permissionsOf(row))],
-      ["SCRAM", (row) => (row.scram ? "yes" : "no"), "wide"], ["Created (UTC)", (row) => time(row.created_at_us), "wide"]], [found], ""),
+      ["SCRAM", (row) => (row.scram ? "yes" : "no"), "wide"], ["Created", (row) => time(row.created_at_us), "wide"]], [found], ""),
     ...change,
     ...(name === self.name && !self.open ? tokens(found) : []));
 }
