@@ -105,6 +105,7 @@ NOUNS: Final = {
     """,
     "pipeline": "Run prebuilt Spark jobs between topics and tables.",
     "user": "Manage the users file.",
+    "quota": "Limit the bytes and requests per second of users and client ids.",
     "backup": "Create, list, verify and restore backups of a data directory.",
     "segment": "List, inspect and verify the sealed segments of a data directory offline.",
     "log": "Verify and repair the log of a data directory offline, or verify the log of a bucket.",

@@ -174,6 +174,13 @@ class Listeners:
             help="Allow non-loopback addresses without authentication, or with passwords sent in clear text.",
         ),
     ] = False
+    quotas: Annotated[
+        str | None,
+        Parameter(
+            help="Quotas in bytes or requests per second, separated by semicolons: user=alice produce=1MB fetch=5MB; client-id=* "
+            "requests=100. The name * stands for all without a quota of their own. polywire quota changes them at run time."
+        ),
+    ] = None
     audit_log: Annotated[
         Path | None,
         Parameter(
@@ -538,6 +545,7 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         partition_count=storage.partitions,
         users=listeners.users,
         insecure=listeners.insecure,
+        quotas=listeners.quotas or "",
         audit_log=listeners.audit_log,
         drain_timeout_s=process.drain_timeout,
         processes=process.processes or 0,

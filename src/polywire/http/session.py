@@ -109,6 +109,7 @@ class HttpSession:
         self._output: Final = output
         self._resume: Final = resume
         self._drained: Final = asyncio.Event()
+        self.requests = 0
         self._task: asyncio.Task[bool] | None = None  # executes the current request
         self._wanted = 0  # length of the request that is arriving; 0 if unknown
         self._finishing = False
@@ -131,6 +132,7 @@ class HttpSession:
         if not 0 < size <= len(data):
             return 0
         self._wanted = 0
+        self.requests += 1
         self._idle.cancel()
         self._task = self._site.loop.create_task(self._respond(bytes(data[:size])))
         self._task.add_done_callback(self._responded)

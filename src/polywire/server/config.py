@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from polywire.broker.access import ANONYMOUS_NAME
+from polywire.broker.client_quotas import parse_quotas
 from polywire.broker.settings import (
     HOUR_US,
     MEBI,
@@ -166,6 +167,8 @@ class ServeConfig:
       other.
     * ``users``: users file (``server.users``). Without one, authentication is off unless the broker has stored users.
     * ``insecure``: allow non-loopback addresses without authentication, or with passwords in clear text.
+    * ``quotas``: quotas of users and client ids, such as ``user=alice produce=1MB; client-id=* requests=100``; those
+      changed at run time take precedence (``broker.client_quotas``).
     * ``audit_log``: file for audit events, which are also in the log.
 
     Storage:
@@ -255,6 +258,7 @@ class ServeConfig:
     tls_machine_authority: Path | None = None
     ready_file: Path | None = None
     users: Path | None = None
+    quotas: str = ""
     durability: Level = Level.WRITTEN
     bucket: str = ""
     node: str = ""
@@ -309,6 +313,7 @@ class ServeConfig:
         return BrokerSettings(
             durability=Level.STORED if self.bucket else self.durability,
             partition_count=self.partition_count,
+            quotas=parse_quotas(self.quotas),
             retention_age_us=int(self.retention_hours * HOUR_US),
             retention_bytes=self.retention_mib * MEBI,
             table=self.table,
@@ -350,6 +355,7 @@ class ServeConfig:
         Also raises it if all listeners are off, or another setting is out of range.
         """
         parse_prices(self.bucket_prices)
+        parse_quotas(self.quotas)
         for name, value, limit in (
             ("idle_poll_us", self.idle_poll_us, IDLE_POLL_US_MAX),
             ("retention_hours", self.retention_hours, RETENTION_HOURS_MAX),

@@ -160,7 +160,7 @@ async def serve(
         await shard.begin(broker)
     idle = IdlePoll(broker.loop, broker.clock, limit_us=config.idle_poll_us)
     limits = ConnectionLimits(connections_max=min(ConnectionLimits().connections_max, server.shares.connections))
-    hub = Hub(broker, limits, idle=idle, identities=broker.access)
+    hub = Hub(broker, limits, idle=idle, identities=broker.access, quotas=broker.access.quotas)
     hub.logins.audit = audit.record
     broker.access.on_end(hub.logins.end)
     try:
@@ -170,6 +170,8 @@ async def serve(
         router = factories[2]
         await _know_users(access, users, router)
         assert users is None or not access.is_open, "authentication is on with users"
+        for quota in broker.settings.quotas:
+            access.check_quota_user(quota.entity)
         addresses = config.served(has_users=not access.is_open, has_anonymous=access.has_anonymous)
         tls, links = server_tls(config), None if shard is None else shard.link_tls(config)
         overview = Overview(hub, config, server.work.by_name, server.watch)
