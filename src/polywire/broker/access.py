@@ -447,11 +447,15 @@ class Access(Authentication):
         check_entity(entity)
         if limits is None:
             return None
-        self.check_quota_user(entity)
+        self._check_quota_user(entity)
         return self.quotas.of(entity).altered(limits)
 
-    def check_quota_user(self, entity: Entity) -> None:
-        """Raise Missing(USER_MISSING) if the user of a quota does not exist."""
+    def check_quota_users(self) -> None:
+        """Raise Missing(USER_MISSING) if a configured quota is for a user who does not exist."""
+        for quota in self._settings.quotas:
+            self._check_quota_user(quota.entity)
+
+    def _check_quota_user(self, entity: Entity) -> None:
         name = entity[0]
         if name and self.find_user(name) is None:
             raise missing(ErrorCode.USER_MISSING, "user", name, (user.name for user in self.users()))

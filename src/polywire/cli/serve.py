@@ -522,7 +522,7 @@ def _run(config: ServeConfig) -> int:
 
 
 def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Process, wires: Wires) -> ServeConfig:
-    without_tls = ServeConfig(
+    unsecured = ServeConfig(
         data_dir=storage.data_dir,
         flux=listeners.flux,
         cursus=listeners.cursus,
@@ -543,10 +543,6 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         delete_grace_s=storage.delete_grace_s,
         bucket_prices=storage.bucket_prices or "",
         partition_count=storage.partitions,
-        users=listeners.users,
-        insecure=listeners.insecure,
-        quotas=listeners.quotas or "",
-        audit_log=listeners.audit_log,
         drain_timeout_s=process.drain_timeout,
         processes=process.processes or 0,
         shard_port=process.shard_port,
@@ -581,12 +577,16 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         iggy_dialect=wires.iggy_dialect,
         log_format=process.log_format,
     )
-    return _with_tls(without_tls, tls)
+    return _secured(unsecured, listeners, tls)
 
 
-def _with_tls(config: ServeConfig, tls: Tls) -> ServeConfig:
+def _secured(config: ServeConfig, listeners: Listeners, tls: Tls) -> ServeConfig:
     return replace(
         config,
+        users=listeners.users,
+        quotas=listeners.quotas or "",
+        insecure=listeners.insecure,
+        audit_log=listeners.audit_log,
         tls={wire: getattr(tls, f"{wire}_tls") for wire in WIRES} | {HTTP: tls.http_tls},
         tls_certificate=tls.tls_certificate,
         tls_key=tls.tls_key,

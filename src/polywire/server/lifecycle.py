@@ -170,8 +170,6 @@ async def serve(
         router = factories[2]
         await _know_users(access, users, router)
         assert users is None or not access.is_open, "authentication is on with users"
-        for quota in broker.settings.quotas:
-            access.check_quota_user(quota.entity)
         addresses = config.served(has_users=not access.is_open, has_anonymous=access.has_anonymous)
         tls, links = server_tls(config), None if shard is None else shard.link_tls(config)
         overview = Overview(hub, config, server.work.by_name, server.watch)
@@ -235,11 +233,13 @@ def _has_copy(router: RoutedBroker | None) -> bool:
 async def _know_users(access: Access, users: Sequence[ConfiguredUser] | None, router: RoutedBroker | None) -> None:
     """Apply the users file, or receive the users from the first process.
 
-    If that does not respond, the users of the last start remain until it does.
+    If that does not respond, the users of the last start remain until it does. Raises Missing(USER_MISSING) if a
+    configured quota is for a user who does not exist.
     """
     if router is None or not _has_copy(router):
         if users is not None:
             access.configure(users)
+        access.check_quota_users()
         return
     if users is not None:
         access.require_login()

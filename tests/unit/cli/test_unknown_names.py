@@ -106,6 +106,9 @@ WITHOUT_NAMES: Final = {
     ("bench", "consume"),
     ("bench", "latency"),
     # the HTTP server: tests/unit/http/test_links.py
+    ("quota", "list"),
+    ("quota", "remove"),
+    ("quota", "set"),
     ("link", "compare"),
     ("link", "create"),
     ("link", "list"),
