@@ -35,6 +35,8 @@ OFFLINE: Final = {
     ("segment", "verify"): "tests/unit/cli/test_segment.py",
     ("doctor",): "tests/unit/cli/test_doctor.py",
     ("record", "compare"): "tests/unit/cli/test_compare.py",
+    ("context", "list"): "tests/unit/cli/test_contexts.py",
+    ("context", "show"): "tests/unit/cli/test_contexts.py",
     ("quota", "list"): "tests/e2e/test_quotas.py",
     ("link", "compare"): "tests/e2e/test_links.py",
     ("link", "create"): "tests/e2e/test_links.py has a source",

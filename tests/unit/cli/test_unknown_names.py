@@ -106,6 +106,13 @@ WITHOUT_NAMES: Final = {
     ("bench", "consume"),
     ("bench", "latency"),
     # the HTTP server: tests/unit/http/test_links.py
+    # the file of contexts: tests/unit/cli/test_contexts.py
+    ("context", "add"),
+    ("context", "delete"),
+    ("context", "list"),
+    ("context", "show"),
+    ("context", "use"),
+    # the HTTP server: tests/e2e/test_quotas.py
     ("quota", "list"),
     ("quota", "remove"),
     ("quota", "set"),
