@@ -61,6 +61,16 @@ ANY: Final = "any"  # the listener that detects the protocol of each connection
 TLS_SUFFIX: Final = "-tls"  # suffix of the name of a listener with TLS
 # Default addresses of protocols without a login, while no users are configured (decision 0115).
 USUAL: Final[Mapping[str, str]] = {"flux": "127.0.0.1:9092", "kafka07": "127.0.0.1:9093"}
+_TLS_FILE: Final = "read again, for new connections"
+RELOADED: Final[Mapping[str, str]] = {
+    "users": "read again; ends the logins of users who were removed or have a new password",
+    "tls-certificate": _TLS_FILE,
+    "tls-key": _TLS_FILE,
+    "tls-client-authority": _TLS_FILE,
+    "tls-machine-authority": _TLS_FILE,
+    "audit-log": "opened again",
+}
+"""The effect of SIGHUP on the file of each setting. The broker reads all other settings only at its start."""
 STORED_AT_ONCE_BYTES: Final[Mapping[str, int]] = {
     # a receive buffer of lines; this is also enough for the stored state of any protocol
     "flux": MEBI + RECORD_ROOM_BYTES,

@@ -71,6 +71,10 @@ UNKNOWN: Final[dict[tuple[str, ...], list[tuple[tuple[str, ...], str]]]] = {
         (("land", "-s", "topic=ordrs", "-s", "path=x", "-s", "checkpoint=y"), TOPIC),
         (("land", "-s", "tpic=orders"), "no such setting, did you mean 'topic'?"),
     ],
+    ("user", "alter"): [
+        (("alise", "--permissions", "consume"), "no such user, did you mean 'alice'? user='alise' known=alice"),
+        (("alice", "--permissions", "cnsume"), "cnsume"),
+    ],
     ("user", "remove"): [(("alise",), "no such user, did you mean 'alice'? user='alise' known=alice")],
     ("user", "add"): [(("bob", "--permissions", "cnsume"), "cnsume")],
     ("backup", "create"): [(("shelf", "--data-dir", "nowhere"), "the directory is not a broker's data directory")],
