@@ -140,6 +140,19 @@ def _listed(names: list[str]) -> Mapping[Api, Fields]:
             "validate_only": True,
             "topics": [schema.request(Api.CREATE_PARTITIONS).Topics(name=name, count=2) for name in names],
         },
+        Api.ALTER_CLIENT_QUOTAS: lambda: {
+            "entries": [
+                schema.request(Api.ALTER_CLIENT_QUOTAS).Entries(
+                    entity=[
+                        schema.request(Api.ALTER_CLIENT_QUOTAS).Entries.Entity(
+                            entity_type="user", entity_name=f"unknown{number}"
+                        )
+                    ],
+                    ops=[schema.request(Api.ALTER_CLIENT_QUOTAS).Entries.Ops(key="producer_byte_rate", value=1.0)],
+                )
+                for number in range(NAMES)
+            ]
+        },
         Api.ALTER_USER_SCRAM_CREDENTIALS: lambda: {
             "upsertions": [
                 schema.request(Api.ALTER_USER_SCRAM_CREDENTIALS).Upsertions(

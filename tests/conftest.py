@@ -21,6 +21,9 @@ settings.register_profile("untimed", settings(), deadline=None, suppress_health_
 settings.load_profile("untimed")
 
 
+os.environ["POLYWIRE_CONTEXT"] = ""  # the contexts of the user who runs the tests are not used
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if stale := stale_modules():
         raise pytest.UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from polywire.server.config import RELOADED
 from tools.markdown import MADE, table
 
 Row = tuple[str, str, str, str]
@@ -18,7 +19,7 @@ TOPICS: Final[Mapping[str, Sequence[str]]] = {
         "polywire-tls", "kafka-tls", "kafka07-tls", "flux-tls", "cursus-tls", "iggy-tls", "http-tls", "tls-certificate", "tls-key",
         "tls-client-authority", "tls-machine-authority",
     ),
-    "Users and audit": ("users", "insecure", "audit-log"),
+    "Users and audit": ("users", "quotas", "insecure", "audit-log"),
     "Storage": ("data-dir", "durability", "slot-mib", "cache-mib", "scrub-hours"),
     "Topics and retention": ("partitions", "retention-hours", "retention-mib", "offsets-retention-hours"),
     "Tables": ("table", "table-freshness-s", "table-history-hours", "tables-url"),
@@ -78,8 +79,16 @@ def configuration_page(options: Callable[[], Iterator[Row]]) -> Iterator[str]:
         "* Keys are option names with `-` or `_`. A switch is `true` or `false`. Paths are relative to the current directory.",
         "* An unknown key prevents the start, and the error suggests the closest name. Unknown variables that begin with",
         "  `POLYWIRE_SERVE_` do not; `polywire config check` reports them.",
-        "* Settings are read at the start only. SIGHUP reloads users and certificates, and reopens the audit log.",
+        "* Settings are read at the start only. [SIGHUP](#reload-without-a-restart) reloads the files of some.",
+        "",
+        "## Reload without a restart",
+        "",
+        "SIGHUP (`kill -HUP PID`, or `systemctl reload`) applies changed files. Connections stay open, unless their login ends. If a file",
+        "cannot be read, the broker logs the error and continues with the previous content. `polywire config show --reloaded` lists",
+        "the files of a broker. Quotas, users of the broker and topic settings change at run time without a reload.",
+        "",
     ]
+    yield from table(("file of", "SIGHUP"), [(f"`--{name}`", effect) for name, effect in RELOADED.items()])
     for title, names in TOPICS.items():
         yield from ["", f"## {title}", ""]
         if title in GUIDES:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
@@ -93,6 +95,23 @@ def test_only_users_can_log_in(tmp_path: Path) -> None:
             assert bob.log_in("bob", "builder") == 0
             assert bob.ask(STREAMS)[0] == 41
         assert "wonderland" not in broker.log_text()
+
+
+def test_altered_permissions_apply_to_open_connections_after_a_reload(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    add_user(users, "alice", "wonderland", "read_streams")
+    with BrokerProcess(tmp_path / "data", "--users", str(users)) as broker, Peer(broker) as alice:
+        assert alice.log_in("alice", "wonderland") == 0
+        assert alice.ask(CREATE_STREAM, b"\x04shop")[0] == 41
+        altered = user_command("alter", "alice", "--permissions", "manage_streams", "--users", str(users))
+        assert altered.returncode == 0, altered.stderr
+        assert "permissions=manage_streams" in altered.stderr
+        assert alice.ask(CREATE_STREAM, b"\x04shop")[0] == 41, "the broker has not read the file yet"
+        os.kill(broker.pid, signal.SIGHUP)
+        end = time.monotonic() + 60
+        while alice.ask(CREATE_STREAM, b"\x04shop")[0] != 0:
+            assert time.monotonic() < end, broker.log_text()
+            time.sleep(0.05)
 
 
 def polywire(place: str, *words: str, password: str | None = None) -> subprocess.CompletedProcess[str]:

@@ -410,7 +410,9 @@ class World:
             if ours[: len(theirs)] != theirs:
                 raise Wrong(f"the copy differs from the source {where}")
             if ours != sorted(set(ours)):
-                raise Wrong(f"records are doubled or reordered {where}")
+                at = next(at for at in range(1, len(ours)) if ours[at] <= ours[at - 1])
+                around = f"copy={ours[at - 3 : at + 3]} position={at} source={len(theirs)} {theirs[at - 3 : at + 3]}"
+                raise Wrong(f"records are doubled or reordered {where} {around} is_reversed={is_equal}")
         found = {number for numbers in copy for number in numbers}
         if not round_.acknowledged <= found <= round_.sent:
             missing = sorted(round_.acknowledged - found)

@@ -152,6 +152,7 @@ def _http() -> Iterator[Case]:
     }
     words = {"redrive": b"{}", "resend": b'{"partition": 0, "offset": 0}'}
     paths = {
+        f"{PREFIX}/quotas": b'{"user": "*", "requests": 1000000}',
         f"{PREFIX}/links/{{link}}": b'{"source": "kafka://old:9092", "topics": ["a"]}',
         f"{PREFIX}/links/{{link}}/paused": b'{"paused": true}',
         f"{PREFIX}/links/{{link}}/cut-over": b"{}",
@@ -176,7 +177,11 @@ def _http() -> Iterator[Case]:
             path = path.replace(name, value)
         headers = {} if one.method == "GET" else change
         body = (
-            (paths.get(PREFIX + one.path, b"") if one.method == "POST" else b"")
+            (
+                paths.get(PREFIX + one.path, b"")
+                if one.method == "POST" or (one.method, one.path) == ("DELETE", "/quotas")
+                else b""
+            )
             or words.get(one.path.rpartition("/")[2])
             or bodies.get(action, b"")
         )

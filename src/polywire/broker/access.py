@@ -16,12 +16,24 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from polywire.broker.authentication import ANONYMOUS_NAME, SALTS, UNKNOWN_USER_HASH, AuthBroker, Authentication
 from polywire.broker.authorization import AuditSink, Outcome, Where, discard, resource_text
+from polywire.broker.client_quotas import (
+    QUOTAS_MAX,
+    ClientQuotas,
+    Entity,
+    Quota,
+    check_entity,
+    decode_quota,
+    encode_quota,
+    entity_text,
+    key_of,
+)
+from polywire.broker.client_quotas import STORED_AS as QUOTAS
 from polywire.broker.passwords import Origin, Passwords
 from polywire.broker.permissions import ADMINISTRATION, EVERYTHING, Action, Grants
 from polywire.broker.scram import Mechanism, Verifier
@@ -42,6 +54,7 @@ from polywire.broker.users import (
     encode_user,
     is_password,
 )
+from polywire.choices import missing
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Invalid, Missing
 from polywire.log.base import Completion, Loop
@@ -62,8 +75,9 @@ __all__ = [
 
 KEPT_AS: Final = "access"  # users are stored like the state of a protocol of this name, one value per user
 NEXT_ID_KEY: Final = "next_id"  # stored with the users, so that a restart does not reuse ids
-REPLICATED: Final = (KEPT_AS, SALTS)  # what the first process stores for all processes of a broker
+REPLICATED: Final = (KEPT_AS, SALTS, QUOTAS)  # what the first process stores for all processes of a broker
 TOKEN_BYTES: Final = 32
+_Stored = TypeVar("_Stored")
 
 
 def new_token() -> str:
@@ -94,6 +108,7 @@ class Access(Authentication):
         "_users",
         "audit",
         "is_open",
+        "quotas",
     )
 
     def __init__(self, broker: AuthBroker, settings: BrokerSettings, loop: Loop, clock: Clock) -> None:
@@ -121,6 +136,10 @@ class Access(Authentication):
         self.is_open = True
         # above every id ever used
         self._next_id = ROOT_ID + 1
+        self.quotas: Final = ClientQuotas(settings.quotas, clock)
+        for value in broker.wire_state(QUOTAS).values():
+            quota = decode_quota(value)
+            self.quotas.put(quota.entity, quota)
         for key, value in broker.wire_state(KEPT_AS).items():
             if key == NEXT_ID_KEY:
                 self._next_id = int.from_bytes(value, "big")
@@ -273,6 +292,8 @@ class Access(Authentication):
         changed = msgspec.structs.replace(
             user, name=user.name if name is None else name, active=user.active if active is None else active
         )
+        if changed.name != user.name:
+            self._move_quotas(user.name, changed.name)
         self._store_user(changed, done, ends=changed.name != user.name or not changed.active)
         facts = f"name={changed.name!r} active={changed.active}"
         self._administered("user.alter", by, user.name, facts)
@@ -391,6 +412,67 @@ class Access(Authentication):
         self._forget(user, done)
         self._administered("user.delete", by, user.name)
 
+    # Quotas
+
+    def set_quota(
+        self,
+        user: str | None,
+        client_id: str | None,
+        limits: dict[str, float | None] | None,
+        *,
+        by: Principal | None = None,
+        done: Completion[Quota] | None = None,
+    ) -> None:
+        """Change limits of a user, a client id, or both. The other limits of the entity remain.
+
+        Raises Missing(USER_MISSING), Invalid(INVALID_REQUEST), Busy(BUSY, DISK_FULL).
+
+        Args:
+            user, client_id: see ``client_quotas.Entity``.
+            limits: new limits by kind; None removes a limit. Without any, what was set at run time is removed, so that
+                the configured quota applies.
+        """
+        entity = user, client_id
+        quota = self.check_quota(entity, limits)
+        if quota is not None and self.quotas.is_as_configured(quota):
+            quota = None
+        if quota is not None and self.quotas.stored_count >= QUOTAS_MAX:
+            raise Busy(ErrorCode.BUSY, f"too many quotas limit={QUOTAS_MAX}")
+        effective = quota or self.quotas.configured(entity)
+        self._store_quota(entity, quota, _completion(effective, done))
+        self._administered("quota.alter", by, entity_text(entity), str(effective.limits))
+
+    def check_quota(self, entity: Entity, limits: dict[str, float | None] | None) -> Quota | None:
+        """Return the limits of an entity after a change, without changing them. Raises as ``set_quota``."""
+        check_entity(entity)
+        if limits is None:
+            return None
+        self._check_quota_user(entity)
+        return self.quotas.of(entity).altered(limits)
+
+    def check_quota_users(self) -> None:
+        """Raise Missing(USER_MISSING) if a configured quota is for a user who does not exist."""
+        for quota in self._settings.quotas:
+            self._check_quota_user(quota.entity)
+
+    def _check_quota_user(self, entity: Entity) -> None:
+        name = entity[0]
+        if name and self.find_user(name) is None:
+            raise missing(ErrorCode.USER_MISSING, "user", name, (user.name for user in self.users()))
+
+    def _store_quota(self, entity: Entity, quota: Quota | None, done: Completion[int] | None = None) -> None:
+        value = None if quota is None else encode_quota(quota)
+        self._broker.set_wire_state(QUOTAS, key_of(entity), value, level=Level.SYNCED, done=done)
+        self.quotas.put(entity, quota)
+
+    def _move_quotas(self, name: str, new: str | None) -> None:
+        """Give the quotas of a user to its new name. Without one, the user is deleted, and its quotas are."""
+        for quota in self.quotas.stored(name):
+            self._store_quota(quota.entity, None)
+            if new is not None:
+                moved = msgspec.structs.replace(quota, user=new)
+                self._store_quota(moved.entity, moved)
+
     # Tokens
 
     def create_token(
@@ -492,6 +574,9 @@ class Access(Authentication):
         if self._broker.wire_state(wire).get(key) != value:
             with suppress(BrokerError):  # after a start, the first process reports it again
                 self._broker.set_wire_state(wire, key, value, level=Level.WRITTEN)
+        if wire == QUOTAS:
+            user, client_id = msgspec.json.decode(key)
+            self.quotas.put((user, client_id), None if value is None else decode_quota(value))
         if wire != KEPT_AS or key == NEXT_ID_KEY:
             return
         user_id, user = int(key), None if value is None else decode_user(value)
@@ -566,6 +651,7 @@ class Access(Authentication):
             self._end_logins(user.id)
 
     def _forget(self, user: User, done: Completion[User] | None) -> None:
+        self._move_quotas(user.name, None)
         completed = _completion(user, self._then_notify(user.id, done))
         self._broker.set_wire_state(KEPT_AS, str(user.id), None, level=Level.SYNCED, done=completed)
         self._drop(user.id)
@@ -602,10 +688,10 @@ class Access(Authentication):
         self.is_open = not self._has_file and not any(other.configured for other in self._users.values())
 
 
-def _completion(user: User, done: Completion[User] | None) -> Completion[int] | None:
+def _completion(value: _Stored, done: Completion[_Stored] | None) -> Completion[int] | None:
     if done is None:
         return None
-    return lambda stored: done(stored if isinstance(stored, BrokerError) else user)
+    return lambda stored: done(stored if isinstance(stored, BrokerError) else value)
 
 
 def _identity(user: User) -> tuple[object, ...]:

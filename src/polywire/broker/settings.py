@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
+from polywire.broker.client_quotas import Quota
 from polywire.errors import ErrorCode, Invalid
 from polywire.records.columns import BATCH_BYTES_MAX, RECORD_BYTES_MAX
 from polywire.records.compression import Compression as StoredCompression
@@ -329,6 +330,7 @@ class BrokerSettings:
     transaction_scopes_max: pairs of group and topic for which one transaction commits offsets.
     wire_state_bytes_max: size of one value of a protocol's own state.
     wire_state_keys_max: keys of one protocol's own state.
+    quotas: quotas of users and client ids that were not changed at run time.
     users_max: users of the broker.
     tokens_max: access tokens of one user.
     logins_waiting_max: logins that wait for their password to be hashed, about 40 ms each. If more wait, logins of the address with
@@ -396,6 +398,7 @@ class BrokerSettings:
     transaction_scopes_max: int = 1_000
     wire_state_bytes_max: int = 1024 * 1024
     wire_state_keys_max: int = 100_000
+    quotas: tuple[Quota, ...] = ()
     users_max: int = 10_000
     tokens_max: int = 100
     logins_waiting_max: int = 256

@@ -19,7 +19,7 @@ from polywire.broker.access import ANONYMOUS_NAME
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.serve import SOURCES, check_variables, config_of, serve
 from polywire.cli.usage import examples
-from polywire.server.config import ServeConfig
+from polywire.server.config import RELOADED, ServeConfig
 from polywire.server.link_tls import link_tls
 from polywire.server.processes import inside_of
 from polywire.server.tls import server_tls
@@ -61,16 +61,25 @@ def resolve(words: tuple[str, ...]) -> Resolved:
 
 
 @app.command(
-    help_epilogue=examples("polywire config show --origin", "polywire config show --output json --config staging.toml")
+    help_epilogue=examples(
+        "polywire config show --origin",
+        "polywire config show --reloaded",
+        "polywire config show --output json --config staging.toml",
+    )
 )
 def show(
     *options: ServeOptions,
     origin: Annotated[bool, Parameter(negative="", help="Show where each value comes from.")] = False,
+    reloaded: Annotated[
+        bool,
+        Parameter(negative="", help="Show only the files that a running broker reloads when it receives SIGHUP."),
+    ] = False,
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> None:
     """List every setting of polywire serve with its value: from an option, else the environment, the file or the default."""
-    columns = ("setting", "value", *(("origin",) if origin else ()))
+    columns = ("setting", "value", *(("origin",) if origin else ()), *(("sighup",) if reloaded else ()))
     rows = [_row(argument) for argument in resolve(options).arguments if not argument.children]
+    rows = [row for row in rows if row["sighup"] or not reloaded]
     print_list([{column: row[column] for column in columns} for row in rows], columns=columns, form=output)
 
 
@@ -81,7 +90,8 @@ def _row(argument: Argument) -> Mapping[str, object]:
             value = value.value
         case Path():
             value = str(value)
-    return {"setting": argument.name.removeprefix("--"), "value": value, "origin": _origin(argument)}
+    name = argument.name.removeprefix("--")
+    return {"setting": name, "value": value, "origin": _origin(argument), "sighup": RELOADED.get(name)}
 
 
 def _origin(argument: Argument) -> str:

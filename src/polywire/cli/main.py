@@ -15,6 +15,7 @@ from typing import Annotated, Final, Literal
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
 
 from polywire.build_info import VERSION
+from polywire.cli.contexts import apply, without_option
 from polywire.cli.output import Failed, note
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, HELP_FORMAT, examples
 from polywire.errors import BrokerError, ErrorCode
@@ -105,6 +106,7 @@ NOUNS: Final = {
     """,
     "pipeline": "Run prebuilt Spark jobs between topics and tables.",
     "user": "Manage the users file.",
+    "quota": "Limit the bytes and requests per second of users and client ids.",
     "backup": "Create, list, verify and restore backups of a data directory.",
     "segment": "List, inspect and verify the sealed segments of a data directory offline.",
     "log": "Verify and repair the log of a data directory offline, or verify the log of a bucket.",
@@ -125,7 +127,21 @@ NOUNS: Final = {
     Exits with 0 if it is healthy, 3 if something is damaged, 4 if a broker would not start.
     """,
     "config": "Show and check the settings of polywire serve.",
+    "context": """Name the brokers that commands connect to, with their users.
+
+    polywire --context NAME uses a context for one command. An option overrides it,
+    and it overrides POLYWIRE_ADDRESS. Without the option, commands use
+    POLYWIRE_ADDRESS, or else the context in POLYWIRE_CONTEXT, or else the one that
+    was chosen with polywire context use.
+    """,
 }
+CLIENT_NOUNS: Final = frozenset(
+    {
+        *("topic", "record", "sql", "group", "transaction", "writer", "link", "pipeline"),
+        *("quota", "top", "bench", "mcp"),
+    }
+)
+"""Commands that connect to a broker, and therefore use contexts."""
 
 REMEDIES: Final = {
     ErrorCode.TOPIC_MISSING: " (list topics with: polywire topic list)",
@@ -168,7 +184,7 @@ def main() -> None:
 def run(words: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     try:
-        code = app(words)
+        code = app(_in_context(words))
         sys.stdout.flush()
     except CycloptsError as error:
         note(f"error: {_usage_error(error)} (see --help)", style="red")
@@ -198,6 +214,19 @@ def run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return code if isinstance(code, int) else EXIT_DONE
+
+
+def _in_context(words: Sequence[str]) -> Sequence[str]:
+    """Apply the context of a command. Return its words without the option for it.
+
+    Raises Failed, BrokerError and OSError if the context cannot be read.
+    """
+    words, name = without_option(words)
+    if words and words[0] in CLIENT_NOUNS and not {"--help", "-h"} & set(words):
+        apply(name, words)
+    elif name is not None and words and words[0] not in CLIENT_NOUNS:
+        raise Failed(f"only commands that connect to a broker use a context command={words[0]!r}")
+    return words
 
 
 def _usage_error(error: CycloptsError) -> str:

@@ -174,6 +174,13 @@ class Listeners:
             help="Allow non-loopback addresses without authentication, or with passwords sent in clear text.",
         ),
     ] = False
+    quotas: Annotated[
+        str | None,
+        Parameter(
+            help="Quotas in bytes or requests per second, separated by semicolons: user=alice produce=1MB fetch=5MB; client-id=* "
+            "requests=100. The name * stands for all without a quota of their own. polywire quota changes them at run time."
+        ),
+    ] = None
     audit_log: Annotated[
         Path | None,
         Parameter(
@@ -515,7 +522,7 @@ def _run(config: ServeConfig) -> int:
 
 
 def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Process, wires: Wires) -> ServeConfig:
-    without_tls = ServeConfig(
+    unsecured = ServeConfig(
         data_dir=storage.data_dir,
         flux=listeners.flux,
         cursus=listeners.cursus,
@@ -536,9 +543,6 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         delete_grace_s=storage.delete_grace_s,
         bucket_prices=storage.bucket_prices or "",
         partition_count=storage.partitions,
-        users=listeners.users,
-        insecure=listeners.insecure,
-        audit_log=listeners.audit_log,
         drain_timeout_s=process.drain_timeout,
         processes=process.processes or 0,
         shard_port=process.shard_port,
@@ -573,12 +577,16 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         iggy_dialect=wires.iggy_dialect,
         log_format=process.log_format,
     )
-    return _with_tls(without_tls, tls)
+    return _secured(unsecured, listeners, tls)
 
 
-def _with_tls(config: ServeConfig, tls: Tls) -> ServeConfig:
+def _secured(config: ServeConfig, listeners: Listeners, tls: Tls) -> ServeConfig:
     return replace(
         config,
+        users=listeners.users,
+        quotas=listeners.quotas or "",
+        insecure=listeners.insecure,
+        audit_log=listeners.audit_log,
         tls={wire: getattr(tls, f"{wire}_tls") for wire in WIRES} | {HTTP: tls.http_tls},
         tls_certificate=tls.tls_certificate,
         tls_key=tls.tls_key,

@@ -17,13 +17,14 @@ from polywire.broker.access import ConfiguredUser
 from polywire.broker.permissions import EVERYTHING, grant_words
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.usage import examples
-from polywire.server.users import add_user, read_users, remove_user
+from polywire.server.users import add_user, alter_user, read_users, remove_user
 
 app = App(
     name="user",
     help_epilogue=examples("polywire user add alice", "polywire serve --users polywire.users"),
 )
 
+RELOAD_NOTE: Final = "a running broker reads the file when it receives SIGHUP (kill -HUP PID)"
 FILE_DEFAULT: Final = Path("polywire.users")
 File = Annotated[
     Path,
@@ -67,7 +68,25 @@ def add(
     password = getpass(f"Password of {name}: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\r\n")
     user = add_user(users, name, password, permissions, replace=replace, scram=scram)
     note(f"{'replaced' if replace else 'added'} user={name} permissions={_permissions(user)} users={users}")
-    note("a running broker reads the file when it receives SIGHUP (kill -HUP PID)")
+    note(RELOAD_NOTE)
+
+
+@app.command(
+    help_epilogue=examples(
+        "polywire user alter alice --permissions consume@shop,produce@shop/orders",
+        "polywire user alter alice --permissions all",
+    )
+)
+def alter(
+    name: Name,
+    *,
+    permissions: Annotated[str, Parameter(help="Comma-separated permissions, as for polywire user add, or all.")],
+    users: File = FILE_DEFAULT,
+) -> None:
+    """Replace the permissions of a user. The password stays the same, and the user's connections stay open."""
+    user = alter_user(users, name, "" if permissions == "all" else permissions)
+    note(f"altered user={name} permissions={_permissions(user)} users={users}")
+    note(RELOAD_NOTE)
 
 
 @app.command(name="list", help_epilogue=examples("polywire user list", "polywire user list --output json"))

@@ -32,6 +32,7 @@ from polywire.http.history import INTERVAL_S, totals
 from polywire.http.lag import GROUPS_MAX, group_lags, partition_lags
 from polywire.http.links import LinkEndpoints
 from polywire.http.process import BucketRequests, BucketView, Process
+from polywire.http.quotas import QuotaEndpoints
 from polywire.http.records import READERS_MAX, RECORDS_MAX, RecordReader
 from polywire.http.search import filter_of
 from polywire.http.sql import Sql
@@ -98,6 +99,7 @@ class Api:
         """``changes`` changes the users of all processes."""
         self._broker: Final = broker
         self._users: Final = Users(broker, changes)
+        self._quotas: Final = QuotaEndpoints(broker, changes)
         self._reader: Final = RecordReader(broker)
         # limits the memory for resent records; a request may hold as much as the largest batch
         self._copies: Final = asyncio.Semaphore(READERS_MAX)
@@ -161,6 +163,7 @@ class Api:
             *Sql(self._process).table(),
             *LinkEndpoints(self._process, self._broker).table(),
             *self._users.table(),
+            *self._quotas.table(),
         ]
 
     # The process

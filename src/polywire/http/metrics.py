@@ -29,6 +29,7 @@ from polywire.link_orders import LINK_STATES
 NAME: Final = "polywire_bucket"
 TOPICS_MAX: Final = 1_000  # topics with their own series; the others are summed
 GROUPS_MAX: Final = 1_000  # pairs of a group and a topic
+QUOTAS_MAX: Final = 1_000  # users and client ids with quotas
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -121,6 +122,7 @@ async def metrics_text(broker: Broker, process: Process) -> bytes:
     families = [
         *_process_families(),
         *_connection_families(process),
+        *_quota_families(broker),
         *await _topic_families(broker, slices),
         *await _group_families(broker, slices),
         *_log_families(broker, process),
@@ -189,6 +191,29 @@ def _connection_families(process: Process) -> Iterator[Metric]:
     yield _gauge("connections_max", "Limit of open connections.", process.connections_max)
     yield _counter("connections_refused", "Connections rejected because of the limit.", process.refused)
     yield _gauge("receive_buffer_bytes", "Memory that holds incomplete requests.", process.receive_buffer_bytes)
+
+
+def _quota_families(broker: Broker) -> Iterator[Metric]:
+    """Return the quotas and what they have caused, per entity. There are none without quotas."""
+    labels = ["user", "client_id", "limit"]
+    rates = GaugeMetricFamily("polywire_quota_per_second", "Quota in bytes or requests per second.", labels=labels)
+    charged = CounterMetricFamily(
+        "polywire_quota_used", "Bytes or requests that counted against a quota.", labels=labels
+    )
+    delayed = CounterMetricFamily(
+        "polywire_quota_delay_seconds", "Time for which connections were delayed by a quota.", labels=labels
+    )
+    quotas = broker.access.quotas
+    totals = quotas.totals()
+    for quota in islice(quotas, QUOTAS_MAX):
+        names = ["" if name is None else label_of(name or "*") for name in quota.entity]
+        for kind, rate in quota.limits.items():
+            used, seconds = totals.get((quota.entity, kind), (0.0, 0.0))
+            rates.add_metric([*names, kind], rate)
+            charged.add_metric([*names, kind], used)
+            delayed.add_metric([*names, kind], seconds)
+    if rates.samples:
+        yield from (rates, charged, delayed)
 
 
 async def _topic_families(broker: Broker, slices: Slices) -> list[Metric]:

@@ -116,6 +116,7 @@ class HttpSession:
         self._output: Final = output
         self._resume: Final = resume
         self._drained: Final = asyncio.Event()
+        self.requests = 0
         self._task: asyncio.Task[bool] | None = None  # executes the current request
         self._wanted = 0  # length of the request that is arriving; 0 if unknown
         self._finishing = False
@@ -139,6 +140,7 @@ class HttpSession:
         if not 0 < size <= len(data):
             return 0
         self._wanted = 0
+        self.requests += 1
         self._idle.cancel()
         self._is_console = self._is_console or is_of_console(data[:size])
         self._task = self._site.loop.create_task(self._respond(bytes(data[:size])))

@@ -50,6 +50,7 @@ class RoutedUsers:
     delete_token = routed("access.delete_token", Access.delete_token, "user")
     delete_user = routed("access.delete_user", Access.delete_user, "user")
     grant = routed("access.grant", Access.grant, "user")
+    set_quota = routed("access.set_quota", Access.set_quota, "user")
     reset_password = routed("access.reset_password", Access.reset_password, "user")
     set_verifiers = routed("access.set_verifiers", Access.set_verifiers, "name")
     update_user = routed("access.update_user", Access.update_user, "user")

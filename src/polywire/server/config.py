@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from polywire.broker.access import ANONYMOUS_NAME
+from polywire.broker.client_quotas import parse_quotas
 from polywire.broker.settings import (
     HOUR_US,
     MEBI,
@@ -60,6 +61,16 @@ ANY: Final = "any"  # the listener that detects the protocol of each connection
 TLS_SUFFIX: Final = "-tls"  # suffix of the name of a listener with TLS
 # Default addresses of protocols without a login, while no users are configured (decision 0115).
 USUAL: Final[Mapping[str, str]] = {"flux": "127.0.0.1:9092", "kafka07": "127.0.0.1:9093"}
+_TLS_FILE: Final = "read again, for new connections"
+RELOADED: Final[Mapping[str, str]] = {
+    "users": "read again; ends the logins of users who were removed or have a new password",
+    "tls-certificate": _TLS_FILE,
+    "tls-key": _TLS_FILE,
+    "tls-client-authority": _TLS_FILE,
+    "tls-machine-authority": _TLS_FILE,
+    "audit-log": "opened again",
+}
+"""The effect of SIGHUP on the file of each setting. The broker reads all other settings only at its start."""
 STORED_AT_ONCE_BYTES: Final[Mapping[str, int]] = {
     # a receive buffer of lines; this is also enough for the stored state of any protocol
     "flux": MEBI + RECORD_ROOM_BYTES,
@@ -166,6 +177,8 @@ class ServeConfig:
       other.
     * ``users``: users file (``server.users``). Without one, authentication is off unless the broker has stored users.
     * ``insecure``: allow non-loopback addresses without authentication, or with passwords in clear text.
+    * ``quotas``: quotas of users and client ids, such as ``user=alice produce=1MB; client-id=* requests=100``; those
+      changed at run time take precedence (``broker.client_quotas``).
     * ``audit_log``: file for audit events, which are also in the log.
 
     Storage:
@@ -255,6 +268,7 @@ class ServeConfig:
     tls_machine_authority: Path | None = None
     ready_file: Path | None = None
     users: Path | None = None
+    quotas: str = ""
     durability: Level = Level.WRITTEN
     bucket: str = ""
     node: str = ""
@@ -309,6 +323,7 @@ class ServeConfig:
         return BrokerSettings(
             durability=Level.STORED if self.bucket else self.durability,
             partition_count=self.partition_count,
+            quotas=parse_quotas(self.quotas),
             retention_age_us=int(self.retention_hours * HOUR_US),
             retention_bytes=self.retention_mib * MEBI,
             table=self.table,
@@ -350,6 +365,7 @@ class ServeConfig:
         Also raises it if all listeners are off, or another setting is out of range.
         """
         parse_prices(self.bucket_prices)
+        parse_quotas(self.quotas)
         for name, value, limit in (
             ("idle_poll_us", self.idle_poll_us, IDLE_POLL_US_MAX),
             ("retention_hours", self.retention_hours, RETENTION_HOURS_MAX),

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import cython
 import structlog
 
+from polywire.broker.users import LINKS, ROOT, TABLES
 from polywire.errors import Busy, PeerError
 from polywire.protocols.runtime.session import Session, SessionFactory
 from polywire.server.logins import Standing
@@ -42,6 +43,9 @@ else:
 if TYPE_CHECKING:
     from polywire.broker.access import Principal
 
+# seconds after which the debt of a delayed connection is checked again
+DELAY_S_MAX = 60.0
+UNMETERED = frozenset({"link"})  # connections between processes of the broker; clients' connections are metered instead
 log = structlog.get_logger("polywire.server")
 
 
@@ -50,6 +54,7 @@ class BareConnection(SendingHalf):
     """One socket and its session. Implements ``protocols.runtime.session.Output``."""
 
     _buffer: ReceiveBuffer | None  # unconsumed bytes, or memory for large reads; None to read into the shared chunk
+    _client_id: str | None  # as sent by the client
     _factories: Sequence[SessionFactory]
     _is_heavy: cython.bint  # whether the session's last call took long
     _pauses = cython.declare(cython.int, visibility="public")  # reasons not to read (``Pause``)
@@ -57,6 +62,8 @@ class BareConnection(SendingHalf):
     _session: Session | None  # set in OPEN; before that if the listener has only one protocol
     _taken: cython.longlong
     _taken_before: cython.longlong
+    _throttle: Any  # timer that ends the delay of a client that has exceeded a quota
+    _user: Principal | None  # for quotas
     certified = cython.declare(object, visibility="public")
     host = cython.declare(str, visibility="public")
     seen_tick = cython.declare(cython.longlong, visibility="public")
@@ -72,6 +79,9 @@ class BareConnection(SendingHalf):
         self._taken = 0
         self._taken_before = 0
         self._is_heavy = False
+        self._client_id = None
+        self._throttle = None
+        self._user = None
         self.seen_tick = hub.tick
         self.host = ""
         self.certified = None
@@ -101,6 +111,7 @@ class BareConnection(SendingHalf):
     def _open_session(self, factory: SessionFactory) -> Session:
         self.wire = factory.wire
         self._session = session = factory.open(self, self.resume)
+        self.choose_meter()
         return session
 
     def certify(self, name: str) -> bool:
@@ -159,6 +170,8 @@ class BareConnection(SendingHalf):
         """Process ``nbytes`` bytes that were read into the memory of the last ``get_buffer``."""
         hub = self._hub
         self.seen_tick = hub.tick
+        if self.meter is not None:
+            self.meter.received(nbytes)
         if self._phase is SILENT:
             self._enter(UNKNOWN if self._session is None else OPEN)
             hub.slots.spoke(self)
@@ -298,6 +311,10 @@ class BareConnection(SendingHalf):
         if self._phase is CLOSED:
             return
         self._enter(CLOSED)
+        if self._throttle is not None:
+            self._throttle.cancel()
+            self._throttle = None
+        self.meter = None
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -359,6 +376,9 @@ class BareConnection(SendingHalf):
             self._wait_for_relief()
         elif session.paused() or (self._clogged and self.backlog > self.backlog_max):
             self._pause(Pause.OWING)
+        if self.meter is not None and count:
+            self.meter.executed(session.requests)
+            self._delay()
         return count
 
     def take_turn(self) -> None:
@@ -448,8 +468,9 @@ class BareConnection(SendingHalf):
         self._unpause(Pause.CONGESTED)
 
     def stop_reading(self) -> None:
-        """Read nothing more. Requests that were already received are executed."""
+        """Read nothing more. Requests that were already received are executed, without the delays of quotas."""
         self._pause(Pause.DRAINING)
+        self._end_delay()
 
     # Called by the session
 
@@ -458,7 +479,80 @@ class BareConnection(SendingHalf):
 
         None stands for a logout, and restores the user of the TLS certificate if there is one.
         """
-        self._hub.logins.identify(self, principal or self.certified)
+        principal = principal or self.certified
+        self._hub.logins.identify(self, principal)
+        if principal is not self._user:
+            self._user = principal
+            self._change_client()
+
+    def set_client_id(self, client_id: str | None) -> None:
+        self._client_id = client_id
+        self._change_client()
+
+    def _change_client(self) -> None:
+        before = self.meter
+        if before is not None and self._session is not None:
+            before.executed(self._session.requests)
+        self.choose_meter()
+        if before is not None and self.meter is not None:
+            self.meter.succeed(before)
+
+    # Quotas
+
+    def choose_meter(self) -> None:
+        """Count traffic for the quotas that apply now. A delay that has begun ends, because they may have changed."""
+        session = self._session
+        if session is None or self.wire in UNMETERED or self._user is TABLES or self._user is LINKS:
+            self.meter = None
+        else:
+            user = None if self._user is None or self._user is ROOT else self._user.name
+            self.meter = self._hub.quotas.meter(user, self._client_id, self.host, session.requests)
+        if self._throttle is not None:
+            self._hub.soon(self._end_delay)  # later, because the session may be executing a request
+
+    def delay_ms(self, size: int) -> int:
+        """See ``Output``."""
+        meter, session = self.meter, self._session
+        if meter is None or session is None:
+            return 0
+        meter.executed(session.requests)
+        return int(meter.delay_ms(size))
+
+    def _delay(self) -> None:
+        """Stop reading and sending if the client has exceeded a quota, until its debt is paid."""
+        if self.meter is None or self._throttle is not None or self._phase is CLOSED or self._hub.draining:
+            return
+        seconds = self.meter.delay()
+        if seconds > 0:
+            self.backlog_max = -1
+            self._pause(Pause.THROTTLED)
+            self._delay_for(seconds)
+
+    def _delay_for(self, seconds: float) -> None:
+        assert self.meter is not None, "a quota applies"
+        seconds = min(seconds, DELAY_S_MAX)
+        self.meter.delayed(seconds)
+        self._throttle = self._hub.later(seconds, self._delay_over)
+
+    def _delay_over(self) -> None:
+        """Continue, unless other connections with the same quota have caused a new debt in the meantime."""
+        seconds = self.meter.remaining() if self.meter is not None else 0.0
+        if seconds > 0:
+            self._delay_for(seconds)
+        else:
+            self._end_delay()
+
+    def _end_delay(self) -> None:
+        if self._throttle is None:
+            return
+        self._throttle.cancel()
+        self._throttle = None
+        self.backlog_max = self._hub.limits.backlog_bytes_max
+        self.seen_tick = self.clogged_tick = self._hub.tick
+        self._unpause(Pause.THROTTLED)
+        if self._session is not None:
+            self._session.drained()
+            self._unpause(Pause.OWING)
 
     # Called by the hub
 
@@ -522,6 +616,8 @@ class BareConnection(SendingHalf):
     def sweep(self) -> None:
         """Close the connection if it has stalled for too long. Called once a second."""
         hub, buffer, quiet = self._hub, self._buffer, self._hub.tick - self.seen_tick
+        if self._throttle is not None:
+            return
         if self._clogged and hub.tick - self.clogged_tick > hub.limits.stalled_s:
             self.abort("the client does not read its responses")
         elif self._phase >= ENDING:

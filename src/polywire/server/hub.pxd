@@ -22,8 +22,10 @@ cdef class Hub:
     cdef public bint lending
     cdef public object limits
     cdef public object logins
+    cdef public object later
     cdef public ReceiveMemory memory
     cdef public dict moved
+    cdef public object quotas
     cdef public long long refused
     cdef public long long refused_before
     cdef public RequestTimes request_times

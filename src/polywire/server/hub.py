@@ -18,8 +18,10 @@ from typing import Final, Protocol
 import cython
 import structlog
 
+from polywire.broker.client_quotas import ClientQuotas
 from polywire.clock import SYSTEM_CLOCK, Clock
 from polywire.durations import Durations
+from polywire.log.base import Handle
 from polywire.server.connection_slots import ConnectionSlots, SlotHolder
 from polywire.server.logins import Identities, LoginHolder, Logins
 from polywire.server.memory import ReceiveMemory, Receiver
@@ -78,6 +80,7 @@ class RequestTimes:
         self._taken = 0
 
 
+Later = Callable[[float, Callable[[], None]], Handle]
 log = structlog.get_logger("polywire.server")
 
 
@@ -159,6 +162,9 @@ class Peer(Receiver, SlotHolder, LoginHolder, Protocol):
 
     def relieve(self) -> None: ...
 
+    def choose_meter(self) -> None:
+        """Count traffic for the quotas that apply now."""
+
     def close(self) -> None:
         """Close once all responses are sent."""
 
@@ -182,11 +188,13 @@ class Hub:
         "draining",
         "idle",
         "ingest",
+        "later",
         "lending",
         "limits",
         "logins",
         "memory",
         "moved",
+        "quotas",
         "refused",
         "refused_before",
         "request_times",
@@ -203,8 +211,10 @@ class Hub:
         *,
         idle: IdlePoll | None = None,
         soon: Callable[[Callable[[], None]], object] | None = None,
+        later: Later | None = None,
         clock: Clock = SYSTEM_CLOCK,
         identities: Identities | None = None,
+        quotas: ClientQuotas | None = None,
     ) -> None:
         """Create the shared state.
 
@@ -213,13 +223,16 @@ class Hub:
             limits: limits of the connections.
             idle: polls for more requests before the loop sleeps.
             soon: calls a function in the loop's next pass; None uses the running loop.
+            later: calls a function after some seconds; None uses the running loop.
             clock: measures latencies.
             identities: the users.
+            quotas: the quotas of users and client ids.
         """
         self.limits: Final = limits or ConnectionLimits()
         self.ingest: Final = ingest
         self.idle: Final = idle
         self.soon: Final = soon or _call_soon
+        self.later: Final = later or _call_later
         self.logins: Final = Logins(identities, self.limits.connections_max)
         self.lending = False
         self._held: dict[Peer, None] = {}  # connections that wait until the log is no longer congested, in order
@@ -234,6 +247,8 @@ class Hub:
         """Value of ``refused`` when it was last logged."""
         self.closed: Counter[str] = Counter()
         self.moved: dict[str, tuple[int, int]] = {}
+        self.quotas: Final = ClientQuotas() if quotas is None else quotas
+        self.quotas.watch(self._quotas_changed)
         self.tick = 0
 
     def commit(self) -> None:
@@ -265,6 +280,10 @@ class Hub:
             log.warning("connections rejected: limit reached", count=self.refused, limit=self.limits.connections_max)
             self.refused_before += self.refused
             self.refused = 0
+
+    def _quotas_changed(self) -> None:
+        for connection in list(self.connections):
+            connection.choose_meter()
 
     def hold(self, connection: Peer) -> None:
         """Stop reading from a connection that produces until the log is no longer congested."""
@@ -313,6 +332,10 @@ class Hub:
 
 def _call_soon(callback: Callable[[], None]) -> object:
     return asyncio.get_running_loop().call_soon(callback)
+
+
+def _call_later(seconds: float, callback: Callable[[], None]) -> Handle:
+    return asyncio.get_running_loop().call_later(seconds, callback)
 
 
 def _clogged_tick(connection: Peer) -> int:

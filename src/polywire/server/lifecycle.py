@@ -160,7 +160,7 @@ async def serve(
         await shard.begin(broker)
     idle = IdlePoll(broker.loop, broker.clock, limit_us=config.idle_poll_us)
     limits = ConnectionLimits(connections_max=min(ConnectionLimits().connections_max, server.shares.connections))
-    hub = Hub(broker, limits, idle=idle, identities=broker.access)
+    hub = Hub(broker, limits, idle=idle, identities=broker.access, quotas=broker.access.quotas)
     hub.logins.audit = audit.record
     broker.access.on_end(hub.logins.end)
     try:
@@ -237,11 +237,13 @@ def _has_copy(router: RoutedBroker | None) -> bool:
 async def _know_users(access: Access, users: Sequence[ConfiguredUser] | None, router: RoutedBroker | None) -> None:
     """Apply the users file, or receive the users from the first process.
 
-    If that does not respond, the users of the last start remain until it does.
+    If that does not respond, the users of the last start remain until it does. Raises Missing(USER_MISSING) if a
+    configured quota is for a user who does not exist.
     """
     if router is None or not _has_copy(router):
         if users is not None:
             access.configure(users)
+        access.check_quota_users()
         return
     if users is not None:
         access.require_login()

@@ -68,6 +68,8 @@ class Pause:
     """The session is processing bytes that waited during an earlier pause."""
     ENDED: Final = 64
     """The session gets no more bytes."""
+    THROTTLED: Final = 256
+    """The client has exceeded a quota."""
     DRAINING: Final = 128
     """The broker accepts no more requests."""
 

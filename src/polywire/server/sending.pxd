@@ -14,3 +14,4 @@ cdef class SendingHalf:
     cdef bint _produces
     cdef public str wire
     cdef public long long backlog_max
+    cdef public object meter

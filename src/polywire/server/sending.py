@@ -10,7 +10,7 @@ This module is compiled.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cython
 
@@ -18,6 +18,9 @@ from polywire.protocols.runtime.session import Session
 from polywire.server.hub import Hub
 from polywire.server.recognition import format_address, host_and_port, is_loopback
 from polywire.types import Buffer
+
+if TYPE_CHECKING:
+    from polywire.broker.client_quotas import Meter
 
 
 @cython.cclass
@@ -27,7 +30,9 @@ class SendingHalf:
     Attributes:
         clogged_tick: the second in which the kernel stopped accepting bytes, as counted by ``Hub.tick``.
         sent_bytes: bytes written so far.
-        backlog_max: number of unsent bytes above which no requests are read.
+        backlog_max: number of unsent bytes above which no requests are read. Negative while a quota delays the client,
+            so that the session executes and sends nothing.
+        meter: charges the client's traffic to quotas; None if none apply.
         wire: name of the client's protocol; empty until it is detected.
     """
 
@@ -40,6 +45,7 @@ class SendingHalf:
         "_transport",
         "backlog_max",
         "clogged_tick",
+        "meter",
         "sent_bytes",
         "wire",
     )
@@ -57,6 +63,7 @@ class SendingHalf:
         self.wire = ""
         """Name of the client's protocol; empty until it is detected."""
         self.backlog_max = hub.limits.backlog_bytes_max
+        self.meter: Meter | None = None
 
     def pause_writing(self) -> None:
         self._clogged = True
@@ -90,6 +97,8 @@ class SendingHalf:
         if not self._transport.is_closing():
             self.sent_bytes += len(data)
             self._transport.write(data)
+            if self.meter is not None:
+                self._charge_sent(len(data))
             if self._timed_since:
                 self._note_answer()
             if self._clogged:
@@ -99,8 +108,11 @@ class SendingHalf:
         """Send parts in order, and call ``released`` when the kernel has accepted them."""
         assert not self._hub.lending, "the loop asks for a buffer"
         if not self._transport.is_closing():
-            self.sent_bytes += sum(map(len, parts))
+            size = sum(map(len, parts))
+            self.sent_bytes += size
             self._transport.writelines(parts)
+            if self.meter is not None:
+                self._charge_sent(size)
             if self._timed_since:
                 self._note_answer()
             if self._clogged:
@@ -110,6 +122,14 @@ class SendingHalf:
                 return
         if released is not None:
             released()
+
+    def _charge_sent(self, size: int) -> None:
+        assert self.meter is not None, "a quota applies"
+        self.meter.sent(size)
+        self._delay()
+
+    def _delay(self) -> None:
+        """Delay the client if it has exceeded a quota. Overridden."""
 
     def _receive_timed(self, session: Session, data: memoryview, begun: float) -> int:
         """Pass bytes to the session, and measure the time until its response.

@@ -19,7 +19,7 @@ from polywire.broker.passwords import PASSWORD_BYTES_MAX, hash_password
 from polywire.broker.permissions import EVERYTHING, parse_grants
 from polywire.broker.scram import Mechanism, make_verifier, parse_verifier
 from polywire.choices import missing
-from polywire.errors import Conflict, ErrorCode, Invalid
+from polywire.errors import Conflict, ErrorCode, Invalid, Missing
 from polywire.server.file_permissions import check_secret
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -110,12 +110,33 @@ def add_user(
     return _parse(path, len(lines) + 1, entry)
 
 
+def alter_user(path: Path, name: str, permissions: str) -> ConfiguredUser:
+    """Replace the permissions of a user, and return the user. The password remains, and so do its logins.
+
+    Raises Missing(USER_MISSING), Invalid(INVALID_REQUEST), OSError.
+    """
+    parse_grants(_words(permissions))
+    lines = _lines(path)
+    for number, line in enumerate(lines):
+        if _name_of(line) == name:
+            _parse(path, number + 1, line)
+            secrets = line.split(":", 2)[1]
+            lines[number] = f"{name}:{secrets}:{permissions}"
+            _write(path, lines)
+            return _parse(path, number + 1, lines[number])
+    raise _no_such_user(name, lines)
+
+
+def _no_such_user(name: str, lines: list[str]) -> Missing:
+    return missing(ErrorCode.USER_MISSING, "user", name, filter(None, map(_name_of, lines)))
+
+
 def remove_user(path: Path, name: str) -> None:
     """Remove a user from a file. Raises Missing(USER_MISSING), OSError."""
     lines = _lines(path)
     rest = [line for line in lines if _name_of(line) != name]
     if len(rest) == len(lines):
-        raise missing(ErrorCode.USER_MISSING, "user", name, filter(None, map(_name_of, lines)))
+        raise _no_such_user(name, lines)
     _write(path, rest)
 
 

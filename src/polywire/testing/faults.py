@@ -102,6 +102,10 @@ class _FaultySession:
         return self._session.spoken_dialect
 
     @property
+    def requests(self) -> int:
+        return self._session.requests
+
+    @property
     def frame_bytes_max(self) -> int:
         return self._session.frame_bytes_max
 

@@ -171,7 +171,7 @@ class BrokerThread:
             self._memory.restart()
         broker = self._memory.broker
         addresses = {wire: Address(*(self.addresses.get(wire) or (HOST, lasting_port()))) for wire in self._wires}
-        self._hub = Hub(broker, identities=broker.access)
+        self._hub = Hub(broker, identities=broker.access, quotas=broker.access.quotas)
         factories = [FaultyFactory(factory, self._faults) for factory in factories_of(broker, ServeConfig())]
         self._listeners = await open_listeners(self._hub, addresses, factories)
         self.addresses = {one.name: (one.address.host, one.address.port) for one in self._listeners}

@@ -72,7 +72,13 @@ class WiresProcess(BrokerProcess):
         super().open()
         limits = replace(LIMITS, connections_max=self.connections_max)
         self.hub = Hub(
-            self.broker, limits, soon=self._soon, clock=WorkClock(self.files.chance), identities=self.broker.access
+            self.broker,
+            limits,
+            soon=self._soon,
+            later=self.loop.call_later,
+            clock=WorkClock(self.files.chance),
+            identities=self.broker.access,
+            quotas=self.broker.access.quotas,
         )
         self._factories = {factory.wire: factory for factory in self._make_factories()}
         self.network = Network(self.loop, self.files.story)

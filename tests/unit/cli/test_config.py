@@ -11,6 +11,7 @@ import pytest
 
 from polywire.cli.main import run
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
+from polywire.server.config import RELOADED
 from tests.certificates import Certificates
 
 
@@ -146,3 +147,14 @@ def test_check_reports_an_unknown_environment_variable(
     assert run(["config", "check"]) == EXIT_USAGE
     expected = "unknown environment variable 'POLYWIRE_SERVE_PARTITONS', did you mean 'POLYWIRE_SERVE_PARTITIONS'?"
     assert expected in capsys.readouterr().err
+
+
+def test_the_reloaded_settings_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "polywire.toml").write_text('[serve]\nusers = "polywire.users"\n')
+    assert run(["config", "show", "--reloaded", "--output", "json"]) == EXIT_DONE
+    rows = {row["setting"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows.keys() == RELOADED.keys()
+    assert rows["users"]["value"] == "polywire.users"
+    assert rows["audit-log"]["sighup"] == "opened again"
+    assert run(["config", "show", "--reloaded"]) == EXIT_DONE
+    assert "sighup" in capsys.readouterr().out

@@ -71,6 +71,10 @@ UNKNOWN: Final[dict[tuple[str, ...], list[tuple[tuple[str, ...], str]]]] = {
         (("land", "-s", "topic=ordrs", "-s", "path=x", "-s", "checkpoint=y"), TOPIC),
         (("land", "-s", "tpic=orders"), "no such setting, did you mean 'topic'?"),
     ],
+    ("user", "alter"): [
+        (("alise", "--permissions", "consume"), "no such user, did you mean 'alice'? user='alise' known=alice"),
+        (("alice", "--permissions", "cnsume"), "cnsume"),
+    ],
     ("user", "remove"): [(("alise",), "no such user, did you mean 'alice'? user='alise' known=alice")],
     ("user", "add"): [(("bob", "--permissions", "cnsume"), "cnsume")],
     ("backup", "create"): [(("shelf", "--data-dir", "nowhere"), "the directory is not a broker's data directory")],
@@ -106,6 +110,16 @@ WITHOUT_NAMES: Final = {
     ("bench", "consume"),
     ("bench", "latency"),
     # the HTTP server: tests/unit/http/test_links.py
+    # the file of contexts: tests/unit/cli/test_contexts.py
+    ("context", "add"),
+    ("context", "delete"),
+    ("context", "list"),
+    ("context", "show"),
+    ("context", "use"),
+    # the HTTP server: tests/e2e/test_quotas.py
+    ("quota", "list"),
+    ("quota", "remove"),
+    ("quota", "set"),
     ("link", "compare"),
     ("link", "create"),
     ("link", "list"),

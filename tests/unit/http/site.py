@@ -29,6 +29,7 @@ from polywire.protocols.runtime.forwarded import Forwarding
 from polywire.table_orders import TableReport
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Buffer
+from tests.unit.protocols.unmetered import Unmetered
 
 
 @dataclass
@@ -181,7 +182,7 @@ def bucket_view(*, priced: bool = True) -> BucketView:
     )
 
 
-class Peer:
+class Peer(Unmetered):
     """A connection whose peer reads everything."""
 
     backlog = 0

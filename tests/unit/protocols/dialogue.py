@@ -18,6 +18,7 @@ from polywire.protocols.runtime.session import SessionFactory
 from polywire.testing.loop import ManualLoop, SimulatedClock
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Buffer
+from tests.unit.protocols.unmetered import Unmetered
 
 _Factory = TypeVar("_Factory", bound=SessionFactory, covariant=True)
 THREAD_S: Final = 0.001  # a test that only polls takes the interpreter's lock from the thread at each call of zlib
@@ -45,7 +46,7 @@ class World(Generic[_Factory]):
         self._open()
 
 
-class Dialogue:
+class Dialogue(Unmetered):
     """One connection; implements ``protocols.base.Output``. ``gave_up``: the PeerError that ended it."""
 
     backlog = 0

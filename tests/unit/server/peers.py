@@ -121,6 +121,10 @@ class Frames:
     def spoken_dialect(self) -> str:
         return ""
 
+    @property
+    def requests(self) -> int:
+        return len(self.frames)
+
     def wanted(self) -> int:
         return self.need
 

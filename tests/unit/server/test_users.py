@@ -15,7 +15,7 @@ from polywire.broker.scram import Mechanism
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
 from polywire.server.config import OFF, ServeConfig
 from polywire.server.logins import LOGIN_WIRES
-from polywire.server.users import add_user, read_users, remove_user
+from polywire.server.users import add_user, alter_user, read_users, remove_user
 from tests.unit.server.peers import SILENT
 
 
@@ -51,6 +51,23 @@ def test_a_new_password_leaves_the_permissions(tmp_path: Path) -> None:
     add_user(path, "alice", "other", "produce@shop", replace=True)
     assert [user.grants.streams for user in read_users(path)] == [{"shop": Permission.PRODUCE}]
     assert add_user(path, "bob", "secret").grants == EVERYTHING
+
+
+def test_permissions_change_without_the_password(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    add_user(path, "alice", "secret", "consume@shop", scram=True)
+    add_user(path, "bob", "hidden")
+    before = path.read_text().splitlines()
+    changed = alter_user(path, "alice", "produce@shop, read_servers")
+    assert changed.grants.streams == {"shop": Permission.PRODUCE}
+    after = path.read_text().splitlines()
+    assert [line.split(":")[:2] for line in after] == [line.split(":")[:2] for line in before]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert alter_user(path, "alice", "").grants == EVERYTHING
+    for name, words in (("alise", "consume"), ("alice", "cnsume")):
+        with pytest.raises((Missing, Invalid)):
+            alter_user(path, name, words)
+    assert read_users(path)[0].grants == EVERYTHING
 
 
 def test_a_user_with_scram_has_verifiers_in_the_file(tmp_path: Path) -> None:

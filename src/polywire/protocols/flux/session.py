@@ -134,6 +134,7 @@ class FluxSession(BarePipelined):
         quantum_end = now() + QUANTUM_S
         while at < stop:
             reason, after, end, count, topics = decoder.scan(data, at, stop, work, line_max)
+            self.requests += count
             if count == 1:
                 self._produce_one(data, at, after)
             elif count:
@@ -152,6 +153,7 @@ class FluxSession(BarePipelined):
             if reason == decoder.LINE:
                 if not self._handle(bytes(data[at : end - 1])):
                     break
+                self.requests += 1
                 at = end
                 if self._waits():
                     break

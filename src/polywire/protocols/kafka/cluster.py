@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from polywire.protocols.kafka.message_types import (
         ApiVersionsRequest,
         ApiVersionsResponse,
-        DescribeClientQuotasRequest,
-        DescribeClientQuotasResponse,
         DescribeClusterRequest,
         DescribeClusterResponse,
         DescribeLogDirsRequest,
@@ -249,15 +247,6 @@ def list_partition_reassignments(
     """No reassignments are in progress."""
     del answer, request
     return schema.response(Api.LIST_PARTITION_REASSIGNMENTS)(error=_login_error(session))
-
-
-def describe_client_quotas(
-    session: KafkaSession, answer: Answer, request: DescribeClientQuotasRequest, /
-) -> DescribeClientQuotasResponse:
-    """There are no quotas."""
-    del answer, request
-    error = _login_error(session)
-    return schema.response(Api.DESCRIBE_CLIENT_QUOTAS)(error=error, entries=None if error else [])
 
 
 def list_config_resources(

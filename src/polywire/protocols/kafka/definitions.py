@@ -175,6 +175,9 @@ DEFINITIONS: Final = """
     > components[ entity_type s, match_type i8, match s? ], strict b
     < throttle_ms i32, error i16, message s?, entries[ entity[ entity_type s, entity_name s? ], values[ key s, value
         f64 ] ]?
+49 AlterClientQuotas 0-1 flexible 1
+    > entries[ entity[ entity_type s, entity_name s? ], ops[ key s, value f64, remove b ] ], validate_only b
+    < throttle_ms i32, entries[ error i16, message s?, entity[ entity_type s, entity_name s? ] ]
 50 DescribeUserScramCredentials 0-0 flexible 0
     > users[ name s ]?
     < throttle_ms i32, error i16, message s?, results[ user s, error i16, message s?, credential_infos[ mechanism

@@ -82,6 +82,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
 
     __slots__ = (
         "_caller",
+        "_client_id",
         "_commands",
         "_lingers",
         "_principal",
@@ -120,6 +121,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self._principal: Principal | None = None  # the user at the last check; None before a login was required
         self._lingers = False  # see ``end``
         self._caller: Caller | None = None
+        self._client_id: str | None = None
 
     # The driver's interface
 
@@ -167,6 +169,9 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
             assert command is not None, "every supported request has a handler"
             if self._principal is None and not command.anonymous:
                 self._require_login()
+        if request.client_id != self._client_id:
+            self._client_id = request.client_id
+            self.output.set_client_id(request.client_id)
         self._prepare(request)
         answer = self.append(Answer(self, request, blocking=not command.pipelined))
         self._handle(command, answer)

@@ -162,6 +162,8 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
                 at = end
         except Pending as pending:
             self._await_pending(pending)
+        if self.output.meter is not None:
+            self.requests += _count_requests(data, start, at)
         return at - start
 
     def _handle(self, data: memoryview, at: int, end: int) -> None:
@@ -382,6 +384,14 @@ def _prepare(data: memoryview, at: int, end: int) -> tuple[Request, list[OpenedS
 
 def _not_stored(error: BrokerError) -> PeerError:
     return PeerError(f"message set cannot be stored: {error.message}", fatal=True)
+
+
+def _count_requests(data: memoryview, at: int, end: int) -> int:
+    count = 0
+    while at < end:
+        at += LENGTH_BYTES + frame_length(data, at)
+        count += 1
+    return count
 
 
 def _nothing() -> None:

@@ -112,6 +112,8 @@ class _BatchResponse:
 
 
 class RunOwner(ReplyOwner, Protocol):
+    requests: int
+
     def owe(self, count: int = 1) -> None: ...
 
     def respond_run(self, answers: bytes, count: int) -> None: ...
@@ -217,7 +219,9 @@ def produce_run(session: RunOwner, request: messages.Produce, frames: memoryview
     partition = partition_of(topic, request.partition)
     done = _RunResponse(session, run_requests, request.partition).done
     broker.produce(partition, batch, by=by, level=level, done=done)
-    session.owe(len(correlations_of(run_requests)))
+    count = len(correlations_of(run_requests))
+    session.owe(count)
+    session.requests += count - 1  # the session has counted one
     return True
 
 

@@ -74,6 +74,7 @@ class ForwardedRequests:
     )
 
     backlog_max: Final = BACKLOG_BYTES_MAX
+    meter: Final = None  # the process with the client's connection charges its traffic
     local: Final = ("", 0)
     on_loopback: Final = False
 
@@ -174,6 +175,12 @@ class ForwardedRequests:
 
     def identified(self, principal: Principal | None) -> None:
         pass
+
+    def set_client_id(self, client_id: str | None) -> None:
+        pass
+
+    def delay_ms(self, size: int) -> int:
+        return 0
 
     def pin(self) -> Callable[[], None]:
         return _nothing

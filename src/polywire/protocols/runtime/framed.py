@@ -59,11 +59,14 @@ class FramedSession(SequentialSession[_Broker]):
             if size == 0 or size > stop - at:
                 self._wanted = bytes_to_allocate(size, stop - at)
                 break
+            self.requests += 1
             try:
                 again = self._awaited is not None
                 if not (self._repeat(data, at, at + size) if again else self._take(data, at, at + size)):
+                    self.requests -= 1
                     break
             except Pending as pending:
+                self.requests -= 1
                 self._await_pending(pending)
                 break
             at += size

@@ -11,3 +11,4 @@ cdef class BareSequential:
     cdef public long long _wanted
     cdef public object broker
     cdef public object output
+    cdef public long long requests

@@ -97,11 +97,13 @@ class BareSequential:
             "_wanted",
             "broker",
             "output",
+            "requests",
         )
 
     def __init__(self, broker: Any, output: Output, resume: Callable[[], None]) -> None:
         self.broker = broker
         self.output = output
+        self.requests = 0
         self._resume = resume
         self._held = False  # whether the connection offers no request until ``_resume`` is called
         self._awaited: Pending | None = None  # raised by the next request, which finds the result here when repeated

@@ -13,6 +13,7 @@ from polywire.types import Buffer
 
 if TYPE_CHECKING:
     from polywire.broker.access import Principal
+    from polywire.broker.client_quotas import Meter
 
 LOGIN_FRAME_BYTES_MAX: Final = 4096  # limit for an unauthenticated client; a name and a password need at most 1.3 KB
 QUANTUM_S: Final = 0.002  # time for the requests of one connection before other connections are served
@@ -34,10 +35,20 @@ class Output(Protocol):
 
     @property
     def backlog_max(self) -> int:
-        """Value of ``backlog`` above which the connection stops reading.
+        """Value of ``backlog`` above which the connection stops reading. Negative while a quota delays the client.
 
         A session that sends data without requests must then stop until ``drained`` is called.
         """
+
+    @property
+    def meter(self) -> Meter | None:
+        """Charges the client's traffic to quotas; None if none apply."""
+
+    def delay_ms(self, size: int) -> int:
+        """Return the milliseconds for which the client is delayed by quotas after a response of ``size`` bytes."""
+
+    def set_client_id(self, client_id: str | None) -> None:
+        """Set the name that the client has sent, for quotas. Called when it changes."""
 
     @property
     def peer(self) -> str:
@@ -94,6 +105,10 @@ class Session(Protocol):
     @property
     def spoken_dialect(self) -> str:
         """Name of the client's dialect of the protocol, or of its software, for logs and metrics; empty if unknown."""
+
+    @property
+    def requests(self) -> int:
+        """Number of requests that were executed so far."""
 
     @property
     def frame_bytes_max(self) -> int:

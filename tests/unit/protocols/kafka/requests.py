@@ -98,9 +98,16 @@ def _tools(topic: str) -> Iterator[Asked]:
     )
     frame = frame_of(Api.ALTER_USER_SCRAM_CREDENTIALS, upsertions=[salted])
     yield Asked(Api.ALTER_USER_SCRAM_CREDENTIALS, a.USER_ALTER, frame)
+    yield Asked(Api.DESCRIBE_CLIENT_QUOTAS, a.USER_DESCRIBE, frame_of(Api.DESCRIBE_CLIENT_QUOTAS))
+    altered = schema.request(Api.ALTER_CLIENT_QUOTAS).Entries
+    limited = altered(
+        entity=[altered.Entity(entity_type="client-id", entity_name="made")],
+        ops=[altered.Ops(key="producer_byte_rate", value=1e9)],
+    )
+    yield Asked(Api.ALTER_CLIENT_QUOTAS, a.USER_ALTER, frame_of(Api.ALTER_CLIENT_QUOTAS, entries=[limited]))
     elected = schema.request(Api.ELECT_LEADERS).TopicPartitions(topic=topic, partitions=[0])
     yield Asked(Api.ELECT_LEADERS, a.CLUSTER_ALTER, frame_of(Api.ELECT_LEADERS, topic_partitions=[elected]))
-    for api in (Api.LIST_PARTITION_REASSIGNMENTS, Api.DESCRIBE_CLIENT_QUOTAS, Api.LIST_CONFIG_RESOURCES):
+    for api in (Api.LIST_PARTITION_REASSIGNMENTS, Api.LIST_CONFIG_RESOURCES):
         yield Asked(api, a.CLUSTER_DESCRIBE, frame_of(api))
     named = schema.request(Api.DESCRIBE_TOPIC_PARTITIONS).Topics(name=topic)
     yield Asked(

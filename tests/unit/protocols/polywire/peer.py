@@ -27,11 +27,12 @@ from polywire.records.batch import from_spans
 from polywire.testing.loop import ManualLoop
 from polywire.testing.memory_log import MemoryLog
 from polywire.types import Buffer
+from tests.unit.protocols.unmetered import Unmetered
 
 _H = TypeVar("_H", bound=Head)
 
 
-class CapturedOutput:
+class CapturedOutput(Unmetered):
     """The output of a session. ``backlog`` is set by tests only."""
 
     def __init__(self) -> None:
