@@ -18,6 +18,7 @@ PAGES: Final = (
     "develop/testing",
     "develop/recipes/backfill",
     "develop/recipes/dead-letters",
+    "develop/recipes/exactly-once",
     "develop/recipes/replay",
     "develop/recipes/schema-change",
     "migrate/cursus",

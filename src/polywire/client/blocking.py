@@ -21,6 +21,7 @@ from polywire.client.notices import OnConnect, OnDisconnect
 from polywire.client.producer import Producer, ProducerOptions, Receipt, Receipts
 from polywire.client.record import Headers, Record, Text, as_json
 from polywire.client.sync import LoopThread
+from polywire.client.transaction import BUFFER_BYTES, TIMEOUT_S, Transaction
 
 T = TypeVar("T")
 
@@ -218,6 +219,69 @@ class SyncConsumer:
             self._thread.run(self._consumer.close(commit_last=commit_last))
 
 
+class SyncTransaction:
+    """The blocking ``Transaction``, created by ``SyncClient.transaction``.
+
+    Example:
+        with client.transaction("billing-1") as transaction:
+            transaction.send("invoices", "first")
+            transaction.send("ledger", "second")
+    """
+
+    def __init__(self, thread: LoopThread, transaction: Transaction) -> None:
+        self._thread: Final = thread
+        self._transaction: Final = transaction
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._transaction.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._thread.ended:
+            self._thread.run(self._transaction.__aexit__(kind, error, trace))
+
+    def send(
+        self,
+        topic: str,
+        value: Text | Record | None,
+        *,
+        key: Text | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Add a record to the transaction. See ``Transaction.send``."""
+        work = self._transaction.send(topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition)
+        self._thread.run(work)
+
+    def send_json(
+        self,
+        topic: str,
+        value: object,
+        *,
+        key: Text | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Add a record whose value is written as JSON. See ``Transaction.send_json``."""
+        self.send(topic, as_json(value), key=key, headers=headers, timestamp=timestamp, partition=partition)
+
+    def send_many(self, topic: str, values: Iterable[Text | Record | None], *, partition: int | None = None) -> None:
+        """Add many records. See ``Transaction.send_many``."""
+        self._thread.run(self._transaction.send_many(topic, values, partition=partition))
+
+    def commit(self) -> None:
+        """Store the records and offsets, and wait until they are synced. See ``Transaction.commit``."""
+        self._thread.run(self._transaction.commit())
+
+    def abort(self) -> None:
+        """Drop the records and end the transaction. See ``Transaction.abort``."""
+        self._thread.run(self._transaction.abort())
+
+
 class SyncClient:
     """The blocking ``Client``, created by ``connect_sync``. Close it, or use it in a ``with``.
 
@@ -276,6 +340,25 @@ class SyncClient:
     def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> SyncConsumer:
         """Return a consumer of the topics. Options are the arguments of ``Consumer``."""
         return SyncConsumer(self._thread, self._thread.run(_call(lambda: self._client.consumer(*topics, **options))))
+
+    def transaction(
+        self,
+        transactional_id: str,
+        *,
+        consumer: SyncConsumer | None = None,
+        create: bool = True,
+        buffer_bytes: int = BUFFER_BYTES,
+        timeout_s: float = TIMEOUT_S,
+    ) -> SyncTransaction:
+        """Return a transaction, for a ``with``. See ``Client.transaction``, and ``Transaction`` for the arguments."""
+        made = self._client.transaction(
+            transactional_id,
+            consumer=None if consumer is None else consumer._consumer,
+            create=create,
+            buffer_bytes=buffer_bytes,
+            timeout_s=timeout_s,
+        )
+        return SyncTransaction(self._thread, made)
 
     def send(
         self,

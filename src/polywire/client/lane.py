@@ -25,7 +25,6 @@ from polywire.records.columns import RECORD_BYTES_MAX
 from polywire.types import Level
 
 WINDOW: Final = 5  # batches in flight; must be fewer than the responses that the broker remembers for a producer
-RECORD_OVERHEAD_BYTES: Final = 64  # estimated memory per record, without key and value
 PRODUCER_ID_BYTES: Final = 16
 PAUSE_MIN_S: Final = 0.05  # first pause before a retry, if the broker's response does not have one
 PAUSE_MAX_S: Final = 5.0  # maximum pause, even if the broker asks for a longer one

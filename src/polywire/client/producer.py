@@ -21,11 +21,20 @@ from typing import Final, Self, TypedDict
 from polywire.choices import choice
 from polywire.client.base import Produced, WireClient
 from polywire.client.bulk import AppendedRange
-from polywire.client.lane import ANY_PARTITION, NO_OFFSET, RECORD_OVERHEAD_BYTES, Batch, Delivery, Lane, OnDelivery
+from polywire.client.lane import ANY_PARTITION, NO_OFFSET, Batch, Delivery, Lane, OnDelivery
 from polywire.client.link import Link
 from polywire.client.notices import WARN_AFTER_S, WARN_INTERVAL_S, OnConnect, OnDisconnect, log
 from polywire.client.polywire import PolywireClient
-from polywire.client.record import Headers, Record, Text, as_bytes, as_json
+from polywire.client.record import (
+    RECORD_OVERHEAD_BYTES,
+    Headers,
+    Record,
+    Text,
+    as_bytes,
+    as_json,
+    as_record,
+    size_of,
+)
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.records.partitioner import fnv1a_32, fnv1a_64, murmur3_128, xxh32
 from polywire.types import KeyHash, Level
@@ -242,16 +251,9 @@ class Producer:
             receipt = await producer.send("orders", "hello", key="a")
             stored = await receipt
         """
-        if not isinstance(value, Record):
-            record = Record(value, key, headers, timestamp=timestamp)
-        elif key is None and headers is None and timestamp is None:
-            record = value
-        else:
-            raise Invalid(ErrorCode.INVALID_REQUEST, "key, headers and timestamp must be set in the Record")
+        record = as_record(value, key, headers, timestamp)
         where = await self._partition(topic, record.key, partition)
-        size = RECORD_OVERHEAD_BYTES + len(record.value or b"") + len(record.key or b"")
-        if record.headers:
-            size += sum([len(name) + len(str(part)) for name, part in record.headers.items()])
+        size = size_of(record)
         await self._capacity(size)
         batch = self._lane(topic, where).open_batch(size)
         row = len(batch.values)
@@ -485,7 +487,7 @@ class Producer:
     async def _partition(self, topic: str, key: bytes | None, partition: int | None) -> int:
         known = await self._topic(topic)
         if partition is not None:
-            return _checked(partition)
+            return checked_partition(partition)
         if not known.partition_count:
             return ANY_PARTITION
         if key is None:
@@ -545,7 +547,8 @@ class Producer:
         return _Topic(len(description.incarnations), KeyHash(named) if named else KeyHash.FNV32, fetched_at)
 
 
-def _checked(partition: object) -> int:
+def checked_partition(partition: object) -> int:
+    """Return the number of a partition. Raises Invalid(INVALID_REQUEST) if it cannot be one."""
     if type(partition) is not int or partition < 0:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"partition must be an int of 0 or more got={partition!r}")
     return partition
