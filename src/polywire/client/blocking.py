@@ -83,12 +83,15 @@ class SyncProducer:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        timeout_s: float | None = None,
     ) -> SyncReceipt[Produced]:
         """Queue a record and return its receipt.
 
         See ``Producer.send``. Each call switches threads, so prefer ``send_many``.
         """
-        work = self._producer.send(topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition)
+        work = self._producer.send(
+            topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
+        )
         return SyncReceipt(self._thread, self._thread.run(work))
 
     def send_and_wait(
@@ -100,11 +103,12 @@ class SyncProducer:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        timeout_s: float | None = None,
     ) -> Produced:
         """Send one record immediately, and wait until it is stored. See ``Producer.send_and_wait``."""
         return self._thread.run(
             self._producer.send_and_wait(
-                topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition
+                topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
             )
         )
 
@@ -117,9 +121,18 @@ class SyncProducer:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        timeout_s: float | None = None,
     ) -> SyncReceipt[Produced]:
         """Queue a record whose value is written as JSON. See ``Producer.send_json``."""
-        return self.send(topic, as_json(value), key=key, headers=headers, timestamp=timestamp, partition=partition)
+        return self.send(
+            topic,
+            as_json(value),
+            key=key,
+            headers=headers,
+            timestamp=timestamp,
+            partition=partition,
+            timeout_s=timeout_s,
+        )
 
     def send_many(
         self,
@@ -369,10 +382,13 @@ class SyncClient:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        timeout_s: float | None = None,
     ) -> Produced:
         """Send one record, and return its partition and offset once it is stored. See ``Client.send``."""
         return self._thread.run(
-            self._client.send(topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition)
+            self._client.send(
+                topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
+            )
         )
 
     def send_json(
@@ -384,9 +400,18 @@ class SyncClient:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        timeout_s: float | None = None,
     ) -> Produced:
         """Send one record whose value is written as JSON. See ``Client.send_json``."""
-        return self.send(topic, as_json(value), key=key, headers=headers, timestamp=timestamp, partition=partition)
+        return self.send(
+            topic,
+            as_json(value),
+            key=key,
+            headers=headers,
+            timestamp=timestamp,
+            partition=partition,
+            timeout_s=timeout_s,
+        )
 
     def fetch(self, topic: str, partition: int, offset: int, *, records_max: int = 1000) -> list[Record]:
         """Return records of one partition from an offset on. See ``Client.fetch``."""

@@ -164,6 +164,7 @@ class Client:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        timeout_s: float | None = None,
     ) -> Produced:
         """Send one record, and return its partition and offset once it is stored. See ``Producer.send_and_wait``.
 
@@ -176,7 +177,7 @@ class Client:
         if self._producer is None:
             self._producer = self.producer()
         return await self._producer.send_and_wait(
-            topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition
+            topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
         )
 
     async def send_json(
@@ -188,6 +189,7 @@ class Client:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        timeout_s: float | None = None,
     ) -> Produced:
         """Send one record whose value is written as JSON in UTF-8. See ``send``, and ``Record.json`` for the other way.
 
@@ -195,7 +197,13 @@ class Client:
             await client.send_json("orders", {"id": 7, "amount": 12.5}, key="customer 3")
         """
         return await self.send(
-            topic, as_json(value), key=key, headers=headers, timestamp=timestamp, partition=partition
+            topic,
+            as_json(value),
+            key=key,
+            headers=headers,
+            timestamp=timestamp,
+            partition=partition,
+            timeout_s=timeout_s,
         )
 
     async def fetch(self, topic: str, partition: int, offset: int, *, records_max: int = 1000) -> list[Record]:
