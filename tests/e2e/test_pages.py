@@ -16,6 +16,7 @@ PAGES: Final = (
     "get-started/tests",
     "get-started/operator",
     "develop/testing",
+    "develop/tracing",
     "develop/recipes/backfill",
     "develop/recipes/dead-letters",
     "develop/recipes/exactly-once",

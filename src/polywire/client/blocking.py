@@ -6,10 +6,10 @@ Calls may come from any thread. A client and its producers and consumers share o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Unpack
 
 from polywire.client.base import Ability, PartitionBounds, Produced, TopicInfo, renamed
 from polywire.client.bulk import AppendedRange
@@ -22,6 +22,9 @@ from polywire.client.producer import Producer, ProducerOptions, Receipt, Receipt
 from polywire.client.record import Headers, Record, Text, as_json
 from polywire.client.sync import LoopThread
 from polywire.client.transaction import BUFFER_BYTES, TIMEOUT_S, Transaction
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 T = TypeVar("T")
 
@@ -124,14 +127,9 @@ class SyncProducer:
         timeout_s: float | None = None,
     ) -> SyncReceipt[Produced]:
         """Queue a record whose value is written as JSON. See ``Producer.send_json``."""
+        text = as_json(value)
         return self.send(
-            topic,
-            as_json(value),
-            key=key,
-            headers=headers,
-            timestamp=timestamp,
-            partition=partition,
-            timeout_s=timeout_s,
+            topic, text, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
         )
 
     def send_many(
@@ -203,6 +201,10 @@ class SyncConsumer:
     def commit(self, record: Record | None = None) -> None:
         """Commit the group's offsets, and wait until they are stored. See ``Consumer.commit``."""
         self._thread.run(self._consumer.commit(record))
+
+    def processing(self, records: Record | Sequence[Record]) -> AbstractContextManager[Span | None]:
+        """Return a context manager that makes an OpenTelemetry span of the processing. See ``Consumer.processing``."""
+        return self._consumer.processing(records)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Continue at another offset of an assigned partition. See ``Consumer.seek``."""
@@ -403,14 +405,9 @@ class SyncClient:
         timeout_s: float | None = None,
     ) -> Produced:
         """Send one record whose value is written as JSON. See ``Client.send_json``."""
+        text = as_json(value)
         return self.send(
-            topic,
-            as_json(value),
-            key=key,
-            headers=headers,
-            timestamp=timestamp,
-            partition=partition,
-            timeout_s=timeout_s,
+            topic, text, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
         )
 
     def fetch(self, topic: str, partition: int, offset: int, *, records_max: int = 1000) -> list[Record]:

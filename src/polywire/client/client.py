@@ -196,14 +196,9 @@ class Client:
         Example:
             await client.send_json("orders", {"id": 7, "amount": 12.5}, key="customer 3")
         """
+        text = as_json(value)
         return await self.send(
-            topic,
-            as_json(value),
-            key=key,
-            headers=headers,
-            timestamp=timestamp,
-            partition=partition,
-            timeout_s=timeout_s,
+            topic, text, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
         )
 
     async def fetch(self, topic: str, partition: int, offset: int, *, records_max: int = 1000) -> list[Record]:

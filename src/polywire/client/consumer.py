@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypedDict, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypedDict, cast, runtime_checkable
 
 from polywire.choices import listed
 from polywire.client.assignment import EARLIEST, Assignment, Part, Start, checked_start, first_offset
@@ -26,8 +27,12 @@ from polywire.client.notices import OnConnect, OnDisconnect, OnRebalance, call_s
 from polywire.client.polywire import PolywireClient
 from polywire.client.record import Record, decode_batches, from_stored
 from polywire.client.rows import Cursor
+from polywire.client.tracing import active
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.polywire.messages import GroupOffsets
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 WAIT_MS: Final = 1000  # duration of a long poll
 POLL_INTERVAL_S: Final = 0.05  # seconds between fetches over protocols without long polls
@@ -239,6 +244,21 @@ class Consumer:
         if refused:
             raise _not_owned(refused)
 
+    def processing(self, records: Record | Sequence[Record]) -> AbstractContextManager[Span | None]:
+        """Return a context manager that makes an OpenTelemetry span of the processing of records.
+
+        The span is a child of the span that sent the record. With several records, it has links to the spans that sent
+        them. Records that are sent in the block continue the trace. Without a provider of OpenTelemetry, it does
+        nothing.
+
+        Example:
+            async for record in consumer:
+                with consumer.processing(record):
+                    await producer.send("invoices", record.value)
+        """
+        telemetry = active()
+        return nullcontext() if telemetry is None else telemetry.processing(self._link.place, self._group, records)
+
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Continue at another offset of a partition.
 
@@ -434,6 +454,7 @@ class Consumer:
         Returns False after the timeout, or once the consumer is closed.
         """
         self._leave_chunk()
+        begun = time.monotonic()
         if self._task is None:
             await self.start()
         part: Part | None = None
@@ -442,7 +463,11 @@ class Consumer:
                 part = await self._next_part()
         if part is None:
             return False
-        self._hold(part, part.take())
+        records = part.take()
+        self._hold(part, records)
+        telemetry = active()
+        if telemetry is not None:
+            telemetry.received(self._link.place, self._group, records, begun)
         return True
 
     async def _next_part(self) -> Part | None:

@@ -35,6 +35,7 @@ from polywire.client.record import (
     as_record,
     size_of,
 )
+from polywire.client.tracing import active
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.records.partitioner import fnv1a_32, fnv1a_64, murmur3_128, xxh32
 from polywire.types import KeyHash, Level
@@ -55,18 +56,18 @@ HASHES: Final[Mapping[KeyHash, Callable[[bytes], int]]] = {
 class Receipt:
     """The result of ``Producer.send``. Awaiting it returns the record's partition and offset, or raises the error."""
 
-    __slots__ = ("_batch", "_outcome", "_row")
+    __slots__ = ("_batch", "_row", "outcome")
 
     def __init__(self, batch: Batch, row: int, outcome: asyncio.Future[Delivery] | None = None) -> None:
         """Create a receipt. ``outcome`` is the record's own outcome if it has a time limit."""
         self._batch: Final = batch
         self._row: Final = row
-        self._outcome: Final = outcome or batch.completed
+        self.outcome: Final = outcome or batch.completed
 
     @property
     def done(self) -> bool:
         """Whether the result is available."""
-        return self._outcome.done()
+        return self.outcome.done()
 
     def mark_reported(self) -> bool:
         """Record that the application has received the error of this record.
@@ -75,13 +76,13 @@ class Receipt:
         of its own.
         """
         completed = self._batch.completed
-        if not completed.done() or self._outcome.result() is not completed.result():
+        if not completed.done() or self.outcome.result() is not completed.result():
             return True
         self._batch.reported += 1
         return self._batch.reported == len(self._batch.values)
 
     def __await__(self) -> Generator[object, None, Produced]:
-        delivery = yield from asyncio.shield(self._outcome).__await__()
+        delivery = yield from asyncio.shield(self.outcome).__await__()
         if delivery.error is not None:
             raise delivery.error
         return _produced(self._batch, delivery, self._row)
@@ -261,6 +262,15 @@ class Producer:
             stored = await receipt
         """
         record = as_record(value, key, headers, timestamp)
+        telemetry = active()
+        if telemetry is None:
+            return await self._queue(topic, record, partition, timeout_s)
+        with telemetry.sending(self._link.place, topic, record.headers) as sending:
+            receipt = await self._queue(topic, sending.traced(record), partition, timeout_s)
+        sending.wait_for([receipt.outcome])
+        return receipt
+
+    async def _queue(self, topic: str, record: Record, partition: int | None, timeout_s: float | None) -> Receipt:
         size = size_of(record)
         end = None if timeout_s is None else asyncio.get_running_loop().time() + checked_timeout(timeout_s)
         try:
@@ -348,14 +358,9 @@ class Producer:
         Example:
             await producer.send_json("orders", {"id": 7, "amount": 12.5}, key="customer 3")
         """
+        text = as_json(value)
         return await self.send(
-            topic,
-            as_json(value),
-            key=key,
-            headers=headers,
-            timestamp=timestamp,
-            partition=partition,
-            timeout_s=timeout_s,
+            topic, text, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
         )
 
     async def send_many(
@@ -395,6 +400,25 @@ class Producer:
                 )
         elif others:
             named = [others[row].key if row in others else None for row in range(len(found))]
+        telemetry = active()
+        if telemetry is None or not found:
+            return Receipts(await self._queue_all(topic, found, named, others, partition))
+        with telemetry.sending(self._link.place, topic, {}, count=len(found)) as sending:
+            if sending.has_context:
+                given = (others.get(row) or Record(value, named[row]) for row, value in enumerate(found))
+                others = dict(enumerate(map(sending.traced, given)))
+            parts = await self._queue_all(topic, found, named, others, partition)
+        sending.wait_for([batch.completed for batch, _, _ in parts])
+        return Receipts(parts)
+
+    async def _queue_all(
+        self,
+        topic: str,
+        found: list[bytes | None],
+        named: Sequence[bytes | None],
+        others: dict[int, Record],
+        partition: int | None,
+    ) -> list[tuple[Batch, int, int]]:
         parts: list[tuple[Batch, int, int]] = []
         for where, rows in await self._rows_by_partition(topic, named, partition):
             chosen = [found[row] for row in rows] if rows is not None else found
@@ -402,7 +426,7 @@ class Producer:
             positions: Iterable[int] = rows if rows is not None else range(len(found))
             special = {at: others[row] for at, row in enumerate(positions) if row in others} if others else {}
             parts += await self._put_all(topic, where, chosen, chosen_keys, special)
-        return Receipts(parts)
+        return parts
 
     async def flush(self) -> None:
         """Send all queued records, and wait until all are acknowledged.

@@ -30,6 +30,7 @@ from polywire.client.link import GONE, Link
 from polywire.client.polywire import BATCH_BYTES, PolywireClient, needs_polywire
 from polywire.client.producer import checked_partition
 from polywire.client.record import Headers, Record, Text, as_json, as_record, encode_batch, size_of
+from polywire.client.tracing import Sending, active
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.polywire.messages import BY_KEY, GroupOffsets
 from polywire.types import Level
@@ -158,6 +159,7 @@ class Transaction:
         self._batches: Final[list[_Batch]] = []
         self._filling: Final[dict[tuple[str, int, bool], _Batch]] = {}
         self._size = 0
+        self._sendings: Final[list[Sending]] = []
         self._is_open = False
         self._unanswered = 0  # requests to publish that may have been executed
         self._busy: Busy | None = None
@@ -221,7 +223,7 @@ class Transaction:
     async def abort(self) -> None:
         """Drop the records and end the transaction. Its consumer returns the uncommitted records again."""
         self._check_open()
-        self._end(is_committed=False)
+        self._end(asyncio.CancelledError("the transaction was aborted"))
 
     async def commit(self) -> None:
         """Store the records and offsets, and wait until they are synced. Leaving the block does this.
@@ -239,25 +241,25 @@ class Transaction:
         """
         self._check_open()
         self._is_open = False
-        groups: list[GroupOffsets] = []
-        is_committed = False
+        failure: BaseException | None = asyncio.CancelledError("the commit was cancelled")
         try:
             async with asyncio.timeout(self._timeout_s):
                 self._id.number += 1
                 groups = await self._store()
-            is_committed = True
-        except TimeoutError:
-            raise self._failure(
-                self._busy or Unavailable(ErrorCode.UNREACHABLE, "the commit did not end in time")
-            ) from None
-        except BrokerError as error:
-            raise self._failure(error) from error
-        finally:
-            if is_committed and self._consumer is not None:
+            if self._consumer is not None:
                 self._consumer._committed(groups)
-            if not is_committed and self._unanswered:
+            failure = None
+        except TimeoutError:
+            late = self._busy or Unavailable(ErrorCode.UNREACHABLE, "the commit did not end in time")
+            failure = self._failure(late)
+            raise failure from None
+        except BrokerError as error:
+            failure = self._failure(error)
+            raise failure from error
+        finally:
+            if failure is not None and self._unanswered:
                 self._id.epoch = None  # the broker may execute a request until another epoch begins
-            self._end(is_committed=is_committed)
+            self._end(failure)
 
     def _failure(self, error: BrokerError) -> BrokerError:
         """Return the error to raise, with the outcome of the transaction in its message."""
@@ -279,11 +281,14 @@ class Transaction:
                 f" transactional_id={self._id.name!r}",
             )
 
-    def _end(self, *, is_committed: bool) -> None:
+    def _end(self, error: BaseException | None) -> None:
         self._is_open = self._id.open = False
         self._batches.clear()
         self._filling.clear()
-        if self._consumer is not None and not is_committed:
+        for sending in self._sendings:
+            sending.end(error)
+        self._sendings.clear()
+        if self._consumer is not None and error is not None:
             self._consumer._rewind()
 
     def _add(self, topic: str, record: Record, partition: int | None) -> None:
@@ -291,6 +296,11 @@ class Transaction:
         if not isinstance(topic, str):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"topic must be a str got={type(topic).__name__}")
         where = BY_KEY if partition is None else checked_partition(partition)
+        telemetry = active()
+        if telemetry is not None:
+            sending = telemetry.sending(self._link.place, topic, record.headers)
+            self._sendings.append(sending)
+            record = sending.traced(record)
         size = size_of(record)
         # a batch without any key goes to one partition; in a batch with keys, the broker chooses it for each record
         group = (topic, where, record.key is None)
