@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from polywire.client.notices import Rebalance
     from polywire.client.producer import Producer
     from polywire.client.record import Record
+    from polywire.client.tracing import trace_context
+    from polywire.client.transaction import Transaction
     from polywire.tables.frames import read_arrow, read_pandas, read_polars, scan, scan_polars, to_duckdb
     from polywire.tables.sql import sql
     from polywire.types import Level
@@ -38,6 +40,7 @@ _MODULES = {
     "Producer": "client.producer",
     "Rebalance": "client.notices",
     "Record": "client.record",
+    "Transaction": "client.transaction",
     "connect": "client.client",
     "connect_sync": "client.blocking",
     "read_arrow": "tables.frames",
@@ -47,6 +50,7 @@ _MODULES = {
     "scan_polars": "tables.frames",
     "sql": "tables.sql",
     "to_duckdb": "tables.frames",
+    "trace_context": "client.tracing",
 }
 
 __all__ = [
@@ -56,6 +60,7 @@ __all__ = [
     "Producer",
     "Rebalance",
     "Record",
+    "Transaction",
     "__version__",
     "compiled_modules",
     "connect",
@@ -67,6 +72,7 @@ __all__ = [
     "scan_polars",
     "sql",
     "to_duckdb",
+    "trace_context",
 ]
 
 

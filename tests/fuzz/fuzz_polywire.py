@@ -52,6 +52,8 @@ def samples() -> list[bytes]:
         (Verb.PRODUCE, messages.Produce("t", 1), produced),
         (Verb.STAGE, messages.Stage(TOKEN, "t", -1), headed),
         (Verb.PUBLISH, messages.Publish("w", 1, [TOKEN]), b""),
+        (Verb.PUBLISH, messages.Publish("w", 2, [], [messages.GroupOffsets("t", "g", "m", 1, {0: 5})], 1), b""),
+        (Verb.BEGIN_EPOCH, messages.BeginEpoch("w"), b""),
         (Verb.ABANDON, messages.Abandon([TOKEN]), b""),
         (Verb.COMMIT, messages.Commit("t", 0, 1, "g", 5), b""),
         (Verb.POSITION, messages.AskPosition("t", 0, 1, "g"), b""),

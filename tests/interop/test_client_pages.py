@@ -109,7 +109,7 @@ def test_the_program_of_a_client_page_runs(name: str, running: RunningBroker, tm
 @pytest.mark.slow
 def test_each_order_has_one_invoice_after_a_crash(running: RunningBroker, tmp_path: Path) -> None:
     interpreter = variable("POLYWIRE_KAFKA_CLIENTS")
-    program = saved(read_page((PAGES / "recipes" / "exactly-once.md").read_text("utf-8")), tmp_path, running)
+    program = saved(read_page((PAGES / "recipes" / "exactly-once-kafka.md").read_text("utf-8")), tmp_path, running)
     with polywire.connect_sync(running.url()) as client:
         with client.producer() as producer:
             producer.send_many("orders", [str(number) for number in range(100)])
@@ -120,4 +120,4 @@ def test_each_order_has_one_invoice_after_a_crash(running: RunningBroker, tmp_pa
             while records := consumer.batch(timeout_s=2):
                 invoices += [record.text for record in records]
     assert sorted(invoices) == sorted(f"pay for {number}" for number in range(100))
-    assert expected("recipes/exactly-once").strip() == str(len(invoices))
+    assert expected("recipes/exactly-once-kafka").strip() == str(len(invoices))

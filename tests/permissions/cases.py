@@ -223,6 +223,8 @@ def _polywire() -> Iterator[Case]:
         (Verb.STAGE, a.PRODUCE, m.Stage(token, TOPIC, 0), batch),
         (Verb.PUBLISH, a.STAGED_PUBLISH, m.Publish("w", 1, []), b""),
         (Verb.PUBLISH, a.PRODUCE, m.Publish("w", 1, [b"staged by tenant"]), b""),
+        (Verb.PUBLISH, a.OFFSET_COMMIT, m.Publish("w", 1, [], [m.GroupOffsets(TOPIC, "g", "", -1, {0: 0})]), b""),
+        (Verb.BEGIN_EPOCH, a.STAGED_PUBLISH, m.BeginEpoch("w"), b""),
         (Verb.ABANDON, a.STAGED_PUBLISH, m.Abandon([token]), b""),
         (Verb.ABANDON, a.PRODUCE, m.Abandon([b"staged by tenant"]), b""),
         (Verb.LOCATE, a.FETCH, m.Locate(TOPIC, 0, 0), b""),

@@ -130,6 +130,15 @@ class PositionsStored(msgspec.Struct, frozen=True, array_like=True, tag=30):
         """Key by which committed offsets of the topic are stored."""
         return self.id or self.full_name
 
+    def one_by_one(self) -> Iterator[PositionStored]:
+        """Yield a change for each offset, as in changes that older brokers read, too."""
+        place = (self.id, self.full_name)
+        for partition, offset in self.offsets.items():
+            noted = self.notes.get(partition, (-1, ""))
+            yield PositionStored(
+                *place, partition, self.kind, self.name, offset, self.generation, self.owner, self.at_us, *noted
+            )
+
 
 class PositionsDeleted(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """Committed offsets were deleted: in one topic or all, and in one partition or all (None).
@@ -202,13 +211,19 @@ class GroupBound(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 
 class Published(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """A writer committed batches with this sequence number. Lower numbers of this writer count as committed, too."""
+    """A writer committed batches with this sequence number. Lower numbers of its epoch count as committed, too.
+
+    Attributes:
+        positions: offsets that were committed with the batches.
+        epoch: epoch of the writer. Each process that takes over a transactional id begins a new one.
+    """
 
     writer: str
     number: int
     at_us: int
     positions: tuple[PositionStored, ...] = ()
     owner: int = UNOWNED
+    epoch: int = 0
 
 
 class WireStateSet(msgspec.Struct, frozen=True, array_like=True, tag=12):

@@ -344,7 +344,7 @@ class PublishDedup:
     def apply(self, change: changes.Published) -> None:
         """Record a publish, and drop writers that were unused for too long."""
         self.forget(change.writer)
-        self._by_name[change.writer] = changes.Published(change.writer, change.number, change.at_us, owner=change.owner)
+        self._by_name[change.writer] = msgspec.structs.replace(change, positions=())
         self._charge(change, 1)
         self.forget_idle(change.at_us)
 

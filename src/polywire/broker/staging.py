@@ -3,18 +3,20 @@
 * A publish is one atomic journal write that includes the writer's new sequence number.
 * Publishing a sequence number again changes nothing. The caller gets the answer "duplicate" when the original publish
   is durable.
+* Offsets of groups can be committed in the same write. Then records and offsets are stored together or not at all.
 * Staged data is invisible until published, and expires.
 * A writer or a token can be used only by its owner.
+* A writer has epochs. Beginning one fences the processes that publish with earlier ones.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from polywire.broker import changes
 from polywire.broker.owners import ITSELF, LINKS_CALLER, NO_CALLER, UNOWNED, Caller, Owners, next_owner
@@ -25,7 +27,7 @@ from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.state import State
 from polywire.broker.topics import Partition, Topic, linked
 from polywire.clock import ElapsedClock
-from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing
+from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.log.base import NEVER_US, Completion, Publication, Ranges, Staging
 from polywire.types import Buffer, Level
 
@@ -34,6 +36,11 @@ NO_WRITE: Final = ("", 0)  # for batches that are staged without naming a writer
 STAGERS_MAX: Final = 65_536  # tokens whose writer is remembered; as many as batches can be staged
 TOKENS_MAX: Final = 10_000  # tokens of one publish: one per task of a Spark job
 PORTION_TOKENS: Final = 100  # tokens to process per slice, which takes some tenths of a millisecond
+EPOCH_MAX: Final = 2**62
+LEFT_OVER_MAX: Final = 1_000  # tokens of a fenced process that are dropped at once; the others expire
+
+Offsets: TypeAlias = Callable[[], Iterable[changes.PositionsStored]]
+"""Checks the offsets that a publish commits, immediately before it, and returns the changes. Raises BrokerError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +156,11 @@ class _Stagers:
         return sorted([token for token, by in known if by is not None and by.writer == writer and by.number <= number])
 
 
+def no_offsets() -> Iterable[changes.PositionsStored]:
+    """Return no offsets, for a publish of records only."""
+    return ()
+
+
 @dataclass(slots=True, eq=False)
 class _Publishing:
     """A publish in progress.
@@ -236,16 +248,41 @@ class StagedPublish:
         if tokens:
             self._log.abandon(tokens)
 
+    def begin_epoch(self, writer: str, *, epoch_min: int, by: Caller, done: Completion[int] | None) -> int:
+        """Begin an epoch of a writer and return it. Publishes with earlier epochs are then rejected.
+
+        It is the next epoch, or ``epoch_min`` if that is higher. Batches that were staged for the writer are dropped.
+        """
+        check_name(writer, self._settings.name_bytes_max)
+        known, now_us = self._state.writers.find(writer), self._clock.now_us()
+        owner = UNOWNED if known is None else known.owner
+        self._owners.check(by, owner, "writer", writer)
+        epoch = max(epoch_min, 1 if known is None else known.epoch + 1)
+        if not 0 < epoch <= EPOCH_MAX:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"the writer's epoch is out of range (delete the writer) writer={writer!r} epoch={epoch}",
+            )
+        self._admit(writer, now_us, by)
+        change = changes.Published(writer, 0, now_us, (), next_owner(owner, by), epoch)
+        self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
+        self._state.apply_change(change)
+        with suppress(Busy):  # what is not dropped now expires
+            self.abandon(self._stagers.of(writer)[:LEFT_OVER_MAX], by=ITSELF)
+        return epoch
+
     def publish(
         self,
         writer: str,
         number: int,
         tokens: Sequence[bytes],
         *,
+        epoch: int = 0,
+        offsets: Offsets = no_offsets,
         by: Caller,
         done: Completion[PublishAnswer] | None,
     ) -> None:
-        deque(self.publishing(writer, number, tokens, by=by, done=done), maxlen=0)
+        deque(self.publishing(writer, number, tokens, epoch=epoch, offsets=offsets, by=by, done=done), maxlen=0)
 
     def publishing(
         self,
@@ -253,6 +290,8 @@ class StagedPublish:
         number: int,
         tokens: Sequence[bytes],
         *,
+        epoch: int = 0,
+        offsets: Offsets = no_offsets,
         by: Caller,
         done: Completion[PublishAnswer] | None,
     ) -> Iterator[None]:
@@ -262,16 +301,16 @@ class StagedPublish:
         would raise STAGE_MISSING instead of waiting for the result of the first.
         """
         self._check(writer, number, tokens)
-        self._check_writer(writer, number, by)
+        self._check_writer(writer, epoch, number, by)
         for portion in portions(tokens):
             self.check_tokens(portion, by=by)
             yield
-        if not self._is_published(writer, number):
+        if not self._is_published(writer, epoch, number):
             prepared, is_new = self._log.prepare(), False
             try:
                 yield from prepared.add(tokens)
                 yield
-                is_new = self._publish(writer, number, tokens, prepared, by=by, done=done)
+                is_new = self._publish(writer, number, tokens, prepared, epoch=epoch, offsets=offsets, by=by, done=done)
             finally:
                 if not is_new:
                     prepared.cancel()
@@ -284,9 +323,9 @@ class StagedPublish:
         yield from self._abandon_left_over(writer, number)
         self._answer_duplicate(writer, done)
 
-    def _is_published(self, writer: str, number: int) -> bool:
-        last = self._state.writers.last(writer)
-        return last is not None and number <= last
+    def _is_published(self, writer: str, epoch: int, number: int) -> bool:
+        known = self._state.writers.find(writer)
+        return known is not None and (epoch, number) <= (known.epoch, known.number)
 
     def _publish(
         self,
@@ -295,19 +334,23 @@ class StagedPublish:
         tokens: Sequence[bytes],
         prepared: Publication,
         *,
+        epoch: int,
+        offsets: Offsets,
         by: Caller,
         done: Completion[PublishAnswer] | None,
     ) -> bool:
         """Publish in one step. Return False if the writer has published this sequence number since the first check."""
-        self._check_writer(writer, number, by)
+        self._check_writer(writer, epoch, number, by)
         self.check_tokens(tokens, by=by)
-        if self._is_published(writer, number):
+        if self._is_published(writer, epoch, number):
             return False
         now_us = self._clock.now_us()
         self._admit(writer, now_us, by)
         self.check_not_deleted(prepared.incarnations)
         self._check_unlinked(prepared.incarnations, by)
-        change = changes.Published(writer, number, now_us, (), next_owner(self._state.writers.owner(writer), by))
+        positions = tuple([position for stored in offsets() for position in stored.one_by_one()])
+        owner = next_owner(self._state.writers.owner(writer), by)
+        change = changes.Published(writer, number, now_us, positions, owner, epoch)
         publishing = _Publishing()
 
         settled = partial(self._settle, writer, publishing, done)
@@ -320,9 +363,19 @@ class StagedPublish:
         self._state.apply_change(change)
         return True
 
-    def _check_writer(self, writer: str, number: int, by: Caller) -> None:
-        self._owners.check(by, self._state.writers.owner(writer), "writer", writer)
-        self._check_step(writer, number, self._state.writers.last(writer))
+    def _check_writer(self, writer: str, epoch: int, number: int, by: Caller) -> None:
+        known = self._state.writers.find(writer)
+        if known is None:
+            return
+        self._owners.check(by, known.owner, "writer", writer)
+        if epoch < known.epoch:
+            raise Conflict(
+                ErrorCode.PRODUCER_FENCED,
+                "another process has taken over this writer or transactional id (only one process may use it at a time)"
+                f" writer={writer!r} epoch={epoch} current_epoch={known.epoch}",
+            )
+        if epoch == known.epoch:
+            self._check_step(writer, number, known.number)
 
     def _clean_up(self, writer: str, number: int, tokens: Sequence[bytes]) -> Iterator[None]:
         """Remove published tokens, and drop the batches that failed attempts stored for the same sequence number."""
@@ -363,14 +416,14 @@ class StagedPublish:
         if self._state.writers.find(writer) is None:
             self._state.quotas.admit(Kind.WRITERS, by, size_of(writer))
 
-    def _check_step(self, writer: str, number: int, last: int | None) -> None:
+    def _check_step(self, writer: str, number: int, last: int) -> None:
         """Raise Invalid(SEQUENCE_GAP) for a sequence number far above the writer's last one.
 
         If it were accepted, all numbers in between would become duplicates. An unknown writer may start at any number,
         because it may have expired.
         """
         limit = self._settings.writer_step_max
-        if last is not None and number - last > limit:
+        if number - last > limit:
             raise Invalid(
                 ErrorCode.SEQUENCE_GAP,
                 f"publish number is too far above the last one (use last + 1) writer={writer!r} last={last} got={number} limit={limit}",
@@ -508,19 +561,22 @@ class StagingVerbs(RecordVerbs, Protocol):
         number: int,
         tokens: Sequence[bytes],
         *,
+        epoch: int = 0,
+        offsets: Offsets = no_offsets,
         by: Caller = NO_CALLER,
         done: Completion[PublishAnswer] | None,
     ) -> None:
-        """Make all batches under these tokens readable, in one atomic and synced write.
+        """Make all batches under these tokens readable and commit ``offsets``, in one atomic and synced write.
 
         If the writer has published this sequence number or a later one before, the batches are deleted, and the result
         is a duplicate. ``done`` is then called once the original is synced. After an error, nothing is published.
 
         Raises Missing(STAGE_MISSING) for an unknown or expired token, Missing(PARTITION_MISSING) if a partition was
         deleted, Invalid(INVALID_NAME, INVALID_REQUEST), Invalid(SEQUENCE_GAP) for a number too far above the last one,
-        Denied(DENIED) for another user's writer or token, Busy(BUSY, DISK_FULL).
+        Conflict(PRODUCER_FENCED) if the writer has a later epoch, Denied(DENIED) for another user's writer or token,
+        Busy(BUSY, DISK_FULL), and the errors of ``offsets``.
         """
-        self.staging.publish(writer, number, tokens, by=by, done=done)
+        self.staging.publish(writer, number, tokens, epoch=epoch, offsets=offsets, by=by, done=done)
 
     def publishing(
         self,
@@ -528,6 +584,8 @@ class StagingVerbs(RecordVerbs, Protocol):
         number: int,
         tokens: Sequence[bytes],
         *,
+        epoch: int = 0,
+        offsets: Offsets = no_offsets,
         by: Caller = NO_CALLER,
         done: Completion[PublishAnswer] | None,
     ) -> Iterator[None]:
@@ -535,7 +593,7 @@ class StagingVerbs(RecordVerbs, Protocol):
 
         The caller puts the iterator into ``publish_work``. Raises as ``publish``.
         """
-        return self.staging.publishing(writer, number, tokens, by=by, done=done)
+        return self.staging.publishing(writer, number, tokens, epoch=epoch, offsets=offsets, by=by, done=done)
 
     def abandon(self, tokens: Sequence[bytes], *, by: Caller = NO_CALLER) -> None:
         """Delete the unpublished batches under these tokens. Unknown tokens are ignored.

@@ -61,6 +61,7 @@ class Part:
         fetched: offset after the last fetched record.
         done: offset after the last record that the application has finished.
         stored: last committed offset.
+        pending: offset of a commit that the broker has not acknowledged; -1 if there is none.
         chunks: fetched records that are not delivered yet.
         consumed: event that is set while ``chunks`` is empty.
         paused: whether its records are not delivered.
@@ -75,6 +76,7 @@ class Part:
     chunks: deque[list[Record]] = field(default_factory=deque)
     consumed: asyncio.Event = field(default_factory=asyncio.Event)
     paused: bool = False
+    pending: int = -1
 
     @classmethod
     def at(cls, topic: str, partition: int, offset: int) -> Part:
@@ -142,6 +144,10 @@ class Assignment:
             self._lost.add((part.topic, part.partition))
         part.move(stored)
         part.stored = stored
+
+    def is_lost(self, topic: str, partition: int) -> bool:
+        """Return whether ``take_lost`` would return a partition."""
+        return (topic, partition) in self._lost
 
     def take_lost(self) -> set[tuple[str, int]]:
         """Return partitions that were revoked while delivered records were uncommitted.

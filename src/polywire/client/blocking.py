@@ -6,10 +6,10 @@ Calls may come from any thread. A client and its producers and consumers share o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Unpack
 
 from polywire.client.base import Ability, PartitionBounds, Produced, TopicInfo, renamed
 from polywire.client.bulk import AppendedRange
@@ -21,6 +21,10 @@ from polywire.client.notices import OnConnect, OnDisconnect
 from polywire.client.producer import Producer, ProducerOptions, Receipt, Receipts
 from polywire.client.record import Headers, Record, Text, as_json
 from polywire.client.sync import LoopThread
+from polywire.client.transaction import BUFFER_BYTES, TIMEOUT_S, Transaction
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 T = TypeVar("T")
 
@@ -82,12 +86,15 @@ class SyncProducer:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        timeout_s: float | None = None,
     ) -> SyncReceipt[Produced]:
         """Queue a record and return its receipt.
 
         See ``Producer.send``. Each call switches threads, so prefer ``send_many``.
         """
-        work = self._producer.send(topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition)
+        work = self._producer.send(
+            topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
+        )
         return SyncReceipt(self._thread, self._thread.run(work))
 
     def send_and_wait(
@@ -99,11 +106,12 @@ class SyncProducer:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        timeout_s: float | None = None,
     ) -> Produced:
         """Send one record immediately, and wait until it is stored. See ``Producer.send_and_wait``."""
         return self._thread.run(
             self._producer.send_and_wait(
-                topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition
+                topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
             )
         )
 
@@ -116,9 +124,13 @@ class SyncProducer:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        timeout_s: float | None = None,
     ) -> SyncReceipt[Produced]:
         """Queue a record whose value is written as JSON. See ``Producer.send_json``."""
-        return self.send(topic, as_json(value), key=key, headers=headers, timestamp=timestamp, partition=partition)
+        text = as_json(value)
+        return self.send(
+            topic, text, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
+        )
 
     def send_many(
         self,
@@ -190,6 +202,10 @@ class SyncConsumer:
         """Commit the group's offsets, and wait until they are stored. See ``Consumer.commit``."""
         self._thread.run(self._consumer.commit(record))
 
+    def processing(self, records: Record | Sequence[Record]) -> AbstractContextManager[Span | None]:
+        """Return a context manager that makes an OpenTelemetry span of the processing. See ``Consumer.processing``."""
+        return self._consumer.processing(records)
+
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Continue at another offset of an assigned partition. See ``Consumer.seek``."""
         self._thread.run(_call(lambda: self._consumer.seek(topic, partition, offset)))
@@ -216,6 +232,69 @@ class SyncConsumer:
         """Commit offsets, leave the group, and close the connection. See ``Consumer.close``."""
         if not self._thread.ended:
             self._thread.run(self._consumer.close(commit_last=commit_last))
+
+
+class SyncTransaction:
+    """The blocking ``Transaction``, created by ``SyncClient.transaction``.
+
+    Example:
+        with client.transaction("billing-1") as transaction:
+            transaction.send("invoices", "first")
+            transaction.send("ledger", "second")
+    """
+
+    def __init__(self, thread: LoopThread, transaction: Transaction) -> None:
+        self._thread: Final = thread
+        self._transaction: Final = transaction
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._transaction.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._thread.ended:
+            self._thread.run(self._transaction.__aexit__(kind, error, trace))
+
+    def send(
+        self,
+        topic: str,
+        value: Text | Record | None,
+        *,
+        key: Text | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Add a record to the transaction. See ``Transaction.send``."""
+        work = self._transaction.send(topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition)
+        self._thread.run(work)
+
+    def send_json(
+        self,
+        topic: str,
+        value: object,
+        *,
+        key: Text | None = None,
+        headers: Headers | None = None,
+        timestamp: datetime | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Add a record whose value is written as JSON. See ``Transaction.send_json``."""
+        self.send(topic, as_json(value), key=key, headers=headers, timestamp=timestamp, partition=partition)
+
+    def send_many(self, topic: str, values: Iterable[Text | Record | None], *, partition: int | None = None) -> None:
+        """Add many records. See ``Transaction.send_many``."""
+        self._thread.run(self._transaction.send_many(topic, values, partition=partition))
+
+    def commit(self) -> None:
+        """Store the records and offsets, and wait until they are synced. See ``Transaction.commit``."""
+        self._thread.run(self._transaction.commit())
+
+    def abort(self) -> None:
+        """Drop the records and end the transaction. See ``Transaction.abort``."""
+        self._thread.run(self._transaction.abort())
 
 
 class SyncClient:
@@ -277,6 +356,25 @@ class SyncClient:
         """Return a consumer of the topics. Options are the arguments of ``Consumer``."""
         return SyncConsumer(self._thread, self._thread.run(_call(lambda: self._client.consumer(*topics, **options))))
 
+    def transaction(
+        self,
+        transactional_id: str,
+        *,
+        consumer: SyncConsumer | None = None,
+        create: bool = True,
+        buffer_bytes: int = BUFFER_BYTES,
+        timeout_s: float = TIMEOUT_S,
+    ) -> SyncTransaction:
+        """Return a transaction, for a ``with``. See ``Client.transaction``, and ``Transaction`` for the arguments."""
+        made = self._client.transaction(
+            transactional_id,
+            consumer=None if consumer is None else consumer._consumer,
+            create=create,
+            buffer_bytes=buffer_bytes,
+            timeout_s=timeout_s,
+        )
+        return SyncTransaction(self._thread, made)
+
     def send(
         self,
         topic: str,
@@ -286,10 +384,13 @@ class SyncClient:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        timeout_s: float | None = None,
     ) -> Produced:
         """Send one record, and return its partition and offset once it is stored. See ``Client.send``."""
         return self._thread.run(
-            self._client.send(topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition)
+            self._client.send(
+                topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
+            )
         )
 
     def send_json(
@@ -301,9 +402,13 @@ class SyncClient:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        timeout_s: float | None = None,
     ) -> Produced:
         """Send one record whose value is written as JSON. See ``Client.send_json``."""
-        return self.send(topic, as_json(value), key=key, headers=headers, timestamp=timestamp, partition=partition)
+        text = as_json(value)
+        return self.send(
+            topic, text, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
+        )
 
     def fetch(self, topic: str, partition: int, offset: int, *, records_max: int = 1000) -> list[Record]:
         """Return records of one partition from an offset on. See ``Client.fetch``."""

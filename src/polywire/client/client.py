@@ -17,10 +17,14 @@ from polywire.client.consumer import Consumer, ConsumerOptions
 from polywire.client.link import CONNECT_S, RECONNECT_S, Link
 from polywire.client.listings import GroupInfo, PartitionLag, Queries, lags_of
 from polywire.client.notices import OnConnect, OnDisconnect
-from polywire.client.polywire import PolywireClient
+from polywire.client.polywire import needs_polywire
 from polywire.client.producer import Producer, ProducerOptions
 from polywire.client.record import Headers, Record, Text, as_json, from_stored
+from polywire.client.transaction import BUFFER_BYTES as TRANSACTION_BUFFER_BYTES
+from polywire.client.transaction import TIMEOUT_S, Transaction, TransactionalId
 from polywire.errors import ErrorCode, Invalid
+
+TRANSACTIONAL_IDS_MAX: Final = 1_000  # of one client; if it uses more, it takes over the least recently used ones again
 
 
 class Client:
@@ -56,6 +60,7 @@ class Client:
             url, connect_s=connect_s, reconnect_s=reconnect_s, on_connect=on_connect, on_disconnect=on_disconnect
         )
         self._producer: Producer | None = None
+        self._transactional_ids: Final[dict[str, TransactionalId]] = {}
         self._children: list[Producer | Consumer] = []
 
     async def __aenter__(self) -> Self:
@@ -114,6 +119,42 @@ class Client:
         self._children.append(consumer)
         return consumer
 
+    def transaction(
+        self,
+        transactional_id: str,
+        *,
+        consumer: Consumer | None = None,
+        create: bool = True,
+        buffer_bytes: int = TRANSACTION_BUFFER_BYTES,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Transaction:
+        """Return a transaction for an ``async with``. Its records and offsets are stored together or not at all.
+
+        The first transaction of a client takes over the transactional id. If another process has used the id, the
+        transactions of that process fail from then on. Needs `polywire`.
+
+        Args:
+            transactional_id: name of the task that must have effects only once, at most 255 bytes. It remains the same
+                when the application restarts. Tasks that run at the same time need different ones.
+            consumer: the transaction commits the offsets after all records that this consumer has returned. It needs a
+                group and ``auto_commit=False``. If the transaction is not committed, it returns the records again.
+            create: create missing topics.
+            buffer_bytes: maximum size of the transaction's records, which are in memory until the commit.
+            timeout_s: how long the commit may take, in seconds, with all retries.
+
+        Example:
+            async with client.consumer("orders", group="billing", auto_commit=False) as consumer:
+                while True:
+                    async with client.transaction("billing-1", consumer=consumer) as transaction:
+                        for record in await consumer.batch(100, timeout_s=1):
+                            await transaction.send("invoices", record.value, key=record.key)
+        """
+        known = self._transactional_ids.pop(transactional_id, None) or TransactionalId(self._link, transactional_id)
+        self._transactional_ids[transactional_id] = known
+        if len(self._transactional_ids) > TRANSACTIONAL_IDS_MAX:
+            del self._transactional_ids[next(iter(self._transactional_ids))]
+        return Transaction(known, consumer=consumer, create=create, buffer_bytes=buffer_bytes, timeout_s=timeout_s)
+
     async def send(
         self,
         topic: str,
@@ -123,6 +164,7 @@ class Client:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        timeout_s: float | None = None,
     ) -> Produced:
         """Send one record, and return its partition and offset once it is stored. See ``Producer.send_and_wait``.
 
@@ -135,7 +177,7 @@ class Client:
         if self._producer is None:
             self._producer = self.producer()
         return await self._producer.send_and_wait(
-            topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition
+            topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
         )
 
     async def send_json(
@@ -147,14 +189,16 @@ class Client:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        timeout_s: float | None = None,
     ) -> Produced:
         """Send one record whose value is written as JSON in UTF-8. See ``send``, and ``Record.json`` for the other way.
 
         Example:
             await client.send_json("orders", {"id": 7, "amount": 12.5}, key="customer 3")
         """
+        text = as_json(value)
         return await self.send(
-            topic, as_json(value), key=key, headers=headers, timestamp=timestamp, partition=partition
+            topic, text, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
         )
 
     async def fetch(self, topic: str, partition: int, offset: int, *, records_max: int = 1000) -> list[Record]:
@@ -192,7 +236,7 @@ class Client:
 
         Raises Missing(TOPIC_MISSING), and Invalid(INVALID_REQUEST) over another protocol.
         """
-        description = await self._link.read(lambda wire: _polywire(wire, "report settings").describe(topic))
+        description = await self._link.read(lambda wire: needs_polywire(wire, "report settings").describe(topic))
         return dict(description.settings)
 
     async def alter_topic(
@@ -215,10 +259,10 @@ class Client:
             await client.alter_topic("orders", partitions=6, settings={"compression": "zstd"})
         """
         if partitions is not None:
-            await self._link.once(lambda wire: _polywire(wire, "add partitions").grow_topic(topic, partitions))
+            await self._link.once(lambda wire: needs_polywire(wire, "add partitions").grow_topic(topic, partitions))
         if settings:
             await self._link.once(
-                lambda wire: _polywire(wire, "change settings").configure_topic(topic, dict(settings))
+                lambda wire: needs_polywire(wire, "change settings").configure_topic(topic, dict(settings))
             )
 
     async def groups(self, group: str | None = None) -> list[GroupInfo]:
@@ -262,12 +306,6 @@ class _Listing(Queries, Protocol):
     """A client of a protocol that lists groups."""
 
     async def groups(self, group: str | None = None) -> list[GroupInfo]: ...
-
-
-def _polywire(wire: WireClient, action: str) -> PolywireClient:
-    if not isinstance(wire, PolywireClient):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"this protocol cannot {action}: connect with a polywire:// URL")
-    return wire
 
 
 def _listing(wire: WireClient) -> _Listing:

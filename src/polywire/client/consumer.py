@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypedDict, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypedDict, cast, runtime_checkable
 
 from polywire.choices import listed
 from polywire.client.assignment import EARLIEST, Assignment, Part, Start, checked_start, first_offset
@@ -26,7 +27,12 @@ from polywire.client.notices import OnConnect, OnDisconnect, OnRebalance, call_s
 from polywire.client.polywire import PolywireClient
 from polywire.client.record import Record, decode_batches, from_stored
 from polywire.client.rows import Cursor
+from polywire.client.tracing import active
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, Unavailable
+from polywire.protocols.polywire.messages import GroupOffsets
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 WAIT_MS: Final = 1000  # duration of a long poll
 POLL_INTERVAL_S: Final = 0.05  # seconds between fetches over protocols without long polls
@@ -225,17 +231,33 @@ class Consumer:
             raise Invalid(ErrorCode.INVALID_REQUEST, "committing needs a group (create the consumer with group=)")
         self._mark()
         if record is not None:
-            await self._commit(record.topic, record.partition, record.offset + 1)
+            was_lost = self._assignment.is_lost(record.topic, record.partition)
+            await self._commit(record.topic, record.partition, record.offset + 1, was_lost=was_lost)
             return
-        refused: set[tuple[str, int]] = set()
+        refused = self._assignment.take_lost()
         for (topic, partition), offset in self._assignment.uncommitted().items():
             try:
-                await self._commit(topic, partition, offset)
+                await self._commit(topic, partition, offset, was_lost=False)
             except Conflict:
                 refused.add((topic, partition))
         refused |= self._assignment.take_lost()
         if refused:
             raise _not_owned(refused)
+
+    def processing(self, records: Record | Sequence[Record]) -> AbstractContextManager[Span | None]:
+        """Return a context manager that makes an OpenTelemetry span of the processing of records.
+
+        The span is a child of the span that sent the record. With several records, it has links to the spans that sent
+        them. Records that are sent in the block continue the trace. Without a provider of OpenTelemetry, it does
+        nothing.
+
+        Example:
+            async for record in consumer:
+                with consumer.processing(record):
+                    await producer.send("invoices", record.value)
+        """
+        telemetry = active()
+        return nullcontext() if telemetry is None else telemetry.processing(self._link.place, self._group, records)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Continue at another offset of a partition.
@@ -302,6 +324,83 @@ class Consumer:
         self._mark()
         return self._assignment.positions()
 
+    # Used by ``Transaction``
+
+    def _check_transactional(self, url: str) -> None:
+        """Raise Invalid unless transactions of a client with this URL can commit offsets of this consumer."""
+        if self._group is None or self._auto_commit or url != self._link.url:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                "a transaction needs a consumer of the same client with a group and auto_commit=False"
+                f" group={self._group!r} auto_commit={self._auto_commit}",
+            )
+
+    async def _offsets_to_commit(self) -> list[GroupOffsets]:
+        """Return the offsets after all records returned so far, to commit them in a transaction.
+
+        Raises Conflict(PARTITION_NOT_ASSIGNED) if another member reads some of these records, too.
+        """
+        if self._task is None:
+            return []
+        await self._session_begun()
+        self._mark()
+        lost = self._assignment.take_lost()
+        if lost:
+            raise _not_owned(lost)
+        topics: dict[str, dict[int, int]] = {}
+        for (topic, partition), offset in self._assignment.uncommitted().items():
+            topics.setdefault(topic, {})[partition] = offset
+        return [
+            GroupOffsets(topic, self._group or "", self._member, self._generations[topic], offsets)
+            for topic, offsets in topics.items()
+        ]
+
+    def _rejoin(self) -> None:
+        """End the session, because the broker does not accept its membership any more."""
+        self._in_session.clear()
+        self._over.set()
+
+    def _committed(self, groups: Sequence[GroupOffsets]) -> None:
+        """Record that a transaction has committed these offsets."""
+        self._assignment.take_lost()  # a new session can have taken the offsets for those of another member
+        for group in groups:
+            for partition, offset in group.offsets.items():
+                part = self._assignment.find(group.name, partition)
+                if part is not None:
+                    part.stored, part.done = offset, max(part.done, offset)
+
+    def _rewind(self) -> None:
+        """Continue at the committed offsets, because the transaction with the records after them was not committed."""
+        self._mark()
+        self._assignment.take_lost()
+        for part in self._assignment:
+            if part.position != part.stored:
+                part.move(part.stored)
+                if part is self._part:
+                    self._drop_current()
+
+    async def _reload(self) -> None:
+        """Continue at offsets that another process has committed since this consumer has read them."""
+        if self._task is None:
+            return  # it reads them when it starts
+        for _ in range(COMMIT_SESSIONS_MAX):
+            wire = await self._session_begun()
+            try:
+                for part in self._assignment:
+                    self._overtake(part, await wire.position(self._group or "", part.topic, part.partition))
+                return
+            except GONE as error:
+                self._in_session.clear()
+                await self._link.lost(wire, error)
+        raise Unavailable(ErrorCode.UNREACHABLE, f"the connection is lost again and again url={self._link.url}")
+
+    def _overtake(self, part: Part, committed: int | None) -> None:
+        self._mark()
+        if committed is not None and committed > part.stored:
+            self._assignment.overtake(part, committed)
+            if part is self._part:
+                self._drop_current()
+
     async def close(self, *, commit_last: bool = True) -> None:
         """Commit offsets (``auto_commit``), leave the group, and close the connection. A second call does nothing.
 
@@ -355,6 +454,7 @@ class Consumer:
         Returns False after the timeout, or once the consumer is closed.
         """
         self._leave_chunk()
+        begun = time.monotonic()
         if self._task is None:
             await self.start()
         part: Part | None = None
@@ -363,7 +463,11 @@ class Consumer:
                 part = await self._next_part()
         if part is None:
             return False
-        self._hold(part, part.take())
+        records = part.take()
+        self._hold(part, records)
+        telemetry = active()
+        if telemetry is not None:
+            telemetry.received(self._link.place, self._group, records, begun)
         return True
 
     async def _next_part(self) -> Part | None:
@@ -504,11 +608,19 @@ class Consumer:
             else:
                 offset = await first_offset(wire, topic, partition, self._start) if stored is None else stored
             self._assignment.add(Part.at(topic, partition, offset))
-        elif stored is not None and stored != part.stored and stored > part.position:
-            # Another member owned the partition in the meantime and committed a later offset.
+        elif stored is not None and stored != part.stored and self._is_overtaken(part, stored):
             self._assignment.overtake(part, stored)
             if part is self._part:
                 self._drop_current()
+
+    def _is_overtaken(self, part: Part, stored: int) -> bool:
+        """Return whether another member owned the partition in the meantime and committed an offset.
+
+        Offsets of records that this member delivered count only if the application decides when to commit: it must not
+        commit records, too, that another member has committed.
+        """
+        is_uncommitted = part.position != part.stored and not self._auto_commit
+        return stored > part.position or (is_uncommitted and stored > part.stored and stored != part.pending)
 
     async def _fetch(
         self, wire: WireClient, part: Part, slots: asyncio.Semaphore, *, bytes_max: int, wait_ms: int
@@ -575,35 +687,38 @@ class Consumer:
         member, generation = "", -1
         if self._is_grouped(wire):
             member, generation = self._member, self._generations[part.topic]
+        part.pending = offset
         try:
             await wire.commit(
                 self._group or "", part.topic, part.partition, offset, member=member, generation=generation
             )
         except Conflict as error:
+            part.pending = -1
             raise _SessionOver from error
         except Missing as error:
             if error.code not in (ErrorCode.GROUP_MISSING, ErrorCode.MEMBER_MISSING):
                 raise
+            part.pending = -1
             raise _SessionOver from error
-        part.stored = offset
+        part.stored, part.pending = offset, -1
 
-    async def _commit(self, topic: str, partition: int, offset: int) -> None:
+    async def _commit(self, topic: str, partition: int, offset: int, *, was_lost: bool) -> None:
         """Commit an offset in this session.
 
-        If the group changes, commit it in a later session that has the partition.
+        If the group changes, commit it in a later session that has the partition, unless another member has committed
+        in between.
         """
         for _ in range(COMMIT_SESSIONS_MAX):
             wire = await self._session_begun()
             part = self._assignment.find(topic, partition)
-            if part is None:
+            if part is None or (self._assignment.is_lost(topic, partition) and not was_lost):
                 break
             try:
                 await self._store(wire, part, offset)
                 part.done = max(part.done, offset)
                 return
             except _SessionOver:
-                self._in_session.clear()
-                self._over.set()
+                self._rejoin()
             except GONE as error:
                 self._in_session.clear()
                 await self._link.lost(wire, error)

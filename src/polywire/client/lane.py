@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -25,7 +26,6 @@ from polywire.records.columns import RECORD_BYTES_MAX
 from polywire.types import Level
 
 WINDOW: Final = 5  # batches in flight; must be fewer than the responses that the broker remembers for a producer
-RECORD_OVERHEAD_BYTES: Final = 64  # estimated memory per record, without key and value
 PRODUCER_ID_BYTES: Final = 16
 PAUSE_MIN_S: Final = 0.05  # first pause before a retry, if the broker's response does not have one
 PAUSE_MAX_S: Final = 5.0  # maximum pause, even if the broker asks for a longer one
@@ -45,7 +45,8 @@ class Delivery:
         partition: partition of the records; -1 if unknown.
         base_offset: offset of the first record; -1 if the batch failed, or if the protocol does not report offsets.
         record_count: number of records.
-        error: why the batch failed; None if it was stored. No record of a failed batch was stored.
+        error: why the batch failed; None if it was stored. No record of a failed batch was stored. Records that were
+            removed because their time was over are not part of the batch.
     """
 
     topic: str
@@ -74,6 +75,8 @@ class Batch:
             individually.
         reply: the request in flight.
         reported: number of records whose senders have received the error of the batch.
+        expired: rows of records to remove before the batch is sent, because their time is over.
+        removed: rows that were removed, in order. Rows are counted as if these were still there.
     """
 
     completed: asyncio.Future[Delivery]
@@ -86,6 +89,29 @@ class Batch:
     locations: list[tuple[int, int]] | None = None
     reply: asyncio.Task[None] | None = None
     reported: int = 0
+    expired: set[int] = field(default_factory=set)
+    removed: list[int] = field(default_factory=list)
+
+    @property
+    def next_row(self) -> int:
+        """The row of the next record."""
+        return len(self.values) + len(self.removed)
+
+    def index_of(self, row: int) -> int:
+        """Return the index of a row among the records that were not removed."""
+        return row - bisect_left(self.removed, row)
+
+    def remove_expired(self) -> None:
+        """Remove the records whose time is over."""
+        if not self.expired:
+            return
+        gone = {self.index_of(row) for row in self.expired}
+        kept = [at for at in range(len(self.values)) if at not in gone]
+        self.values = [self.values[at] for at in kept]
+        self.keys = [self.keys[at] for at in kept]
+        self.others = {new: self.others[at] for new, at in enumerate(kept) if at in self.others}
+        self.removed = sorted([*self.removed, *self.expired])
+        self.expired.clear()
 
     def records(self) -> list[columns.Record]:
         """Return the records in the form that protocol clients use."""
@@ -171,6 +197,16 @@ class Lane:
             batch.due_at = 0.0
         self._wake.set()
 
+    def expire(self, batch: Batch, row: int) -> bool:
+        """Remove a record whose time is over. Return False if it was sent, so that it may be stored."""
+        if batch.sequence >= 0:
+            return False
+        batch.expired.add(row)
+        if len(batch.expired) == len(batch.values) and batch in self._queue:
+            self._queue.remove(batch)
+            self._complete(batch)
+        return True
+
     async def close(self) -> None:
         """Stop the task. Batches without an outcome fail."""
         requests = [self._task, *(batch.reply for batch in self._in_flight if batch.reply is not None)]
@@ -215,6 +251,7 @@ class Lane:
         while self._ready():
             batch = self._queue.popleft()
             if batch.sequence < 0:
+                batch.remove_expired()
                 batch.sequence = self._next_sequence
                 self._next_sequence += len(batch.values)
             self._in_flight.append(batch)
@@ -303,7 +340,7 @@ class Lane:
             partition, base_offset = self.partition, NO_OFFSET
         if error is not None and error.code is ErrorCode.RECORD_TOO_LARGE:
             error = _too_large(self.topic, batch, error)
-        delivery = Delivery(self.topic, partition, base_offset, len(batch.values), error)
+        delivery = Delivery(self.topic, partition, base_offset, len(batch.values) - len(batch.expired), error)
         if not batch.completed.done():
             batch.completed.set_result(delivery)
         self._on_completed(batch, delivery)

@@ -18,6 +18,7 @@ from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from polywire.client.failures import is_connection_closed, is_no_reply, no_reply
 from polywire.client.notices import ConnectionNotices, OnConnect, OnDisconnect
+from polywire.client.tracing import Place
 from polywire.errors import BrokerError, Busy, ErrorCode, NotOwner, Unavailable
 
 CONNECT_S: Final = 10.0  # enough if broker and client start together, but short enough to notice a wrong address soon
@@ -56,6 +57,7 @@ class Link:
         "_opening",
         "_tried_at",
         "_wire",
+        "place",
         "reconnect_s",
         "url",
     )
@@ -79,6 +81,7 @@ class Link:
             on_disconnect: called with the address and the error when a connection was lost.
         """
         self.url: Final = url
+        self.place: Final = Place.of(url)
         self._connect_s: Final = connect_s
         self.reconnect_s: Final = reconnect_s
         self._wire: WireClient | None = None

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, TypeVar
 import msgspec
 
 from polywire.client.address import Login, secured
-from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
+from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo, WireClient
 from polywire.client.connection import Connection, Scope
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
 from polywire.client.failures import POLYWIRE_PORT, beyond, cannot_connect, invalid_reply, not_polywire
@@ -499,7 +499,14 @@ class PolywireClient(Scope):
             )  # compaction removed all requested records: read on until there are some, or the end is reached
 
     async def stage(
-        self, token: bytes, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN
+        self,
+        token: bytes,
+        topic: str,
+        partition: int,
+        batch: Buffer,
+        *,
+        level: Level = Level.WRITTEN,
+        write: tuple[str, int] = ("", 0),
     ) -> int:
         """Store a batch invisibly until ``publish`` is called with the same token, and return its number of records.
 
@@ -510,17 +517,27 @@ class PolywireClient(Scope):
             partition: number of the partition, or -1 to choose by key.
             batch: a stored batch, as for ``produce_batch``.
             level: durability of an acknowledged record.
+            write: writer and sequence number of the publish that the batch is for. The broker drops the batch when the
+                writer publishes this number or a later one without it, and when the writer begins an epoch.
 
         Raises:
             Busy: STAGE_FULL: the broker is at its limit of unpublished data.
             Missing: TOPIC_MISSING, PARTITION_MISSING.
             Denied: another user has used this token.
         """
-        head = messages.Stage(token, topic, partition, int(level))
+        head = messages.Stage(token, topic, partition, int(level), *write)
         response, _ = await self._connection.ask(Verb.STAGE, head, [batch])
         return _decode(response, messages.Staged).record_count
 
-    async def publish(self, writer: str, number: int, tokens: Sequence[bytes]) -> messages.Published:
+    async def publish(
+        self,
+        writer: str,
+        number: int,
+        tokens: Sequence[bytes],
+        *,
+        groups: Sequence[messages.GroupOffsets] = (),
+        epoch: int = 0,
+    ) -> messages.Published:
         """Make everything stored under these tokens with ``stage`` visible atomically, and sync it to disk.
 
         A publish with the same writer and sequence number is executed only once, so a retry is safe. If the sequence
@@ -530,13 +547,25 @@ class PolywireClient(Scope):
             writer: name of the writer, at most 255 bytes.
             number: sequence number of the publish; each publish of a writer needs a higher one.
             tokens: at most 10,000.
+            groups: offsets to commit in the same step, at most 10,000.
+            epoch: the writer's epoch, from ``begin_epoch``.
 
         Raises:
             Missing: STAGE_MISSING: a token is unknown or expired; nothing was published.
             Invalid: SEQUENCE_GAP: the sequence number is more than 2^32 above the last one.
-            Denied: the writer or a token belongs to another user.
+            Conflict: PRODUCER_FENCED: the writer has a later epoch. GENERATION_STALE, PARTITION_NOT_ASSIGNED: a member
+                does not own the partitions of its offsets. Nothing was published.
+            Denied: the writer, a token or a group belongs to another user.
         """
-        return await self._ask(Verb.PUBLISH, messages.Publish(writer, number, list(tokens)), messages.Published)
+        head = messages.Publish(writer, number, list(tokens), list(groups), epoch)
+        return await self._ask(Verb.PUBLISH, head, messages.Published)
+
+    async def begin_epoch(self, writer: str) -> int:
+        """Begin an epoch of a writer, and return it. Publishes with an earlier epoch are then rejected.
+
+        Raises Denied if the writer belongs to another user.
+        """
+        return (await self._ask(Verb.BEGIN_EPOCH, messages.BeginEpoch(writer), messages.EpochBegun)).epoch
 
     async def abandon(self, tokens: Sequence[bytes]) -> None:
         """Delete everything that ``stage`` stored under these tokens and that is not published.
@@ -662,6 +691,13 @@ class PolywireClient(Scope):
     async def _ask(self, verb: Verb, head: Head, kind: type[_H]) -> _H:
         response, _ = await self._connection.ask(verb, head)
         return _decode(response, kind)
+
+
+def needs_polywire(wire: WireClient, action: str) -> PolywireClient:
+    """Return the client if it uses the `polywire` protocol. Otherwise raise Invalid: the protocol cannot do this."""
+    if not isinstance(wire, PolywireClient):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"this protocol cannot {action}: connect with a polywire:// URL")
+    return wire
 
 
 def _decode(head: bytes, kind: type[_H]) -> _H:

@@ -21,11 +21,21 @@ from typing import Final, Self, TypedDict
 from polywire.choices import choice
 from polywire.client.base import Produced, WireClient
 from polywire.client.bulk import AppendedRange
-from polywire.client.lane import ANY_PARTITION, NO_OFFSET, RECORD_OVERHEAD_BYTES, Batch, Delivery, Lane, OnDelivery
+from polywire.client.lane import ANY_PARTITION, NO_OFFSET, Batch, Delivery, Lane, OnDelivery
 from polywire.client.link import Link
 from polywire.client.notices import WARN_AFTER_S, WARN_INTERVAL_S, OnConnect, OnDisconnect, log
 from polywire.client.polywire import PolywireClient
-from polywire.client.record import Headers, Record, Text, as_bytes, as_json
+from polywire.client.record import (
+    RECORD_OVERHEAD_BYTES,
+    Headers,
+    Record,
+    Text,
+    as_bytes,
+    as_json,
+    as_record,
+    size_of,
+)
+from polywire.client.tracing import active
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.records.partitioner import fnv1a_32, fnv1a_64, murmur3_128, xxh32
 from polywire.types import KeyHash, Level
@@ -46,27 +56,33 @@ HASHES: Final[Mapping[KeyHash, Callable[[bytes], int]]] = {
 class Receipt:
     """The result of ``Producer.send``. Awaiting it returns the record's partition and offset, or raises the error."""
 
-    __slots__ = ("_batch", "_row")
+    __slots__ = ("_batch", "_row", "outcome")
 
-    def __init__(self, batch: Batch, row: int) -> None:
+    def __init__(self, batch: Batch, row: int, outcome: asyncio.Future[Delivery] | None = None) -> None:
+        """Create a receipt. ``outcome`` is the record's own outcome if it has a time limit."""
         self._batch: Final = batch
         self._row: Final = row
+        self.outcome: Final = outcome or batch.completed
 
     @property
     def done(self) -> bool:
         """Whether the result is available."""
-        return self._batch.completed.done()
+        return self.outcome.done()
 
     def mark_reported(self) -> bool:
         """Record that the application has received the error of this record.
 
-        Return whether it has received the errors of all records of the batch.
+        Return whether it has received the errors of all records of the batch. A record whose time was over has an error
+        of its own.
         """
+        completed = self._batch.completed
+        if not completed.done() or self.outcome.result() is not completed.result():
+            return True
         self._batch.reported += 1
         return self._batch.reported == len(self._batch.values)
 
     def __await__(self) -> Generator[object, None, Produced]:
-        delivery = yield from asyncio.shield(self._batch.completed).__await__()
+        delivery = yield from asyncio.shield(self.outcome).__await__()
         if delivery.error is not None:
             raise delivery.error
         return _produced(self._batch, delivery, self._row)
@@ -221,6 +237,7 @@ class Producer:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        timeout_s: float | None = None,
     ) -> Receipt:
         """Queue a record and return its receipt. Waits only if ``buffer_bytes`` are unacknowledged.
 
@@ -232,33 +249,68 @@ class Producer:
             timestamp: when the event happened, a datetime with a time zone. The broker adds its own append time.
             partition: number of the partition. With None, the key selects it; without a key, partitions are used
                 round-robin.
+            timeout_s: seconds within which the record must be acknowledged, counted from the call. Then it fails with
+                Unavailable, and the message says whether it may still be stored. None tries for ``reconnect_s``.
 
         Raises:
             Invalid: INVALID_REQUEST: an argument has the wrong type; the message says what is expected.
             Missing: TOPIC_MISSING if ``create`` is false, PARTITION_MISSING.
-            Unavailable: the broker is not reachable, or the producer is closed.
+            Unavailable: the broker is not reachable, the time is over, or the producer is closed.
 
         Example:
             receipt = await producer.send("orders", "hello", key="a")
             stored = await receipt
         """
-        if not isinstance(value, Record):
-            record = Record(value, key, headers, timestamp=timestamp)
-        elif key is None and headers is None and timestamp is None:
-            record = value
-        else:
-            raise Invalid(ErrorCode.INVALID_REQUEST, "key, headers and timestamp must be set in the Record")
-        where = await self._partition(topic, record.key, partition)
-        size = RECORD_OVERHEAD_BYTES + len(record.value or b"") + len(record.key or b"")
-        if record.headers:
-            size += sum([len(name) + len(str(part)) for name, part in record.headers.items()])
-        await self._capacity(size)
+        record = as_record(value, key, headers, timestamp)
+        telemetry = active()
+        if telemetry is None:
+            return await self._queue(topic, record, partition, timeout_s)
+        with telemetry.sending(self._link.place, topic, record.headers) as sending:
+            receipt = await self._queue(topic, sending.traced(record), partition, timeout_s)
+        sending.wait_for([receipt.outcome])
+        return receipt
+
+    async def _queue(self, topic: str, record: Record, partition: int | None, timeout_s: float | None) -> Receipt:
+        size = size_of(record)
+        end = None if timeout_s is None else asyncio.get_running_loop().time() + checked_timeout(timeout_s)
+        try:
+            async with asyncio.timeout_at(end):
+                where = await self._partition(topic, record.key, partition)
+                await self._capacity(size)
+        except TimeoutError:
+            raise _late(topic, timeout_s, is_sent=False) from None
         batch = self._lane(topic, where).open_batch(size)
-        row = len(batch.values)
-        self._join(topic, where, batch, [record.value], [record.key], size)
+        row = batch.next_row
         if record.headers or record.origin_time_us is not None:
-            batch.others[row] = record
-        return Receipt(batch, row)
+            batch.others[len(batch.values)] = record
+        self._join(topic, where, batch, [record.value], [record.key], size)
+        if end is None:
+            return Receipt(batch, row)
+        return Receipt(batch, row, self._timed(topic, where, batch, row, end=end, timeout_s=timeout_s))
+
+    def _timed(
+        self, topic: str, partition: int, batch: Batch, row: int, *, end: float, timeout_s: float | None
+    ) -> asyncio.Future[Delivery]:
+        """Return the outcome of a record that fails at the time ``end``."""
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[Delivery] = loop.create_future()
+
+        def expire() -> None:
+            if batch.completed.done():
+                return
+            error = _late(topic, timeout_s, is_sent=not self._lanes[topic, partition].expire(batch, row))
+            outcome.set_result(Delivery(topic, partition, NO_OFFSET, 1, error))
+            self._failure = self._failure or error
+
+        timer = loop.call_at(end, expire)
+
+        def complete(completed: asyncio.Future[Delivery]) -> None:
+            timer.cancel()
+            if not outcome.done():
+                outcome.set_result(completed.result())
+
+        batch.completed.add_done_callback(complete)
+        return outcome
 
     async def send_and_wait(
         self,
@@ -269,6 +321,7 @@ class Producer:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        timeout_s: float | None = None,
     ) -> Produced:
         """Send one record immediately, and return its partition and offset once it is stored.
 
@@ -278,7 +331,9 @@ class Producer:
             stored = await producer.send_and_wait("orders", "hello")
             print(stored.partition, stored.offset)
         """
-        receipt = await self.send(topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition)
+        receipt = await self.send(
+            topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
+        )
         self._flush_lanes()
         try:
             return await receipt
@@ -296,14 +351,16 @@ class Producer:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        timeout_s: float | None = None,
     ) -> Receipt:
         """Queue a record whose value is written as JSON in UTF-8. Other arguments and errors are the same as in ``send``.
 
         Example:
             await producer.send_json("orders", {"id": 7, "amount": 12.5}, key="customer 3")
         """
+        text = as_json(value)
         return await self.send(
-            topic, as_json(value), key=key, headers=headers, timestamp=timestamp, partition=partition
+            topic, text, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
         )
 
     async def send_many(
@@ -343,6 +400,25 @@ class Producer:
                 )
         elif others:
             named = [others[row].key if row in others else None for row in range(len(found))]
+        telemetry = active()
+        if telemetry is None or not found:
+            return Receipts(await self._queue_all(topic, found, named, others, partition))
+        with telemetry.sending(self._link.place, topic, {}, count=len(found)) as sending:
+            if sending.has_context:
+                given = (others.get(row) or Record(value, named[row]) for row, value in enumerate(found))
+                others = dict(enumerate(map(sending.traced, given)))
+            parts = await self._queue_all(topic, found, named, others, partition)
+        sending.wait_for([batch.completed for batch, _, _ in parts])
+        return Receipts(parts)
+
+    async def _queue_all(
+        self,
+        topic: str,
+        found: list[bytes | None],
+        named: Sequence[bytes | None],
+        others: dict[int, Record],
+        partition: int | None,
+    ) -> list[tuple[Batch, int, int]]:
         parts: list[tuple[Batch, int, int]] = []
         for where, rows in await self._rows_by_partition(topic, named, partition):
             chosen = [found[row] for row in rows] if rows is not None else found
@@ -350,7 +426,7 @@ class Producer:
             positions: Iterable[int] = rows if rows is not None else range(len(found))
             special = {at: others[row] for at, row in enumerate(positions) if row in others} if others else {}
             parts += await self._put_all(topic, where, chosen, chosen_keys, special)
-        return Receipts(parts)
+        return parts
 
     async def flush(self) -> None:
         """Send all queued records, and wait until all are acknowledged.
@@ -465,8 +541,8 @@ class Producer:
                 continue
             await self._capacity(size)
             batch = self._lane(topic, partition).open_batch(size)
-            row = len(batch.values)
-            batch.others.update({row + at - first: record for at, record in others.items() if first <= at < stop})
+            row, index = batch.next_row, len(batch.values)
+            batch.others.update({index + at - first: record for at, record in others.items() if first <= at < stop})
             self._join(topic, partition, batch, values[first:stop], keys[first:stop], size)
             parts.append((batch, row, stop - first))
         return parts
@@ -477,7 +553,7 @@ class Producer:
         self._topics[delivery.topic].sticky += 1
         if delivery.error is not None and self._failure is None:
             self._failure = delivery.error
-        if self._on_delivery is not None:
+        if self._on_delivery is not None and delivery.record_count:
             self._on_delivery(delivery)
 
     # Where records go
@@ -485,7 +561,7 @@ class Producer:
     async def _partition(self, topic: str, key: bytes | None, partition: int | None) -> int:
         known = await self._topic(topic)
         if partition is not None:
-            return _checked(partition)
+            return checked_partition(partition)
         if not known.partition_count:
             return ANY_PARTITION
         if key is None:
@@ -545,10 +621,25 @@ class Producer:
         return _Topic(len(description.incarnations), KeyHash(named) if named else KeyHash.FNV32, fetched_at)
 
 
-def _checked(partition: object) -> int:
+def checked_partition(partition: object) -> int:
+    """Return the number of a partition. Raises Invalid(INVALID_REQUEST) if it cannot be one."""
     if type(partition) is not int or partition < 0:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"partition must be an int of 0 or more got={partition!r}")
     return partition
+
+
+def checked_timeout(timeout_s: object) -> float:
+    """Return a number of seconds. Raises Invalid(INVALID_REQUEST) unless it is above 0."""
+    if not isinstance(timeout_s, int | float) or not timeout_s > 0:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"timeout_s must be a number above 0 got={timeout_s!r}")
+    return timeout_s
+
+
+def _late(topic: str, timeout_s: float | None, *, is_sent: bool) -> Unavailable:
+    outcome = "it was sent, so it may be stored, now or later" if is_sent else "it was not sent and will not be stored"
+    return Unavailable(
+        ErrorCode.UNREACHABLE, f"record was not acknowledged in time; {outcome} topic={topic!r} timeout_s={timeout_s}"
+    )
 
 
 def _values(source: Iterable[Text | Record | None]) -> tuple[list[bytes | None], dict[int, Record]]:
@@ -583,13 +674,15 @@ def _size_of_headers(others: dict[int, Record], first: int, stop: int) -> int:
 
 
 def _produced(batch: Batch, delivery: Delivery, row: int) -> Produced:
+    index = batch.index_of(row)
     if batch.locations is not None and len(batch.locations) > 1:
-        return Produced(*batch.locations[row])
-    offset = NO_OFFSET if delivery.base_offset == NO_OFFSET else delivery.base_offset + row
+        return Produced(*batch.locations[index])
+    offset = NO_OFFSET if delivery.base_offset == NO_OFFSET else delivery.base_offset + index
     return Produced(delivery.partition, offset)
 
 
 def _ranges(batch: Batch, delivery: Delivery, first: int, count: int) -> list[AppendedRange]:
+    first = batch.index_of(first)  # records of one call are not removed, because none of them has a time limit
     if batch.locations is not None and len(batch.locations) > 1:
         return [AppendedRange(*location, 1) for location in batch.locations[first : first + count]]
     offset = NO_OFFSET if delivery.base_offset == NO_OFFSET else delivery.base_offset + first

@@ -31,6 +31,7 @@ Headers: TypeAlias = Mapping[str, HeaderValue]
 
 NO_HEADERS: Final[Headers] = MappingProxyType({})
 EXPANDED_BYTES_MAX: Final = 64 << 20  # limit for the size of a decompressed body
+RECORD_OVERHEAD_BYTES: Final = 64  # estimated memory per record, without key and value
 PRODUCER_EPOCH: Final = 0  # each producer has its own id, so it never needs a second epoch
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND: Final = timedelta(microseconds=1)
@@ -175,6 +176,25 @@ def as_headers(given: object) -> Headers:
         if isinstance(value, int):
             _header(name, value)
     return MappingProxyType(dict(given))
+
+
+def as_record(
+    value: Text | Record | None, key: Text | None, headers: Headers | None, timestamp: datetime | None
+) -> Record:
+    """Return the record to send. Raises Invalid(INVALID_REQUEST)."""
+    if not isinstance(value, Record):
+        return Record(value, key, headers, timestamp=timestamp)
+    if key is None and headers is None and timestamp is None:
+        return value
+    raise Invalid(ErrorCode.INVALID_REQUEST, "key, headers and timestamp must be set in the Record")
+
+
+def size_of(record: Record) -> int:
+    """Return about how much memory a record needs, in bytes."""
+    size = RECORD_OVERHEAD_BYTES + len(record.value or b"") + len(record.key or b"")
+    if record.headers:
+        size += sum([len(name) + len(str(value)) for name, value in record.headers.items()])
+    return size
 
 
 def as_json(value: object) -> bytes:

@@ -9,16 +9,18 @@ import pytest
 
 import polywire
 from polywire.client.base import Produced
-from polywire.client.blocking import SyncClient, SyncConsumer, SyncProducer, connect_sync
+from polywire.client.blocking import SyncClient, SyncConsumer, SyncProducer, SyncTransaction, connect_sync
 from polywire.client.client import Client, connect
 from polywire.client.consumer import Consumer
 from polywire.client.producer import Producer
+from polywire.client.transaction import Transaction
 from polywire.errors import Invalid, Missing, Unavailable
 from tests.unit.client.served import Served
 
 
 @pytest.mark.parametrize(
-    ("blocking", "original"), [(SyncClient, Client), (SyncProducer, Producer), (SyncConsumer, Consumer)]
+    ("blocking", "original"),
+    [(SyncClient, Client), (SyncProducer, Producer), (SyncConsumer, Consumer), (SyncTransaction, Transaction)],
 )
 def test_the_methods_are_the_same(blocking: type[Any], original: type[Any]) -> None:
     assert calls(blocking) == {name: call for name, call in calls(original).items() if name != "open"}

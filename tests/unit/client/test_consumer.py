@@ -66,6 +66,34 @@ def test_records_arrive_one_by_one_and_in_batches(play: Play) -> None:
     play(scenario)
 
 
+def test_what_another_member_has_committed_in_between_is_not_committed_again(served: Served) -> None:
+    async def scenario() -> None:
+        async with polywire.connect(served.address) as client, polywire.connect(served.address) as other:
+            await client.create_topic("t", 2)
+            for partition in range(2):
+                await fill(client, "t", 10, first=10 * partition, partition=partition)
+            async with client.consumer("t", group="g", member="a", auto_commit=False) as consumer:
+                await take(consumer, 20)
+                moved = await _commit_meanwhile(other, 4)
+                with pytest.raises(Conflict, match="another member"):
+                    await consumer.commit()
+                assert await client.position("g", "t", moved) == 4
+                assert await take(consumer, 6) == numbers(10 * moved + 4, 10 * moved + 10)
+                await consumer.commit()
+            assert [await client.position("g", "t", number) for number in range(2)] == [10, 10]
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+async def _commit_meanwhile(client: Client, offset: int) -> int:
+    """Let another member own a partition, commit an offset and leave, before the first one notices."""
+    async with client.consumer("t", group="g", member="b", auto_commit=False) as consumer:
+        [(_, partition)] = consumer.positions
+        await take(consumer, offset)
+        await consumer.commit()
+        return partition
+
+
 def test_start_positions(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await fill(client, "t", 5)

@@ -12,6 +12,7 @@ import polywire
 from polywire import Client, Producer, Record
 from polywire.client.base import Produced
 from polywire.client.lane import Delivery
+from polywire.client.polywire import PolywireClient
 from polywire.errors import BrokerError, Invalid, Missing, Unavailable
 from polywire.records.columns import BATCH_BYTES_MAX
 from tests.unit.client.served import Play, Served
@@ -37,6 +38,77 @@ def test_a_receipt_has_the_partition_and_offset(play: Play) -> None:
         assert [(r.text, r.headers) for r in await client.fetch("t", 1, 0)] == [(f"v{n}", {"n": n}) for n in range(3)]
 
     play(scenario)
+
+
+def test_a_record_that_was_not_sent_in_time_is_not_stored(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        deliveries: list[Delivery] = []
+        async with client.producer(linger_ms=100_000, on_delivery=deliveries.append) as producer:
+            first = await producer.send("t", "a", partition=0)
+            late = [
+                await producer.send("t", f"late {n}", partition=0, headers={"n": n}, timeout_s=0.05) for n in (1, 2)
+            ]
+            kept = await producer.send("t", "b", partition=0, headers={"n": 3}, timeout_s=100)
+            many = await producer.send_many("t", ["c", "d"], partition=0)
+            alone = await producer.send("t", "late 3", partition=1, timeout_s=0.05)
+            for receipt in (*late, alone):
+                with pytest.raises(Unavailable, match="was not sent and will not be stored"):
+                    await receipt
+                assert receipt.done
+            with pytest.raises(Unavailable, match="not acknowledged in time"):
+                await producer.flush()
+            assert [await first, await kept] == [Produced(0, 0), Produced(0, 1)]
+            assert [(part.base_offset, part.record_count) for part in await many] == [(2, 2)]
+        assert [record.text for record in await client.fetch("t", 0, 0)] == ["a", "b", "c", "d"]
+        assert (await client.fetch("t", 0, 1))[0].headers == {"n": 3}
+        assert await client.fetch("t", 1, 0) == []
+        assert [delivery.record_count for delivery in deliveries] == [4]
+
+    play(scenario)
+
+
+def test_a_record_that_was_sent_and_not_acknowledged_in_time_may_be_stored(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, answers = PolywireClient.append_batch, asyncio.Event()
+
+    async def slow(wire: PolywireClient, *args: Any, **options: Any) -> int:
+        offset = await original(wire, *args, **options)
+        await answers.wait()
+        return offset
+
+    async def scenario(client: Client) -> None:
+        async with client.producer(linger_ms=0) as producer:
+            await producer.send_and_wait("t", "a", partition=0)
+            monkeypatch.setattr(PolywireClient, "append_batch", slow)
+            with pytest.raises(Unavailable, match="may be stored"):
+                await producer.send_and_wait("t", "b", partition=0, timeout_s=0.3)
+            answers.set()
+            assert await producer.send_and_wait("t", "c", partition=0, timeout_s=100) == Produced(0, 2)
+        assert [record.text for record in await client.fetch("t", 0, 0)] == ["a", "b", "c"]
+        with pytest.raises(Invalid, match="above 0"):
+            await client.send("t", "d", timeout_s=0)
+
+    play(scenario)
+
+
+def test_a_record_has_a_time_limit_without_a_broker(served: Served) -> None:
+    async def scenario() -> None:
+        async with polywire.connect(served.address) as client:
+            await client.send("t", "a", partition=0)
+            await asyncio.to_thread(served.stop_listening)
+            await asyncio.to_thread(served.drop_connections)
+            with pytest.raises(Unavailable, match="in time"):  # the batch could not be sent again
+                await client.send("t", "b", partition=0, timeout_s=0.3)
+            with pytest.raises(Unavailable, match="was not sent"):  # a topic whose partitions are unknown
+                await client.send("u", "c", timeout_s=0.3)
+            async with client.producer(buffer_bytes=1_000, batch_bytes=1_000) as producer:
+                with pytest.raises(Unavailable, match="was not sent"):
+                    await producer.send("t", "d", timeout_s=0.3)
+            await asyncio.to_thread(served.listen_again)
+            assert (await client.send("t", "e", partition=0)).offset >= 1
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_a_single_record_does_not_linger(play: Play) -> None:

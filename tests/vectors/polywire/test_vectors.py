@@ -76,7 +76,24 @@ REQUESTS = {
         9,
         messages.Stage(b"0" * 16, "t", 0),
     ),
-    "publish": ("05000000 24 00 0000 0a000000 05000000 93 a177 04 90", Verb.PUBLISH, 10, messages.Publish("w", 4, [])),
+    "publish": (
+        "07000000 24 00 0000 0a000000 07000000 95 a177 04 90 90 00",
+        Verb.PUBLISH,
+        10,
+        messages.Publish("w", 4, []),
+    ),
+    "publish offsets in epoch 3": (
+        "14000000 24 00 0000 12000000 14000000 95 a177 04 90 91 95 a174 a167 a16d 02 82 00 07 01 2a 03",
+        Verb.PUBLISH,
+        18,
+        messages.Publish("w", 4, [], [messages.GroupOffsets("t", "g", "m", 2, {0: 7, 1: 42})], 3),
+    ),
+    "begin an epoch": (
+        "04000000 27 00 0000 11000000 04000000 92 a177 00",
+        Verb.BEGIN_EPOCH,
+        17,
+        messages.BeginEpoch("w"),
+    ),
     "abandon": ("02000000 25 00 0000 0b000000 02000000 91 90", Verb.ABANDON, 11, messages.Abandon([])),
     "locate t/0 from 7": (
         "08000000 26 00 0000 10000000 08000000 96 a174 00 07 ff 00 ff",
@@ -127,6 +144,7 @@ ANSWERS = {
         16,
         messages.Located("/d", b"0" * 16, [messages.SealedRange("b", 4, 8, 5, 7)], more=False),
     ),
+    "begun epoch": ("02000000 27 00 0000 11000000 02000000 91 03", Verb.BEGIN_EPOCH, 0, 17, messages.EpochBegun(3)),
     "produced": (
         "06000000 22 00 0000 08000000 06000000 91 91 93 01 05 02",
         Verb.PRODUCE,

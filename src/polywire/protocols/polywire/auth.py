@@ -6,7 +6,7 @@ Every request is authorized before it is executed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from polywire.broker.access import Principal
@@ -59,6 +59,11 @@ class Rights(ABC):
         """Raise Denied if the client may not write to the topics of the unpublished batches under these tokens."""
         for topic in self._broker.staging.staged_topics(tokens):
             self._access.authorize(self.principal, Action.PRODUCE, topic)
+
+    def check_offsets(self, full_names: Iterable[str]) -> None:
+        """Raise Denied if the client may not commit offsets of groups in these topics."""
+        for full_name in full_names:
+            self._access.authorize(self.principal, Action.OFFSET_COMMIT, self._broker.resource(full_name))
 
     def sees(self, topic: Topic | TopicName, action: Action = Action.TOPIC_DESCRIBE) -> bool:
         return self._access.permits(self.principal, action, topic)

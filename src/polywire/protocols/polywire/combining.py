@@ -12,14 +12,19 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from polywire.errors import ErrorCode
+from polywire.errors import Busy, ErrorCode, Invalid
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.arguments import TOPICS_MAX
 from polywire.protocols.polywire.codec import decode_answer
-from polywire.protocols.polywire.errors import CODES
+from polywire.protocols.polywire.errors import CODES, failure_of
 from polywire.protocols.polywire.messages import Failure, Head, Verb
 from polywire.protocols.runtime.shards import Shards
 
+EPOCH_REQUESTS_MAX: Final = 10  # per shard; it needs one or two unless other processes take over the writer, too
+_ONE_PROCESS: Final = (
+    "; the records and offsets of one publish or transaction must be in topics of one process of the broker (start the"
+    " broker with one process, or use transactions of a Kafka client, which may include topics of several)"
+)
 _NOT_FOUND: Final = (
     CODES[ErrorCode.STAGE_MISSING],
     CODES[ErrorCode.TRANSACTION_MISSING],
@@ -142,6 +147,43 @@ class _FirstFound(CombinedResponse):
         return found
 
 
+class _CombinedEpoch(CombinedResponse):
+    """Begins the same epoch of a writer in all shards.
+
+    Each shard begins every epoch once. So the epoch that all shards return belongs to this request alone, and all of
+    them reject earlier epochs.
+    """
+
+    def __init__(self, count: int, request: messages.BeginEpoch) -> None:
+        super().__init__(())
+        self._request: Final = request
+        self._epochs: Final = [0] * count
+        self._shard = 0
+        self._left = EPOCH_REQUESTS_MAX * count
+
+    def next_request(self) -> _ShardRequest | None:
+        latest = max(self._epochs)
+        behind = [shard for shard, epoch in enumerate(self._epochs) if not epoch or epoch < latest]
+        if self._failure is not None or not behind:
+            return None
+        if not self._left:
+            self._failure = failure_of(
+                Busy(
+                    ErrorCode.BUSY, f"other processes begin epochs of this writer, too writer={self._request.writer!r}"
+                )
+            )
+            return None
+        self._left -= 1
+        self._shard = behind[0]
+        return self._shard, messages.BeginEpoch(self._request.writer, max(latest, self._request.epoch_min))
+
+    def add(self, head: bytes) -> None:
+        self._epochs[self._shard] = decode_answer(head, messages.EpochBegun).epoch
+
+    def result(self) -> Head:
+        return self._failure or messages.EpochBegun(self._epochs[0])
+
+
 def combined_response(shards: Shards, verb: int, request: Head) -> CombinedResponse | None:
     """Return the object that combines several shards' responses to a request; None if one shard can execute it."""
     all_shards = [(shard, request) for shard in range(shards.count)]
@@ -157,9 +199,10 @@ def combined_response(shards: Shards, verb: int, request: Head) -> CombinedRespo
         case messages.ListEntries():
             return _CombinedList(all_shards, _transactions, lambda entry: (entry.name,), messages.EntryList)
         case messages.Publish():
-            return _FirstFound(
-                all_shards, messages.Published, advice="; what is staged in several shards cannot be published together"
-            )
+            requests = [(shard, request) for shard in _shards_of_offsets(shards, request)] or all_shards
+            return _FirstFound(requests, messages.Published, advice=_ONE_PROCESS)
+        case messages.BeginEpoch():
+            return _CombinedEpoch(shards.count, request)
         case messages.Abandon() | messages.DeleteEntry():
             return _FirstFound(all_shards, Head, is_all=True)
         case messages.AskBounds() if len(request.names) <= TOPICS_MAX:
@@ -172,6 +215,14 @@ def combined_response(shards: Shards, verb: int, request: Head) -> CombinedRespo
             )
         case _:
             return None
+
+
+def _shards_of_offsets(shards: Shards, request: messages.Publish) -> Sequence[int]:
+    """Return the shard of the topics whose offsets are committed, or none. Raises Invalid if there are several."""
+    found = _by_shard(shards, [group.name for group in request.groups])
+    if len(found) > 1:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"the offsets to commit belong to several processes{_ONE_PROCESS}")
+    return tuple(found)
 
 
 def _by_shard(shards: Shards, names: Sequence[str]) -> dict[int, list[str]]:

@@ -38,6 +38,7 @@ COMMANDS: Final[Mapping[int, Command]] = table(
     Command(Verb.STAGE, produce.stage, (Action.PRODUCE,)),
     Command(Verb.PUBLISH, produce.publish, (Action.STAGED_PUBLISH, Action.PRODUCE)),
     Command(Verb.ABANDON, produce.abandon, (Action.STAGED_PUBLISH, Action.PRODUCE)),
+    Command(Verb.BEGIN_EPOCH, produce.begin_epoch, (Action.STAGED_PUBLISH,)),
     Command(Verb.LOCATE, sealed_ranges.locate, (Action.FETCH,)),
     Command(Verb.COMMIT, groups.commit, (Action.OFFSET_COMMIT, Action.POSITION_COMMIT)),
     Command(Verb.POSITION, groups.ask_position, (Action.OFFSET_FETCH, Action.POSITION_FETCH)),

@@ -5,7 +5,7 @@ The response to a change is sent when the change is in the journal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
@@ -14,12 +14,13 @@ from polywire.broker.owners import ITSELF, LINKS_CALLER
 from polywire.broker.permissions import Action
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.polywire import messages
-from polywire.protocols.polywire.arguments import check_name, find_partition, kind_of, level_of
+from polywire.protocols.polywire.arguments import check_name, find_partition, kind_of, level_of, partition_of
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.replies import LongAnswer, ReplyOwner
 from polywire.types import Assignor, Level, PositionKind
 
 if TYPE_CHECKING:
+    from polywire.broker import changes
     from polywire.broker.groups.group import GroupView
     from polywire.protocols.polywire.context import PolywireBroker
 
@@ -69,6 +70,38 @@ def commit(session: ReplyOwner, correlation: int, request: messages.Commit, _: m
             done=done,
         )
     session.owe()
+
+
+def check_offset_count(broker: PolywireBroker, groups: Sequence[messages.GroupOffsets]) -> None:
+    """Raise Invalid for more offsets or groups than one transaction may commit, or for a group that occurs twice."""
+    settings = broker.settings
+    count = sum([len(group.offsets) for group in groups])
+    if count > settings.transaction_positions_max or len(groups) > settings.transaction_scopes_max:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"too many offsets or groups in one publish offsets={count} limit={settings.transaction_positions_max}"
+            f" groups={len(groups)} limit={settings.transaction_scopes_max}",
+        )
+    if len({(group.group, group.name) for group in groups}) < len(groups):
+        raise Invalid(ErrorCode.INVALID_REQUEST, "a publish has two sets of offsets of the same group and topic")
+
+
+def checked_offsets(session: ReplyOwner, groups: Sequence[messages.GroupOffsets]) -> Iterator[changes.PositionsStored]:
+    """Yield the changes that store offsets of members who own the partitions. Raises BrokerError."""
+    broker, by = session.broker, session.admission.caller
+    for group in groups:
+        check_name("group", group.group)
+        topic = broker.topic(group.name)
+        for number in group.offsets:
+            partition_of(topic, number)
+        if group.member:
+            broker.groups.check_member(
+                group.group, group.name, group.member, group.generation, group.offsets, wire=WIRE, refresh=True, by=by
+            )
+        generation = group.generation if group.member else -1
+        yield broker.positions_stored(
+            group.name, group.offsets, PositionKind.GROUP, group.group, generation=generation, by=by
+        )
 
 
 def ask_position(session: ReplyOwner, correlation: int, request: messages.AskPosition, _: memoryview) -> None:

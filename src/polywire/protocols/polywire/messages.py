@@ -45,6 +45,7 @@ class Verb(IntEnum):
     PUBLISH = 36
     ABANDON = 37
     LOCATE = 38
+    BEGIN_EPOCH = 39
     COMMIT = 48
     POSITION = 49
     JOIN = 64
@@ -279,10 +280,26 @@ class Staged(Head, frozen=True):
     record_count: Int
 
 
+class GroupOffsets(Head, frozen=True):
+    """Next offsets of a group in a topic, by partition.
+
+    Attributes:
+        member, generation: of the member that has read the records. If the member is empty, nothing is checked.
+    """
+
+    name: str
+    group: str
+    member: str
+    generation: Int
+    offsets: dict[Int, Int]
+
+
 class Publish(Head, frozen=True):
     writer: str
     number: Int
     tokens: list[bytes]
+    groups: list[GroupOffsets] = []
+    epoch: Int = 0
 
 
 class PublishedRange(Head, frozen=True):
@@ -295,6 +312,17 @@ class PublishedRange(Head, frozen=True):
 class Published(Head, frozen=True):
     duplicate: bool
     ranges: list[PublishedRange]
+
+
+class BeginEpoch(Head, frozen=True):
+    """Header of BEGIN_EPOCH. ``epoch_min`` is the lowest epoch to begin."""
+
+    writer: str
+    epoch_min: Int = 0
+
+
+class EpochBegun(Head, frozen=True):
+    epoch: Int
 
 
 class Abandon(Head, frozen=True):
@@ -473,6 +501,7 @@ REQUESTS: Final[dict[int, type[Head]]] = {
     Verb.STAGE: Stage,
     Verb.PUBLISH: Publish,
     Verb.ABANDON: Abandon,
+    Verb.BEGIN_EPOCH: BeginEpoch,
     Verb.LOCATE: Locate,
     Verb.COMMIT: Commit,
     Verb.POSITION: AskPosition,

@@ -1,4 +1,4 @@
-"""PRODUCE, STAGE, PUBLISH and ABANDON of the `polywire` protocol (spec: polywire#produce, polywire#staged-produce).
+"""PRODUCE, STAGE, PUBLISH, BEGIN_EPOCH and ABANDON of the `polywire` protocol (spec: polywire#produce, polywire#staged-produce).
 
 * Nothing is stored before all batches of the request are validated.
 * The response is sent when all batches of the request have reached its level, or one has failed.
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.broker.owners import LINKS_CALLER
 from polywire.broker.sliced import Steps
-from polywire.broker.staging import portions
+from polywire.broker.staging import no_offsets, portions
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.log.base import Completion
-from polywire.protocols.polywire import messages
+from polywire.protocols.polywire import groups, messages
 from polywire.protocols.polywire.arguments import check_name, level_of, partition_of
 from polywire.protocols.polywire.batches import Part, accepted_batches, split_by_key
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
@@ -346,11 +346,17 @@ def _publish(session: ReplyOwner, request: messages.Publish, answer: _PublishRes
 
     Yields after some tokens. If BrokerError is raised, nothing is published.
     """
+    offsets = partial(groups.checked_offsets, session, request.groups) if request.groups else no_offsets
+    if request.groups:
+        groups.check_offset_count(session.broker, request.groups)
+        session.admission.check_offsets({group.name for group in request.groups})
     for portion in portions(request.tokens[: TOKENS_MAX + 1]):
         session.admission.check_tokens(portion)
         yield
     by = session.admission.caller
-    yield from session.broker.publishing(request.writer, request.number, request.tokens, by=by, done=answer.done)
+    yield from session.broker.publishing(
+        request.writer, request.number, request.tokens, epoch=request.epoch, offsets=offsets, by=by, done=answer.done
+    )
 
 
 def _publish_in_turn(session: ReplyOwner, steps: Iterator[None], answer: _PublishResponse) -> Steps:
@@ -361,6 +367,21 @@ def _publish_in_turn(session: ReplyOwner, steps: Iterator[None], answer: _Publis
     except BrokerError as error:
         result = error
     session.broker.loop.call_soon(_end, session, answer.end, _nothing, result)
+
+
+def begin_epoch(session: ReplyOwner, correlation: int, request: messages.BeginEpoch, _: memoryview) -> None:
+    """BEGIN_EPOCH: begin an epoch of a writer, which fences earlier ones. Raises BrokerError if it is rejected."""
+    epochs: list[int] = []
+
+    def done(result: int | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            session.respond_error(Verb.BEGIN_EPOCH, correlation, result)
+        else:
+            session.respond(Verb.BEGIN_EPOCH, correlation, messages.EpochBegun(epochs[0]))
+
+    staging, by = session.broker.staging, session.admission.caller
+    epochs.append(staging.begin_epoch(request.writer, epoch_min=request.epoch_min, by=by, done=done))
+    session.owe()
 
 
 def abandon(session: ReplyOwner, correlation: int, request: messages.Abandon, _: memoryview) -> None:

@@ -27,6 +27,7 @@ REQUESTS: list[tuple[str, Verb, Head, bytes]] = [
     ("produce", Verb.STAGE, messages.Stage(TOKEN, "shop.orders", 0), b"batch"),
     ("produce", Verb.PUBLISH, messages.Publish("w", 1, []), b""),
     ("produce", Verb.ABANDON, messages.Abandon([TOKEN]), b""),
+    ("produce", Verb.BEGIN_EPOCH, messages.BeginEpoch("w"), b""),
     ("consume", Verb.FETCH, messages.Fetch("shop.orders", 0, 0), b""),
     ("consume", Verb.LOCATE, messages.Locate("shop.orders", 0, 0), b""),
     ("consume", Verb.BOUNDS, messages.AskBounds(["shop.orders"]), b""),
@@ -52,6 +53,7 @@ REQUESTS: list[tuple[str, Verb, Head, bytes]] = [
     ("produce", Verb.DELETE_WRITER, messages.DeleteEntry("w"), b""),
 ]
 ANYWHERE = {Verb.PUBLISH, Verb.ABANDON, Verb.TOPICS, Verb.GROUPS, Verb.TRANSACTIONS, Verb.DELETE_TRANSACTION} | {
+    Verb.BEGIN_EPOCH,
     Verb.WRITERS,
     Verb.DELETE_WRITER,
 }

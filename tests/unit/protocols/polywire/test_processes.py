@@ -10,6 +10,7 @@ import time
 import pytest
 
 from polywire.broker.access import ConfiguredUser
+from polywire.broker.owners import NO_CALLER
 from polywire.broker.passwords import hash_password
 from polywire.broker.permissions import EVERYTHING
 from polywire.errors import Conflict, Denied, ErrorCode, Invalid, Missing, Unavailable
@@ -245,10 +246,45 @@ def test_batches_staged_in_two_shards_cannot_be_published_together(shards: Memor
     tokens = [b"a" * 16, b"b" * 16]
     for name, token in zip("ab", tokens, strict=True):
         peer.ask(Verb.STAGE, messages.Stage(token, name, 0), batch_of(b"1")).decode(messages.Staged)
-    with pytest.raises(Missing, match="several shards"):
+    with pytest.raises(Missing, match="topics of one process"):
         peer.ask(Verb.PUBLISH, messages.Publish("w", 1, tokens)).decode(messages.Published)
     assert peer.ask(Verb.PUBLISH, messages.Publish("w", 1, tokens[:1])).decode(messages.Published).ranges
     assert peer.ask(Verb.PUBLISH, messages.Publish("v", 1, tokens[1:])).decode(messages.Published).ranges
+
+
+def offsets_of(*names: str) -> list[messages.GroupOffsets]:
+    return [messages.GroupOffsets(name, "g", "", -1, {0: 1}) for name in names]
+
+
+def test_offsets_are_published_in_the_shard_of_their_topic(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "a", "b")
+    produce(peer, "b", b"1")
+    published = peer.ask(Verb.PUBLISH, messages.Publish("w", 1, [], offsets_of("b")))
+    assert not published.decode(messages.Published).duplicate
+    assert peer.ask(Verb.POSITION, messages.AskPosition("b", 0, 1, "g")).decode(messages.Position).offset == 1
+    assert peer.ask(Verb.PUBLISH, messages.Publish("w", 1, [], offsets_of("b"))).decode(messages.Published).duplicate
+    with pytest.raises(Invalid, match="topics of one process"):
+        peer.ask(Verb.PUBLISH, messages.Publish("w", 2, [], offsets_of("a", "b"))).decode(messages.Published)
+    peer.ask(Verb.STAGE, messages.Stage(b"a" * 16, "a", 0), batch_of(b"1")).decode(messages.Staged)
+    with pytest.raises(Missing, match="topics of one process"):
+        peer.ask(Verb.PUBLISH, messages.Publish("w", 2, [b"a" * 16], offsets_of("b"))).decode(messages.Published)
+
+
+def test_an_epoch_fences_a_writer_in_all_shards(shards: MemoryShards) -> None:
+    peer = shards.peer()
+    create(peer, "a", "b", "c")
+    # one shard has later epochs than the others, as after a failed attempt to begin one
+    for _ in range(3):
+        shards.brokers[1].staging.begin_epoch("w", epoch_min=0, by=NO_CALLER, done=None)
+    assert peer.ask(Verb.BEGIN_EPOCH, messages.BeginEpoch("w")).decode(messages.EpochBegun).epoch == 4
+    assert peer.ask(Verb.BEGIN_EPOCH, messages.BeginEpoch("w")).decode(messages.EpochBegun).epoch == 5
+    for number, name in enumerate("abc", 1):
+        with pytest.raises(Conflict) as caught:
+            peer.ask(Verb.PUBLISH, messages.Publish("w", number, [], offsets_of(name), 4)).decode(messages.Published)
+        assert caught.value.code is ErrorCode.PRODUCER_FENCED
+        published = peer.ask(Verb.PUBLISH, messages.Publish("w", number, [], offsets_of(name), 5))
+        assert not published.decode(messages.Published).duplicate
 
 
 def test_unauthenticated_requests_are_not_forwarded(shards: MemoryShards) -> None:
