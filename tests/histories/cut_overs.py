@@ -84,6 +84,7 @@ class Round:
     first_here_at: float = 0.0
     may_produce: asyncio.Event = field(default_factory=asyncio.Event)
     is_over: bool = False
+    moved: list[int] = field(default_factory=list)  # first number after each move of the producer
     failure: BaseException | None = None  # of the producer, the last
     producing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -221,11 +222,12 @@ class ConfluentRound(Round):
     async def stop(self) -> None:
         self._paused[self.producer_url].clear()
         self._order(self.producer_url, "pause")
-        await asyncio.wait_for(self._paused[self.producer_url].wait(), END_S)
+        await asyncio.wait_for(self._paused[self.producer_url].wait(), CUT_OVER_S)
         self.stopped_at, self.first_here_at = self.last_at, 0.0
 
     def go_on(self, url: str) -> None:
         self.producer_url = url
+        self.moved.append(self._next)
         self._order(url, f"go {self._next}")
 
     async def consume(self) -> None:
@@ -408,11 +410,15 @@ class World:
         for partition, (ours, theirs) in enumerate(zip(copy, original, strict=True)):
             where = f"topic={round_.topic} partition={partition}"
             if ours[: len(theirs)] != theirs:
-                raise Wrong(f"the copy differs from the source {where}")
+                at = next(
+                    (at for at, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), len(ours)
+                )
+                around = f"position={at} copy={len(ours)} {ours[at - 2 : at + 3]} source={len(theirs)} {theirs[at - 2 : at + 3]}"
+                raise Wrong(f"the copy differs from the source {where} {around} moved={round_.moved}")
             if ours != sorted(set(ours)):
                 at = next(at for at in range(1, len(ours)) if ours[at] <= ours[at - 1])
                 around = f"copy={ours[at - 3 : at + 3]} position={at} source={len(theirs)} {theirs[at - 3 : at + 3]}"
-                raise Wrong(f"records are doubled or reordered {where} {around} is_reversed={is_equal}")
+                raise Wrong(f"records are doubled or reordered {where} {around} moved={round_.moved}")
         found = {number for numbers in copy for number in numbers}
         if not round_.acknowledged <= found <= round_.sent:
             missing = sorted(round_.acknowledged - found)
