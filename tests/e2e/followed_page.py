@@ -34,7 +34,7 @@ PORTS: Final = {
 }
 OLD_PORTS: Final = ("18090", "19000", "19092", "19093", "19094")  # of the broker in the migration page
 WITHOUT_LOGIN: Final = ("FLUX", "KAFKA07")  # protocols that are off on brokers with users unless configured
-PAGE_SECONDS_MAX: Final = 300
+PAGE_SECONDS_MAX: Final = 600  # several pages are followed at the same time
 PROGRESS: Final = re.compile(r"(starting|stopping) … seconds=|waiting for a broker ")  # also printed on a slow machine
 END_OF_BLOCK: Final = "=== end of block "
 ANYTHING: Final = "…"
