@@ -40,8 +40,12 @@ END_OF_BLOCK: Final = "=== end of block "
 ANYTHING: Final = "…"
 
 SPARK_DEFAULTS: Final = "spark-defaults.conf"
-# 200 partitions, Spark's default, are too many for the rows of a page
-FEW_TASKS: Final = "spark.sql.shuffle.partitions 2\nspark.ui.enabled false\n"
+# 200 partitions, Spark's default, are too many for the rows of a page, and a busy machine starts workers slowly
+SPARK_SETTINGS: Final = """\
+spark.sql.shuffle.partitions 2
+spark.ui.enabled false
+spark.python.authenticate.socketTimeout 120s
+"""
 
 PIP: Final = """\
 #!/bin/sh
@@ -131,7 +135,7 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     commands.mkdir()
     (commands / "pip").write_text(PIP)
     (commands / "pip").chmod(0o755)
-    (commands / SPARK_DEFAULTS).write_text(FEW_TASKS)
+    (commands / SPARK_DEFAULTS).write_text(SPARK_SETTINGS)
     script = "".join(f"{here(step.commands)}echo '{END_OF_BLOCK}{step.line}'\n" for step in page.steps)
     environment = {
         name: value
