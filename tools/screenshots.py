@@ -19,6 +19,8 @@ from random import Random
 from threading import Event, Thread
 from typing import Final
 
+from PIL import Image
+
 from polywire.client.sync import SyncClient
 from polywire.records.columns import Header, HeaderKind, Record
 from polywire.server.users import add_user
@@ -30,6 +32,7 @@ DOCS: Final = ROOT / "docs" / "operate"
 PREFIX: Final = "console-"
 WIDTH: Final = 1200
 NARROW: Final = (390, 844)
+COLORS: Final = 128  # of a picture: flat colors and smooth text need no more, and files get a third of the size
 HEIGHT_MIN: Final = 480
 HEIGHT_MAX: Final = 1_200
 USER: Final = "alice"
@@ -261,6 +264,9 @@ def save(page: Page, broker: BrokerProcess, picture: Picture, path: Path, *, dar
         page.look(width=width, height=min(max(full, HEIGHT_MIN), HEIGHT_MAX), dark=is_dark)
     page.settle()
     page.screenshot(path)
+    with Image.open(path) as full_colors:
+        few_colors = full_colors.convert("RGB").quantize(COLORS, method=Image.Quantize.MAXCOVERAGE)
+    few_colors.save(path, optimize=True)
 
 
 @contextmanager
