@@ -19,6 +19,8 @@ from random import Random
 from threading import Event, Thread
 from typing import Final
 
+from PIL import Image
+
 from polywire.client.sync import SyncClient
 from polywire.records.columns import Header, HeaderKind, Record
 from polywire.server.users import add_user
@@ -30,6 +32,7 @@ DOCS: Final = ROOT / "docs" / "operate"
 PREFIX: Final = "console-"
 WIDTH: Final = 1200
 NARROW: Final = (390, 844)
+COLORS: Final = 256  # of a picture: flat colors and smooth text need no more, and files get a third of the size
 HEIGHT_MIN: Final = 480
 HEIGHT_MAX: Final = 1_200
 USER: Final = "alice"
@@ -261,6 +264,17 @@ def save(page: Page, broker: BrokerProcess, picture: Picture, path: Path, *, dar
         page.look(width=width, height=min(max(full, HEIGHT_MIN), HEIGHT_MAX), dark=is_dark)
     page.settle()
     page.screenshot(path)
+    _reduce(path)
+
+
+def _reduce(path: Path) -> None:
+    """Replace the rarest colors of a picture, so that its file is smaller. The frequent ones stay exactly as they are."""
+    with Image.open(path) as opened:
+        picture = opened.convert("RGB")
+    found = sorted(picture.getcolors(picture.width * picture.height) or [], reverse=True)[:COLORS]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for _, color in found if isinstance(color, tuple) for part in color])
+    picture.quantize(palette=palette, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ PORTS: Final = {
 }
 OLD_PORTS: Final = ("18090", "19000", "19092", "19093", "19094")  # of the broker in the migration page
 WITHOUT_LOGIN: Final = ("FLUX", "KAFKA07")  # protocols that are off on brokers with users unless configured
-PAGE_SECONDS_MAX: Final = 300
+PAGE_SECONDS_MAX: Final = 600  # several pages are followed at the same time
 PROGRESS: Final = re.compile(r"(starting|stopping) … seconds=|waiting for a broker ")  # also printed on a slow machine
 END_OF_BLOCK: Final = "=== end of block "
 ANYTHING: Final = "…"
@@ -45,8 +45,12 @@ DEV_IN_BACKGROUND: Final = (
 )
 
 SPARK_DEFAULTS: Final = "spark-defaults.conf"
-# 200 partitions, Spark's default, are too many for the rows of a page
-FEW_TASKS: Final = "spark.sql.shuffle.partitions 2\nspark.ui.enabled false\n"
+# 200 partitions, Spark's default, are too many for the rows of a page, and a busy machine starts workers slowly
+SPARK_SETTINGS: Final = """\
+spark.sql.shuffle.partitions 2
+spark.ui.enabled false
+spark.python.authenticate.socketTimeout 120s
+"""
 
 PIP: Final = """\
 #!/bin/sh
@@ -137,7 +141,7 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     commands.mkdir()
     (commands / "pip").write_text(PIP)
     (commands / "pip").chmod(0o755)
-    (commands / SPARK_DEFAULTS).write_text(FEW_TASKS)
+    (commands / SPARK_DEFAULTS).write_text(SPARK_SETTINGS)
     script = "".join(f"{here(step.commands)}echo '{END_OF_BLOCK}{step.line}'\n" for step in page.steps)
     environment = {
         name: value

@@ -13,6 +13,7 @@ from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
 import fastavro
@@ -29,6 +30,7 @@ from tools import screenshots
 PROGRAM = find_browser()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="NO BROWSER: the console was not tried (apt install chromium)")
 HOSTILE_TOPIC = "<img src=x onerror=alert(1)>"
+LINKED_TOPIC = "<img src=x onerror=alert(2)>"
 HOSTILE = '<img src=x onerror="document.title=1">'
 
 
@@ -420,10 +422,10 @@ def test_times_are_local_and_utc_on_hover(broker: BrokerProcess, page: Page) -> 
 def test_a_slow_page_says_that_it_loads(broker: BrokerProcess, page: Page) -> None:
     page.open(url(broker, "/"))
     page.until("Overview")
-    slow = "(path, ...more) => new Promise((done) => { window.go = done; }).then(() => real(path, ...more))"
-    page.evaluate(f"window.real = fetch; window.fetch = {slow}; location.hash = '/topics'; null")
+    slow = "(path, ...more) => new Promise((done) => { held.push(done); }).then(() => real(path, ...more))"
+    page.evaluate(f"window.real = fetch; window.held = []; window.fetch = {slow}; location.hash = '/topics'; null")
     page.until("Loading…")
-    page.evaluate("window.fetch = real; go(); null")
+    page.evaluate("window.fetch = real; held.forEach((done) => done()); null")
     page.until("shop.orders")
 
 
@@ -570,6 +572,24 @@ def test_data_from_clients_is_never_markup(broker: BrokerProcess, page: Page) ->
     assert HOSTILE in page.until("onerror")
     assert page.evaluate("document.querySelectorAll('main img').length") == 0
     assert "hostile" in page.evaluate("document.title")
+    with SyncClient(broker.url()) as client:
+        client.commit(HOSTILE, "hostile", 0, 0)
+        client.create_topic(HOSTILE_TOPIC, 1)
+        client.produce(HOSTILE_TOPIC, [Record(b"v", HOSTILE.encode(), (Header(HOSTILE.encode(), HOSTILE.encode()),))])
+    name = quote(HOSTILE_TOPIC, safe="")
+    for path, expected in (
+        ("/topics/hostile", HOSTILE),
+        ("/topics", HOSTILE_TOPIC),
+        (f"/topics/{name}", "Settings"),
+        (f"/topics/{name}/records", "read up to 1"),
+        ("/groups", HOSTILE),
+    ):
+        page.open("about:blank")
+        page.open(url(broker, path))
+        page.until(expected)
+        page.evaluate("document.querySelectorAll('main details').forEach((details) => { details.open = true; })")
+        page.settle()
+        assert page.evaluate("document.querySelectorAll('main img').length") == 0
 
 
 def test_offsets_are_reset_after_a_preview(broker: BrokerProcess, page: Page) -> None:
@@ -672,14 +692,14 @@ def test_a_link_is_checked_created_paused_and_deleted(broker: BrokerProcess, pag
 
 def test_topics_of_a_link_are_cut_over_and_fall_back(broker: BrokerProcess, page: Page, tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "source", wires=("polywire",)) as source, SyncClient(source.url()) as client:
-        for topic in ("switched", HOSTILE_TOPIC):
+        for topic in ("switched", LINKED_TOPIC):
             client.create_topic(topic, 1)
         client.produce("switched", [Record(b"a"), Record(b"b")])
         page.open(url(broker, "/"))
         page.until("Overview")
-        screenshots.create_link(page, "switch", source, ["switched", HOSTILE_TOPIC])
+        screenshots.create_link(page, "switch", source, ["switched", LINKED_TOPIC])
         page.open(url(broker, "/links/switch"))
-        page.until(lambda text: "running" in text and HOSTILE_TOPIC in text)
+        page.until(lambda text: "running" in text and LINKED_TOPIC in text)
         page.click("Cut over …")
         assert "First stop the producers at the source." in page.until("Cut over topics of the link switch?")
         page.click("Back")

@@ -32,7 +32,7 @@ PAGES: Final = (
 )
 SPARK_PAGES: Final = ("get-started/spark",)
 LONG: Final = (*SPARK_PAGES, "get-started/application", "migrate/kafka")  # followed first
-TOGETHER_MAX: Final = 6
+TOGETHER_MAX: Final = 4
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -20,11 +20,12 @@ from polywire.http.application import HttpApplication
 from polywire.http.dead_letters import STAGING_PATH
 from polywire.http.factory import ForwardedHttpSession
 from polywire.http.merging import merged_metrics
+from polywire.http.process import Sample
 from polywire.http.session import Application
 from polywire.log.base import Completion, Handle
 from polywire.protocols.runtime import forwarded
 from polywire.protocols.runtime.forwarded import ForwardedRequests, Sender
-from polywire.types import TopicName
+from polywire.types import PositionKind, TopicName
 from tests.unit.http.site import Answer, Peer, Site, answer_of, request
 from tests.unit.http.test_guard import basic
 
@@ -161,6 +162,29 @@ def test_every_process_finds_the_topics_of_all(shards: Shards) -> None:
     assert shards.ask("POST", "/api/v1/topics/b", {"partitions": 1}).code == "topic_exists"
     assert shards.ask("DELETE", "/api/v1/topics/b").status == 200
     assert shards.ask("GET", "/api/v1/topics/b").status == 404
+
+
+def test_the_owner_of_a_topic_serves_its_groups_downloads_and_changes(shards: Shards) -> None:
+    make(shards, "a", "b", "c")
+    for name in ("a", "b", "c"):
+        assert shards.ask("POST", f"/api/v1/topics/{name}/partitions", {"partitions": 2}).json["partitions"] == 2
+        assert shards.ask("POST", f"/api/v1/topics/{name}/records", {"value": "v", "partition": 0}).status == 200
+        shard = shards.shard_of(name)
+        assert shard is not None
+        shards.sites[shard].broker.commit_position(name, 0, PositionKind.GROUP, f"of-{name}", 0)
+        found = shards.ask("GET", f"/api/v1/topics/{name}/groups").json
+        assert [(row["group"], row["lag_records"]) for row in found["groups"]] == [(f"of-{name}", 1)]
+        file = shards.ask("GET", f"/api/v1/topics/{name}/download?format=csv")
+        assert (file.headers["x-polywire-records"], file.headers["content-type"]) == ("1", "text/csv; charset=utf-8")
+        assert file.body.count(b"\r\n") == 2
+    assert shards.ask("GET", "/api/v1/topics").json["can_create"] is True
+
+
+def test_the_history_is_that_of_all_processes(shards: Shards) -> None:
+    for site in shards.sites:
+        site.process.samples = (Sample(7, 1.0, 2.0, 3.0),)
+    shown = shards.ask("GET", "/api/v1/history").json
+    assert shown["samples"] == [{"number": 7, "records": 3.0, "received_bytes": 6.0, "sent_bytes": 9.0}]
 
 
 def test_sums_include_all_processes(shards: Shards) -> None:

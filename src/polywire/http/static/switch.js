@@ -1,5 +1,5 @@
 // Cut-over of a link's topics, and the way back. Nothing changes until everything is copied, and it can be cancelled until then.
-import { api, h, isShown, show } from "./frame.js";
+import { api, h, isShown, show, showError } from "./frame.js";
 import { count, path } from "./parts.js";
 
 const PAUSE_MS = 300;  // between requests, if the broker answers at once
@@ -46,12 +46,21 @@ function change(kind, found, panel) {
     const draw = () => steps.replaceChildren(...kind.steps(reverse.checked).map((text) => h("li", {}, text)));
     reverse.addEventListener("change", draw);
     draw();
-    const start = () => run(topics.value.split(/[\s,]+/).filter(Boolean), reverse.checked).catch((error) => { problem.textContent = error.message; });
+    const start = h("button", { type: "button", class: "main", onclick: async () => {
+      start.disabled = true;
+      problem.textContent = "";
+      try {
+        await run(topics.value.split(/[\s,]+/).filter(Boolean), reverse.checked);
+      } catch (error) {
+        if (problem.isConnected) problem.textContent = error.message; else showError(error);
+      }
+      start.disabled = false;
+    } }, `${kind.label} now`);
     panel.replaceChildren(h("div", { class: "message", role: "group", "aria-label": kind.title(found.name) },
       h("p", {}, h("b", {}, kind.title(found.name))), steps,
       h("p", { class: "tools" }, h("label", {}, "Topics", topics),
         kind === CUT_OVER ? h("label", { class: "check" }, reverse, "copy later records back to the source") : null),
-      h("p", { class: "tools" }, h("button", { type: "button", class: "main", onclick: start }, `${kind.label} now`),
+      h("p", { class: "tools" }, start,
         h("button", { type: "button", onclick: () => panel.replaceChildren() }, "Back")), problem));
   };
   const run = async (topics, isReversed) => {
@@ -75,16 +84,18 @@ function change(kind, found, panel) {
       }
     } catch (error) {
       await api(`${at}/cut-over/cancel`, named).catch(() => null);
-      panel.replaceChildren(h("p", { class: "message bad", role: "alert" }, `${error.message}. Nothing has changed.`));
+      panel.replaceChildren(h("p", { class: "message bad", role: "alert" }, `${error.message}. Topics that have not changed yet stay as they are.`));
       return;
     }
     if (answer.waiting.length || !answer.topics.length) {
       const { topics: left } = await api(`${at}/cut-over/cancel`, named);
-      const changed = left.filter((row) => row.phase === kind.target(isReversed)).length;
-      panel.replaceChildren(h("p", { class: "message", role: "status" }, changed && kind === CUT_OVER ? `Cancelled. ${count(changed)} topics were cut over before that.` : "Cancelled: nothing has changed."));
+      const before = new Map(found.topic_reports.map((row) => [row.topic, row.phase])), target = kind.target(isReversed);
+      const changed = left.filter((row) => row.phase === target && before.get(row.topic) !== target).length;
+      panel.replaceChildren(h("p", { class: "message", role: "status" }, changed ? `Cancelled. ${count(changed)} topics had changed before that.` : "Cancelled: nothing has changed."));
       return;
     }
     const pauseS = Math.max(...answer.topics.map((row) => row.pause_s));
+    if (!isHere()) return;
     await show();
     document.querySelector("main h1").after(h("p", { class: "message", role: "status" }, `${kind.done}: ${count(answer.topics.length)} topics, writes paused for ${pauseS.toFixed(2)} s. Now start the producers ${kind === CUT_OVER ? "here" : "at the source"}.`));
   };
