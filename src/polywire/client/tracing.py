@@ -234,6 +234,8 @@ class Sending:
         """Return a record whose headers have the context of the span."""
         if not self._context:
             return record
+        if not record.headers and record.origin_time_us is None:
+            return self.traced_value(record.value, record.key)
         headers = {name: value for name, value in record.headers.items() if name not in CONTEXT_HEADERS}
         return Record(record.value, record.key, headers | self._context, origin_time_us=record.origin_time_us)
 
