@@ -405,8 +405,10 @@ class Producer:
             return Receipts(await self._queue_all(topic, found, named, others, partition))
         with telemetry.sending(self._link.place, topic, {}, count=len(found)) as sending:
             if sending.has_context:
-                given = (others.get(row) or Record(value, named[row]) for row, value in enumerate(found))
-                others = dict(enumerate(map(sending.traced, given)))
+                others = {
+                    row: sending.traced(others[row]) if row in others else sending.traced_value(value, named[row])
+                    for row, value in enumerate(found)
+                }
             parts = await self._queue_all(topic, found, named, others, partition)
         sending.wait_for([batch.completed for batch, _, _ in parts])
         return Receipts(parts)

@@ -143,6 +143,11 @@ class Record(_Fields):
 _make: Final[partial[Record]] = partial(tuple.__new__, Record)
 
 
+def valid_record(value: bytes | None, key: bytes | None, headers: Headers) -> Record:
+    """Return a record to send, without the checks and conversions of ``Record``."""
+    return _make((value, key, headers, "", -1, -1, 0, None))
+
+
 def as_bytes(given: object, what: str) -> bytes | None:
     """Return str as UTF-8 and bytes-like values as bytes. Raises Invalid(INVALID_REQUEST) for other types.
 

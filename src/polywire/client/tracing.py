@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from polywire.build_info import VERSION
 from polywire.client.address import SCHEME_SUFFIX, split_address, split_brokers, split_login
 from polywire.client.connect import DEFAULT_SCHEME
-from polywire.client.record import Record
+from polywire.client.record import Record, valid_record
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.extras import required
 
@@ -45,6 +45,7 @@ SYSTEMS: Final = {"kafka07": "kafka", "memory": "polywire"}
 """Names of messaging systems by scheme, where they differ."""
 CARRIERS: Final = frozenset({"polywire", "memory", "kafka", "iggy"})
 """Schemes of protocols whose records have headers."""
+CHECK_INTERVAL_S: Final = 0.1  # asking for the providers takes some microseconds, too long for each record
 CONTEXT_BYTES_MAX: Final = 8192  # of a header with a context, as for baggage by W3C; longer ones are ignored
 CONTEXT_HEADERS: Final = ("traceparent", "tracestate", "baggage")
 
@@ -233,8 +234,14 @@ class Sending:
         """Return a record whose headers have the context of the span."""
         if not self._context:
             return record
+        if not record.headers and record.origin_time_us is None:
+            return self.traced_value(record.value, record.key)
         headers = {name: value for name, value in record.headers.items() if name not in CONTEXT_HEADERS}
         return Record(record.value, record.key, headers | self._context, origin_time_us=record.origin_time_us)
+
+    def traced_value(self, value: bytes | None, key: bytes | None) -> Record:
+        """Return a record with a value, a key, and the context of the span as its headers."""
+        return valid_record(value, key, self._context)
 
     def wait_for(self, outcomes: Sequence[asyncio.Future[Any]]) -> None:
         """End the span once all outcomes are there. Each is a ``Delivery``."""
@@ -267,19 +274,21 @@ class Sending:
 
 def active() -> Telemetry | None:
     """Return what reports to OpenTelemetry, or None if the application has set no provider."""
-    if _found is None and API in sys.modules:
+    if _found is None and API in sys.modules and time.monotonic() >= _check_at:
         _find()
     return _found
 
 
 _found: Telemetry | None = None
+_check_at = 0.0
 
 
 def _find() -> None:
-    global _found
+    global _check_at, _found
     from opentelemetry import metrics, trace
 
     tracers, meters = trace.get_tracer_provider(), metrics.get_meter_provider()
+    _check_at = time.monotonic() + CHECK_INTERVAL_S
     if not (_is_proxy(tracers) and _is_proxy(meters)):
         _found = Telemetry(tracers, meters)
 

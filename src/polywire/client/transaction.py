@@ -29,7 +29,7 @@ from polywire.client.lane import PAUSE_MAX_S, PAUSE_MIN_S
 from polywire.client.link import GONE, Link
 from polywire.client.polywire import BATCH_BYTES, PolywireClient, needs_polywire
 from polywire.client.producer import checked_partition
-from polywire.client.record import Headers, Record, Text, as_json, as_record, encode_batch, size_of
+from polywire.client.record import NO_HEADERS, Headers, Record, Text, as_json, as_record, encode_batch, size_of
 from polywire.client.tracing import Sending, active
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.polywire.messages import BY_KEY, GroupOffsets
@@ -194,7 +194,7 @@ class Transaction:
         Raises:
             Invalid: INVALID_REQUEST: the transaction has ended or is too large, or an argument has the wrong type.
         """
-        self._add(topic, as_record(value, key, headers, timestamp), partition)
+        self._add_all(topic, [as_record(value, key, headers, timestamp)], partition)
 
     async def send_json(
         self,
@@ -217,8 +217,7 @@ class Transaction:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST, f"values must be a list with one for each record got={type(values).__name__}"
             )
-        for record in [as_record(value, None, None, None) for value in values]:
-            self._add(topic, record, partition)
+        self._add_all(topic, [as_record(value, None, None, None) for value in values], partition)
 
     async def abort(self) -> None:
         """Drop the records and end the transaction. Its consumer returns the uncommitted records again."""
@@ -291,16 +290,21 @@ class Transaction:
         if self._consumer is not None and error is not None:
             self._consumer._rewind()
 
-    def _add(self, topic: str, record: Record, partition: int | None) -> None:
+    def _add_all(self, topic: str, records: Sequence[Record], partition: int | None) -> None:
         self._check_open()
         if not isinstance(topic, str):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"topic must be a str got={type(topic).__name__}")
-        where = BY_KEY if partition is None else checked_partition(partition)
         telemetry = active()
-        if telemetry is not None:
-            sending = telemetry.sending(self._link.place, topic, record.headers)
+        if telemetry is not None and records:
+            headers = records[0].headers if len(records) == 1 else NO_HEADERS
+            sending = telemetry.sending(self._link.place, topic, headers, count=len(records))
             self._sendings.append(sending)
-            record = sending.traced(record)
+            records = [sending.traced(record) for record in records]
+        for record in records:
+            self._add(topic, record, partition)
+
+    def _add(self, topic: str, record: Record, partition: int | None) -> None:
+        where = BY_KEY if partition is None else checked_partition(partition)
         size = size_of(record)
         # a batch without any key goes to one partition; in a batch with keys, the broker chooses it for each record
         group = (topic, where, record.key is None)

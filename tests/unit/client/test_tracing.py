@@ -238,7 +238,7 @@ def test_a_context_is_read_from_a_row_of_spark() -> None:
 
 
 IDLE: Final = """
-import asyncio, sys
+import asyncio, sys, time
 import polywire, polywire.client.tracing as tracing
 
 async def main():
@@ -257,6 +257,7 @@ import opentelemetry.trace
 asyncio.run(main())
 from opentelemetry.sdk.trace import TracerProvider
 opentelemetry.trace.set_tracer_provider(TracerProvider())
+time.sleep(tracing.CHECK_INTERVAL_S)
 assert tracing.active() is not None
 """
 
