@@ -22,6 +22,7 @@ import structlog
 
 from polywire.broker.access import DEFAULT_NAME, Access, ConfiguredUser
 from polywire.broker.broker import Broker
+from polywire.broker.id_tokens import IdTokens, Provider
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
 from polywire.clock import SystemClock
@@ -168,7 +169,7 @@ async def serve(
         access = broker.access
         factories = _factories(broker, config, shard)
         router = factories[2]
-        await _know_users(access, users, router)
+        await _know_users(access, users, router, config.provider)
         assert users is None or not access.is_open, "authentication is on with users"
         addresses = config.served(has_users=not access.is_open, has_anonymous=access.has_anonymous)
         tls, links = server_tls(config), None if shard is None else shard.link_tls(config)
@@ -190,6 +191,7 @@ async def serve(
         "users": None if _has_copy(router) else users_loader(access, config.users),
         "certificate": None if tls is None else tls.reload,
         "certificate of links": None if links is None else links.reload,
+        "keys of the token issuer": None if access.id_tokens is None else access.id_tokens.load,
     }
     server.watch_signals(Reload(files), None if others is None else others.signals)
     _announce(config, listeners, broker.access)
@@ -230,12 +232,20 @@ def _has_copy(router: RoutedBroker | None) -> bool:
     return router is not None and router.shards.own != VALUES_SHARD
 
 
-async def _know_users(access: Access, users: Sequence[ConfiguredUser] | None, router: RoutedBroker | None) -> None:
+async def _know_users(
+    access: Access,
+    users: Sequence[ConfiguredUser] | None,
+    router: RoutedBroker | None,
+    provider: Provider | None,
+) -> None:
     """Apply the users file, or receive the users from the first process.
 
     If that does not respond, the users of the last start remain until it does. Raises Missing(USER_MISSING) if a
     configured quota is for a user who does not exist.
     """
+    if provider is not None:
+        access.id_tokens = IdTokens(provider)
+        access.id_tokens.load()
     if router is None or not _has_copy(router):
         if users is not None:
             access.configure(users)
