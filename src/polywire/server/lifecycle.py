@@ -59,7 +59,7 @@ from polywire.server.readiness import ReadinessDriver, is_available
 from polywire.server.resources import Collector, raise_limit, share
 from polywire.server.scheduling import IdlePoll
 from polywire.server.shard import BEGIN_POLL_S, Shard
-from polywire.server.signals import Reload, Signals, users_loader
+from polywire.server.signals import Load, Reload, Signals, users_loader
 from polywire.server.tables import Tables
 from polywire.server.tls import ServerTls, server_tls
 from polywire.server.users import load_users
@@ -189,9 +189,7 @@ async def serve(
     files = {
         "audit log": audit.reopen,
         "users": None if _has_copy(router) else users_loader(access, config.users),
-        "certificate": None if tls is None else tls.reload,
-        "certificate of links": None if links is None else links.reload,
-        "keys of the token issuer": None if access.id_tokens is None else access.id_tokens.load,
+        **_secrets(access, tls, links),
     }
     server.watch_signals(Reload(files), None if others is None else others.signals)
     _announce(config, listeners, broker.access)
@@ -205,6 +203,15 @@ async def serve(
 
         others.announce(_advertised(listeners), broker.epoch, deposed)
     return await server.wait(broker, hub, listeners)
+
+
+def _secrets(access: Access, tls: ServerTls | None, links: LinkTls | None) -> Mapping[str, Load | None]:
+    """Return the functions that read certificates and keys again."""
+    return {
+        "certificate": None if tls is None else tls.reload,
+        "certificate of links": None if links is None else links.reload,
+        "keys of the token issuer": None if access.id_tokens is None else access.id_tokens.load,
+    }
 
 
 def _factories(broker: Broker, config: ServeConfig, shard: Shard | None) -> Factories:
