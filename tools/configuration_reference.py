@@ -19,7 +19,9 @@ TOPICS: Final[Mapping[str, Sequence[str]]] = {
         "polywire-tls", "kafka-tls", "kafka07-tls", "flux-tls", "cursus-tls", "iggy-tls", "http-tls", "tls-certificate", "tls-key",
         "tls-client-authority", "tls-machine-authority",
     ),
-    "Users and audit": ("users", "quotas", "insecure", "audit-log"),
+    "Users and audit": (
+        "users", "quotas", "insecure", "audit-log", "oidc-issuer", "oidc-audience", "oidc-keys", "oidc-user-claim",
+    ),
     "Storage": ("data-dir", "durability", "slot-mib", "cache-mib", "scrub-hours"),
     "Topics and retention": ("partitions", "retention-hours", "retention-mib", "offsets-retention-hours"),
     "Tables": ("table", "table-freshness-s", "table-history-hours", "tables-url"),

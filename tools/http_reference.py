@@ -9,6 +9,7 @@ from typing import Final
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from polywire.broker.client_quotas import DEFAULT
 from polywire.broker.permissions import ANYBODY, Action
 from polywire.errors import ErrorCode
 from polywire.http.api import Api
@@ -30,6 +31,7 @@ SECTIONS: Final[Mapping[str, Sequence[str]]] = {
     "Records and topics": ("topic", "batches", "congested"),
     "Groups": ("group",),
     "Connections and requests": ("connections", "received", "sent", "receive_buffer", "request_seconds"),
+    "Quotas": ("quota",),
     "The log": ("log_work",),
     "Tables and SQL": ("table", "sql"),
     "Links": ("link",),
@@ -45,6 +47,9 @@ topic have series, and at most 50,000 partitions are read for them.""",
     "Connections and requests": """\
 `polywire_request_seconds` is sampled. Its label `kind` is `produce` or `other`. A fetch that waits for records includes its wait. Requests
 without a response, and requests pipelined behind a pending one, are not timed.""",
+    "Quotas": """\
+There are series for at most 1,000 quotas. `user` and `client_id` are those of the quota; `*` stands for all without a quota of their own, and
+their usage is summed. `limit` is `produce` or `fetch` (bytes) or `requests`.""",
     "The log": """\
 `work` is `sync` (journal), `bucket` (an object stored, retries included), `seal` (segments written and merged), `reader` (reads from
 disk), `scrub` or `delete`.""",
@@ -71,6 +76,7 @@ def _filled() -> Site:
     """Return the site of a broker that has one of everything with metrics."""
     site = Site()
     site.process.view = bucket_view()
+    site.broker.access.set_quota(None, DEFAULT, {"requests": 100.0})
     site.process.table_reports[TOPIC] = table_report(TOPIC)
     site.broker.create_topic(TopicName.parse(TOPIC), partition_count=1)
     batch = from_records([Record(value=b"v")] * 2)

@@ -34,6 +34,7 @@ from polywire.broker.client_quotas import (
     key_of,
 )
 from polywire.broker.client_quotas import STORED_AS as QUOTAS
+from polywire.broker.id_tokens import IdTokens
 from polywire.broker.passwords import Origin, Passwords
 from polywire.broker.permissions import ADMINISTRATION, EVERYTHING, Action, Grants
 from polywire.broker.scram import Mechanism, Verifier
@@ -107,6 +108,7 @@ class Access(Authentication):
         "_streams",
         "_users",
         "audit",
+        "id_tokens",
         "is_open",
         "quotas",
     )
@@ -133,6 +135,7 @@ class Access(Authentication):
         self._changing: Counter[int] = Counter()
         self._has_file = False
         self.audit: AuditSink = discard
+        self.id_tokens: IdTokens | None = None
         self.is_open = True
         # above every id ever used
         self._next_id = ROOT_ID + 1

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from polywire.broker.authorization import AuditEvent, AuditSink, Authorization, Outcome
+from polywire.broker.id_tokens import IdTokens
 from polywire.broker.owners import ANONYMOUS
 from polywire.broker.passwords import Passwords, origin_of
 from polywire.broker.permissions import Action
@@ -76,6 +77,7 @@ class Authentication(Authorization):
     _by_digest: dict[bytes, tuple[int, Token]]
     _by_name: dict[str, User]
     _clock: Clock
+    id_tokens: IdTokens | None
     # how often the logins of each user were ended
     _logins: dict[int, int]
     _loop: Loop
@@ -192,8 +194,25 @@ class Authentication(Authorization):
             user = self._users[user_id]
             if self._is_alive(kept.expires_at_us) and user.active and name in (None, user.name):
                 return replace(self._principal(user, peer), token=kept.digest, expires_at_us=kept.expires_at_us)
+        if self.id_tokens is not None and token.count(".") == 2:
+            return self._log_in_with_id_token(self.id_tokens, token, peer, name)
         if name is None:  # with a name, the caller may try the secret as a password next
             self._record("login", Outcome.REFUSED, peer=peer, reason="no such token, or it has expired")
+        raise Denied(ErrorCode.LOGIN_FAILED, "no such token, or it has expired")
+
+    def _log_in_with_id_token(self, id_tokens: IdTokens, token: str, peer: str, name: str | None) -> Principal:
+        """Return the principal of a provider's token, which ends when the token expires."""
+        try:
+            found, expires_at_us = id_tokens.verify(token)
+        except Denied as denied:
+            reason, found, expires_at_us = denied.message, "", 0
+        else:
+            user = self._by_name.get(found)
+            if user is not None and user.active and name in (None, found) and self._is_alive(expires_at_us):
+                return replace(self._principal(user, peer), expires_at_us=expires_at_us)
+            reason = "the token is for no user of the broker, or for another one"
+        if name is None:  # see ``log_in_with_token``
+            self._record("login", Outcome.REFUSED, user=found, peer=peer, reason=reason)
         raise Denied(ErrorCode.LOGIN_FAILED, "no such token, or it has expired")
 
     def log_in_with_either(self, name: str, secret: str, done: Completion[Principal], *, peer: str = "") -> None:
@@ -287,9 +306,8 @@ class Authentication(Authorization):
         user = self._users.get(principal.user_id)
         if user is None or not user.active or principal.login != self._logins.get(user.id, 0):
             return False
-        return principal.token is None or (
-            principal.token in self._by_digest and self._is_alive(principal.expires_at_us)
-        )
+        is_revoked = principal.token is not None and principal.token not in self._by_digest
+        return not is_revoked and self._is_alive(principal.expires_at_us)
 
     def is_administrator(self, principal: Principal) -> bool:
         """Return whether a principal may manage the server."""

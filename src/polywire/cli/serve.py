@@ -181,6 +181,19 @@ class Listeners:
             "requests=100. The name * stands for all without a quota of their own. polywire quota changes them at run time."
         ),
     ] = None
+    oidc_issuer: Annotated[
+        str | None,
+        Parameter(
+            help="Issuer of tokens of OpenID Connect that clients can log in with, as in the claim iss. Needs --users and "
+            "pip install 'polywire[oidc]'."
+        ),
+    ] = None
+    oidc_audience: Annotated[str | None, Parameter(help="Audience of the tokens, as in the claim aud.")] = None
+    oidc_keys: Annotated[
+        str | None,
+        Parameter(help="File or https URL of the JSON Web Key Set with the public keys of the issuer."),
+    ] = None
+    oidc_user_claim: Annotated[str, Parameter(help="Claim of the tokens with the name of the user.")] = "sub"
     audit_log: Annotated[
         Path | None,
         Parameter(
@@ -585,6 +598,10 @@ def _secured(config: ServeConfig, listeners: Listeners, tls: Tls) -> ServeConfig
         config,
         users=listeners.users,
         quotas=listeners.quotas or "",
+        oidc_issuer=listeners.oidc_issuer or "",
+        oidc_audience=listeners.oidc_audience or "",
+        oidc_keys=listeners.oidc_keys or "",
+        oidc_user_claim=listeners.oidc_user_claim,
         insecure=listeners.insecure,
         audit_log=listeners.audit_log,
         tls={wire: getattr(tls, f"{wire}_tls") for wire in WIRES} | {HTTP: tls.http_tls},

@@ -11,6 +11,7 @@ from typing import Final
 
 from polywire.broker.access import ANONYMOUS_NAME
 from polywire.broker.client_quotas import parse_quotas
+from polywire.broker.id_tokens import Provider
 from polywire.broker.settings import (
     HOUR_US,
     MEBI,
@@ -68,6 +69,7 @@ RELOADED: Final[Mapping[str, str]] = {
     "tls-key": _TLS_FILE,
     "tls-client-authority": _TLS_FILE,
     "tls-machine-authority": _TLS_FILE,
+    "oidc-keys": "read again, for new logins",
     "audit-log": "opened again",
 }
 """The effect of SIGHUP on the file of each setting. The broker reads all other settings only at its start."""
@@ -176,6 +178,8 @@ class ServeConfig:
     * ``tls_machine_authority``: PEM file of the CA for the machines of a bucket; they then use mutual TLS between each
       other.
     * ``users``: users file (``server.users``). Without one, authentication is off unless the broker has stored users.
+    * ``oidc_issuer``, ``oidc_audience``, ``oidc_keys``, ``oidc_user_claim``: provider whose tokens are accepted as logins
+      (``broker.id_tokens``).
     * ``insecure``: allow non-loopback addresses without authentication, or with passwords in clear text.
     * ``quotas``: quotas of users and client ids, such as ``user=alice produce=1MB; client-id=* requests=100``; those
       changed at run time take precedence (``broker.client_quotas``).
@@ -269,6 +273,10 @@ class ServeConfig:
     ready_file: Path | None = None
     users: Path | None = None
     quotas: str = ""
+    oidc_issuer: str = ""
+    oidc_audience: str = ""
+    oidc_keys: str = ""
+    oidc_user_claim: str = "sub"
     durability: Level = Level.WRITTEN
     bucket: str = ""
     node: str = ""
@@ -366,6 +374,7 @@ class ServeConfig:
         """
         parse_prices(self.bucket_prices)
         parse_quotas(self.quotas)
+        self._check_provider()
         for name, value, limit in (
             ("idle_poll_us", self.idle_poll_us, IDLE_POLL_US_MAX),
             ("retention_hours", self.retention_hours, RETENTION_HOURS_MAX),
@@ -447,6 +456,22 @@ class ServeConfig:
                 "all listeners are off: protocols without a login are off when users are configured",
             )
         return addresses
+
+    @property
+    def provider(self) -> Provider | None:
+        """Return the provider whose tokens are accepted as logins; None if there is none."""
+        if not (self.oidc_issuer or self.oidc_audience or self.oidc_keys):
+            return None
+        return Provider(self.oidc_issuer, self.oidc_audience, self.oidc_keys, self.oidc_user_claim)
+
+    def _check_provider(self) -> None:
+        provider = self.provider
+        if provider is not None:
+            provider.check()
+            if self.users is None:
+                raise Invalid(
+                    ErrorCode.INVALID_REQUEST, "logins with tokens need --users, because a token names one of the users"
+                )
 
     def _check_machines(self) -> None:
         if self.tls_machine_authority is not None and (self.tls_certificate is None or not self.bucket):

@@ -22,6 +22,7 @@ import structlog
 
 from polywire.broker.access import DEFAULT_NAME, Access, ConfiguredUser
 from polywire.broker.broker import Broker
+from polywire.broker.id_tokens import IdTokens, Provider
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
 from polywire.clock import SystemClock
@@ -59,7 +60,7 @@ from polywire.server.readiness import ReadinessDriver, is_available
 from polywire.server.resources import Collector, raise_limit, share
 from polywire.server.scheduling import IdlePoll
 from polywire.server.shard import BEGIN_POLL_S, Shard
-from polywire.server.signals import Reload, Signals, users_loader
+from polywire.server.signals import Load, Reload, Signals, users_loader
 from polywire.server.tables import Tables
 from polywire.server.tls import ServerTls, server_tls
 from polywire.server.users import load_users
@@ -168,7 +169,7 @@ async def serve(
         access = broker.access
         factories = _factories(broker, config, shard)
         router = factories[2]
-        await _know_users(access, users, router)
+        await _know_users(access, users, router, config.provider)
         assert users is None or not access.is_open, "authentication is on with users"
         addresses = config.served(has_users=not access.is_open, has_anonymous=access.has_anonymous)
         tls, links = server_tls(config), None if shard is None else shard.link_tls(config)
@@ -188,8 +189,7 @@ async def serve(
     files = {
         "audit log": audit.reopen,
         "users": None if _has_copy(router) else users_loader(access, config.users),
-        "certificate": None if tls is None else tls.reload,
-        "certificate of links": None if links is None else links.reload,
+        **_secrets(access, tls, links),
     }
     server.watch_signals(Reload(files), None if others is None else others.signals)
     _announce(config, listeners, broker.access)
@@ -203,6 +203,15 @@ async def serve(
 
         others.announce(_advertised(listeners), broker.epoch, deposed)
     return await server.wait(broker, hub, listeners)
+
+
+def _secrets(access: Access, tls: ServerTls | None, links: LinkTls | None) -> Mapping[str, Load | None]:
+    """Return the functions that read certificates and keys again."""
+    return {
+        "certificate": None if tls is None else tls.reload,
+        "certificate of links": None if links is None else links.reload,
+        "keys of the token issuer": None if access.id_tokens is None else access.id_tokens.load,
+    }
 
 
 def _factories(broker: Broker, config: ServeConfig, shard: Shard | None) -> Factories:
@@ -234,12 +243,20 @@ def _has_copy(router: RoutedBroker | None) -> bool:
     return router is not None and router.shards.own != VALUES_SHARD
 
 
-async def _know_users(access: Access, users: Sequence[ConfiguredUser] | None, router: RoutedBroker | None) -> None:
+async def _know_users(
+    access: Access,
+    users: Sequence[ConfiguredUser] | None,
+    router: RoutedBroker | None,
+    provider: Provider | None,
+) -> None:
     """Apply the users file, or receive the users from the first process.
 
     If that does not respond, the users of the last start remain until it does. Raises Missing(USER_MISSING) if a
     configured quota is for a user who does not exist.
     """
+    if provider is not None:
+        access.id_tokens = IdTokens(provider)
+        access.id_tokens.load()
     if router is None or not _has_copy(router):
         if users is not None:
             access.configure(users)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from polywire.broker.access import Principal
 from polywire.broker.scram import Mechanism
-from polywire.errors import BrokerError, Busy, PeerError
+from polywire.errors import BrokerError, Busy, Denied, ErrorCode, PeerError
 from polywire.protocols.kafka import sasl, schema
 from polywire.protocols.kafka.messages import Api, Refused, WireError
 from polywire.protocols.kafka.reply_slots import Answer
-from polywire.protocols.kafka.sasl import PLAIN, Challenge, Step
+from polywire.protocols.kafka.sasl import OAUTHBEARER, PLAIN, Challenge, Step
 from polywire.protocols.kafka.session import KafkaSession
 
 if TYPE_CHECKING:
@@ -35,13 +35,14 @@ def sasl_handshake(session: KafkaSession, answer: Answer, request: SaslHandshake
         conversation.enter(Step.AGREED)
     except Refused as refused:
         error = refused.error
-    if request.mechanism not in sasl.MECHANISMS:
+    mechanisms = [*sasl.MECHANISMS, *([OAUTHBEARER] if session.broker.access.id_tokens else [])]
+    if request.mechanism not in mechanisms:
         error = WireError.UNSUPPORTED_SASL_MECHANISM
     if error is not WireError.NONE:
         session.end(answer)
     conversation.mechanism = request.mechanism
     conversation.is_bare = answer.request.version < sasl.BARE_SINCE
-    return response(error=error, mechanisms=list(sasl.MECHANISMS))
+    return response(error=error, mechanisms=mechanisms)
 
 
 def sasl_authenticate(
@@ -51,7 +52,7 @@ def sasl_authenticate(
     response = schema.response(Api.SASL_AUTHENTICATE)
     conversation, token = session.sasl, bytes(request.auth_bytes)
     try:
-        if conversation.mechanism != PLAIN and conversation.step is Step.AGREED:
+        if conversation.mechanism not in (PLAIN, OAUTHBEARER) and conversation.step is Step.AGREED:
             conversation.enter(Step.CHALLENGED)
             introduction = sasl.read_introduction(token)
             verifier = session.broker.access.verifier(introduction.name, Mechanism(conversation.mechanism))
@@ -62,6 +63,8 @@ def sasl_authenticate(
             words = sasl.read_words(token)
             done = partial(_verified, session, answer, b"")
             session.broker.access.log_in_with_either(words.name, words.secret, done, peer=session.output.peer)
+        elif conversation.mechanism == OAUTHBEARER:
+            _verified(session, answer, b"", _bearer(session, token))
         else:
             _prove(session, answer, token)
     except Refused as refused:
@@ -71,6 +74,18 @@ def sasl_authenticate(
         # clients reconnect if the connection closes, but not after an error response
         raise PeerError(busy.message, fatal=True) from None
     return None
+
+
+def _bearer(session: KafkaSession, token: bytes) -> Principal | BrokerError:
+    """Log in with a provider's token. Raises Refused for an invalid message."""
+    words = sasl.read_bearer(token)
+    try:
+        principal = session.broker.access.log_in_with_token(words.secret, peer=session.output.peer)
+    except Denied as denied:
+        return denied.with_traceback(None)
+    if words.name not in ("", principal.name):
+        return Denied(ErrorCode.LOGIN_FAILED, "the token is for another user")
+    return principal
 
 
 def _prove(session: KafkaSession, answer: Answer, token: bytes) -> None:
@@ -107,4 +122,14 @@ def _verified(session: KafkaSession, answer: Answer, last: bytes, principal: Pri
         session.end(answer)
         answer.ok(response(error=WireError.SASL_AUTHENTICATION_FAILED, message=principal.message))
     else:
-        answer.ok(response(auth_bytes=last))
+        answer.ok(response(auth_bytes=last, session_lifetime_ms=_lifetime_ms(session, principal)))
+
+
+def _lifetime_ms(session: KafkaSession, principal: Principal) -> int:
+    """Return after how many milliseconds the client must log in again (KIP-368); 0 for never.
+
+    Only tokens of a provider are renewed. The connection of an access token is closed when the token expires.
+    """
+    if principal.token is not None or principal.expires_at_us is None:
+        return 0
+    return max((principal.expires_at_us - session.broker.clock.now_us()) // 1000, 1)

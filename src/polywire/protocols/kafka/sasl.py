@@ -3,6 +3,7 @@
 Malformed messages, and steps that ``TRANSITIONS`` does not allow, raise Refused.
 
     PLAIN   client  authzid NUL name NUL password
+    OAUTHBEARER   client  n,a=NAME,^Aauth=Bearer TOKEN^A^A
     SCRAM   client  n,,n=NAME,r=NONCE                     server  r=NONCE NONCE,s=SALT,i=ITERATIONS
             client  c=biws,r=NONCE NONCE,p=PROOF          server  v=SIGNATURE
 """
@@ -19,6 +20,7 @@ from polywire.broker.scram import Mechanism, Verifier
 from polywire.protocols.kafka.messages import Refused, WireError
 
 PLAIN: Final = "PLAIN"
+OAUTHBEARER: Final = "OAUTHBEARER"  # only if the broker accepts tokens of a provider
 MECHANISMS: Final = (PLAIN, *(mechanism.value for mechanism in Mechanism))
 BARE_SINCE: Final = 1  # first version of SaslHandshake after which tokens are sent in SaslAuthenticate requests
 NONCE_BYTES: Final = 24
@@ -133,6 +135,21 @@ def read_words(token: bytes) -> Words:
     if len(parts) != 3 or not parts[1] or parts[0] not in ("", parts[1]):
         raise _unreadable()
     return Words(parts[1], parts[2])
+
+
+def read_bearer(token: bytes) -> Words:
+    """Decode an OAUTHBEARER message (RFC 7628): the user name, which may be empty, and the provider's token.
+
+    Raises Refused if it is malformed.
+    """
+    head, *pairs = _text(token).split("\x01")
+    binding, comma, authzid = head.partition(",")
+    found = [pair.removeprefix("auth=") for pair in pairs if pair.startswith("auth=")]
+    scheme, _, value = found[0].partition(" ") if len(found) == 1 else ("", "", "")
+    name = _unescaped(authzid[2:-1]) if authzid.startswith("a=") else ""
+    if binding not in _NO_BINDING or not comma or not head.endswith(",") or scheme.lower() != "bearer" or not value:
+        raise _unreadable()
+    return Words(name, value.strip())
 
 
 def read_introduction(token: bytes) -> Introduction:
