@@ -315,6 +315,7 @@ def polywire_verbs() -> Iterator[Asked]:
     yield polywire(Verb.STAGE, messages.Stage(b"token", SHORT, 0), _short)
     yield polywire(Verb.PUBLISH, messages.Publish("w", 1, tokens), once=True)
     yield polywire(Verb.ABANDON, messages.Abandon(tokens))
+    yield polywire(Verb.BEGIN_EPOCH, messages.BeginEpoch("w"))
     yield polywire(Verb.LOCATE, messages.Locate(FULL, 0, 0))
     yield polywire(Verb.COMMIT, messages.Commit(WIDE, 0, 1, "committed", 0))
     yield polywire(Verb.POSITION, messages.AskPosition(WIDE, 0, 1, "crowd"))
