@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
 import structlog
 
@@ -111,6 +110,8 @@ class IdTokens:
         self._run(self._fetch_now)
 
     def _fetch_now(self) -> None:
+        from urllib.request import urlopen  # here, because few brokers need it, and it makes a start longer
+
         try:
             with urlopen(self._provider.keys, timeout=FETCH_S) as response:
                 self._keys = self._parse(response.read(KEYS_BYTES_MAX + 1))
