@@ -269,8 +269,7 @@ class LinkView:
     @property
     def is_complete(self) -> bool:
         """Whether each topic that the link has found has a report, so that ``reports`` has all topics."""
-        found = self.reports[""].topics if "" in self.reports else -1
-        return 0 <= found <= sum(1 for _ in self.topics())
+        return "" in self.reports and 0 <= self.reports[""].topics <= len(self.reports) - 1
 
     @property
     def error(self) -> str:

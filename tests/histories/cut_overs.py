@@ -128,7 +128,7 @@ class Round:
             self.stopped_at = self.last_at
         self.first_here_at = 0.0
 
-    def go_on(self, url: str) -> None:
+    def resume(self, url: str) -> None:
         """Produce at this broker."""
         self.producer_url = url
         self.may_produce.set()
@@ -225,7 +225,7 @@ class ConfluentRound(Round):
         await asyncio.wait_for(self._paused[self.producer_url].wait(), CUT_OVER_S)
         self.stopped_at, self.first_here_at = self.last_at, 0.0
 
-    def go_on(self, url: str) -> None:
+    def resume(self, url: str) -> None:
         self.producer_url = url
         self.moved.append(self._next)
         self._order(url, f"go {self._next}")
@@ -377,7 +377,7 @@ class World:
         return pause
 
     async def _continue(self, round_: Round, url: str) -> float:
-        round_.go_on(url)
+        round_.resume(url)
         end = time.monotonic() + END_S
         while not round_.first_here_at:
             if time.monotonic() > end:

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Final
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
+from polywire.cli.connection import ADDRESS_DEFAULT
 from polywire.cli.output import note
 from polywire.cli.serve import VARIABLES
 from polywire.cli.usage import examples
@@ -36,7 +37,6 @@ SAMPLE_PARTITIONS: Final = 3
 SAMPLE_RECORDS: Final = 100
 SLOT_BYTES: Final = 17 * 1024 * 1024  # the smallest size that fits the largest request of every protocol
 READY_POLL_S: Final = 0.02
-DEFAULT_URL: Final = "polywire://127.0.0.1:9555"
 FREE_PORT: Final = "127.0.0.1:0"
 
 app = App(
@@ -115,7 +115,7 @@ async def _produce_samples(
         number = await _create_sample_topic(client)
         urls = {name: _url(name, listener) for name, listener in listeners.items()}
         print(introduction_of(urls) if sys.stdout.isatty() else json.dumps(urls), flush=True)
-        address = "" if url == DEFAULT_URL else f" --address {url}"
+        address = "" if url == ADDRESS_DEFAULT else f" --address {url}"
         note(f"ready topic={SAMPLE} records={number}; try: polywire record tail {SAMPLE}{address}")
         while not await asyncio.to_thread(stopping.wait, 1 / rate if rate else None):
             await client.produce(SAMPLE, [_record(number)])

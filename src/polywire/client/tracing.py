@@ -136,7 +136,7 @@ class Telemetry:
 
     def end(self, span: Span, attributes: Mapping[str, Any], begun: float, error: BaseException | None = None) -> None:
         """End a span, and add its duration to the metrics."""
-        metered = {name: value for name, value in attributes.items() if name in METERED}
+        metered = _metered(attributes)
         if error is not None:
             kind = error.code.value if isinstance(error, BrokerError) else type(error).__qualname__
             span.set_attribute("error.type", kind)
@@ -170,7 +170,7 @@ class Telemetry:
         start_ns = time.time_ns() - int((time.monotonic() - begun) * 1e9)
         span = self.begin(f"poll {topic}", "CLIENT", attributes, links=self.links(records), start_ns=start_ns)
         self.end(span, attributes, begun)
-        self.consumed.add(len(records), {name: attributes[name] for name in METERED if name in attributes})
+        self.consumed.add(len(records), _metered(attributes))
 
     @contextmanager
     def processing(self, place: Place, group: str | None, records: Record | Sequence[Record]) -> Iterator[Span]:
@@ -268,8 +268,7 @@ class Sending:
         if not self._is_ended:
             self._is_ended = True
             self._telemetry.end(self._span, self._attributes, self._begun, error)
-            metered = {name: self._attributes[name] for name in METERED if name in self._attributes}
-            self._telemetry.sent.add(self._count, metered)
+            self._telemetry.sent.add(self._count, _metered(self._attributes))
 
 
 def active() -> Telemetry | None:
@@ -335,6 +334,10 @@ def _carrier(headers: object) -> dict[str, str]:
             f"headers must be a mapping, or pairs of name and value got={type(headers).__name__}",
         ) from None
     return found
+
+
+def _metered(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: attributes[name] for name in METERED if name in attributes}
 
 
 def _attributes(

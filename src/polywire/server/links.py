@@ -300,9 +300,10 @@ class Links(WorkerProcess):
         """
         if not self._view(link).is_complete:
             return []
+        known = self._known(link)
         for pattern in patterns:
-            if not self._known(link, [pattern]):
-                raise missing(ErrorCode.TOPIC_MISSING, "topic", pattern, self._known(link), facts=f"link={link.name!r}")
+            if not any(matches(pattern, topic) for topic in known):
+                raise missing(ErrorCode.TOPIC_MISSING, "topic", pattern, known, facts=f"link={link.name!r}")
         return self._known(link, patterns)
 
     def _known(self, link: LinkDefinition, patterns: Sequence[str] = ()) -> list[str]:
