@@ -59,6 +59,7 @@ class ErrorCode(Enum):
     GENERATION_STALE = "generation_stale"
     VERSION_CONFLICT = "version_conflict"
     PARTITION_NOT_ASSIGNED = "partition_not_assigned"
+    RECORD_NOT_ACQUIRED = "record_not_acquired"
     PRODUCER_FENCED = "producer_fenced"
     NOT_OWNER = "not_owner"
     BUSY = "busy"

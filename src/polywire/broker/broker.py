@@ -27,6 +27,7 @@ from polywire.broker.groups.commits import Commits, PositionVerbs
 from polywire.broker.groups.consumer_groups import ConsumerGroups
 from polywire.broker.groups.coordinator import Coordinator, GroupBroker
 from polywire.broker.groups.memberships import TopicGroups
+from polywire.broker.groups.share_groups import ShareGroups
 from polywire.broker.owners import Owners
 from polywire.broker.participants import Participants
 from polywire.broker.record_verbs import Admission, ProducerVerbs
@@ -79,6 +80,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         "publish_work",
         "remote_topics",
         "settings",
+        "shares",
         "sliced",
         "staging",
         "streams",
@@ -125,6 +127,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         self.groups = groups.coordinator
         self.classic = groups.classic
         self.consumers = groups.consumers
+        self.shares: Final = ShareGroups(self, state, settings=settings, loop=loop, clock=clock)
         self.transactions: Final = Transactions(
             log,
             state,

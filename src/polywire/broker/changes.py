@@ -25,6 +25,8 @@ from polywire.types import Assignor, PositionKind
 SNAPSHOT_VERSION: Final = 1
 DECIDED_VERSION: Final = 2
 """Version of a snapshot that contains ``decisions``. Older brokers, which would ignore them, refuse this version."""
+SHARED_VERSION: Final = 3
+"""Version of a snapshot that contains share groups, for the same reason."""
 NO_SHARD: Final = -1
 
 TopicKey = bytes | str
@@ -464,6 +466,61 @@ class WriterDeleted(msgspec.Struct, frozen=True, array_like=True, tag=29):
     writer: str
 
 
+class ShareGroupStored(msgspec.Struct, frozen=True, array_like=True, tag=36):
+    """A share group was created, or its settings or owner changed.
+
+    Attributes:
+        settings: by name. A missing one has its default.
+        has_members: whether a member has ever joined. A group with settings only is not listed.
+    """
+
+    name: str
+    settings: dict[str, str]
+    owner: int = UNOWNED
+    has_members: bool = False
+
+
+class ShareGroupDeleted(msgspec.Struct, frozen=True, array_like=True, tag=37):
+    """A share group was deleted, with its progress in all partitions."""
+
+    name: str
+
+
+class ShareStored(msgspec.Struct, frozen=True, array_like=True, tag=38):
+    """The whole progress of a share group in one partition.
+
+    Attributes:
+        start: records below this offset are finished.
+        end: no record at or above this offset was delivered.
+        runs: (first offset, last offset, delivery count) of unfinished records below ``end``, one after another.
+    """
+
+    group: str
+    incarnation: int
+    start: int
+    end: int
+    runs: tuple[int, ...] = ()
+
+
+class ShareProgressed(msgspec.Struct, frozen=True, array_like=True, tag=39):
+    """A share group acquired or finished records of one partition.
+
+    Attributes:
+        runs: (first offset, last offset, delivery count) one after another. The count is -1 for finished records.
+    """
+
+    group: str
+    incarnation: int
+    runs: tuple[int, ...]
+
+
+class ShareDeleted(msgspec.Struct, frozen=True, array_like=True, tag=40):
+    """The progress of a share group in some partitions was deleted."""
+
+    group: str
+    incarnations: tuple[int, ...]
+
+
 Change = (
     TopicCreated
     | PartitionsAdded
@@ -494,6 +551,11 @@ Change = (
     | ClassicGroupDeleted
     | TransactionJoined
     | TransactionSettled
+    | ShareGroupStored
+    | ShareGroupDeleted
+    | ShareStored
+    | ShareProgressed
+    | ShareDeleted
 )
 
 
@@ -609,6 +671,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     transactions: tuple[TransactionalIdState, ...] = ()
     classic_groups: tuple[ClassicGroupStored, ...] = ()
     decisions: tuple[TransactionDecided, ...] = ()
+    share_groups: tuple[ShareGroupStored, ...] = ()
+    shares: tuple[ShareStored, ...] = ()
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -650,7 +714,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
         snapshot = _SNAPSHOTS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _newer("state of the broker", f"bytes={len(data)} reason={error}") from error
-    if snapshot.version not in (SNAPSHOT_VERSION, DECIDED_VERSION):
+    if snapshot.version not in (SNAPSHOT_VERSION, DECIDED_VERSION, SHARED_VERSION):
         raise _newer("state of the broker", f"version={snapshot.version}")
     return snapshot
 

@@ -23,6 +23,7 @@ from polywire.broker.changes import WireStateSet
 from polywire.broker.groups.classic import weight
 from polywire.broker.groups.group import Group, restored, stored
 from polywire.broker.groups.offsets import Positions
+from polywire.broker.groups.share_table import ShareTable
 from polywire.broker.owners import ITSELF, UNOWNED, Caller, next_owner
 from polywire.broker.producers import SEQUENCE_MAX, Producers, PublishDedup, batch_with_offset
 from polywire.broker.quotas import BINDING_BYTES, GROUP_BYTES, KEY_BYTES, MEMBER_BYTES, Kind, Quotas, Usage
@@ -108,6 +109,7 @@ class State:
         "positions",
         "producers",
         "quotas",
+        "shares",
         "touched",
         "transactions",
         "usage",
@@ -130,6 +132,7 @@ class State:
         self.writers = PublishDedup(settings, self.usage)
         self.aggregates = Aggregates(self.usage)
         self.transactions = TransactionTable(settings, self.usage)
+        self.shares = ShareTable(self.usage)
         self._wire_state: dict[str, dict[str, bytes]] = {}
         self._wire_owners: dict[tuple[str, str], int] = {}
         self.wire_watchers: Final[list[Callable[[WireStateSet], None]]] = []
@@ -175,6 +178,7 @@ class State:
                 removed = set(self.catalog.apply_removed(change))
                 self.producers.drop_partitions(removed)
                 self.aggregates.drop_partitions(removed)
+                self.shares.drop_partitions(removed)
                 self.positions.drop_partitions(change.id, change.partition_count)
                 self._touch_topic(change.id)
             case changes.TopicDeleted():
@@ -213,6 +217,14 @@ class State:
                 self.aggregates.append(change)
             case changes.SnapshotSaved():
                 self.aggregates.save(change)
+            case (
+                changes.ShareProgressed()
+                | changes.ShareStored()
+                | changes.ShareDeleted()
+                | changes.ShareGroupStored()
+                | changes.ShareGroupDeleted()
+            ):
+                self.shares.apply(change)
             case changes.TransactionCommitted():
                 self.transactions.apply(change)
                 stored = () if change.stored is None else (change.stored,)
@@ -265,6 +277,7 @@ class State:
         incarnations = {partition.incarnation for partition in topic.partitions}
         self.producers.drop_partitions(incarnations)
         self.aggregates.drop_partitions(incarnations)
+        self.shares.drop_partitions(incarnations)
         full_name = topic.name.full
         for name in list(self.group_names.get(full_name, ())):
             self._drop_group((full_name, name))
@@ -359,6 +372,8 @@ class State:
         owners = dict(self._wire_owners)
         classic = list(self.classic_groups.values())
         version = changes.DECIDED_VERSION if self.transactions.decisions else changes.SNAPSHOT_VERSION
+        if self.shares.groups:
+            version = changes.SHARED_VERSION
         return chain(
             changes.encoded_head(self.catalog.next_incarnation, version),
             self.catalog.encoded_topics(),
@@ -387,6 +402,8 @@ class State:
             self.transactions.encoded(),
             encoded(len(classic), ((group,) for group in classic), weight),
             self.transactions.encoded_decisions(),
+            self.shares.encoded_groups(),
+            self.shares.encoded(),
         )
 
     def restore(self, snapshot: bytes) -> None:
@@ -404,6 +421,8 @@ class State:
             was.wire_state,
             was.aggregate_snapshots,
             was.classic_groups,
+            was.share_groups,
+            was.shares,
         )
         for change in (change for part in parts for change in part):
             self.apply_change(change)

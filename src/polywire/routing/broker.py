@@ -102,6 +102,7 @@ class RoutedBroker:
         "settings",
         "settle",
         "shards",
+        "shares",
         "sliced",
         "streams",
         "transactions",
@@ -133,6 +134,7 @@ class RoutedBroker:
         self.values: Final = Values(local, is_first=shards.own == VALUES_SHARD)
         self.commit: Final = local.commit
         self.consumers: Final = local.consumers
+        self.shares: Final = local.shares
         self.elapsed: Final = local.elapsed
         self.executors: Final[dict[str, Executor]] = {}
         self.transactions: Final = local.transactions

@@ -46,6 +46,7 @@ WIRE_ERRORS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.GENERATION_STALE: "GEN_MISMATCH",
     ErrorCode.VERSION_CONFLICT: "version_conflict",
     ErrorCode.PARTITION_NOT_ASSIGNED: "NOT_OWNER",
+    ErrorCode.RECORD_NOT_ACQUIRED: "NOT_OWNER",
     ErrorCode.PRODUCER_FENCED: "stale_producer_epoch",
     ErrorCode.NOT_OWNER: "NOT_PARTITION_LEADER",
     ErrorCode.BUSY: "broker_busy",

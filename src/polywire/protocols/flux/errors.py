@@ -52,6 +52,7 @@ WIRE_ERRORS: Final[dict[ErrorCode, tuple[WireCode, str | None]]] = {
     ErrorCode.MEMBER_FENCED: (_GENERATION, None),
     ErrorCode.GENERATION_STALE: (_GENERATION, "stale generation"),
     ErrorCode.PARTITION_NOT_ASSIGNED: (_GENERATION, "partition not assigned to member"),
+    ErrorCode.RECORD_NOT_ACQUIRED: (_GENERATION, None),
     ErrorCode.PRODUCER_FENCED: (_BAD, None),
     ErrorCode.NOT_OWNER: (_LEADER, "partition leader unavailable on this broker"),
     ErrorCode.BUSY: (_BAD, None),

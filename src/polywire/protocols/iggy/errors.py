@@ -107,6 +107,7 @@ NUMBERS: Final[dict[ErrorCode, int]] = {
     ErrorCode.LINK_EXISTS: ERROR,
     ErrorCode.GENERATION_STALE: NO_MEMBER,
     ErrorCode.PARTITION_NOT_ASSIGNED: NOT_OWNED,
+    ErrorCode.RECORD_NOT_ACQUIRED: NOT_OWNED,
     ErrorCode.PRODUCER_FENCED: PRODUCER_FENCED,
     ErrorCode.NOT_OWNER: ERROR,
     ErrorCode.BUSY: ERROR,

@@ -14,6 +14,7 @@ from polywire.broker.permissions import Action
 from polywire.broker.topics import Topic
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import schema
+from polywire.protocols.kafka.configs import GROUP
 from polywire.protocols.kafka.messages import NO_OPERATIONS, Api, WireError
 from polywire.protocols.kafka.replies import PARTITIONS_PER_STEP, answer_in_slices
 from polywire.protocols.kafka.reply_slots import Answer
@@ -252,9 +253,20 @@ def list_partition_reassignments(
 def list_config_resources(
     session: KafkaSession, answer: Answer, request: ListConfigResourcesRequest, /
 ) -> ListConfigResourcesResponse:
-    """The list is empty, because topics and the broker are the only resources with settings."""
-    del answer, request
-    return schema.response(Api.LIST_CONFIG_RESOURCES)(error=_login_error(session))
+    """The list has the groups with settings. Topics and the broker are listed by other requests."""
+    response = schema.response(Api.LIST_CONFIG_RESOURCES)
+    error = _login_error(session)
+    if (
+        error is not WireError.NONE
+        or answer.request.version == 0
+        or (request.resource_types and GROUP not in request.resource_types)
+    ):
+        return response(error=error)
+    may_see = session.broker.access.permits_somewhere(session.principal, Action.GROUP_DESCRIBE)
+    names = session.broker.shares.configured(by=session.caller) if may_see else []
+    return response(
+        config_resources=[response.ConfigResources(resource_name=name, resource_type=GROUP) for name in names]
+    )
 
 
 def _login_error(session: KafkaSession) -> WireError:

@@ -1,4 +1,4 @@
-"""Topic and broker settings under Kafka's names (spec: kafka#describeconfigs, kafka#alterconfigs).
+"""Topic, group and broker settings under Kafka's names (spec: kafka#describeconfigs, kafka#alterconfigs).
 
 * Some settings have an effect. It applies to clients of all protocols.
 * Kafka's other settings are stored and returned, but have no effect.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
+from polywire.broker.groups import share_settings
 from polywire.broker.permissions import Action
 from polywire.broker.settings import TOPIC_RANGES, BrokerSettings, Compression, TopicSettings
 from polywire.errors import BrokerError, Denied, ErrorCode, Invalid
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 TOPIC: Final = 2  # resource types
 BROKER: Final = 4
+GROUP: Final = 32
 DELETE: Final = 1  # operations
 APPEND: Final = 2
 
@@ -50,6 +52,7 @@ DESCRIBED_AT_ONCE_MAX: Final = 8  # resources in one step, each with about thirt
 TOPIC_CONFIG: Final = 1  # source of a setting's value
 STATIC_CONFIG: Final = 4
 DEFAULT_CONFIG: Final = 5
+GROUP_CONFIG: Final = 8
 BOOLEAN: Final = 1  # type of a setting's value
 STRING: Final = 2
 INT: Final = 3
@@ -396,12 +399,33 @@ def _describe(session: KafkaSession, resource: DescribeConfigsRequest.Resources)
             )
             found.append(setting)
         return found
+    if resource.resource_type == GROUP:
+        return _of_group(session, resource.resource_name)
     session.authorize(Action.CLUSTER_DESCRIBE)
     if resource.resource_type != BROKER or resource.resource_name not in ("", str(session.shared.node_id)):
-        raise Invalid(ErrorCode.INVALID_REQUEST, "only topics and this broker have settings")
+        raise Invalid(ErrorCode.INVALID_REQUEST, "only topics, groups and this broker have settings")
     if not resource.resource_name:
         return ()
     return [_Described(name, value, kind, STATIC_CONFIG, read_only=True) for name, value, kind in _of_broker(session)]
+
+
+def _of_group(session: KafkaSession, name: str) -> list[_Described]:
+    """Return the settings of a share group, which need not exist. Raises Denied(DENIED), Invalid(INVALID_NAME)."""
+    shares = session.broker.shares
+    session.broker.access.authorize_somewhere(session.principal, Action.GROUP_DESCRIBE)
+    shares.check_configuration(name, {}, by=session.caller)
+    own = shares.stored_settings(name)
+    return [
+        _Described(
+            setting,
+            own.get(setting, default),
+            INT if setting in share_settings.NUMBERS else STRING,
+            GROUP_CONFIG if setting in own else DEFAULT_CONFIG,
+            read_only=False,
+            default=default,
+        )
+        for setting, default in share_settings.DEFAULTS.items()
+    ]
 
 
 def _of_broker(session: KafkaSession) -> Iterator[tuple[str, str, int]]:
@@ -433,7 +457,7 @@ def _config_entry(
     named = []
     if request.include_synonyms:
         named.append(made.Synonyms(name=setting.name, value=setting.value, source=setting.source))
-        if setting.source == TOPIC_CONFIG and setting.default is not None:
+        if setting.source in (TOPIC_CONFIG, GROUP_CONFIG) and setting.default is not None:
             named.append(made.Synonyms(name=setting.name, value=setting.default, source=DEFAULT_CONFIG))
     return made(
         name=setting.name,
@@ -451,7 +475,8 @@ def alter_configs(session: KafkaSession, answer: Answer, request: AlterConfigsRe
 
     def given(resource: AlterConfigsRequest.Resources, settings: TopicSettings) -> dict[str, str | None]:
         del settings
-        return dict.fromkeys(TOPIC_CONFIGS) | given_values(resource.configs)
+        names = share_settings.DEFAULTS if resource.resource_type == GROUP else TOPIC_CONFIGS
+        return dict.fromkeys(names) | given_values(resource.configs)
 
     response = schema.response(Api.ALTER_CONFIGS)
     _alter(session, answer, request.resources, response, given, validate_only=request.validate_only)
@@ -543,11 +568,26 @@ def _alter_topic(
     validate_only: bool,
 ) -> None:
     broker = session.broker
+    if resource.resource_type == GROUP:
+        broker.access.authorize_somewhere(session.principal, Action.GROUP_CREATE)
+        changed = dict(broker.shares.stored_settings(resource.resource_name))
+        for setting, value in given(resource, TopicSettings()).items():
+            if value is None:
+                changed.pop(setting, None)
+            else:
+                changed[setting] = value.strip()
+        if validate_only:
+            broker.shares.check_configuration(resource.resource_name, changed, by=session.caller)
+            pending_response.count_result()
+        else:
+            done = partial(pending_response.set_result, made)
+            broker.shares.configure(resource.resource_name, changed, by=session.caller, done=done)
+        return
     if resource.resource_type != TOPIC:
         session.authorize(Action.CLUSTER_ALTER)
         refuse(
             made,
-            Invalid(ErrorCode.INVALID_REQUEST, "only topic settings can be changed"),
+            Invalid(ErrorCode.INVALID_REQUEST, "only settings of topics and groups can be changed"),
             WireError.INVALID_REQUEST,
         )
         pending_response.count_result()
@@ -565,5 +605,7 @@ def _alter_topic(
 def _refusal(error: BrokerError, resource_type: int) -> WireError | None:
     """Return the Kafka error if it depends on the type of the resource, otherwise None."""
     if isinstance(error, Denied) and resource_type != TOPIC:
-        return WireError.CLUSTER_AUTHORIZATION_FAILED
-    return WireError.INVALID_CONFIG if resource_type == TOPIC and isinstance(error, Invalid) else None
+        return (
+            WireError.GROUP_AUTHORIZATION_FAILED if resource_type == GROUP else WireError.CLUSTER_AUTHORIZATION_FAILED
+        )
+    return WireError.INVALID_CONFIG if resource_type in (TOPIC, GROUP) and isinstance(error, Invalid) else None

@@ -17,6 +17,7 @@ from polywire.broker.group_topics import GroupTopics
 from polywire.broker.groups.classic_groups import ClassicGroups
 from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.groups.consumer_groups import ConsumerGroups
+from polywire.broker.groups.share_groups import ShareGroups
 from polywire.broker.owners import Caller
 from polywire.broker.participants import Participants
 from polywire.broker.record_verbs import ProducerVerbs, RecordVerbs
@@ -28,6 +29,7 @@ from polywire.errors import BrokerError
 from polywire.protocols.kafka.fences import Fences, Turns
 from polywire.protocols.kafka.fetch_sessions import FetchSessions
 from polywire.protocols.kafka.messages import WIRE, Api, Served
+from polywire.protocols.kafka.share_sessions import ShareSessions
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.forwarded import Forwarding
 from polywire.protocols.runtime.off_loop import OffLoopQueue
@@ -61,6 +63,10 @@ class KafkaBroker(
     @property
     def consumers(self) -> ConsumerGroups:
         """Consumer groups, whose members get their assignment in heartbeat responses."""
+
+    @property
+    def shares(self) -> ShareGroups:
+        """Share groups, whose members acknowledge records one by one."""
 
     @property
     def transactions(self) -> Transactions:
@@ -136,6 +142,7 @@ class Shared:
         "served",
         "settings",
         "shards",
+        "share_sessions",
         "turns",
     )
 
@@ -163,6 +170,7 @@ class Shared:
         self.served: Final = served
         self.off_loop: Final = off_loop
         self.fetch_sessions: Final = FetchSessions(broker)
+        self.share_sessions: Final = ShareSessions()
         self._cluster_id = ""
 
     @property

@@ -226,4 +226,39 @@ DEFINITIONS: Final = """
         leader_id i32, leader_epoch i32=-1, replica_nodes []i32, isr_nodes []i32, eligible_leader_replicas []i32?,
         last_known_elr []i32?, offline_replicas []i32 ], operations i32=-2147483648 ], next_cursor{ topic_name s,
         index i32 }?
+76 ShareGroupHeartbeat 1-1 flexible 0
+    > group_id s, member_id s, member_epoch i32, rack_id s?, subscribed_topic_names []s?
+    < throttle_ms i32, error i16, message s?, member_id s?, member_epoch i32, heartbeat_interval_ms i32, assignment{
+        topic_partitions[ topic_id id, partitions []i32 ] }?
+77 ShareGroupDescribe 1-1 flexible 0
+    > group_ids []s, want_operations b
+    < throttle_ms i32, groups[ error i16, message s?, group_id s, group_state s, group_epoch i32, assignment_epoch
+        i32, assignor_name s, members[ member_id s, rack_id s?, member_epoch i32, client_id s, client_host s,
+        subscribed_topic_names []s, assignment{ topic_partitions[ topic_id id, topic_name s, partitions []i32 ] } ],
+        operations i32=-2147483648 ]
+78 ShareFetch 1-2 flexible 0
+    > group_id s?, member_id s?, session_epoch i32, max_wait_ms i32, min_bytes i32, max_bytes i32=2147483647,
+        max_records i32, batch_size i32, acquire_mode i8 @2+, is_renew b @2+, topics[ topic_id id, partitions[ index
+        i32, batches[ first_offset i64, last_offset i64, types []i8 ] ] ], forgotten[ topic_id id, partitions []i32 ]
+    < throttle_ms i32, error i16, message s?, lock_timeout_ms i32, responses[ topic_id id, partitions[ index i32,
+        error i16, message s?, acknowledge_error i16, acknowledge_message s?, current_leader{ leader_id i32,
+        leader_epoch i32 }, records recs?, acquired_records[ first_offset i64, last_offset i64, delivery_count i16 ]
+        ] ], node_endpoints[ node_id i32, host s, port i32, rack s? ]
+79 ShareAcknowledge 1-2 flexible 0
+    > group_id s?, member_id s?, session_epoch i32, is_renew b @2+, topics[ topic_id id, partitions[ index i32,
+        batches[ first_offset i64, last_offset i64, types []i8 ] ] ]
+    < throttle_ms i32, error i16, message s?, lock_timeout_ms i32 @2+, responses[ topic_id id, partitions[ index i32,
+        error i16, message s?, current_leader{ leader_id i32, leader_epoch i32 } ] ], node_endpoints[ node_id i32,
+        host s, port i32, rack s? ]
+90 DescribeShareGroupOffsets 0-1 flexible 0
+    > groups[ group_id s, topics[ topic_name s, partitions []i32 ]? ]
+    < throttle_ms i32, groups[ group_id s, topics[ topic_name s, topic_id id, partitions[ index i32, start_offset
+        i64, leader_epoch i32, lag i64=-1 @1+, error i16, message s? ] ], error i16, message s? ]
+91 AlterShareGroupOffsets 0-0 flexible 0
+    > group_id s, topics[ topic_name s, partitions[ index i32, start_offset i64 ] ]
+    < throttle_ms i32, error i16, message s?, responses[ topic_name s, topic_id id, partitions[ index i32, error i16,
+        message s? ] ]
+92 DeleteShareGroupOffsets 0-0 flexible 0
+    > group_id s, topics[ topic_name s ]
+    < throttle_ms i32, error i16, message s?, responses[ topic_name s, topic_id id, error i16, message s? ]
 """

@@ -24,6 +24,8 @@ from polywire.protocols.kafka import (
     produce,
     producers,
     quotas,
+    share_fetch,
+    share_groups,
     topics,
     transaction_lists,
     transactions,
@@ -101,6 +103,13 @@ COMMANDS: Final[Mapping[Api, Command]] = table(
     Command(Api.DESCRIBE_TOPIC_PARTITIONS, topics.describe_topic_partitions, (Action.TOPIC_DESCRIBE,)),
     Command(Api.CONSUMER_GROUP_HEARTBEAT, consumer_groups.consumer_group_heartbeat, (Action.GROUP_JOIN,)),
     Command(Api.CONSUMER_GROUP_DESCRIBE, group_lists.consumer_group_describe, (Action.GROUP_DESCRIBE,)),
+    Command(Api.SHARE_GROUP_HEARTBEAT, share_groups.share_group_heartbeat, (Action.GROUP_JOIN,)),
+    Command(Api.SHARE_GROUP_DESCRIBE, share_groups.share_group_describe, (Action.GROUP_DESCRIBE,)),
+    Command(Api.SHARE_FETCH, share_fetch.share_fetch, (Action.FETCH, Action.GROUP_JOIN)),
+    Command(Api.SHARE_ACKNOWLEDGE, share_fetch.share_acknowledge, (Action.FETCH, Action.GROUP_JOIN)),
+    Command(Api.DESCRIBE_SHARE_GROUP_OFFSETS, share_groups.describe_share_group_offsets, (Action.OFFSET_FETCH,)),
+    Command(Api.ALTER_SHARE_GROUP_OFFSETS, share_groups.alter_share_group_offsets, (Action.OFFSET_COMMIT,)),
+    Command(Api.DELETE_SHARE_GROUP_OFFSETS, share_groups.delete_share_group_offsets, (Action.GROUP_DELETE,)),
 )
 
 

@@ -257,13 +257,13 @@ class Fetching(Generic[_Wanted]):
         state = encoder.begin(offset, at=0, limit=len(out))
         for chunk in read.chunks:
             state[encoder.POSITION] = 0
-            if _put(chunk, state, out, append_times=append_times) == encoder.DONE:
+            if put_chunk(chunk, state, out, append_times=append_times) == encoder.DONE:
                 continue
             if state[encoder.AT] or self._bytes:
                 break
             out = bytearray(state[encoder.NEEDED])
             state[encoder.CAP] = len(out)
-            _put(chunk, state, out, append_times=append_times)
+            put_chunk(chunk, state, out, append_times=append_times)
             break
         return memoryview(out)[: state[encoder.AT]]
 
@@ -367,7 +367,7 @@ def _nothing() -> None:
     pass
 
 
-def _put(chunk: memoryview, state: array[int], out: bytearray, *, append_times: bool) -> int:
+def put_chunk(chunk: memoryview, state: array[int], out: bytearray, *, append_times: bool) -> int:
     """Encode the batches of a chunk. Compressed batches are decompressed first."""
     ended = encoder.put_batches(chunk, state, out, append_times=append_times)
     while ended == encoder.COMPRESSED:

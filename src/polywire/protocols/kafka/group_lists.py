@@ -15,9 +15,9 @@ from polywire.broker.groups.classic_groups import ClassicView
 from polywire.broker.groups.group import ConsumerGroupView
 from polywire.broker.permissions import Action
 from polywire.errors import BrokerError, Denied, Missing
-from polywire.protocols.kafka import schema
+from polywire.protocols.kafka import schema, share_groups
 from polywire.protocols.kafka.errors import wire_error
-from polywire.protocols.kafka.groups import authorize_known, group_error
+from polywire.protocols.kafka.groups import GROUP_OPERATIONS, authorize_known, group_error
 from polywire.protocols.kafka.messages import NO_OPERATIONS, Api, WireError
 from polywire.protocols.kafka.peer import Peer, Reply
 from polywire.protocols.kafka.structures import Record
@@ -50,10 +50,9 @@ STATES: Final = {
     Phase.DEAD: "Dead",
 }
 CLASSIC: Final = "classic"
+SHARE: Final = "share"
 ASSIGNORS: Final = {Assignor.ROUND_ROBIN: "uniform", Assignor.RANGE: "range"}
 MISSING_SINCE: Final = 6  # first version of DescribeGroups with an error for missing groups
-GROUP_OPERATIONS: Final = ((3, Action.GROUP_JOIN), (6, Action.GROUP_DELETE), (8, Action.GROUP_DESCRIBE))
-"""Kafka's operations on a group, and the actions that Polywire requires for them."""
 
 
 def _may(peer: Peer, action: Action, group: str) -> bool:
@@ -103,6 +102,12 @@ def list_groups(peer: Peer, reply: Reply, request: ListGroupsRequest, /) -> List
 def _listed(
     peer: Peer, made: type[ListGroupsResponse.Groups], states: set[str], types: set[str]
 ) -> Iterator[ListGroupsResponse.Groups | None]:
+    for name in peer.broker.shares.names(by=peer.caller):
+        view = peer.broker.shares.view(name)
+        if view is None or not share_groups.permits(peer, Action.GROUP_DESCRIBE, name):
+            yield None
+        elif (not states or share_groups.state_of(view).casefold() in states) and (not types or SHARE in types):
+            yield made(group_id=name, protocol_type=SHARE, group_state=share_groups.state_of(view), group_type=SHARE)
     for name in peer.broker.classic.names():
         entry = _entry(peer, made, name)
         if (
@@ -281,6 +286,10 @@ def delete_groups(peer: Peer, reply: Reply, request: DeleteGroupsRequest, /) -> 
 
 def _deleted(peer: Peer, made: type[DeleteGroupsResponse.Results], name: str) -> DeleteGroupsResponse.Results:
     try:
+        if peer.broker.shares.exists(name, by=peer.caller):
+            share_groups.may(peer, Action.GROUP_DELETE, name)
+            peer.broker.shares.delete(name, by=peer.caller)
+            return made(group_id=name)
         authorize_known(peer, Action.GROUP_DELETE, name)
         peer.broker.classic.delete(name, by=peer.caller)
     except BrokerError as error:

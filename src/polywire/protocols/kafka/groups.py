@@ -43,6 +43,8 @@ AT_ONCE_MAX: Final = 256  # topics of a member that are checked in one step, abo
 _END: Final = object()  # marks the end of the steps
 
 
+GROUP_OPERATIONS: Final = ((3, Action.GROUP_JOIN), (6, Action.GROUP_DELETE), (8, Action.GROUP_DESCRIBE))
+"""Kafka's operations on a group, and the actions that Polywire requires for them."""
 ELSEWHERE: Final = frozenset({ErrorCode.STOPPING, ErrorCode.UNREACHABLE, ErrorCode.NOT_OWNER})
 """Errors that mean that another process coordinates the group, or soon will."""
 

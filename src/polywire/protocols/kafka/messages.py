@@ -70,6 +70,13 @@ class Api(IntEnum):
     CONSUMER_GROUP_DESCRIBE = 69
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
+    SHARE_GROUP_HEARTBEAT = 76
+    SHARE_GROUP_DESCRIBE = 77
+    SHARE_FETCH = 78
+    SHARE_ACKNOWLEDGE = 79
+    DESCRIBE_SHARE_GROUP_OFFSETS = 90
+    ALTER_SHARE_GROUP_OFFSETS = 91
+    DELETE_SHARE_GROUP_OFFSETS = 92
 
 
 class Served(NamedTuple):
@@ -138,6 +145,13 @@ SERVED: Final[Mapping[Api, Served]] = {
     Api.LIST_TRANSACTIONS: _served(0, 2),
     Api.CONSUMER_GROUP_HEARTBEAT: _served(0, 1),
     Api.CONSUMER_GROUP_DESCRIBE: _served(0, 1),
+    Api.SHARE_GROUP_HEARTBEAT: _served(1, 1),
+    Api.SHARE_GROUP_DESCRIBE: _served(1, 1),
+    Api.SHARE_FETCH: _served(1, 2),
+    Api.SHARE_ACKNOWLEDGE: _served(1, 2),
+    Api.DESCRIBE_SHARE_GROUP_OFFSETS: _served(0, 1),
+    Api.ALTER_SHARE_GROUP_OFFSETS: _served(0, 0),
+    Api.DELETE_SHARE_GROUP_OFFSETS: _served(0, 0),
 }
 """    The versions that ApiVersions reports for requests that have a handler."""
 
@@ -219,7 +233,11 @@ class WireError(IntEnum):
     UNSUPPORTED_ASSIGNOR = 112
     STALE_MEMBER_EPOCH = 113
     TRANSACTION_ABORTABLE = 120
+    INVALID_RECORD_STATE = 121
+    SHARE_SESSION_NOT_FOUND = 122
+    INVALID_SHARE_SESSION_EPOCH = 123
     INVALID_REGULAR_EXPRESSION = 128
+    SHARE_SESSION_LIMIT_REACHED = 133
 
 
 class Codec(IntEnum):

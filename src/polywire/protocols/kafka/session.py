@@ -31,6 +31,7 @@ from polywire.protocols.kafka.fetch_sessions import FetchSession
 from polywire.protocols.kafka.messages import Api, Request, Served
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.sasl import Conversation
+from polywire.protocols.kafka.share_sessions import ShareSession
 from polywire.protocols.kafka.structure_decoder import Wide
 from polywire.protocols.kafka.structures import Record
 from polywire.protocols.runtime import commands
@@ -78,6 +79,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         software: name and version of the client's software; empty until the client has sent them.
         work: the request that delays later ones, if there is one.
         fetch_session: the connection's fetch session, if one is open.
+        share_session: the connection's share session, if one is open.
     """
 
     __slots__ = (
@@ -90,6 +92,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         "append_queue",
         "fetch_session",
         "sasl",
+        "share_session",
         "shared",
         "software",
         "work",
@@ -115,6 +118,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self.sasl: Final = Conversation()
         self.software = ""
         self.fetch_session: FetchSession | None = None
+        self.share_session: ShareSession | None = None
         self.work: Work | None = None
         self._commands: Final = table
         self._served: Final[Mapping[Api, Served]] = shared.served if served is None else served
@@ -361,6 +365,13 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         if self.fetch_session is not None:
             self.fetch_session.end()
             self.fetch_session = None
+        self.end_share_session()
+
+    def end_share_session(self) -> None:
+        """End the share session, if one is open, and release the records that its member has acquired."""
+        share_session, self.share_session = self.share_session, None
+        if share_session is not None and self.shared.share_sessions.end(share_session):
+            self.broker.shares.release_member(share_session.group, share_session.member)
 
 
 def _cancel(handle: Handle) -> None:

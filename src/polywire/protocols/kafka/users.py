@@ -17,7 +17,7 @@ from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.cluster import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
 from polywire.protocols.kafka.errors import wire_error
-from polywire.protocols.kafka.group_lists import GROUP_OPERATIONS
+from polywire.protocols.kafka.groups import GROUP_OPERATIONS
 from polywire.protocols.kafka.messages import Api, Refused, WireError
 from polywire.protocols.kafka.replies import PendingResponse, answer_in_slices, refuse
 from polywire.protocols.kafka.reply_slots import Answer

@@ -62,6 +62,7 @@ CODES: Final[dict[ErrorCode, int]] = {
     ErrorCode.MEMBER_FENCED: 60,
     ErrorCode.LINK_EXISTS: 61,
     ErrorCode.TOPIC_LINKED: 62,
+    ErrorCode.RECORD_NOT_ACQUIRED: 63,
     ErrorCode.NOT_OWNER: 64,
     ErrorCode.BUSY: 80,
     ErrorCode.STAGE_FULL: 81,

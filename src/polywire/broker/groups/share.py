@@ -1,0 +1,369 @@
+"""The records of one partition that a share group has not finished (KIP-932): a state machine without I/O.
+
+Every offset below ``ShareProgress.end`` is finished, available or acquired. A member acquires an available record under
+a lock, and then accepts, rejects or releases it. A record whose lock expires becomes available again.
+
+* At most one member holds the lock of a record at a time.
+* The delivery count of a record is the number of times that it was acquired. It is stored before a member receives the
+  record, so it is exact after a crash.
+* Locks are not stored. After a restart all unfinished records are available.
+* Finished records need no memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
+
+from polywire.errors import Conflict, ErrorCode
+
+FINISHED: Final = -1  # stands for the delivery count of a finished record
+_STEPS_MIN: Final = 64  # offsets that are checked one by one to find the first unfinished record
+
+
+class Outcome(IntEnum):
+    """What a member reports about a record. The numbers are those of Kafka's acknowledge types."""
+
+    GAP = 0  # there is no record at this offset
+    ACCEPT = 1
+    RELEASE = 2
+    REJECT = 3
+    RENEW = 4
+
+
+class Run(NamedTuple):
+    """Consecutive offsets with the same delivery count, or FINISHED. ``last`` is included."""
+
+    first: int
+    last: int
+    deliveries: int
+
+
+def runs_of(counts: Iterable[tuple[int, int]]) -> list[Run]:
+    """Join pairs of (offset, delivery count), in order of the offsets, to runs."""
+    found: list[Run] = []
+    first = last = count = FINISHED
+    for offset, delivery_count in counts:
+        if offset == last + 1 and delivery_count == count and found:
+            last = offset
+            found[-1] = Run(first, last, count)
+        else:
+            first, last, count = offset, offset, delivery_count
+            found.append(Run(first, last, count))
+    return found
+
+
+class ShareProgress:
+    """The stored part of the state: which records of a partition are unfinished, and how often they were delivered.
+
+    Attributes:
+        end: no record at or above this offset was delivered yet.
+        counts: delivery count by offset of each unfinished record below ``end``.
+    """
+
+    __slots__ = ("_start", "counts", "end")
+
+    def __init__(self, start: int, end: int, runs: Iterable[Run] = ()) -> None:
+        self._start = start
+        self.end = end
+        self.counts: dict[int, int] = {}
+        for run in runs:
+            self._set(run)
+
+    @property
+    def start(self) -> int:
+        """The lowest offset of an unfinished record, or ``end``. All records below it are finished."""
+        counts, start = self.counts, self._start
+        if not counts:
+            start = self.end
+        else:
+            steps = len(counts) + _STEPS_MIN  # a search is no slower than reading the table once
+            while start not in counts and steps:
+                start += 1
+                steps -= 1
+            if not steps:
+                start = min(counts)
+        self._start = start
+        return start
+
+    def apply(self, runs: Iterable[Run]) -> None:
+        """Store new delivery counts, or that records are finished. Offsets below the first new one are finished."""
+        for run in runs:
+            self._set(run)
+            if run.last >= self.end:
+                self.end = run.last + 1
+
+    def _set(self, run: Run) -> None:
+        counts = self.counts
+        if run.deliveries != FINISHED:
+            for offset in range(run.first, run.last + 1):
+                counts[offset] = run.deliveries
+        elif run.last - run.first < len(counts):
+            for offset in range(run.first, run.last + 1):
+                counts.pop(offset, None)
+        else:
+            for offset in [offset for offset in counts if run.first <= offset <= run.last]:
+                del counts[offset]
+
+    def runs(self) -> list[Run]:
+        """Return all unfinished records, in order."""
+        return runs_of(sorted(self.counts.items()))
+
+
+class Lock:
+    """The lock under which a member acquired records together, or renewed them."""
+
+    __slots__ = ("deadline", "first", "last", "member")
+
+    def __init__(self, member: str, deadline: float, first: int, last: int) -> None:
+        self.member: Final = member
+        self.deadline: Final = deadline
+        self.first: Final = first
+        self.last: Final = last
+
+
+class Settled(NamedTuple):
+    """The effect of acknowledgements, or of locks that end. ``SharePartition.settle`` applies it.
+
+    Attributes:
+        finished: records that are finished. The caller must store this first.
+        unlocked: offsets whose locks end.
+        released: those of them that are available again.
+        rejected: offsets of records that a member rejected or that were delivered too often, with the delivery counts.
+        renewed: offsets that get a new lock.
+        accepted: number of accepted records.
+    """
+
+    finished: Sequence[Run] = ()
+    unlocked: Sequence[int] = ()
+    released: Sequence[int] = ()
+    rejected: Sequence[tuple[int, int]] = ()
+    renewed: Sequence[tuple[int, Lock]] = ()
+    accepted: int = 0
+
+
+class SharePartition:
+    """The records of one partition for one share group, with the locks of its members.
+
+    Methods that return runs do not change ``progress``: the caller stores the runs, which applies them.
+    """
+
+    __slots__ = ("_by_deadline", "_locks", "_released", "progress")
+
+    def __init__(self, progress: ShareProgress) -> None:
+        self.progress: Final = progress
+        self._locks: dict[int, Lock] = {}
+        # locks in the order of their deadlines, unless the lock duration changed; locks without records are skipped
+        self._by_deadline: deque[Lock] = deque()
+        # a heap with all available offsets below ``end``, and some that are no longer available
+        self._released: list[int] = sorted(progress.counts)
+
+    @property
+    def acquired_count(self) -> int:
+        return len(self._locks)
+
+    def holders(self) -> dict[str, int]:
+        """Return the number of acquired records by member."""
+        found: dict[str, int] = {}
+        for lock in self._locks.values():
+            found[lock.member] = found.get(lock.member, 0) + 1
+        return found
+
+    def unfinished(self) -> Iterator[tuple[int, int, Lock | None]]:
+        """Yield (offset, delivery count, lock) of all unfinished records below ``end``, in order."""
+        for offset, count in sorted(self.progress.counts.items()):
+            yield offset, count, self._locks.get(offset)
+
+    def next_offset(self, unfinished_max: int) -> int | None:
+        """Return the lowest available offset, which may be ``end``. None if the group has too many unfinished records."""
+        released = self._released
+        while released:
+            if self._is_available(released[0]):
+                return released[0]
+            heappop(released)
+        return self.progress.end if len(self.progress.counts) < unfinished_max else None
+
+    def _is_available(self, offset: int) -> bool:
+        return offset in self.progress.counts and offset not in self._locks
+
+    def acquire(
+        self, member: str, first: int, end: int, *, count_max: int, unfinished_max: int, deadline: float
+    ) -> list[Run]:
+        """Acquire available records of [first, end) for a member. Return them with their new delivery counts.
+
+        The records from ``first`` on must be readable up to ``end``. The caller must store the result.
+        """
+        counts, locks, released = self.progress.counts, self._locks, self._released
+        taken: list[tuple[int, int]] = []
+        skipped: list[int] = []
+        while released and released[0] < end and len(taken) < count_max:
+            offset = heappop(released)
+            if not self._is_available(offset):
+                continue
+            if offset < first:
+                skipped.append(offset)
+            elif not taken or taken[-1][0] != offset:
+                taken.append((offset, counts[offset] + 1))
+        for offset in skipped:
+            heappush(released, offset)
+        new_first = self.progress.end
+        if first <= new_first < end:
+            space = min(count_max - len(taken), unfinished_max - len(counts))
+            taken += [(offset, 1) for offset in range(new_first, min(end, new_first + max(space, 0)))]
+        runs = runs_of(taken)
+        if runs:
+            lock = Lock(member, deadline, runs[0].first, runs[-1].last)
+            locks.update(dict.fromkeys([offset for offset, _ in taken], lock))
+            self._add(lock)
+        return runs
+
+    def _add(self, lock: Lock) -> None:
+        """Add a lock in the order of deadlines. Nearly always it has the latest one."""
+        later = []
+        while self._by_deadline and self._by_deadline[-1].deadline > lock.deadline:
+            later.append(self._by_deadline.pop())
+        self._by_deadline.append(lock)
+        self._by_deadline.extend(reversed(later))
+
+    def undo(self, runs: Iterable[Run]) -> None:
+        """Undo ``acquire``, because its result could not be stored."""
+        for run in runs:
+            self._unlock(range(run.first, run.last + 1))
+
+    def _unlock(self, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            self._locks.pop(offset, None)
+            if offset in self.progress.counts:
+                heappush(self._released, offset)
+
+    def acknowledge(
+        self,
+        member: str,
+        batches: Sequence[tuple[int, int, Sequence[int]]],
+        *,
+        deliveries_max: int,
+        deadline: float,
+    ) -> Settled:
+        """Check acknowledgements of records that the member has acquired, and return their effect.
+
+        Raises Conflict(RECORD_NOT_ACQUIRED) if the member does not hold the lock of a record.
+
+        Args:
+            batches: (first offset, last offset, one outcome for all offsets or one for each), without overlap.
+            deliveries_max: a record that was delivered this often is finished when it is released.
+            deadline: when renewed locks expire.
+        """
+        locks, counts = self._locks, self.progress.counts
+        finished: list[Run] = []
+        unlocked: list[int] = []
+        released: list[int] = []
+        rejected: list[tuple[int, int]] = []
+        renewed: list[tuple[int, Lock]] = []
+        accepted = 0
+        for first, last, outcomes in batches:
+            for offset in range(first, last + 1):
+                lock = locks.get(offset)
+                if lock is None or lock.member != member:
+                    raise _not_acquired(member, offset)
+            if len(outcomes) == 1 and outcomes[0] in (Outcome.ACCEPT, Outcome.GAP):
+                unlocked += range(first, last + 1)
+                finished.append(Run(first, last, FINISHED))
+                accepted += (last - first + 1) * (outcomes[0] == Outcome.ACCEPT)
+                continue
+            again = Lock(member, deadline, first, last)
+            for index in range(last - first + 1):
+                offset = first + index
+                outcome = outcomes[index if len(outcomes) > 1 else 0]
+                if outcome == Outcome.RENEW:
+                    renewed.append((offset, again))
+                    continue
+                unlocked.append(offset)
+                if outcome == Outcome.RELEASE and counts[offset] < deliveries_max:
+                    released.append(offset)
+                    continue
+                if outcome in (Outcome.RELEASE, Outcome.REJECT):
+                    rejected.append((offset, counts[offset]))
+                accepted += outcome == Outcome.ACCEPT
+                finished.append(Run(offset, offset, FINISHED))
+        return Settled(_joined(finished), unlocked, released, rejected, renewed, accepted)
+
+    def settle(self, effect: Settled) -> None:
+        """Apply an effect whose ``finished`` the caller has stored."""
+        locks = self._locks
+        for offset in effect.unlocked:
+            locks.pop(offset, None)
+        for offset in effect.released:
+            heappush(self._released, offset)
+        added: dict[Lock, None] = {}
+        for offset, lock in effect.renewed:
+            locks[offset] = lock
+            added[lock] = None
+        for lock in added:
+            self._add(lock)
+
+    def release_member(self, member: str, *, deliveries_max: int) -> Settled:
+        """Return the effect of releasing all records that a member has acquired."""
+        return self._releasing(
+            sorted(offset for offset, lock in self._locks.items() if lock.member == member), deliveries_max
+        )
+
+    def _releasing(self, offsets: Sequence[int], deliveries_max: int) -> Settled:
+        counts = self.progress.counts
+        rejected = [(offset, counts[offset]) for offset in offsets if counts[offset] >= deliveries_max]
+        released = [offset for offset in offsets if counts[offset] < deliveries_max]
+        finished = runs_of((offset, FINISHED) for offset, _ in rejected)
+        return Settled(finished, offsets, released, rejected)
+
+    @property
+    def deadline(self) -> float | None:
+        """When the first lock expires. None if there are no locks."""
+        by_deadline = self._by_deadline
+        if not self._locks:
+            by_deadline.clear()
+        return by_deadline[0].deadline if by_deadline else None
+
+    def expired(self, now: float, *, deliveries_max: int) -> Settled:
+        """Return the effect of the locks that have expired. Call ``forget_expired`` after ``settle``."""
+        found: list[int] = []
+        for lock in self._by_deadline:
+            if lock.deadline > now:
+                break
+            span = range(lock.first, lock.last + 1)
+            offsets = span if len(span) <= len(self._locks) else sorted(self._locks)
+            found += [offset for offset in offsets if self._locks.get(offset) is lock]
+        return self._releasing(found, deliveries_max)
+
+    def forget_expired(self, now: float) -> None:
+        while self._by_deadline and self._by_deadline[0].deadline <= now:
+            self._by_deadline.popleft()
+
+    def trimmed(self, first_offset: int) -> list[Run]:
+        """Return the records below the partition's first offset, which no longer exist, as finished."""
+        start = self.progress.start
+        return [Run(start, first_offset - 1, FINISHED)] if start < first_offset else []
+
+    def drop_below(self, first_offset: int) -> None:
+        """End the locks of records below the partition's first offset."""
+        for offset in [offset for offset in self._locks if offset < first_offset]:
+            del self._locks[offset]
+
+
+def _not_acquired(member: str, offset: int) -> Conflict:
+    return Conflict(
+        ErrorCode.RECORD_NOT_ACQUIRED,
+        f"the member has not acquired this record, or its lock has expired member={member!r} offset={offset}",
+    )
+
+
+def _joined(runs: Sequence[Run]) -> list[Run]:
+    """Join adjacent runs of the same delivery count."""
+    found: list[Run] = []
+    for run in sorted(runs):
+        if found and found[-1].last + 1 == run.first and found[-1].deliveries == run.deliveries:
+            found[-1] = Run(found[-1].first, run.last, run.deliveries)
+        else:
+            found.append(run)
+    return found

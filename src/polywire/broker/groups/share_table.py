@@ -1,0 +1,160 @@
+"""The stored state of all share groups: their settings, and their progress in each partition."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+from polywire.broker import changes
+from polywire.broker.groups.share import Run, ShareProgress
+from polywire.broker.owners import UNOWNED
+from polywire.broker.quotas import GROUP_BYTES, NUMBER_BYTES, READER_BYTES, Kind, Usage
+from polywire.broker.view import Views, encoded
+
+Key = tuple[str, int]
+"""Name of the group and incarnation number of the partition."""
+
+
+def flat(runs: Sequence[Run]) -> tuple[int, ...]:
+    """Return runs as they are stored: three numbers each, one after another."""
+    return tuple(number for run in runs for number in run)
+
+
+def unflat(numbers: Sequence[int]) -> list[Run]:
+    """Return stored runs."""
+    return [Run(*numbers[at : at + 3]) for at in range(0, len(numbers), 3)]
+
+
+class ShareTable:
+    """All share groups of one broker.
+
+    Attributes:
+        groups: settings and owner of each group.
+    """
+
+    __slots__ = ("_by_group", "_by_partition", "_progress", "_usage", "_views", "groups")
+
+    def __init__(self, usage: Usage) -> None:
+        self._usage = usage
+        self.groups: Final[dict[str, changes.ShareGroupStored]] = {}
+        self._progress: dict[Key, ShareProgress] = {}
+        self._by_group: dict[str, set[int]] = {}  # indexes of ``_progress``
+        self._by_partition: dict[int, set[str]] = {}
+        self._views: Final = Views(self._stored)
+
+    def find(self, group: str, incarnation: int) -> ShareProgress | None:
+        return self._progress.get((group, incarnation))
+
+    def incarnations(self, group: str) -> Collection[int]:
+        """Return the incarnation numbers of the partitions in which a group has progress."""
+        return self._by_group.get(group, ())
+
+    def owner(self, group: str) -> int:
+        stored = self.groups.get(group)
+        return UNOWNED if stored is None else stored.owner
+
+    def apply(
+        self,
+        change: changes.ShareGroupStored
+        | changes.ShareGroupDeleted
+        | changes.ShareStored
+        | changes.ShareProgressed
+        | changes.ShareDeleted,
+    ) -> None:
+        match change:
+            case changes.ShareProgressed():
+                self._advance(change)
+            case changes.ShareStored():
+                self._put(change)
+            case changes.ShareDeleted():
+                for incarnation in change.incarnations:
+                    self._drop((change.group, incarnation))
+            case changes.ShareGroupStored():
+                self._put_group(change)
+            case changes.ShareGroupDeleted():
+                for incarnation in list(self._by_group.get(change.name, ())):
+                    self._drop((change.name, incarnation))
+                self._drop_group(change.name)
+
+    def _advance(self, change: changes.ShareProgressed) -> None:
+        key = change.group, change.incarnation
+        self._views.changing(key)
+        progress = self._progress[key]
+        was = len(progress.counts)
+        progress.apply(unflat(change.runs))
+        self._charge_records(change.group, len(progress.counts) - was)
+
+    def _charge_records(self, group: str, added: int) -> None:
+        if added:
+            self._usage.charge(Kind.READERS, self.owner(group), 0, added * NUMBER_BYTES)
+
+    def _put(self, change: changes.ShareStored) -> None:
+        key = change.group, change.incarnation
+        self._drop(key)
+        self._views.changing(key)
+        progress = self._progress[key] = ShareProgress(change.start, change.end, unflat(change.runs))
+        self._by_group.setdefault(change.group, set()).add(change.incarnation)
+        self._by_partition.setdefault(change.incarnation, set()).add(change.group)
+        self._usage.charge(Kind.READERS, self.owner(change.group), 1, READER_BYTES + len(change.group))
+        self._charge_records(change.group, len(progress.counts))
+
+    def _drop(self, key: Key) -> None:
+        self._views.changing(key)
+        progress = self._progress.pop(key, None)
+        if progress is None:
+            return
+        group, incarnation = key
+        self._by_group[group].discard(incarnation)
+        if not self._by_group[group]:
+            del self._by_group[group]
+        self._by_partition[incarnation].discard(group)
+        if not self._by_partition[incarnation]:
+            del self._by_partition[incarnation]
+        self._usage.charge(Kind.READERS, self.owner(group), -1, -READER_BYTES - len(group))
+        self._charge_records(group, -len(progress.counts))
+
+    def _put_group(self, change: changes.ShareGroupStored) -> None:
+        held = [self._progress[change.name, incarnation] for incarnation in self._by_group.get(change.name, ())]
+        size = sum(READER_BYTES + len(change.name) + NUMBER_BYTES * len(progress.counts) for progress in held)
+        self._usage.charge(Kind.READERS, self.owner(change.name), -len(held), -size)
+        self._drop_group(change.name)
+        self.groups[change.name] = change
+        self._usage.charge(Kind.GROUPS, change.owner, 1, share_group_size(change))
+        self._usage.charge(Kind.READERS, change.owner, len(held), size)
+
+    def _drop_group(self, name: str) -> None:
+        stored = self.groups.pop(name, None)
+        if stored is not None:
+            self._usage.charge(Kind.GROUPS, stored.owner, -1, -share_group_size(stored))
+
+    def drop_partitions(self, incarnations: Collection[int]) -> None:
+        for incarnation in incarnations:
+            for group in list(self._by_partition.get(incarnation, ())):
+                self._drop((group, incarnation))
+
+    # Snapshots
+
+    def encoded_groups(self) -> Iterator[bytes]:
+        groups = list(self.groups.values())
+        return encoded(len(groups), ((group,) for group in groups))
+
+    def encoded(self) -> Iterator[bytes]:
+        """Yield the progress of all groups as it is at the time of the call, encoded in pieces."""
+        keys = list(self._progress)
+        return encoded(len(keys), self._views.open(keys), lambda stored: len(stored.runs) // 3)
+
+    def _stored(self, key: Key) -> Sequence[changes.ShareStored]:
+        progress = self._progress.get(key)
+        if progress is None:
+            return ()
+        return (changes.ShareStored(*key, progress.start, progress.end, flat(progress.runs())),)
+
+
+def share_group_size(group: changes.ShareGroupStored) -> int:
+    """Return the bytes that a share group counts against its owner's quota, without its progress."""
+    return GROUP_BYTES + len(group.name) + sum(len(name) + len(value) for name, value in group.settings.items())
+
+
+def progressed(group: str, incarnation: int, runs: Sequence[Run]) -> changes.ShareProgressed:
+    """Return the change that stores new delivery counts, or that records are finished."""
+    return changes.ShareProgressed(group, incarnation, flat(runs))
