@@ -1,0 +1,290 @@
+"""Acquire records of a share group from several partitions, for the protocols that have share groups.
+
+* A request reads one partition at a time.
+* Records are sent only after the broker has stored that they were delivered.
+* Available records are returned immediately. If there are none, the request waits until there is one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Generic, Protocol, TypeVar
+
+from polywire.broker.api import Records
+from polywire.broker.groups.share_groups import ShareGroups
+from polywire.broker.owners import Caller
+from polywire.broker.topics import Partition
+from polywire.errors import BrokerError
+from polywire.log.base import Handle, Read
+from polywire.protocols.runtime.broker import WireBroker
+from polywire.protocols.runtime.session import QUANTUM_S
+
+READ_BYTES_MIN: Final = 4096  # smallest useful read, because a batch has a header in addition to its records
+PARTITION_BYTES_MAX: Final = 1024 * 1024  # records of one partition in a response; a single record may be larger
+
+_Place = TypeVar("_Place")
+"""How a protocol identifies a partition."""
+
+
+class SharingBroker(Records, WireBroker, Protocol):
+    """The methods of the broker that acquiring records needs."""
+
+    @property
+    def shares(self) -> ShareGroups: ...
+
+
+class Acquiring(ABC, Generic[_Place]):
+    """A request for records of a share group in progress.
+
+    Attributes:
+        group, member: the share group and its member that acquires the records.
+        bytes, records: what the response has so far.
+        must_respond: whether the request must not wait for records, because it has another result.
+    """
+
+    __slots__ = (
+        "_broker",
+        "_by",
+        "_bytes_max",
+        "_deadline",
+        "_finds",
+        "_is_finished",
+        "_number",
+        "_pending",
+        "_places",
+        "_read_handle",
+        "_records_max",
+        "_stops",
+        "_ticket",
+        "bytes",
+        "group",
+        "member",
+        "must_respond",
+        "records",
+    )
+
+    def __init__(
+        self,
+        broker: SharingBroker,
+        *,
+        group: str,
+        member: str,
+        by: Caller,
+        records_max: int,
+        bytes_max: int,
+        wait_s: float,
+    ) -> None:
+        self.group: Final = group
+        self.member: Final = member
+        self._broker: Final = broker
+        self._by: Final = by
+        self._records_max: Final = records_max
+        self._bytes_max: Final = bytes_max
+        self._deadline: Final = broker.clock.monotonic() + wait_s
+        self._stops: list[Handle] = []
+        self._read_handle: Handle | None = None
+        self._places: Sequence[_Place] = ()
+        self._number = 0  # partitions before this one were read
+        self._finds: dict[_Place, Partition] = {}
+        self._pending = 0  # writes to the journal that the response waits for
+        self._is_finished = False
+        self._ticket = 0  # incremented when an operation must be ignored that was begun with an earlier ticket
+        self.bytes = self.records = 0
+        self.must_respond = False
+
+    # What a protocol defines
+
+    @abstractmethod
+    def find(self, place: _Place) -> Partition:
+        """Return a partition. Raises BrokerError if it does not exist or the client may not read it in a group."""
+
+    @abstractmethod
+    def encode(self, read: Read, partition: Partition, offset: int, *, bytes_max: int) -> tuple[object, int]:
+        """Encode records from ``offset`` on. Return them, and the offset after the last one.
+
+        They have at most ``bytes_max`` bytes, unless the first record is larger. Raises BrokerError.
+        """
+
+    @abstractmethod
+    def add(self, place: _Place, records: object, runs: Sequence[tuple[int, int, int]]) -> int:
+        """Add acquired records to the response. Return their size in bytes.
+
+        Args:
+            records: the result of ``encode``.
+            runs: (first offset, last offset, delivery count) of the records that were acquired.
+        """
+
+    @abstractmethod
+    def refuse(self, place: _Place, error: BrokerError) -> None:
+        """Report that a partition cannot be read, or that its records could not be acquired."""
+
+    @abstractmethod
+    def respond(self) -> None:
+        """Send the response."""
+
+    # Progress
+
+    def expect(self) -> None:
+        """Delay the response until ``count`` is called once more."""
+        self._pending += 1
+
+    def count(self) -> None:
+        self._pending -= 1
+        if self._is_finished and not self._pending:
+            self.respond()
+
+    def read(self, places: Sequence[_Place]) -> None:
+        """Read these partitions, then respond."""
+        self._places = places
+        self._run()
+
+    def finish(self) -> None:
+        """Respond as soon as all writes have ended."""
+        self._ticket += 1
+        self._is_finished = True
+        if not self._pending:
+            self.respond()
+
+    def cancel(self) -> None:
+        """Stop without a response: the connection was closed."""
+        self._ticket += 1
+        self._stop_waiting()
+        if self._read_handle is not None:
+            self._read_handle.cancel()
+
+    def _run(self) -> None:
+        self._ticket += 1
+        if self._read_until(self._broker.clock.monotonic() + QUANTUM_S):
+            self._broker.sliced.put(partial(self._read_on, self._ticket))
+
+    def _read_on(self, ticket: int, end: float) -> bool:
+        return ticket == self._ticket and self._read_until(end)
+
+    def _read_until(self, end: float) -> bool:
+        """Acquire and read records until time ``end``.
+
+        Return True if only the time is over, and False if the request waits or has ended.
+        """
+        now = self._broker.clock.monotonic
+        while self._number < len(self._places) and not self._is_full:
+            if not self._read(self._places[self._number]):
+                return False
+            self._number += 1
+            if now() >= end and self._number < len(self._places):
+                return True
+        if self.records or self.must_respond or now() >= self._deadline:
+            self.finish()
+        else:
+            self._wait()
+        return False
+
+    @property
+    def _is_full(self) -> bool:
+        return self.records >= self._records_max or (self.records > 0 and self.bytes >= self._bytes_max)
+
+    def _read(self, place: _Place) -> bool:
+        """Acquire records of a partition and add them to the response. Return False if this must wait for the disk."""
+        shares = self._broker.shares
+        try:
+            partition = self._finds[place] = self.find(place)
+            arrived = partial(self._arrived, self._ticket, place, partition)
+            handle = shares.begin(self.group, partition, arrived, by=self._by)
+            if handle is None:
+                offset = shares.next_offset(self.group, partition)
+                if offset is None:
+                    return True
+                bytes_max = max(self._space, READ_BYTES_MIN)
+                read = self._broker.fetch(partition, offset, bytes_max=bytes_max, then=arrived)
+                if isinstance(read, Read):
+                    self._take(place, partition, read, offset)
+                    return True
+                handle = read
+        except BrokerError as error:
+            self._refuse(place, error)
+            return True
+        self._read_handle = handle
+        return False
+
+    @property
+    def _space(self) -> int:
+        return min(self._bytes_max - self.bytes, PARTITION_BYTES_MAX)
+
+    def _refuse(self, place: _Place, error: BrokerError) -> None:
+        self.must_respond = True
+        self.refuse(place, error)
+
+    def _arrived(self, ticket: int, place: _Place, partition: Partition, read: Read | int | BrokerError) -> None:
+        """Continue after a read from disk, or after a search for the offset at which a new group begins."""
+        if ticket != self._ticket:
+            if isinstance(read, Read):
+                read.pin.release()
+            return
+        self._read_handle = None
+        if isinstance(read, BrokerError):
+            self._refuse(place, read)
+            self._number += 1
+        elif isinstance(read, Read):
+            offset = self._broker.shares.next_offset(self.group, partition)
+            if offset is None or not read.next_offset > offset >= partition.log.first_offset:
+                read.pin.release()
+            else:
+                self._take(place, partition, read, offset)
+            self._number += 1
+        self._run()
+
+    def _take(self, place: _Place, partition: Partition, read: Read, offset: int) -> None:
+        """Encode the records of a read, and acquire those of them that are available."""
+        try:
+            records, end = self.encode(read, partition, offset, bytes_max=self._space)
+            runs = self._broker.shares.acquire(
+                self.group,
+                partition,
+                self.member,
+                offset,
+                end,
+                count_max=self._records_max - self.records,
+                done=partial(self._acquired, place),
+            )
+        except BrokerError as error:
+            self._refuse(place, error)
+            return
+        finally:
+            read.pin.release()
+        if runs:
+            self._pending += 1
+            self.bytes += self.add(place, records, runs)
+            self.records += sum(last - first + 1 for first, last, _ in runs)
+
+    def _acquired(self, place: _Place, result: int | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            self._refuse(place, result)
+        self.count()
+
+    # Waiting
+
+    def _wait(self) -> None:
+        broker = self._broker
+        wake: Callable[[], None] = partial(self._woken, self._ticket)
+        self._stops.append(broker.loop.call_later(max(self._deadline - broker.clock.monotonic(), 0.0), wake))
+        for place in self._places:
+            partition = self._finds.get(place)
+            if partition is None:
+                continue
+            try:
+                self._stops.append(broker.shares.wait(self.group, partition, wake))
+            except BrokerError:  # the topic was deleted in the meantime
+                self._stops.append(broker.loop.call_soon(wake))
+                return
+
+    def _woken(self, ticket: int) -> None:
+        if ticket == self._ticket:
+            self._stop_waiting()
+            self._number = 0
+            self._run()
+
+    def _stop_waiting(self) -> None:
+        stops, self._stops = self._stops, []
+        for stop in stops:
+            stop.cancel()
