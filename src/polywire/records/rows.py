@@ -186,12 +186,15 @@ class Rows:
             bytes(metadata or b"") or None,
         )
 
-    def copy(self, index: int, *, without: bytes = b"", has_origin_time: bool = False) -> bytearray:
+    def copy(
+        self, index: int, *, without: bytes = b"", has_origin_time: bool = False, added: Sequence[Header] = ()
+    ) -> bytearray:
         """Return a batch with only this record, without offsets.
 
         Args:
             without: headers whose keys begin with this prefix are not copied.
             has_origin_time: copy the time that the producer set, too.
+            added: further headers, after those of the record.
         """
         columns: dict[int, Buffer] = {}
         _put_payload(columns, Column.VALUE_OFFSETS, self.value(index))
@@ -199,7 +202,7 @@ class Rows:
             _put_payload(columns, Column.KEY_OFFSETS, key)
         if has_origin_time and (time_us := self.origin_time_us(index)) is not None:
             columns[Column.ORIGIN_TIMES_US] = array("q", [time_us]).tobytes()
-        self._put_headers(columns, self._runs_without(index, without))
+        self._put_headers(columns, self._runs_without(index, without), added)
         return from_columns(columns, 1)
 
     def _numbers_of_headers(self, index: int) -> range:
@@ -230,19 +233,25 @@ class Rows:
                 start = number + 1
         return [run for run in (*runs, range(start, numbers.stop)) if run]
 
-    def _put_headers(self, columns: dict[int, Buffer], runs: Sequence[range]) -> None:
-        count = sum(map(len, runs))
+    def _put_headers(self, columns: dict[int, Buffer], runs: Sequence[range], added: Sequence[Header]) -> None:
+        count = sum(map(len, runs)) + len(added)
         if not count:
             return
         columns[Column.HEADER_COUNTS] = _offsets([count])
-        for kinds in (Column.HEADER_KEY_KINDS, Column.HEADER_VALUE_KINDS):
-            columns[kinds] = b"".join(self._views[kinds][run.start : run.stop] for run in runs)
-        for ends, offsets in (
-            (self._key_ends, Column.HEADER_KEY_OFFSETS),
-            (self._value_ends, Column.HEADER_VALUE_OFFSETS),
+        for kinds, more_kinds in (
+            (Column.HEADER_KEY_KINDS, bytes(header.key_kind for header in added)),
+            (Column.HEADER_VALUE_KINDS, bytes(header.value_kind for header in added)),
         ):
-            columns[offsets] = _offsets(ends[number + 1] - ends[number] for run in runs for number in run)
-            columns[offsets + 1] = b"".join(self._views[offsets + 1][ends[run.start] : ends[run.stop]] for run in runs)
+            columns[kinds] = b"".join([self._views[kinds][run.start : run.stop] for run in runs if run] + [more_kinds])
+        for ends, offsets, more in (
+            (self._key_ends, Column.HEADER_KEY_OFFSETS, [header.key for header in added]),
+            (self._value_ends, Column.HEADER_VALUE_OFFSETS, [header.value or b"" for header in added]),
+        ):
+            sizes = [ends[number + 1] - ends[number] for run in runs for number in run]
+            columns[offsets] = _offsets(sizes + [len(part) for part in more])
+            columns[offsets + 1] = b"".join(
+                [self._views[offsets + 1][ends[run.start] : ends[run.stop]] for run in runs if run] + more
+            )
 
 
 def _put_payload(columns: dict[int, Buffer], offsets: Column, data: Buffer | None) -> None:

@@ -153,6 +153,7 @@ class ClassicGroups:
         """
         check_name(group, self._settings.name_bytes_max)
         self._check_session(join.session_timeout_s)
+        self._state.shares.check_no_members(group)
         found = self._entries.get(group)
         has_other_protocols = self._check_other_protocols(group, found, join, by)
         entry = found or self._begin(group, by)

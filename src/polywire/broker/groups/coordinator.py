@@ -168,6 +168,7 @@ class Coordinator:
         """
         check_name(group, self._settings.name_bytes_max)
         check_name(member, self._settings.name_bytes_max)
+        self._state.shares.check_no_members(group)
         self._meet(group, topic)
         owner = self._check_owner(by, topic, group)
         made: list[changes.Change] = []

@@ -12,6 +12,7 @@ a lock, and then accepts, rejects or releases it. A record whose lock expires be
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
@@ -303,6 +304,30 @@ class SharePartition:
             added[lock] = None
         for lock in added:
             self._add(lock)
+
+    def hold(self, effect: Settled) -> Settled:
+        """Return the effect without its rejected records, which nobody can acquire until ``finish`` is called."""
+        offsets = {offset for offset, _ in effect.rejected}
+        held = Lock("", math.inf, 0, 0)
+        self._locks.update(dict.fromkeys(offsets, held))
+        finished = runs_of(
+            (offset, FINISHED)
+            for run in effect.finished
+            for offset in range(run.first, run.last + 1)
+            if offset not in offsets
+        )
+        unlocked = [offset for offset in effect.unlocked if offset not in offsets]
+        return effect._replace(finished=finished, unlocked=unlocked, rejected=())
+
+    def finish(self, offset: int) -> Settled:
+        """Return the effect of storing a rejected record elsewhere."""
+        return Settled([Run(offset, offset, FINISHED)], [offset])
+
+    def exhausted(self, deliveries_max: int) -> Settled | None:
+        """Return the effect of rejecting available records that were delivered too often, or None if there are none."""
+        counts = self.progress.counts
+        offsets = sorted(at for at, count in counts.items() if count >= deliveries_max and at not in self._locks)
+        return self._releasing(offsets, deliveries_max) if offsets else None
 
     def release_member(self, member: str, *, deliveries_max: int) -> Settled:
         """Return the effect of releasing all records that a member has acquired."""

@@ -13,10 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from polywire.broker import changes
 from polywire.broker.groups.coordinator import GroupBroker
+from polywire.broker.groups.dead_letters import EXHAUSTED, REJECTED, DeadLetters, Letter, LetterBroker
 from polywire.broker.groups.share import Settled, SharePartition
 from polywire.broker.groups.share_settings import ShareSettings, check, decoded
 from polywire.broker.groups.share_table import ShareTable, progressed, share_group_size
@@ -37,10 +39,11 @@ TOPICS_MAX: Final = 1_000  # topics of one member
 # delays nobody else.
 READ_MAX: Final = 32
 RETRY_S: Final = 1.0  # seconds until expired locks are checked again if the disk was full
+PRUNE_MIN: Final = 1_000  # partitions of groups below which the state of deleted ones is not searched
 SWEEP_S: Final = 5.0  # longest interval between checks for members without heartbeats
 
 
-class ShareBroker(GroupBroker, Protocol):
+class ShareBroker(GroupBroker, LetterBroker, Protocol):
     """The methods of the broker that share groups call."""
 
     def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
@@ -193,10 +196,39 @@ class _Reading:
     is_waking: bool = False
 
 
+class _Countdown:
+    """A completion that calls another one when it was called a number of times, with the first error if there is one."""
+
+    __slots__ = ("_done", "_left", "_result")
+
+    def __init__(self, count: int, done: Completion[int]) -> None:
+        self._left = count
+        self._done: Final = done
+        self._result: int | BrokerError = 0
+
+    def __call__(self, result: int | BrokerError) -> None:
+        self._left -= 1
+        if isinstance(result, BrokerError):
+            self._result = result
+        if not self._left:
+            self._done(self._result)
+
+
 class ShareGroups:
     """All share groups of one broker."""
 
-    __slots__ = ("_broker", "_clock", "_groups", "_loop", "_readings", "_settings", "_state", "_table")
+    __slots__ = (
+        "_broker",
+        "_clock",
+        "_dead_letters",
+        "_groups",
+        "_loop",
+        "_prune_above",
+        "_readings",
+        "_settings",
+        "_state",
+        "_table",
+    )
 
     def __init__(
         self, broker: ShareBroker, state: State, *, settings: BrokerSettings, loop: Loop, clock: Clock
@@ -209,6 +241,8 @@ class ShareGroups:
         self._clock = clock
         self._groups: dict[str, _Group] = {}
         self._readings: dict[tuple[str, int], _Reading] = {}
+        self._prune_above = PRUNE_MIN
+        self._dead_letters: Final = DeadLetters(broker, loop)
 
     # Members
 
@@ -367,8 +401,20 @@ class ShareGroups:
             self._forget(key)
         if progress is None:
             return None
+        self._prune()
         reading = self._readings[key] = _Reading(name, partition, SharePartition(progress))
+        if exhausted := reading.share.exhausted(self.settings(name).deliveries_max):
+            self._settle(reading, exhausted, None)
         return reading
+
+    def _prune(self) -> None:
+        """Forget the state of deleted groups and partitions, now and then."""
+        if len(self._readings) >= self._prune_above:
+            for key in [
+                key for key, reading in self._readings.items() if self._table.find(*key) is not reading.share.progress
+            ]:
+                self._forget(key)
+            self._prune_above = 2 * len(self._readings) + PRUNE_MIN
 
     def _forget(self, key: tuple[str, int]) -> None:
         reading = self._readings.pop(key)
@@ -500,12 +546,33 @@ class ShareGroups:
         self._settle(reading, effect, done)
 
     def _settle(self, reading: _Reading, effect: Settled, done: Completion[int] | None) -> None:
-        """Store and apply an effect, and notify members that wait for records. Raises Busy(DISK_FULL)."""
+        """Store and apply an effect, and notify members that wait for records. Raises Busy(DISK_FULL).
+
+        Rejected records are first copied to the group's dead-letter topic, if it has one.
+        """
+        topic = self.settings(reading.group).dead_letters if effect.rejected else ""
+        rejected = effect.rejected if topic else ()
+        if rejected:
+            effect = reading.share.hold(effect)
+            done = _Countdown(len(rejected) + 1, done) if done is not None else None
         made = [progressed(reading.group, reading.partition.incarnation, effect.finished)] if effect.finished else []
         self._broker.change_all(made, level=Level.WRITTEN, done=done)
         reading.share.settle(effect)
         self._watch_locks(reading)
         self._wake_soon(reading)
+        deliveries_max = self.settings(reading.group).deliveries_max
+        for offset, deliveries in rejected:
+            reason = REJECTED if deliveries < deliveries_max else EXHAUSTED
+            end = partial(self._end_letter, reading, offset, done)
+            letter = Letter(reading.partition, offset, deliveries, reason, reading.group, topic, end)
+            self._dead_letters.put(letter)
+
+    def _end_letter(self, reading: _Reading, offset: int, done: Completion[int] | None) -> None:
+        """End a record that was copied to a dead-letter topic. Raises Busy(DISK_FULL)."""
+        if self._readings.get((reading.group, reading.partition.incarnation)) is reading:
+            self._settle(reading, reading.share.finish(offset), done)
+        elif done is not None:  # the group was deleted meanwhile
+            self._broker.change_all([], level=Level.WRITTEN, done=done)
 
     def release_member(self, name: str, member: str) -> None:
         """Release all records of this broker that a member has acquired, because it is gone."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from polywire.errors import ErrorCode, Invalid
+from polywire.types import TopicName, check_topic_name
 
 AUTO_OFFSET_RESET: Final = "share.auto.offset.reset"
 ISOLATION_LEVEL: Final = "share.isolation.level"
@@ -16,6 +17,7 @@ HEARTBEAT_INTERVAL: Final = "share.heartbeat.interval.ms"
 LOCK_DURATION: Final = "share.record.lock.duration.ms"
 DELIVERIES: Final = "share.delivery.count.limit"
 UNFINISHED: Final = "share.partition.max.record.locks"
+DEAD_LETTERS: Final = "errors.deadletterqueue.topic.name"  # KIP-1191; Apache Kafka 4.3 does not have it yet
 
 MS: Final = 1000
 _HOUR_MS: Final = 3_600_000
@@ -42,6 +44,7 @@ TEXTS: Final[Mapping[str, str]] = {
     AUTO_OFFSET_RESET: "latest",
     ISOLATION_LEVEL: "read_uncommitted",
     RENEW_ENABLED: "true",
+    DEAD_LETTERS: "",
 }
 
 DEFAULTS: Final[Mapping[str, str]] = {**{name: str(number.default) for name, number in NUMBERS.items()}, **TEXTS}
@@ -66,6 +69,7 @@ class ShareSettings(NamedTuple):
         lock_s: how long a member may hold a record without renewing it.
         deliveries_max: a record is rejected when it was delivered this often and is released.
         unfinished_max: acquired and released records of one partition; records beyond them wait.
+        dead_letters: full name of the topic for rejected records, or empty.
     """
 
     start_age_us: int | None
@@ -75,6 +79,7 @@ class ShareSettings(NamedTuple):
     deliveries_max: int
     unfinished_max: int
     renews: bool
+    dead_letters: str
 
 
 def check(name: str, value: str) -> None:
@@ -92,6 +97,9 @@ def check(name: str, value: str) -> None:
     elif name == AUTO_OFFSET_RESET:
         if value.lower() not in ("earliest", "latest") and _duration_us(value) is None:
             raise _invalid(name, value, "earliest, latest or by_duration:P7D")
+    elif name == DEAD_LETTERS:
+        if value:
+            check_topic_name(TopicName.parse(value))
     else:
         known = ", ".join(sorted(DEFAULTS))
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown setting of a share group: {name!r} (use one of {known})")
@@ -126,4 +134,5 @@ def decoded(settings: Mapping[str, str]) -> ShareSettings:
         deliveries_max=number(DELIVERIES),
         unfinished_max=number(UNFINISHED),
         renews=settings.get(RENEW_ENABLED, "true").lower() == "true",
+        dead_letters=settings.get(DEAD_LETTERS, ""),
     )

@@ -10,6 +10,7 @@ from polywire.broker.groups.share import Run, ShareProgress
 from polywire.broker.owners import UNOWNED
 from polywire.broker.quotas import GROUP_BYTES, NUMBER_BYTES, READER_BYTES, Kind, Usage
 from polywire.broker.view import Views, encoded
+from polywire.errors import Conflict, ErrorCode
 
 Key = tuple[str, int]
 """Name of the group and incarnation number of the partition."""
@@ -44,6 +45,14 @@ class ShareTable:
 
     def find(self, group: str, incarnation: int) -> ShareProgress | None:
         return self._progress.get((group, incarnation))
+
+    def check_no_members(self, name: str) -> None:
+        """Raise Conflict(GROUP_PROTOCOL_MISMATCH) if a share group with this name has or had members."""
+        stored = self.groups.get(name)
+        if stored is not None and stored.has_members:
+            raise Conflict(
+                ErrorCode.GROUP_PROTOCOL_MISMATCH, f"a share group has this name (use another one) group={name!r}"
+            )
 
     def incarnations(self, group: str) -> Collection[int]:
         """Return the incarnation numbers of the partitions in which a group has progress."""

@@ -1,0 +1,170 @@
+"""Copy rejected records of a share group to its dead-letter topic.
+
+* The copy and the end of the original are one journal write, so a record is neither lost nor copied twice.
+* The copy has the headers ``dead.*`` of all dead letters: reason, original topic, partition and offset, and also the
+  group and the number of deliveries.
+* A record that cannot be copied now, for example because the disk is full, is retried. Nobody can acquire it meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple, Protocol
+
+from polywire.broker.api import Topics
+from polywire.broker.owners import ITSELF, Caller
+from polywire.broker.topics import Partition, Topic
+from polywire.errors import BrokerError, ErrorCode
+from polywire.log.base import Completion, Handle, Loop, Read
+from polywire.records.columns import Header
+from polywire.records.compression import expand_body
+from polywire.records.header import read_header
+from polywire.records.rows import Rows
+from polywire.types import Buffer, Level
+
+RETRY_S: Final = 1.0  # seconds until a record is copied again that could not be copied
+READ_BYTES: Final = 4096  # the read has at least the batch with the record, however large it is
+REASON_BYTES_MAX: Final = 1024
+REJECTED: Final = "rejected by the consumer"
+EXHAUSTED: Final = "delivered too often"
+
+
+class LetterBroker(Topics, Protocol):
+    """The methods of the broker that copying needs."""
+
+    def fetch(
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        bytes_max: int,
+        then: Completion[Read],
+        offset_end: int | None = None,
+    ) -> Read | Handle: ...
+
+    def produce(
+        self,
+        partition: Partition,
+        batch: Buffer,
+        *,
+        by: Caller,
+        level: Level,
+        done: Completion[int] | None,
+    ) -> None: ...
+
+
+class Letter(NamedTuple):
+    """A record to copy.
+
+    Attributes:
+        topic: full name of the dead-letter topic.
+        stored: called in the same journal write as the copy, to end the record.
+    """
+
+    partition: Partition
+    offset: int
+    deliveries: int
+    reason: str
+    group: str
+    topic: str
+    stored: Callable[[], None]
+
+
+class DeadLetters:
+    """Copies rejected records one after another."""
+
+    __slots__ = ("_broker", "_is_busy", "_loop", "_waiting")
+
+    def __init__(self, broker: LetterBroker, loop: Loop) -> None:
+        self._broker: Final = broker
+        self._loop: Final = loop
+        self._waiting: deque[Letter] = deque()
+        self._is_busy = False
+
+    def put(self, letter: Letter) -> None:
+        self._waiting.append(letter)
+        if not self._is_busy:
+            self._is_busy = True
+            self._loop.call_soon(self._copy_next)
+
+    def _copy_next(self) -> None:
+        while self._waiting:
+            letter = self._waiting[0]
+            try:
+                read = self._broker.fetch(
+                    letter.partition,
+                    letter.offset,
+                    bytes_max=READ_BYTES,
+                    then=partial(self._arrived, letter),
+                    offset_end=letter.offset + 1,
+                )
+                if not isinstance(read, Read):
+                    return
+                self._copy(letter, read)
+            except BrokerError as error:
+                if not self._is_gone(letter, error):
+                    return
+        self._is_busy = False
+
+    def _arrived(self, letter: Letter, read: Read | BrokerError) -> None:
+        try:
+            if isinstance(read, BrokerError):
+                raise read
+            self._copy(letter, read)
+        except BrokerError as error:
+            if not self._is_gone(letter, error):
+                return
+        self._copy_next()
+
+    def _is_gone(self, letter: Letter, error: BrokerError) -> bool:
+        """Return whether to continue with the next record, because this one was deleted. Otherwise retry later."""
+        if letter.partition.ended or error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            self._waiting.popleft()
+            return True
+        self._loop.call_later(RETRY_S, self._copy_next)
+        return False
+
+    def _copy(self, letter: Letter, read: Read) -> None:
+        """Copy a record and end it. Raises BrokerError if that must be tried again."""
+        try:
+            batch = _single(read, letter)
+        finally:
+            read.pin.release()
+        if batch is not None:
+            topic = self._broker.ensure_topic(letter.topic, by=ITSELF)
+            self._broker.produce(_target(topic, letter), batch, by=ITSELF, level=Level.WRITTEN, done=None)
+        letter.stored()
+        self._waiting.popleft()
+
+
+def _target(topic: Topic, letter: Letter) -> Partition:
+    partitions = topic.written_to()
+    return partitions[letter.partition.number % len(partitions)]
+
+
+def _single(read: Read, letter: Letter) -> bytearray | None:
+    """Return a batch with the copy of a record, or None if the record does not exist."""
+    for chunk in read.chunks:
+        at = 0
+        while at < len(chunk):
+            header = read_header(chunk, at)
+            rows = Rows(expand_body(chunk[at : at + header.length]))
+            for index in range(rows.count):
+                if rows.offset(index) == letter.offset:
+                    return rows.copy(index, has_origin_time=True, added=_headers(letter))
+            at += header.length
+    return None
+
+
+def _headers(letter: Letter) -> list[Header]:
+    values = {
+        "reason": letter.reason.encode()[:REASON_BYTES_MAX].decode(errors="ignore"),
+        "topic": letter.partition.topic.name.full,
+        "partition": str(letter.partition.number),
+        "offset": str(letter.offset),
+        "group": letter.group,
+        "deliveries": str(letter.deliveries),
+    }
+    return [Header(f"dead.{name}".encode(), value.encode()) for name, value in values.items()]

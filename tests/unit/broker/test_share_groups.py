@@ -1,0 +1,346 @@
+"""Share groups: acquire, acknowledge, locks, restarts, dead letters and administration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from polywire.broker.changes import SHARED_VERSION, decode_snapshot
+from polywire.broker.groups.share import Outcome
+from polywire.broker.groups.share_groups import LEAVING, READ_MAX, ShareBeat, assigned
+from polywire.broker.groups.share_settings import (
+    AUTO_OFFSET_RESET,
+    DEAD_LETTERS,
+    DELIVERIES,
+    LOCK_DURATION,
+    SESSION_TIMEOUT,
+    UNFINISHED,
+)
+from polywire.broker.owners import Caller, caller_of
+from polywire.broker.state import State
+from polywire.broker.topics import Partition
+from polywire.errors import BrokerError, ErrorCode
+from polywire.log.base import Read
+from polywire.records.columns import Record
+from polywire.records.rows import from_records, to_records
+from polywire.testing.memory_broker import MemoryBroker
+from polywire.types import Level, TopicName
+
+EARLIEST = {AUTO_OFFSET_RESET: "earliest"}
+
+
+class Queue:
+    """One group that reads one partition of a memory broker."""
+
+    def __init__(self, settings: dict[str, str] | None = None, *, count: int = 5) -> None:
+        self.memory = MemoryBroker()
+        self.memory.broker.create_topic(TopicName.parse("t"), 2)
+        self.shares.configure("g", EARLIEST | (settings or {}))
+        self.produce(count)
+
+    @property
+    def shares(self) -> Any:
+        return self.memory.broker.shares
+
+    @property
+    def partition(self) -> Partition:
+        return self.memory.broker.topic("t").partitions[0]
+
+    def produce(self, count: int) -> None:
+        if not count:
+            return
+        first = self.partition.log.next_offset
+        records = [Record(f"v{first + number}".encode()) for number in range(count)]
+        self.memory.broker.produce(self.partition, from_records(records), level=Level.WRITTEN, done=None)
+        self.memory.run()
+
+    def acquire(self, member: str = "m", count_max: int = 100) -> list[tuple[int, int, int]]:
+        assert self.shares.begin("g", self.partition, lambda _: None, by=ANYBODY) is None
+        offset = self.shares.next_offset("g", self.partition)
+        if offset is None:
+            return []
+        done: list[Any] = []
+        end = self.partition.log.next_offset
+        runs = self.shares.acquire("g", self.partition, member, offset, end, count_max=count_max, done=done.append)
+        self.memory.run()
+        assert len(done) == bool(runs)
+        return [tuple(run) for run in runs]
+
+    def acknowledge(
+        self, first: int, last: int | None = None, outcome: Outcome = Outcome.ACCEPT, member: str = "m"
+    ) -> ErrorCode | None:
+        done: list[Any] = []
+        batches = [(first, first if last is None else last, [outcome])]
+        try:
+            self.shares.acknowledge("g", self.partition, member, batches, done=done.append)
+        except BrokerError as error:
+            return error.code
+        self.memory.run()
+        assert len(done) == 1
+        assert not isinstance(done[0], BrokerError)
+        return None
+
+    def values(self, topic: str, partition: int = 0) -> list[Record]:
+        log = self.memory.broker.topic(topic).partitions[partition].log
+        read = log.read(log.first_offset, bytes_max=1 << 20, then=lambda _: None)
+        assert isinstance(read, Read)
+        return [record for chunk in read.chunks for record in records_of(chunk)]
+
+
+def records_of(chunk: memoryview) -> list[Record]:
+    found, at = [], 0
+    while at < len(chunk):
+        found += to_records(chunk, at)
+        at += int.from_bytes(chunk[at + 4 : at + 8], "little")
+    return found
+
+
+ANYBODY: Caller = caller_of(None, "127.0.0.1:5000")
+
+
+def code_of(call: Callable[[], object]) -> ErrorCode:
+    with pytest.raises(BrokerError) as caught:
+        call()
+    return caught.value.code
+
+
+def test_records_are_acquired_once_and_acknowledged() -> None:
+    queue = Queue()
+    assert queue.acquire("a", 2) == [(0, 1, 1)]
+    assert queue.acquire("b") == [(2, 4, 1)]
+    assert queue.acquire("a") == []
+    assert queue.acknowledge(0, member="b") is ErrorCode.RECORD_NOT_ACQUIRED
+    assert queue.acknowledge(2, 4, member="b") is None
+    assert queue.shares.offsets("g", queue.partition)[:3] == (0, 5, 2)
+    assert queue.acknowledge(0, 1, member="a") is None
+    assert queue.shares.offsets("g", queue.partition) == (5, 5, 0, 0)
+    assert queue.acknowledge(0, member="a") is ErrorCode.RECORD_NOT_ACQUIRED
+
+
+def test_released_records_come_first_and_count_deliveries() -> None:
+    queue = Queue(count=3)
+    assert queue.acquire(count_max=2) == [(0, 1, 1)]
+    assert queue.acknowledge(1, outcome=Outcome.RELEASE) is None
+    assert queue.acquire("b") == [(1, 1, 2), (2, 2, 1)]
+
+
+def test_a_lock_expires_unless_it_is_renewed() -> None:
+    queue = Queue({LOCK_DURATION: "10000"}, count=2)
+    assert queue.acquire("a") == [(0, 1, 1)]
+    queue.memory.advance(6)
+    assert queue.acknowledge(0, outcome=Outcome.RENEW, member="a") is None
+    queue.memory.advance(6)
+    assert queue.acquire("b") == [(1, 1, 2)]
+    assert queue.acknowledge(1, member="a") is ErrorCode.RECORD_NOT_ACQUIRED
+    assert queue.acknowledge(0, member="a") is None
+
+
+def test_delivery_counts_survive_a_restart_and_locks_do_not() -> None:
+    queue = Queue()
+    assert queue.acquire("a", 3) == [(0, 2, 1)]
+    assert queue.acknowledge(1, member="a") is None
+    queue.memory.restart()
+    assert queue.acquire("b") == [(0, 0, 2), (2, 2, 2), (3, 4, 1)]
+
+
+def test_a_snapshot_has_the_whole_progress() -> None:
+    queue = Queue()
+    queue.acquire("a", 3)
+    queue.acknowledge(1, member="a")
+    state = queue.memory.broker._state
+    snapshot = state.snapshot()
+    assert decode_snapshot(snapshot).version == SHARED_VERSION
+    restored = State(queue.memory.settings)
+    restored.restore(snapshot)
+    found = restored.shares.find("g", queue.partition.incarnation)
+    assert found is not None
+    assert (found.start, found.end, found.counts) == (0, 3, {0: 1, 2: 1})
+    assert restored.shares.groups == state.shares.groups
+    assert restored.usage.owners() == state.usage.owners()
+
+
+def test_a_record_that_is_released_too_often_is_finished() -> None:
+    queue = Queue({DELIVERIES: "2"}, count=1)
+    for count in (1, 2):
+        assert queue.acquire() == [(0, 0, count)]
+        assert queue.acknowledge(0, outcome=Outcome.RELEASE) is None
+    assert queue.acquire() == []
+    assert queue.shares.offsets("g", queue.partition) == (1, 1, 0, 0)
+
+
+def test_rejected_records_are_copied_to_the_dead_letter_topic() -> None:
+    queue = Queue({DEAD_LETTERS: "t.dead", DELIVERIES: "2"}, count=3)
+    queue.acquire()
+    assert queue.acknowledge(0) is None
+    assert queue.acknowledge(1, outcome=Outcome.REJECT) is None
+    assert queue.acknowledge(2, outcome=Outcome.RELEASE) is None
+    queue.acquire()
+    assert queue.acknowledge(2, outcome=Outcome.RELEASE) is None
+    letters = queue.values("t.dead")
+    assert [letter.value for letter in letters] == [b"v1", b"v2"]
+    headers = [{header.key: header.value for header in letter.headers} for letter in letters]
+    assert headers[0] == {
+        b"dead.reason": b"rejected by the consumer",
+        b"dead.topic": b"t",
+        b"dead.partition": b"0",
+        b"dead.offset": b"1",
+        b"dead.group": b"g",
+        b"dead.deliveries": b"1",
+    }
+    assert (headers[1][b"dead.reason"], headers[1][b"dead.deliveries"]) == (b"delivered too often", b"2")
+    assert queue.shares.offsets("g", queue.partition) == (3, 3, 0, 0)
+
+
+def test_a_record_delivered_too_often_before_a_restart_is_not_delivered_again() -> None:
+    queue = Queue({DEAD_LETTERS: "dead", DELIVERIES: "1"}, count=2)
+    queue.acquire()
+    queue.memory.restart()
+    assert queue.acquire() == []
+    queue.memory.run()
+    assert [letter.value for letter in queue.values("dead")] == [b"v0", b"v1"]
+
+
+def test_a_new_group_begins_at_the_end_or_at_a_time() -> None:
+    queue = Queue({AUTO_OFFSET_RESET: "latest"})
+    assert queue.acquire() == []
+    queue.produce(1)
+    assert queue.acquire() == [(5, 5, 1)]
+    timed = Queue({AUTO_OFFSET_RESET: "by_duration:PT10S"}, count=2)
+    timed.memory.advance(60)
+    timed.produce(1)
+    assert timed.acquire() == [(2, 2, 1)]
+
+
+def test_trimmed_records_are_finished() -> None:
+    queue = Queue()
+    queue.acquire("a", 3)
+    queue.memory.broker.trim_partition(queue.partition, 2, done=None)
+    queue.memory.run()
+    assert queue.acquire("b") == [(3, 4, 1)]
+    assert queue.acknowledge(1, member="a") is ErrorCode.RECORD_NOT_ACQUIRED
+    assert queue.shares.offsets("g", queue.partition)[0] == 2
+
+
+def test_unfinished_records_are_limited() -> None:
+    queue = Queue({UNFINISHED: "100"}, count=150)
+    assert queue.acquire(count_max=1000) == [(0, 99, 1)]
+    assert queue.acquire(count_max=1000) == []
+    assert queue.acknowledge(50) is None
+    assert queue.acquire(count_max=1000) == [(100, 100, 1)]
+
+
+def test_members_that_wait_are_notified_one_after_another() -> None:
+    queue = Queue(count=0)
+    queue.acquire()
+    woken: list[str] = []
+
+    def take(name: str) -> None:
+        woken.append(name)
+        offset = queue.shares.next_offset("g", queue.partition)
+        queue.shares.acquire("g", queue.partition, name, offset, offset + 1, count_max=1, done=None)
+
+    def wait(name: str) -> None:
+        queue.shares.wait("g", queue.partition, lambda: take(name))
+
+    for name in "abc":
+        wait(name)
+    queue.memory.run()
+    assert woken == []
+    queue.produce(2)
+    assert woken == ["a", "b"]
+    assert queue.acknowledge(0, outcome=Outcome.RELEASE, member="a") is None
+    assert woken == ["a", "b", "c"]
+
+
+def test_heartbeats_join_stay_and_leave() -> None:
+    queue = Queue()
+    joined = queue.shares.beat("g", ShareBeat("a", 0, frozenset({"t"})))
+    topic = queue.memory.broker.topic("t").id
+    assert (joined.epoch > 0, dict(joined.assignment)) == (True, {topic: [0, 1]})
+    assert queue.shares.beat("g", ShareBeat("a", joined.epoch)).assignment is None
+    assert code_of(lambda: queue.shares.beat("g", ShareBeat("a", 99))) is ErrorCode.GENERATION_STALE
+    assert code_of(lambda: queue.shares.beat("g", ShareBeat("b", 1))) is ErrorCode.MEMBER_MISSING
+    queue.acquire("a")
+    queue.shares.beat("g", ShareBeat("a", LEAVING))
+    assert queue.acquire("b") == [(0, 4, 2)]
+    assert queue.shares.view("g").members == ()
+
+
+def test_a_silent_member_is_removed() -> None:
+    queue = Queue({SESSION_TIMEOUT: "10000"})
+    queue.shares.beat("g", ShareBeat("a", 0, frozenset({"t"})))
+    queue.memory.advance(9)
+    assert len(queue.shares.view("g").members) == 1
+    queue.memory.advance(9)
+    assert queue.shares.view("g").members == ()
+
+
+@pytest.mark.parametrize(("members", "partitions"), [(1, 1), (1, 100), (3, 100), (50, 100), (7, 3), (1000, 40)])
+def test_every_partition_and_every_member_is_assigned(members: int, partitions: int) -> None:
+    found = [assigned(number, members, partitions) for number in range(members)]
+    assert set().union(*found) == set(range(partitions))
+    assert all(0 < len(one) <= max(READ_MAX, -(-partitions // members)) for one in found)
+    assert all(len(set(one)) == len(one) for one in found)
+
+
+def test_offsets_are_changed_only_without_members() -> None:
+    queue = Queue()
+    queue.acquire()
+    queue.acknowledge(0, 4)
+    done: list[Any] = []
+    queue.shares.beat("g", ShareBeat("a", 0, frozenset({"t"})))
+    change = {queue.partition: 1}
+    assert code_of(lambda: queue.shares.alter_offsets("g", change, done=done.append)) is ErrorCode.GROUP_NOT_EMPTY
+    queue.shares.beat("g", ShareBeat("a", LEAVING))
+    queue.shares.alter_offsets("g", change, done=done.append)
+    assert queue.acquire() == [(1, 4, 1)]
+    queue.shares.delete_offsets("g", [queue.partition], done=done.append)
+    assert queue.shares.offsets("g", queue.partition) is None
+    queue.shares.delete("g")
+    assert queue.shares.names() == []
+    assert code_of(lambda: queue.shares.delete("g")) is ErrorCode.GROUP_MISSING
+    assert queue.memory.broker._state.usage.owners().keys() <= {0, -1}
+
+
+def test_groups_of_other_kinds_keep_their_names() -> None:
+    queue = Queue()
+    queue.memory.broker.groups.join("c", "t", "m", wire="flux")
+    beat = ShareBeat("a", 0, frozenset({"t"}))
+    assert code_of(lambda: queue.shares.beat("c", beat)) is ErrorCode.GROUP_PROTOCOL_MISMATCH
+    queue.shares.beat("s", beat)
+    join = queue.memory.broker.groups.join
+    assert code_of(lambda: join("s", "t", "m", wire="flux")) is ErrorCode.GROUP_PROTOCOL_MISMATCH
+
+
+def test_a_deleted_topic_takes_its_progress_along() -> None:
+    queue = Queue()
+    queue.acquire()
+    woken: list[int] = []
+    queue.shares.wait("g", queue.partition, lambda: woken.append(1))
+    queue.memory.broker.delete_topic(queue.memory.broker.topic("t"))
+    queue.memory.run()
+    assert woken == [1]
+    assert queue.shares.partitions("g") == []
+    queue.shares.delete("g")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("unknown", "1"),
+        (DELIVERIES, "0"),
+        (DELIVERIES, "1001"),
+        (DELIVERIES, "x"),
+        (LOCK_DURATION, "-1"),
+        (AUTO_OFFSET_RESET, "never"),
+        (AUTO_OFFSET_RESET, "by_duration:10"),
+        (AUTO_OFFSET_RESET, "by_duration:P"),
+        (DEAD_LETTERS, "a\n"),
+    ],
+)
+def test_invalid_settings(name: str, value: str) -> None:
+    queue = Queue()
+    refused = code_of(lambda: queue.shares.configure("g", {name: value}))
+    assert refused in (ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_TOPIC)
