@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from polywire.broker.groups.share import FINISHED, Outcome, Run, Settled, SharePartition, ShareProgress, runs_of
+from polywire.broker.groups.share import (
+    FINISHED,
+    NOBODY,
+    Batch,
+    Outcome,
+    Run,
+    Settled,
+    SharePartition,
+    ShareProgress,
+    runs_of,
+)
 from polywire.broker.groups.share_table import flat, unflat
 from polywire.errors import Conflict
 
 MEMBERS = st.sampled_from(["a", "b", "c"])
 LOCK_S = 10.0
+LATER = "nobody"
 DELIVERIES_MAX = 3
 UNFINISHED_MAX = 12
 
@@ -33,7 +45,7 @@ class ShareMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.changes: list[tuple[int, ...]] = []
+        self.changes: list[tuple[tuple[int, ...], dict[int, int]]] = []
         self.finished: set[int] = set()
 
     @initialize(start=st.integers(0, 3), readable=st.integers(3, 12))
@@ -43,13 +55,13 @@ class ShareMachine(RuleBasedStateMachine):
         self.end = start
         self.share = SharePartition(ShareProgress(start, start))
 
-    def store(self, runs: list[Run] | tuple[Run, ...]) -> None:
-        if runs:
-            self.changes.append(flat(runs))
-            self.share.progress.apply(unflat(self.changes[-1]))
+    def store(self, runs: list[Run] | tuple[Run, ...], due_ms: dict[int, int] | None = None) -> None:
+        if runs or due_ms:
+            self.changes.append((flat(runs), due_ms or {}))
+            self.share.progress.apply(unflat(flat(runs)), due_ms or {})
 
-    def settle(self, effect: Settled) -> None:
-        self.store(list(effect.finished))
+    def settle(self, effect: Settled, due_ms: dict[int, int] | None = None) -> None:
+        self.store(list(effect.finished), due_ms)
         self.share.settle(effect)
 
     @rule(count=st.integers(1, 8))
@@ -81,10 +93,10 @@ class ShareMachine(RuleBasedStateMachine):
             self.end = max(self.end, at + 1)
         assert runs == runs_of((at, self.entries[at].deliveries) for at in taken)
 
-    @precondition(lambda self: any(entry.holder for entry in self.entries.values()))
+    @precondition(lambda self: any(entry.holder not in ("", LATER) for entry in self.entries.values()))
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
-        held = sorted(at for at, entry in self.entries.items() if entry.holder)
+        held = sorted(at for at, entry in self.entries.items() if entry.holder not in ("", LATER))
         first = data.draw(st.sampled_from(held))
         member = data.draw(st.sampled_from([self.entries[first].holder, "a"]))
         last = first
@@ -97,22 +109,24 @@ class ShareMachine(RuleBasedStateMachine):
             )
         )
         span = range(first, last + 1)
+        delay_s = data.draw(st.sampled_from([0.0, 0.0, 4.0, 20.0]))
         try:
             effect = self.share.acknowledge(
-                member, [(first, last, types)], deliveries_max=DELIVERIES_MAX, deadline=self.now + LOCK_S
+                member, [Batch(first, last, types, delay_s)], deliveries_max=DELIVERIES_MAX, now=self.now, lock_s=LOCK_S
             )
         except Conflict:
             assert any(self.entries[at].holder != member for at in span)
             return
         assert all(self.entries[at].holder == member for at in span)
-        self.settle(effect)
+        due_ms = {at: int(lock.deadline * 1000) for at, lock in effect.renewed if lock.member == NOBODY}
+        self.settle(effect, due_ms)
         for index, at in enumerate(span):
             outcome = types[index if len(types) > 1 else 0]
             entry = self.entries[at]
             if outcome == Outcome.RENEW:
                 entry.deadline = self.now + LOCK_S
             elif outcome == Outcome.RELEASE and entry.deliveries < DELIVERIES_MAX:
-                entry.holder = ""
+                entry.holder, entry.deadline = (LATER, self.now + delay_s) if delay_s else ("", 0.0)
             else:
                 self.finish(at)
 
@@ -133,11 +147,14 @@ class ShareMachine(RuleBasedStateMachine):
         self.settle(self.share.release_member(member, deliveries_max=DELIVERIES_MAX))
         self.release([at for at, entry in self.entries.items() if entry.holder == member])
 
-    @rule(seconds=st.floats(0.0, 15.0))
-    def time_passes(self, seconds: float) -> None:
+    @rule(data=st.data(), seconds=st.integers(0, 15))
+    def time_passes(self, data: st.DataObject, seconds: int) -> None:
         self.now += seconds
-        self.settle(self.share.expired(self.now, deliveries_max=DELIVERIES_MAX))
-        self.share.forget_expired(self.now)
+        effect, locks = self.share.expired(self.now, deliveries_max=DELIVERIES_MAX)
+        if data.draw(st.booleans()):
+            self.share.retry(locks)
+            effect, _ = self.share.expired(self.now, deliveries_max=DELIVERIES_MAX)
+        self.settle(effect)
         self.release([at for at, entry in self.entries.items() if entry.holder and entry.deadline <= self.now])
 
     @rule(count=st.integers(0, 6))
@@ -154,15 +171,16 @@ class ShareMachine(RuleBasedStateMachine):
         """Load the state from its changes, or from a snapshot and no changes."""
         if compacted:
             was = self.share.progress
-            progress = ShareProgress(was.start, was.end, unflat(flat(was.runs())))
+            progress = ShareProgress(was.start, was.end, unflat(flat(was.runs())), was.due_ms)
         else:
             progress = ShareProgress(self.start, self.start)
-            for change in self.changes:
-                progress.apply(unflat(change))
+            for runs, due_ms in self.changes:
+                progress.apply(unflat(runs), due_ms)
         assert (progress.counts, progress.end) == (self.share.progress.counts, self.share.progress.end)
-        self.share = SharePartition(progress)
+        assert progress.due_ms == self.share.progress.due_ms
+        self.share = SharePartition(progress, now=self.now, now_ms=int(self.now * 1000))
         for entry in self.entries.values():
-            entry.holder = ""
+            entry.holder = LATER if entry.holder == LATER else ""
 
     @invariant()
     def agrees(self) -> None:
@@ -170,12 +188,12 @@ class ShareMachine(RuleBasedStateMachine):
         assert progress.counts == {at: entry.deliveries for at, entry in self.entries.items()}
         assert progress.end == self.end
         assert progress.start == min(self.entries, default=self.end)
-        assert self.share.acquired_count == sum(bool(entry.holder) for entry in self.entries.values())
+        holders = Counter(entry.holder for entry in self.entries.values() if entry.holder)
+        assert self.share.holders() == {NOBODY if holder == LATER else holder: n for holder, n in holders.items()}
         held = [entry.deadline for entry in self.entries.values() if entry.holder]
         assert (self.share.deadline is None) == (not held)
         if held:
-            assert self.share.deadline is not None
-            assert self.share.deadline <= min(held)
+            assert self.share.deadline == min(held)
         assert FINISHED not in progress.counts.values()
 
 

@@ -493,6 +493,7 @@ class ShareStored(msgspec.Struct, frozen=True, array_like=True, tag=38):
         start: records below this offset are finished.
         end: no record at or above this offset was delivered.
         runs: (first offset, last offset, delivery count) of unfinished records below ``end``, one after another.
+        due_ms: system time at which records that were released with a delay are available again, by offset.
     """
 
     group: str
@@ -500,6 +501,7 @@ class ShareStored(msgspec.Struct, frozen=True, array_like=True, tag=38):
     start: int
     end: int
     runs: tuple[int, ...] = ()
+    due_ms: dict[int, int] = {}
 
 
 class ShareProgressed(msgspec.Struct, frozen=True, array_like=True, tag=39):
@@ -507,11 +509,13 @@ class ShareProgressed(msgspec.Struct, frozen=True, array_like=True, tag=39):
 
     Attributes:
         runs: (first offset, last offset, delivery count) one after another. The count is -1 for finished records.
+        due_ms: as in ShareStored, for records that were released with a delay.
     """
 
     group: str
     incarnation: int
     runs: tuple[int, ...]
+    due_ms: dict[int, int] = {}
 
 
 class ShareDeleted(msgspec.Struct, frozen=True, array_like=True, tag=40):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polywire.broker.changes import SHARED_VERSION, decode_snapshot
-from polywire.broker.groups.share import Outcome
+from polywire.broker.groups.share import Batch, Outcome
 from polywire.broker.groups.share_groups import LEAVING, READ_MAX, ShareBeat, assigned
 from polywire.broker.groups.share_settings import (
     AUTO_OFFSET_RESET,
@@ -69,10 +69,15 @@ class Queue:
         return [tuple(run) for run in runs]
 
     def acknowledge(
-        self, first: int, last: int | None = None, outcome: Outcome = Outcome.ACCEPT, member: str = "m"
+        self,
+        first: int,
+        last: int | None = None,
+        outcome: Outcome = Outcome.ACCEPT,
+        member: str = "m",
+        delay_s: float = 0.0,
     ) -> ErrorCode | None:
         done: list[Any] = []
-        batches = [(first, first if last is None else last, [outcome])]
+        batches = [Batch(first, first if last is None else last, [outcome], delay_s)]
         try:
             self.shares.acknowledge("g", self.partition, member, batches, done=done.append)
         except BrokerError as error:
@@ -115,7 +120,7 @@ def test_records_are_acquired_once_and_acknowledged() -> None:
     assert queue.acknowledge(2, 4, member="b") is None
     assert queue.shares.offsets("g", queue.partition)[:3] == (0, 5, 2)
     assert queue.acknowledge(0, 1, member="a") is None
-    assert queue.shares.offsets("g", queue.partition) == (5, 5, 0, 0)
+    assert queue.shares.offsets("g", queue.partition) == (5, 5, 0, {}, 0)
     assert queue.acknowledge(0, member="a") is ErrorCode.RECORD_NOT_ACQUIRED
 
 
@@ -135,6 +140,23 @@ def test_a_lock_expires_unless_it_is_renewed() -> None:
     assert queue.acquire("b") == [(1, 1, 2)]
     assert queue.acknowledge(1, member="a") is ErrorCode.RECORD_NOT_ACQUIRED
     assert queue.acknowledge(0, member="a") is None
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_record_is_released_with_a_delay(restart: bool) -> None:
+    queue = Queue(count=2)
+    queue.acquire()
+    assert queue.acknowledge(0, outcome=Outcome.RELEASE, delay_s=90) is None
+    assert queue.acknowledge(1, outcome=Outcome.RELEASE) is None
+    if restart:
+        queue.memory.restart()
+    assert queue.acquire() == [(1, 1, 2)]
+    assert queue.acknowledge(1) is None
+    assert queue.shares.offsets("g", queue.partition) == (0, 2, 1, {}, 1)
+    queue.memory.advance(89)
+    assert queue.acquire() == []
+    queue.memory.advance(2)
+    assert queue.acquire() == [(0, 0, 2)]
 
 
 def test_delivery_counts_survive_a_restart_and_locks_do_not() -> None:
@@ -167,7 +189,7 @@ def test_a_record_that_is_released_too_often_is_finished() -> None:
         assert queue.acquire() == [(0, 0, count)]
         assert queue.acknowledge(0, outcome=Outcome.RELEASE) is None
     assert queue.acquire() == []
-    assert queue.shares.offsets("g", queue.partition) == (1, 1, 0, 0)
+    assert queue.shares.offsets("g", queue.partition) == (1, 1, 0, {}, 0)
 
 
 def test_rejected_records_are_copied_to_the_dead_letter_topic() -> None:
@@ -190,7 +212,7 @@ def test_rejected_records_are_copied_to_the_dead_letter_topic() -> None:
         b"dead.deliveries": b"1",
     }
     assert (headers[1][b"dead.reason"], headers[1][b"dead.deliveries"]) == (b"delivered too often", b"2")
-    assert queue.shares.offsets("g", queue.partition) == (3, 3, 0, 0)
+    assert queue.shares.offsets("g", queue.partition) == (3, 3, 0, {}, 0)
 
 
 def test_a_record_delivered_too_often_before_a_restart_is_not_delivered_again() -> None:

@@ -6,22 +6,25 @@ a lock, and then accepts, rejects or releases it. A record whose lock expires be
 * At most one member holds the lock of a record at a time.
 * The delivery count of a record is the number of times that it was acquired. It is stored before a member receives the
   record, so it is exact after a crash.
-* Locks are not stored. After a restart all unfinished records are available.
+* Locks are not stored. After a restart all unfinished records are available, except those that were released with a
+  delay. These are locked by nobody until they are due.
 * Finished records need no memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from heapq import heappop, heappush
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from polywire.errors import Conflict, ErrorCode
 
 FINISHED: Final = -1  # stands for the delivery count of a finished record
+NOBODY: Final = ""  # holds the lock of a record that was released with a delay, or that is copied elsewhere
+NO_DELAYS: Final[Mapping[int, int]] = MappingProxyType({})
 _STEPS_MIN: Final = 64  # offsets that are checked one by one to find the first unfinished record
 
 
@@ -63,16 +66,18 @@ class ShareProgress:
     Attributes:
         end: no record at or above this offset was delivered yet.
         counts: delivery count by offset of each unfinished record below ``end``.
+        due_ms: system time at which a record that was released with a delay is available again, by offset.
     """
 
-    __slots__ = ("_start", "counts", "end")
+    __slots__ = ("_start", "counts", "due_ms", "end")
 
-    def __init__(self, start: int, end: int, runs: Iterable[Run] = ()) -> None:
+    def __init__(self, start: int, end: int, runs: Iterable[Run] = (), due_ms: Mapping[int, int] = NO_DELAYS) -> None:
         self._start = start
         self.end = end
         self.counts: dict[int, int] = {}
         for run in runs:
             self._set(run)
+        self.due_ms: dict[int, int] = dict(due_ms)
 
     @property
     def start(self) -> int:
@@ -90,12 +95,19 @@ class ShareProgress:
         self._start = start
         return start
 
-    def apply(self, runs: Iterable[Run]) -> None:
-        """Store new delivery counts, or that records are finished. Offsets below the first new one are finished."""
+    def apply(self, runs: Iterable[Run], due_ms: Mapping[int, int] = NO_DELAYS) -> None:
+        """Store new delivery counts, that records are finished, and delays.
+
+        A record loses its delay with a new delivery count. Offsets below the first new one are finished.
+        """
         for run in runs:
             self._set(run)
             if run.last >= self.end:
                 self.end = run.last + 1
+            if self.due_ms:
+                for offset in [offset for offset in self.due_ms if run.first <= offset <= run.last]:
+                    del self.due_ms[offset]
+        self.due_ms.update(due_ms)
 
     def _set(self, run: Run) -> None:
         counts = self.counts
@@ -119,11 +131,28 @@ class Lock:
 
     __slots__ = ("deadline", "first", "last", "member")
 
+    def __lt__(self, other: Lock) -> bool:
+        return self.deadline < other.deadline
+
     def __init__(self, member: str, deadline: float, first: int, last: int) -> None:
         self.member: Final = member
         self.deadline: Final = deadline
         self.first: Final = first
         self.last: Final = last
+
+
+class Batch(NamedTuple):
+    """Acknowledgements of consecutive records.
+
+    Attributes:
+        outcomes: one for all offsets, or one for each.
+        delay_s: how long released records stay unavailable.
+    """
+
+    first: int
+    last: int
+    outcomes: Sequence[int]
+    delay_s: float = 0.0
 
 
 class Settled(NamedTuple):
@@ -134,7 +163,7 @@ class Settled(NamedTuple):
         unlocked: offsets whose locks end.
         released: those of them that are available again.
         rejected: offsets of records that a member rejected or that were delivered too often, with the delivery counts.
-        renewed: offsets that get a new lock.
+        renewed: offsets that get a new lock, which is that of NOBODY for records that were released with a delay.
         accepted: number of accepted records.
     """
 
@@ -154,20 +183,25 @@ class SharePartition:
 
     __slots__ = ("_by_deadline", "_locks", "_released", "progress")
 
-    def __init__(self, progress: ShareProgress) -> None:
+    def __init__(self, progress: ShareProgress, *, now: float = 0.0, now_ms: int = 0) -> None:
+        """Continue from stored progress.
+
+        Args:
+            now: the time that deadlines refer to, in seconds.
+            now_ms: the system time.
+        """
         self.progress: Final = progress
         self._locks: dict[int, Lock] = {}
-        # locks in the order of their deadlines, unless the lock duration changed; locks without records are skipped
-        self._by_deadline: deque[Lock] = deque()
+        # a heap of all locks, and of some that no longer lock a record
+        self._by_deadline: list[Lock] = []
         # a heap with all available offsets below ``end``, and some that are no longer available
-        self._released: list[int] = sorted(progress.counts)
-
-    @property
-    def acquired_count(self) -> int:
-        return len(self._locks)
+        self._released: list[int] = sorted(progress.counts.keys() - progress.due_ms.keys())
+        for offset, due_ms in progress.due_ms.items():
+            self._locks[offset] = lock = Lock(NOBODY, now + max(due_ms - now_ms, 0) / 1000, offset, offset)
+            heappush(self._by_deadline, lock)
 
     def holders(self) -> dict[str, int]:
-        """Return the number of acquired records by member."""
+        """Return the number of acquired records by member. NOBODY has those that wait for their delay."""
         found: dict[str, int] = {}
         for lock in self._locks.values():
             found[lock.member] = found.get(lock.member, 0) + 1
@@ -218,16 +252,8 @@ class SharePartition:
         if runs:
             lock = Lock(member, deadline, runs[0].first, runs[-1].last)
             locks.update(dict.fromkeys([offset for offset, _ in taken], lock))
-            self._add(lock)
+            heappush(self._by_deadline, lock)
         return runs
-
-    def _add(self, lock: Lock) -> None:
-        """Add a lock in the order of deadlines. Nearly always it has the latest one."""
-        later = []
-        while self._by_deadline and self._by_deadline[-1].deadline > lock.deadline:
-            later.append(self._by_deadline.pop())
-        self._by_deadline.append(lock)
-        self._by_deadline.extend(reversed(later))
 
     def undo(self, runs: Iterable[Run]) -> None:
         """Undo ``acquire``, because its result could not be stored."""
@@ -243,19 +269,20 @@ class SharePartition:
     def acknowledge(
         self,
         member: str,
-        batches: Sequence[tuple[int, int, Sequence[int]]],
+        batches: Sequence[Batch],
         *,
         deliveries_max: int,
-        deadline: float,
+        now: float,
+        lock_s: float,
     ) -> Settled:
         """Check acknowledgements of records that the member has acquired, and return their effect.
 
         Raises Conflict(RECORD_NOT_ACQUIRED) if the member does not hold the lock of a record.
 
         Args:
-            batches: (first offset, last offset, one outcome for all offsets or one for each), without overlap.
+            batches: the acknowledgements, without overlap.
             deliveries_max: a record that was delivered this often is finished when it is released.
-            deadline: when renewed locks expire.
+            lock_s: duration of renewed locks.
         """
         locks, counts = self._locks, self.progress.counts
         finished: list[Run] = []
@@ -264,7 +291,7 @@ class SharePartition:
         rejected: list[tuple[int, int]] = []
         renewed: list[tuple[int, Lock]] = []
         accepted = 0
-        for first, last, outcomes in batches:
+        for first, last, outcomes, delay_s in batches:
             for offset in range(first, last + 1):
                 lock = locks.get(offset)
                 if lock is None or lock.member != member:
@@ -274,12 +301,16 @@ class SharePartition:
                 finished.append(Run(first, last, FINISHED))
                 accepted += (last - first + 1) * (outcomes[0] == Outcome.ACCEPT)
                 continue
-            again = Lock(member, deadline, first, last)
+            again = Lock(member, now + lock_s, first, last)
+            later = Lock(NOBODY, now + delay_s, first, last)
             for index in range(last - first + 1):
                 offset = first + index
                 outcome = outcomes[index if len(outcomes) > 1 else 0]
                 if outcome == Outcome.RENEW:
                     renewed.append((offset, again))
+                    continue
+                if outcome == Outcome.RELEASE and counts[offset] < deliveries_max and delay_s > 0:
+                    renewed.append((offset, later))
                     continue
                 unlocked.append(offset)
                 if outcome == Outcome.RELEASE and counts[offset] < deliveries_max:
@@ -303,12 +334,12 @@ class SharePartition:
             locks[offset] = lock
             added[lock] = None
         for lock in added:
-            self._add(lock)
+            heappush(self._by_deadline, lock)
 
     def hold(self, effect: Settled) -> Settled:
         """Return the effect without its rejected records, which nobody can acquire until ``finish`` is called."""
         offsets = {offset for offset, _ in effect.rejected}
-        held = Lock("", math.inf, 0, 0)
+        held = Lock(NOBODY, math.inf, 0, 0)
         self._locks.update(dict.fromkeys(offsets, held))
         finished = runs_of(
             (offset, FINISHED)
@@ -348,22 +379,31 @@ class SharePartition:
         by_deadline = self._by_deadline
         if not self._locks:
             by_deadline.clear()
+        while by_deadline and not self._offsets(by_deadline[0]):
+            heappop(by_deadline)
         return by_deadline[0].deadline if by_deadline else None
 
-    def expired(self, now: float, *, deliveries_max: int) -> Settled:
-        """Return the effect of the locks that have expired. Call ``forget_expired`` after ``settle``."""
-        found: list[int] = []
-        for lock in self._by_deadline:
-            if lock.deadline > now:
-                break
-            span = range(lock.first, lock.last + 1)
-            offsets = span if len(span) <= len(self._locks) else sorted(self._locks)
-            found += [offset for offset in offsets if self._locks.get(offset) is lock]
-        return self._releasing(found, deliveries_max)
+    def _offsets(self, lock: Lock) -> list[int]:
+        """Return the offsets that a lock still locks."""
+        span = range(lock.first, lock.last + 1)
+        offsets = span if len(span) <= len(self._locks) else sorted(self._locks)
+        return [offset for offset in offsets if self._locks.get(offset) is lock]
 
-    def forget_expired(self, now: float) -> None:
+    def expired(self, now: float, *, deliveries_max: int) -> tuple[Settled, list[Lock]]:
+        """Return the effect of the locks that have expired, and these locks. If it cannot be stored, call ``retry``."""
+        found: list[int] = []
+        locks: list[Lock] = []
         while self._by_deadline and self._by_deadline[0].deadline <= now:
-            self._by_deadline.popleft()
+            lock = heappop(self._by_deadline)
+            if offsets := self._offsets(lock):
+                locks.append(lock)
+                found += offsets
+        return self._releasing(found, deliveries_max), locks
+
+    def retry(self, locks: Iterable[Lock]) -> None:
+        """Return these locks in a later call of ``expired`` again."""
+        for lock in locks:
+            heappush(self._by_deadline, lock)
 
     def trimmed(self, first_offset: int) -> list[Run]:
         """Return the records below the partition's first offset, which no longer exist, as finished."""

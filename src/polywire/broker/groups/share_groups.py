@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from polywire.broker import changes
 from polywire.broker.groups.coordinator import GroupBroker
 from polywire.broker.groups.dead_letters import EXHAUSTED, REJECTED, DeadLetters, Letter, LetterBroker
-from polywire.broker.groups.share import Settled, SharePartition
+from polywire.broker.groups.share import NO_DELAYS, NOBODY, Batch, Settled, SharePartition
 from polywire.broker.groups.share_settings import ShareSettings, check, decoded
 from polywire.broker.groups.share_table import ShareTable, progressed, share_group_size
 from polywire.broker.owners import NO_CALLER, UNOWNED, Caller, next_owner
@@ -116,13 +116,15 @@ class ShareOffsets(NamedTuple):
         start: all records below this offset are finished.
         end: no record from this offset on was delivered.
         unfinished: records below ``end`` that are not finished.
-        acquired: those of them that members hold now.
+        acquired: number of those of them that members hold now, by member.
+        delayed: number of those of them that were released with a delay, or are copied to a dead-letter topic.
     """
 
     start: int
     end: int
     unfinished: int
-    acquired: int
+    acquired: Mapping[str, int]
+    delayed: int
 
 
 class _Group:
@@ -191,6 +193,7 @@ class _Reading:
     partition: Partition
     share: SharePartition
     timer: Any = None
+    timer_at: float = math.inf
     waiting: dict[_Waiting, None] = field(default_factory=dict)
     log_wait: Handle | None = None
     is_waking: bool = False
@@ -402,7 +405,10 @@ class ShareGroups:
         if progress is None:
             return None
         self._prune()
-        reading = self._readings[key] = _Reading(name, partition, SharePartition(progress))
+        reading = self._readings[key] = _Reading(
+            name, partition, SharePartition(progress, now=self._clock.monotonic(), now_ms=self._clock.now_us() // 1000)
+        )
+        self._watch_locks(reading)
         if exhausted := reading.share.exhausted(self.settings(name).deliveries_max):
             self._settle(reading, exhausted, None)
         return reading
@@ -520,7 +526,7 @@ class ShareGroups:
         name: str,
         partition: Partition,
         member: str,
-        batches: Sequence[tuple[int, int, Sequence[int]]],
+        batches: Sequence[Batch],
         *,
         by: Caller = NO_CALLER,
         done: Completion[int],
@@ -530,7 +536,7 @@ class ShareGroups:
         Raises Conflict(RECORD_NOT_ACQUIRED), Denied(DENIED), Busy(DISK_FULL).
 
         Args:
-            batches: (first offset, last offset, one ``Outcome`` for all offsets or one for each), without overlap.
+            batches: the acknowledgements, without overlap.
         """
         self._broker.check_owner(by, self._table.owner(name), "group", name)
         reading = self._reading(name, partition)
@@ -541,7 +547,8 @@ class ShareGroups:
             member,
             batches,
             deliveries_max=settings.deliveries_max,
-            deadline=self._clock.monotonic() + settings.lock_s,
+            now=self._clock.monotonic(),
+            lock_s=settings.lock_s,
         )
         self._settle(reading, effect, done)
 
@@ -555,7 +562,9 @@ class ShareGroups:
         if rejected:
             effect = reading.share.hold(effect)
             done = _Countdown(len(rejected) + 1, done) if done is not None else None
-        made = [progressed(reading.group, reading.partition.incarnation, effect.finished)] if effect.finished else []
+        made = []
+        if (delays := self._delays(effect)) or effect.finished:
+            made.append(progressed(reading.group, reading.partition.incarnation, effect.finished, delays))
         self._broker.change_all(made, level=Level.WRITTEN, done=done)
         reading.share.settle(effect)
         self._watch_locks(reading)
@@ -566,6 +575,14 @@ class ShareGroups:
             end = partial(self._end_letter, reading, offset, done)
             letter = Letter(reading.partition, offset, deliveries, reason, reading.group, topic, end)
             self._dead_letters.put(letter)
+
+    def _delays(self, effect: Settled) -> Mapping[int, int]:
+        """Return when records that are released with a delay are due, by offset, as system times in milliseconds."""
+        delayed = [(offset, lock) for offset, lock in effect.renewed if lock.member == NOBODY]
+        if not delayed:
+            return NO_DELAYS
+        now, now_ms = self._clock.monotonic(), self._clock.now_us() // 1000
+        return {offset: now_ms + int((lock.deadline - now) * 1000) for offset, lock in delayed}
 
     def _end_letter(self, reading: _Reading, offset: int, done: Completion[int] | None) -> None:
         """End a record that was copied to a dead-letter topic. Raises Busy(DISK_FULL)."""
@@ -579,7 +596,7 @@ class ShareGroups:
         deliveries_max = self.settings(name).deliveries_max
         for incarnation in list(self._table.incarnations(name)):
             reading = self._readings.get((name, incarnation))
-            if reading is not None and reading.share.acquired_count:
+            if reading is not None:
                 effect = reading.share.release_member(member, deliveries_max=deliveries_max)
                 try:
                     self._settle(reading, effect, None)
@@ -587,31 +604,31 @@ class ShareGroups:
                     continue
 
     def _watch_locks(self, reading: _Reading) -> None:
+        """Set the timer for the lock that expires first. It may fire too early, after a lock has ended."""
         deadline = reading.share.deadline
-        if deadline is not None and reading.timer is None:
+        if deadline is not None and deadline < reading.timer_at:
+            if reading.timer is not None:
+                reading.timer.cancel()
+            reading.timer_at = deadline
             delay = max(deadline - self._clock.monotonic(), 0.0)
             reading.timer = self._loop.call_later(delay, self._on_deadline, reading)
 
     def _on_deadline(self, reading: _Reading) -> None:
-        reading.timer = None
+        reading.timer, reading.timer_at = None, math.inf
         if self._readings.get((reading.group, reading.partition.incarnation)) is not reading or reading.partition.ended:
             return
-        now = self._clock.monotonic()
-        effect = reading.share.expired(now, deliveries_max=self.settings(reading.group).deliveries_max)
+        effect, locks = reading.share.expired(
+            self._clock.monotonic(), deliveries_max=self.settings(reading.group).deliveries_max
+        )
         try:
             self._settle(reading, effect, None)
         except Busy:  # the disk is full
-            if reading.timer is not None:
-                reading.timer.cancel()
+            reading.share.retry(locks)
             reading.timer = self._loop.call_later(RETRY_S, self._on_deadline, reading)
+            reading.timer_at = self._clock.monotonic() + RETRY_S
             return
         except BrokerError:  # storage has failed, and the broker is about to stop
             return
-        reading.share.forget_expired(now)
-        if reading.timer is not None:
-            reading.timer.cancel()
-            reading.timer = None
-        self._watch_locks(reading)
 
     # Waiting
 
@@ -710,9 +727,9 @@ class ShareGroups:
         if progress is None:
             return None
         reading = self._readings.get((name, partition.incarnation))
-        return ShareOffsets(
-            progress.start, progress.end, len(progress.counts), 0 if reading is None else reading.share.acquired_count
-        )
+        holders = {} if reading is None else reading.share.holders()
+        delayed = holders.pop(NOBODY, 0)
+        return ShareOffsets(progress.start, progress.end, len(progress.counts), holders, delayed)
 
     def partitions(self, name: str) -> list[Partition]:
         """Return the partitions in which a group has progress."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from polywire.broker import changes
-from polywire.broker.groups.share import Run, ShareProgress
+from polywire.broker.groups.share import NO_DELAYS, Run, ShareProgress
 from polywire.broker.owners import UNOWNED
 from polywire.broker.quotas import GROUP_BYTES, NUMBER_BYTES, READER_BYTES, Kind, Usage
 from polywire.broker.view import Views, encoded
@@ -90,7 +90,7 @@ class ShareTable:
         self._views.changing(key)
         progress = self._progress[key]
         was = len(progress.counts)
-        progress.apply(unflat(change.runs))
+        progress.apply(unflat(change.runs), change.due_ms)
         self._charge_records(change.group, len(progress.counts) - was)
 
     def _charge_records(self, group: str, added: int) -> None:
@@ -101,7 +101,7 @@ class ShareTable:
         key = change.group, change.incarnation
         self._drop(key)
         self._views.changing(key)
-        progress = self._progress[key] = ShareProgress(change.start, change.end, unflat(change.runs))
+        progress = self._progress[key] = ShareProgress(change.start, change.end, unflat(change.runs), change.due_ms)
         self._by_group.setdefault(change.group, set()).add(change.incarnation)
         self._by_partition.setdefault(change.incarnation, set()).add(change.group)
         self._usage.charge(Kind.READERS, self.owner(change.group), 1, READER_BYTES + len(change.group))
@@ -156,7 +156,7 @@ class ShareTable:
         progress = self._progress.get(key)
         if progress is None:
             return ()
-        return (changes.ShareStored(*key, progress.start, progress.end, flat(progress.runs())),)
+        return (changes.ShareStored(*key, progress.start, progress.end, flat(progress.runs()), dict(progress.due_ms)),)
 
 
 def share_group_size(group: changes.ShareGroupStored) -> int:
@@ -164,6 +164,8 @@ def share_group_size(group: changes.ShareGroupStored) -> int:
     return GROUP_BYTES + len(group.name) + sum(len(name) + len(value) for name, value in group.settings.items())
 
 
-def progressed(group: str, incarnation: int, runs: Sequence[Run]) -> changes.ShareProgressed:
-    """Return the change that stores new delivery counts, or that records are finished."""
-    return changes.ShareProgressed(group, incarnation, flat(runs))
+def progressed(
+    group: str, incarnation: int, runs: Sequence[Run], due_ms: Mapping[int, int] = NO_DELAYS
+) -> changes.ShareProgressed:
+    """Return the change that stores new delivery counts, that records are finished, and delays."""
+    return changes.ShareProgressed(group, incarnation, flat(runs), dict(due_ms))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from polywire.broker.groups.share import Outcome
+from polywire.broker.groups.share import Batch, Outcome
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, ErrorCode, Invalid
@@ -101,9 +101,9 @@ def _enter(session: KafkaSession, request: ShareFetchRequest) -> WireError:
     return WireError.NONE
 
 
-def _batches(requested: _Batches) -> list[tuple[int, int, Sequence[int]]]:
+def _batches(requested: _Batches) -> list[Batch]:
     """Return acknowledgements as the broker takes them. Raises Invalid(INVALID_REQUEST)."""
-    found: list[tuple[int, int, Sequence[int]]] = []
+    found: list[Batch] = []
     end = 0
     for batch in requested:
         first, last, types = batch.first_offset, batch.last_offset, batch.types
@@ -112,7 +112,7 @@ def _batches(requested: _Batches) -> list[tuple[int, int, Sequence[int]]]:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"acknowledged offsets are not in order first={first} last={last}")
         if not all(Outcome.GAP <= outcome <= Outcome.RENEW for outcome in types):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown acknowledge type first={first} last={last}")
-        found.append((first, last, types))
+        found.append(Batch(first, last, types))
         end = last + 1
     return found
 
