@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from polywire.client.consumer import Consumer
     from polywire.client.notices import Rebalance
     from polywire.client.producer import Producer
+    from polywire.client.queue import Job, Queue
     from polywire.client.record import Record
     from polywire.client.tracing import trace_context
     from polywire.client.transaction import Transaction
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
 _MODULES = {
     "Client": "client.client",
     "Consumer": "client.consumer",
+    "Job": "client.queue",
     "Level": "types",
     "Producer": "client.producer",
+    "Queue": "client.queue",
     "Rebalance": "client.notices",
     "Record": "client.record",
     "Transaction": "client.transaction",
@@ -56,8 +59,10 @@ _MODULES = {
 __all__ = [
     "Client",
     "Consumer",
+    "Job",
     "Level",
     "Producer",
+    "Queue",
     "Rebalance",
     "Record",
     "Transaction",

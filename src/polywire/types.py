@@ -64,6 +64,16 @@ class PositionKind(Enum):
     GROUP = "group"
 
 
+class Outcome(IntEnum):
+    """What a member of a share group reports about a record. The numbers are those of Kafka's acknowledge types."""
+
+    GAP = 0  # there is no record at this offset
+    ACCEPT = 1
+    RELEASE = 2
+    REJECT = 3
+    RENEW = 4
+
+
 class Assignor(Enum):
     """Strategy that assigns a group's partitions to its members."""
 

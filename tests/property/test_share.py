@@ -13,7 +13,6 @@ from polywire.broker.groups.share import (
     FINISHED,
     NOBODY,
     Batch,
-    Outcome,
     Run,
     Settled,
     SharePartition,
@@ -22,6 +21,7 @@ from polywire.broker.groups.share import (
 )
 from polywire.broker.groups.share_table import flat, unflat
 from polywire.errors import Conflict
+from polywire.types import Outcome
 
 MEMBERS = st.sampled_from(["a", "b", "c"])
 LOCK_S = 10.0

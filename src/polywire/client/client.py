@@ -19,6 +19,7 @@ from polywire.client.listings import GroupInfo, PartitionLag, Queries, lags_of
 from polywire.client.notices import OnConnect, OnDisconnect
 from polywire.client.polywire import needs_polywire
 from polywire.client.producer import Producer, ProducerOptions
+from polywire.client.queue import Queue, QueueOptions
 from polywire.client.record import Headers, Record, Text, as_json, from_stored
 from polywire.client.transaction import BUFFER_BYTES as TRANSACTION_BUFFER_BYTES
 from polywire.client.transaction import TIMEOUT_S, Transaction, TransactionalId
@@ -61,7 +62,7 @@ class Client:
         )
         self._producer: Producer | None = None
         self._transactional_ids: Final[dict[str, TransactionalId]] = {}
-        self._children: list[Producer | Consumer] = []
+        self._children: list[Producer | Consumer | Queue] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -118,6 +119,22 @@ class Client:
         consumer = Consumer(self.url, *topics, **options)
         self._children.append(consumer)
         return consumer
+
+    def queue(self, topic: str, **options: Unpack[QueueOptions]) -> Queue:
+        """Return a topic as a work queue. Options are the arguments of ``Queue``. Needs `polywire`.
+
+        Example:
+            async with client.queue("jobs", group="workers") as queue:
+                async for job in queue:
+                    print(job.text)
+                    await job.ack()
+        """
+        check_options("queue", options, QueueOptions.__annotations__)
+        options.setdefault("on_connect", self._on_connect)
+        options.setdefault("on_disconnect", self._on_disconnect)
+        queue = Queue(self.url, topic, **options)
+        self._children.append(queue)
+        return queue
 
     def transaction(
         self,

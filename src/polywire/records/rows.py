@@ -250,7 +250,7 @@ class Rows:
             sizes = [ends[number + 1] - ends[number] for run in runs for number in run]
             columns[offsets] = _offsets(sizes + [len(part) for part in more])
             columns[offsets + 1] = b"".join(
-                [self._views[offsets + 1][ends[run.start] : ends[run.stop]] for run in runs if run] + more
+                [*(self._views[offsets + 1][ends[run.start] : ends[run.stop]] for run in runs if run), *more]
             )
 
 

@@ -12,6 +12,7 @@ from polywire.protocols.polywire.codec import ERROR, PREFIX_BYTES, decode_prefix
 from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.polywire.factory import COMMANDS
 from polywire.protocols.polywire.messages import Head
+from polywire.protocols.polywire.replies import Reading
 
 if TYPE_CHECKING:
     from polywire.broker.access import Principal
@@ -79,6 +80,9 @@ class ForwardedRequest:
 
     def owe(self) -> None:
         pass
+
+    def share(self, group: str, member: str, reading: Reading) -> None:
+        """Do nothing: if the client's connection closes, the locks of its records expire."""
 
     def hold(self) -> None:
         pass

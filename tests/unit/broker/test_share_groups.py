@@ -8,16 +8,8 @@ from typing import Any
 import pytest
 
 from polywire.broker.changes import SHARED_VERSION, decode_snapshot
-from polywire.broker.groups.share import Batch, Outcome
+from polywire.broker.groups.share import Batch
 from polywire.broker.groups.share_groups import LEAVING, READ_MAX, ShareBeat, assigned
-from polywire.broker.groups.share_settings import (
-    AUTO_OFFSET_RESET,
-    DEAD_LETTERS,
-    DELIVERIES,
-    LOCK_DURATION,
-    SESSION_TIMEOUT,
-    UNFINISHED,
-)
 from polywire.broker.owners import Caller, caller_of
 from polywire.broker.state import State
 from polywire.broker.topics import Partition
@@ -25,8 +17,16 @@ from polywire.errors import BrokerError, ErrorCode
 from polywire.log.base import Read
 from polywire.records.columns import Record
 from polywire.records.rows import from_records, to_records
+from polywire.share_settings import (
+    AUTO_OFFSET_RESET,
+    DEAD_LETTERS,
+    DELIVERIES,
+    LOCK_DURATION,
+    SESSION_TIMEOUT,
+    UNFINISHED,
+)
 from polywire.testing.memory_broker import MemoryBroker
-from polywire.types import Level, TopicName
+from polywire.types import Level, Outcome, TopicName
 
 EARLIEST = {AUTO_OFFSET_RESET: "earliest"}
 

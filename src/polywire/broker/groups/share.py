@@ -15,27 +15,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import IntEnum
 from heapq import heappop, heappush
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from polywire.errors import Conflict, ErrorCode
+from polywire.types import Outcome
 
 FINISHED: Final = -1  # stands for the delivery count of a finished record
 NOBODY: Final = ""  # holds the lock of a record that was released with a delay, or that is copied elsewhere
 NO_DELAYS: Final[Mapping[int, int]] = MappingProxyType({})
 _STEPS_MIN: Final = 64  # offsets that are checked one by one to find the first unfinished record
-
-
-class Outcome(IntEnum):
-    """What a member reports about a record. The numbers are those of Kafka's acknowledge types."""
-
-    GAP = 0  # there is no record at this offset
-    ACCEPT = 1
-    RELEASE = 2
-    REJECT = 3
-    RENEW = 4
 
 
 class Run(NamedTuple):

@@ -20,16 +20,16 @@ from polywire.broker import changes
 from polywire.broker.groups.coordinator import GroupBroker
 from polywire.broker.groups.dead_letters import EXHAUSTED, REJECTED, DeadLetters, Letter, LetterBroker
 from polywire.broker.groups.share import NO_DELAYS, NOBODY, Batch, Settled, SharePartition
-from polywire.broker.groups.share_settings import ShareSettings, check, decoded
 from polywire.broker.groups.share_table import ShareTable, progressed, share_group_size
 from polywire.broker.owners import NO_CALLER, UNOWNED, Caller, next_owner
 from polywire.broker.quotas import MEMBER_BYTES, READER_BYTES, Kind
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.state import State
-from polywire.broker.topics import Partition
+from polywire.broker.topics import Partition, Topic
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Invalid, Missing
 from polywire.log.base import Completion, Handle, Loop
+from polywire.share_settings import ShareSettings, check, decoded
 from polywire.types import Level
 
 JOINING: Final = 0  # epoch of a member that joins
@@ -739,8 +739,15 @@ class ShareGroups:
         self._broker.check_owner(by, self._table.owner(name), "group", name)
         if not self.exists(name):
             raise Missing(ErrorCode.GROUP_MISSING, f"no such share group group={name!r}")
-        if name in self._groups:
+        if name in self._groups or self._is_in_use(name):
             raise Conflict(ErrorCode.GROUP_NOT_EMPTY, f"the group has members (stop them first) group={name!r}")
+
+    def _is_in_use(self, name: str) -> bool:
+        """Return whether a member without heartbeats waits for records or holds some."""
+        found = [self._readings.get((name, incarnation)) for incarnation in self._table.incarnations(name)]
+        return any(
+            reading is not None and (reading.waiting or reading.share.holders().keys() - {NOBODY}) for reading in found
+        )
 
     def delete(self, name: str, *, by: Caller = NO_CALLER) -> None:
         """Delete a group without members, its settings and its progress.
@@ -785,6 +792,21 @@ class ShareGroups:
         self._check_empty(name, by)
         incarnations = tuple(partition.incarnation for partition in partitions)
         self._broker.change_all([changes.ShareDeleted(name, incarnations)], level=Level.WRITTEN, done=done)
+
+    def delete_topic(self, name: str, topic: Topic, *, by: Caller = NO_CALLER, done: Completion[int]) -> None:
+        """Delete a group's progress in a topic, and the group if it has none in another topic.
+
+        Raises Missing(GROUP_MISSING), Conflict(GROUP_NOT_EMPTY), Denied(DENIED), Busy(DISK_FULL).
+        """
+        self._check_empty(name, by)
+        made: changes.ShareGroupDeleted | changes.ShareDeleted = changes.ShareGroupDeleted(name)
+        if any(partition.topic is not topic for partition in self.partitions(name)):
+            made = changes.ShareDeleted(name, tuple(partition.incarnation for partition in topic.partitions))
+        self._broker.change_all([made], level=Level.WRITTEN, done=done)
+        self._forget_all(name)
+
+    def owner(self, name: str) -> int:
+        return self._table.owner(name)
 
     def stored_settings(self, name: str) -> Mapping[str, str]:
         """Return the settings of a group that differ from the defaults."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from polywire.broker.groups import share_settings
+from polywire import share_settings
 from polywire.broker.permissions import Action
 from polywire.broker.settings import TOPIC_RANGES, BrokerSettings, Compression, TopicSettings
 from polywire.errors import BrokerError, Denied, ErrorCode, Invalid

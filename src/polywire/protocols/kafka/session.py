@@ -35,6 +35,7 @@ from polywire.protocols.kafka.share_sessions import ShareSession
 from polywire.protocols.kafka.structure_decoder import Wide
 from polywire.protocols.kafka.structures import Record
 from polywire.protocols.runtime import commands
+from polywire.protocols.runtime.acquiring import Acquiring
 from polywire.protocols.runtime.append_queue import AppendQueue
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.pipelined import PipelinedSession
@@ -80,6 +81,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         work: the request that delays later ones, if there is one.
         fetch_session: the connection's fetch session, if one is open.
         share_session: the connection's share session, if one is open.
+        share_reading: the last ShareFetch request, which may have ended.
     """
 
     __slots__ = (
@@ -92,6 +94,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         "append_queue",
         "fetch_session",
         "sasl",
+        "share_reading",
         "share_session",
         "shared",
         "software",
@@ -119,6 +122,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self.software = ""
         self.fetch_session: FetchSession | None = None
         self.share_session: ShareSession | None = None
+        self.share_reading: Acquiring[Any] | None = None
         self.work: Work | None = None
         self._commands: Final = table
         self._served: Final[Mapping[Api, Served]] = shared.served if served is None else served
@@ -331,6 +335,8 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
     def finish(self, data: memoryview) -> None:
         self._lingers = False
         super().finish(data)
+        if self.share_reading is not None:
+            self.share_reading.stop()
 
     def _end_now(self) -> None:
         self._lingers = False

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from polywire.broker.groups.share import Batch, Outcome
+from polywire.broker.groups.share import Batch
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, ErrorCode, Invalid
@@ -32,6 +32,7 @@ from polywire.protocols.kafka.share_sessions import (
     session_error,
 )
 from polywire.protocols.runtime.acquiring import Acquiring
+from polywire.types import Outcome
 
 if TYPE_CHECKING:
     from polywire.protocols.kafka.message_types import (
@@ -60,7 +61,8 @@ def share_fetch(session: KafkaSession, answer: Answer, request: ShareFetchReques
     if error is not WireError.NONE:
         return response(error=error)
     assert session.share_session is not None, "_enter has checked or opened it"
-    Fetching(session, answer, request, session.share_session).begin(request)
+    session.share_reading = fetching = Fetching(session, answer, request, session.share_session)
+    fetching.begin(request)
     return None
 
 

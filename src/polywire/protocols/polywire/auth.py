@@ -162,6 +162,9 @@ class Admission(Rights):
                 self.check_topic(action, request.name)
                 if request.create and self._broker.find_topic(request.name) is None:
                     self.check_topic(others[0], request.name)
+            case messages.Acquire() | messages.Acknowledge():
+                for needed in command.actions:
+                    self.check_topic(needed, request.name)
             case _:
                 self.check_topic(action, getattr(request, "name", ""))
 

@@ -194,6 +194,8 @@ def combined_response(shards: Shards, verb: int, request: Head) -> CombinedRespo
             )
         case messages.AskGroups():
             return _CombinedList(all_shards, _groups, lambda entry: (entry.name, entry.group), messages.GroupList)
+        case messages.AskQueues():
+            return _CombinedList(all_shards, _queues, lambda entry: (entry.name, entry.group), messages.QueueList)
         case messages.ListEntries() if verb == Verb.WRITERS:
             return _CombinedList(all_shards, _writers, lambda entry: (entry.name,), messages.EntryList)
         case messages.ListEntries():
@@ -241,6 +243,11 @@ def _topics(head: bytes) -> tuple[list[messages.TopicEntry], bool]:
 def _groups(head: bytes) -> tuple[list[messages.GroupEntry], bool]:
     found = decode_answer(head, messages.GroupList)
     return found.groups, found.more
+
+
+def _queues(head: bytes) -> tuple[list[messages.QueueEntry], bool]:
+    found = decode_answer(head, messages.QueueList)
+    return found.queues, found.more
 
 
 def _writers(head: bytes) -> tuple[list[messages.WriterEntry], bool]:

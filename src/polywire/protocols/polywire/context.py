@@ -6,6 +6,7 @@ from typing import Protocol
 
 from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.groups.share_groups import ShareGroups
 from polywire.broker.sliced import OrderedWork
 from polywire.broker.staging import StagingVerbs
 from polywire.broker.topic_verbs import RemovalVerbs, TopicVerbs
@@ -18,6 +19,9 @@ class PolywireBroker(TopicVerbs, RemovalVerbs, StagingVerbs, PositionVerbs, Wire
 
     @property
     def groups(self) -> Coordinator: ...
+
+    @property
+    def shares(self) -> ShareGroups: ...
 
     @property
     def publish_work(self) -> OrderedWork:

@@ -7,7 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final, cast
 
 from polywire.broker.permissions import Action
-from polywire.protocols.polywire import groups, produce, sealed_ranges, topics, transactions
+from polywire.protocols.polywire import groups, produce, queues, sealed_ranges, topics, transactions
 from polywire.protocols.polywire.codec import NAME
 from polywire.protocols.polywire.messages import Verb
 from polywire.protocols.polywire.routed import RoutedPolywireBroker, RoutedSession, routed
@@ -48,6 +48,12 @@ COMMANDS: Final[Mapping[int, Command]] = table(
     Command(Verb.LEAVE, groups.leave, (Action.GROUP_JOIN,)),
     Command(Verb.GROUPS, groups.list_groups, (Action.GROUP_LIST,)),
     Command(Verb.DELETE_GROUP, groups.delete, (Action.GROUP_DELETE,)),
+    Command(Verb.ACQUIRE, queues.acquire, (Action.FETCH, Action.GROUP_JOIN)),
+    Command(Verb.ACKNOWLEDGE, queues.acknowledge, (Action.FETCH, Action.GROUP_JOIN)),
+    Command(Verb.QUEUES, queues.list_queues, (Action.GROUP_LIST,)),
+    Command(Verb.CONFIGURE_QUEUE, queues.configure, (Action.GROUP_CREATE,)),
+    Command(Verb.RESET_QUEUE, queues.reset, (Action.OFFSET_COMMIT,)),
+    Command(Verb.DELETE_QUEUE, queues.delete, (Action.GROUP_DELETE,)),
     Command(Verb.TRANSACTIONS, transactions.list_transactions, (Action.TRANSACTION,)),
     Command(Verb.DELETE_TRANSACTION, transactions.delete_transaction, (Action.TRANSACTION,)),
     Command(Verb.WRITERS, transactions.list_writers, (Action.STAGED_PUBLISH,)),

@@ -54,6 +54,12 @@ class Verb(IntEnum):
     LEAVE = 67
     GROUPS = 68
     DELETE_GROUP = 69
+    ACQUIRE = 70
+    ACKNOWLEDGE = 71
+    QUEUES = 72
+    CONFIGURE_QUEUE = 73
+    RESET_QUEUE = 74
+    DELETE_QUEUE = 75
     TRANSACTIONS = 80
     DELETE_TRANSACTION = 81
     WRITERS = 82
@@ -419,6 +425,154 @@ class DeleteGroup(Head, frozen=True):
     name: str
 
 
+class Failure(Head, frozen=True):
+    """Header of an error response (spec: polywire#errors)."""
+
+    code: Int
+    kind: Int
+    message: str
+    retry: Int
+    retry_after_ms: Int | None = None
+
+
+class Acquire(Head, frozen=True):
+    """Header of ACQUIRE, which acquires records of a topic for a member of a share group.
+
+    Attributes:
+        bytes_max: size of the records; a single record may be larger. -1 stands for the largest response.
+    """
+
+    group: str
+    name: str
+    member: str
+    records_max: Int = 500
+    bytes_max: Int = -1
+    wait_ms: Int = 0
+
+
+class AcquiredPartition(Head, frozen=True):
+    """Acquired records of one partition. Their batches are in the payload, after those of earlier partitions.
+
+    Attributes:
+        runs: (first offset, last offset, delivery count) of consecutive records.
+        payload_bytes: total size of the batches.
+    """
+
+    partition: Int
+    runs: list[tuple[Int, Int, Int]]
+    payload_bytes: Int
+
+
+class Acquired(Head, frozen=True):
+    """The response to ACQUIRE. A record that is not acknowledged or renewed within ``lock_ms`` is available again."""
+
+    lock_ms: Int
+    partitions: list[AcquiredPartition]
+
+
+class AcknowledgedRun(Head, frozen=True):
+    """Consecutive records with the same outcome (spec: polywire#queues)."""
+
+    partition: Int
+    first: Int
+    last: Int
+    outcome: Int
+    delay_ms: Int = 0
+
+
+class Acknowledge(Head, frozen=True):
+    """Header of ACKNOWLEDGE. Each entry takes effect or is refused as a whole."""
+
+    group: str
+    name: str
+    member: str
+    runs: list[AcknowledgedRun]
+
+
+class Acknowledged(Head, frozen=True):
+    """The response to ACKNOWLEDGE: the index and the error of each refused entry."""
+
+    refused: list[tuple[Int, Failure]]
+
+
+class AskQueues(Head, frozen=True):
+    """Header of QUEUES.
+
+    Attributes:
+        after: topic and group of the last entry of the previous page; empty for the first page.
+    """
+
+    group: str | None = None
+    after: list[str] = []
+
+
+class QueuePartition(Head, frozen=True):
+    """Progress of a share group in one partition.
+
+    Attributes:
+        start: all records below this offset are finished.
+        end: no record from this offset on was delivered.
+        next_offset: offset of the topic's next record.
+        available: unfinished records below ``end`` that can be acquired now.
+        delayed: unfinished records that wait for their delay, or are copied to the dead-letter topic.
+    """
+
+    partition: Int
+    start: Int
+    end: Int
+    next_offset: Int
+    available: Int
+    delayed: Int
+
+
+class QueueEntry(Head, frozen=True):
+    """A share group of one topic.
+
+    Attributes:
+        acquired: number of records that each member holds now.
+        settings: settings of the group that differ from the defaults.
+    """
+
+    name: str
+    group: str
+    acquired: dict[str, Int]
+    partitions: list[QueuePartition]
+    settings: dict[str, str]
+    owner: str = ""
+
+
+class QueueList(Head, frozen=True):
+    queues: list[QueueEntry]
+    more: bool
+
+
+class ConfigureQueue(Head, frozen=True):
+    """Header of CONFIGURE_QUEUE, which creates a share group or changes its settings. None restores a default."""
+
+    group: str
+    name: str
+    settings: dict[str, str | None] = msgspec.field(default_factory=dict)
+
+
+class ResetQueue(Head, frozen=True):
+    """Header of RESET_QUEUE.
+
+    Attributes:
+        offsets: where each partition continues, by number. Without any, all continue at their ends.
+    """
+
+    group: str
+    name: str
+    offsets: dict[Int, Int] = msgspec.field(default_factory=dict)
+
+
+class DeleteQueue(Head, frozen=True):
+    """Header of DELETE_QUEUE. A share group without another topic is deleted with its settings."""
+
+    group: str
+    name: str
+
+
 class ListEntries(Head, frozen=True):
     """Header of TRANSACTIONS and WRITERS, which return lists page by page.
 
@@ -472,16 +626,6 @@ class EntryList(Head, Generic[_Entry], frozen=True):
     more: bool
 
 
-class Failure(Head, frozen=True):
-    """Header of an error response (spec: polywire#errors)."""
-
-    code: Int
-    kind: Int
-    message: str
-    retry: Int
-    retry_after_ms: Int | None = None
-
-
 REQUESTS: Final[dict[int, type[Head]]] = {
     Verb.PING: Head,
     Verb.CANCEL: Cancel,
@@ -511,6 +655,12 @@ REQUESTS: Final[dict[int, type[Head]]] = {
     Verb.LEAVE: Member,
     Verb.GROUPS: AskGroups,
     Verb.DELETE_GROUP: DeleteGroup,
+    Verb.ACQUIRE: Acquire,
+    Verb.ACKNOWLEDGE: Acknowledge,
+    Verb.QUEUES: AskQueues,
+    Verb.CONFIGURE_QUEUE: ConfigureQueue,
+    Verb.RESET_QUEUE: ResetQueue,
+    Verb.DELETE_QUEUE: DeleteQueue,
     Verb.TRANSACTIONS: ListEntries,
     Verb.DELETE_TRANSACTION: DeleteEntry,
     Verb.WRITERS: ListEntries,

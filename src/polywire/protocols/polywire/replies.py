@@ -20,6 +20,22 @@ if TYPE_CHECKING:
 _Part = TypeVar("_Part")
 
 
+class Reading(Protocol):
+    """A request in progress that waits for records.
+
+    Attributes:
+        is_over: whether it has ended.
+    """
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def stop(self) -> None:
+        """Respond soon with what there is."""
+
+    def cancel(self) -> None: ...
+
+
 class ReplyOwner(Protocol):
     """The methods of the session that handlers use."""
 
@@ -48,6 +64,9 @@ class ReplyOwner(Protocol):
         """Reserve a response, and delay later requests until ``release``."""
 
     def release(self) -> None: ...
+
+    def share(self, group: str, member: str, reading: Reading) -> None:
+        """Cancel the reading, and release the records of the member, when the connection closes."""
 
     def pin(self) -> Callable[[], None]:
         """Keep the request's bytes in the receive buffer until the returned function is called."""

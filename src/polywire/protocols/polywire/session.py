@@ -35,6 +35,7 @@ from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.polywire.fetch import WAIT_MS_MAX, RangeFetch
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.produce_runs import run_bytes
+from polywire.protocols.polywire.replies import Reading
 from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.sequential import CLOSED, OPEN, Wait
@@ -44,6 +45,7 @@ from polywire.records.columns import MERGED_BYTES_MAX
 REQUESTS_MAX: Final = 1024  # unanswered requests of one connection; the limit bounds pinned callbacks and views
 FETCHES_MAX: Final = 64  # open fetches of one connection, each of which may hold a pin
 _PRODUCE: Final = int(Verb.PRODUCE)  # a plain integer, because it is compared with every frame
+MEMBERS_MAX: Final = 1_000  # members of share groups on one connection
 HEAVY_S: Final = 0.0005  # a connection whose frames take longer to write is served in turn with others
 
 
@@ -81,8 +83,10 @@ class PolywireSession(FramedSession[PolywireBroker]):
         "_is_heavy",
         "_is_scheduled",
         "_is_writing",
+        "_members",
         "_owed",
         "_prefix",
+        "_readings",
         "_ready",
         "admission",
         "round_robin",
@@ -104,6 +108,8 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self._frames: list[bytes] = []  # responses that were not written yet
         self._fetches: dict[int, RangeFetch] = {}
         self._ready: deque[RangeFetch] = deque()  # fetches that have data or can read some
+        self._members: set[tuple[str, str]] = set()  # members of share groups that may hold records
+        self._readings: list[Reading] = []  # requests that wait for records of share groups
         self._greeted = False
         self._is_heavy = False  # whether writing took so long that other connections must be served in between
         self._is_scheduled = False  # whether a callback will write frames
@@ -198,6 +204,11 @@ class PolywireSession(FramedSession[PolywireBroker]):
             self._schedule()
         super().drained()
 
+    def finish(self, data: memoryview) -> None:
+        super().finish(data)
+        for reading in self._readings:
+            reading.stop()
+
     def close(self) -> None:
         self._enter(CLOSED)
         for fetch in self._fetches.values():
@@ -205,6 +216,12 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self._fetches.clear()
         self._ready.clear()
         self._frames.clear()
+        readings, self._readings = self._readings, []
+        for reading in readings:
+            reading.cancel()
+        members, self._members = self._members, set()
+        for group, member in members:
+            self.broker.shares.release_member(group, member)
 
     # Used by handlers and fetches
 
@@ -223,6 +240,17 @@ class PolywireSession(FramedSession[PolywireBroker]):
         """
         self._reasons &= ~Wait.HOLDING
         self._continue()
+
+    def share(self, group: str, member: str, reading: Reading) -> None:
+        """Cancel the reading, and release the records of the member, when the connection closes.
+
+        Raises Busy if the connection has too many members or requests.
+        """
+        self._readings = [other for other in self._readings if not other.is_over]
+        if len(self._readings) >= FETCHES_MAX or len(self._members | {(group, member)}) > MEMBERS_MAX:
+            raise Busy(ErrorCode.BUSY, f"too many open requests or members of share groups limit={FETCHES_MAX}")
+        self._readings.append(reading)
+        self._members.add((group, member))
 
     def pin(self) -> Callable[[], None]:
         """Keep the content of the receive buffer until the returned function is called.

@@ -135,6 +135,11 @@ class Acquiring(ABC, Generic[_Place]):
         if self._is_finished and not self._pending:
             self.respond()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the request has ended and only writes are pending."""
+        return self._is_finished
+
     def read(self, places: Sequence[_Place]) -> None:
         """Read these partitions, then respond."""
         self._places = places
@@ -146,6 +151,13 @@ class Acquiring(ABC, Generic[_Place]):
         self._is_finished = True
         if not self._pending:
             self.respond()
+
+    def stop(self) -> None:
+        """Respond soon with what there is: the client has closed its side, and its records must not stay locked."""
+        if not self._is_finished:
+            self.must_respond = True
+            if self._stops:
+                self._woken(self._ticket)
 
     def cancel(self) -> None:
         """Stop without a response: the connection was closed."""

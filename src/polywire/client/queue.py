@@ -1,0 +1,486 @@
+"""``Queue``: work on the records of a topic one by one, together with other workers (concepts: queues).
+
+A queue holds some records under a lock that the broker gives to one worker at a time. It renews the locks while their
+jobs are not finished, and sends acknowledgements of several jobs together.
+
+* A job is finished when its acknowledgement is stored, not before.
+* If the connection is lost, the broker gives the unfinished records to other workers. Acknowledging them then fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Self, TypedDict
+
+from polywire.client.link import BACKOFF_MAX_S, BACKOFF_MIN_S, GONE, Link
+from polywire.client.notices import OnConnect, OnDisconnect, log
+from polywire.client.polywire import Acquisition, PolywireClient, needs_polywire
+from polywire.client.record import Record
+from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Unavailable
+from polywire.protocols.polywire.messages import AcknowledgedRun
+from polywire.share_settings import AUTO_OFFSET_RESET, DEAD_LETTERS, DELIVERIES, LOCK_DURATION
+from polywire.types import Outcome
+
+WAIT_MS: Final = 1_000  # duration of a request that waits for records
+PREFETCH: Final = 100
+PREFETCH_MAX: Final = 10_000
+RENEWALS: Final = 3  # a lock is renewed when this part of its duration is over
+RETRY_DELAYS_S: Final = (1.0, 10.0, 60.0)
+_RUNS_MAX: Final = 1_000  # acknowledgements of one request
+
+
+class QueueOptions(TypedDict, total=False):
+    """Keyword arguments of ``Queue``."""
+
+    group: str
+    worker: str | None
+    prefetch: int
+    start: str | None
+    lock_s: float | None
+    attempts: int | None
+    dead_letters: str | None
+    reconnect_s: float
+    on_connect: OnConnect | None
+    on_disconnect: OnDisconnect | None
+
+
+class Job:
+    """A record to work on. End it with ``ack``, ``retry`` or ``reject``, once.
+
+    Attributes:
+        record: the record.
+        attempt: how often the record was delivered, from 1.
+    """
+
+    __slots__ = ("_queue", "attempt", "is_done", "record", "renew_at")
+
+    def __init__(self, queue: Queue, record: Record, attempt: int, renew_at: float) -> None:
+        self._queue: Final = queue
+        self.record: Final = record
+        self.attempt: Final = attempt
+        self.renew_at = renew_at
+        self.is_done = False
+
+    @property
+    def value(self) -> bytes | None:
+        """The value of the record."""
+        return self.record.value
+
+    @property
+    def text(self) -> str:
+        """The value as text. See ``Record.text``."""
+        return self.record.text
+
+    def json(self) -> Any:
+        """Return the value decoded from JSON. See ``Record.json``."""
+        return self.record.json()
+
+    async def ack(self) -> None:
+        """Report that the work is done, and wait until the broker has stored this.
+
+        Raises Conflict(RECORD_NOT_ACQUIRED) if the lock has expired or the connection was lost: another worker gets the
+        record, or has got it.
+        """
+        await self._queue.finish(self, Outcome.ACCEPT)
+
+    async def retry(self, *, delay_s: float = 0.0) -> None:
+        """Return the record to the queue. After the last attempt, it becomes a dead letter.
+
+        Args:
+            delay_s: how long no worker gets it, in seconds, at most 30 days.
+
+        Raises as ``ack``.
+        """
+        await self._queue.finish(self, Outcome.RELEASE, delay_s)
+
+    async def reject(self) -> None:
+        """Give the record up. It becomes a dead letter if the group has a dead-letter topic. Raises as ``ack``."""
+        await self._queue.finish(self, Outcome.REJECT)
+
+
+class Queue:
+    """Read a topic as a work queue. Create one with ``polywire.Client.queue`` and use it in an ``async with``.
+
+    All workers with the same group share the records. Each record goes to one worker at a time, until it is
+    acknowledged. Needs `polywire`.
+
+    Example:
+        async with client.queue("jobs", group="workers") as queue:
+            async for job in queue:
+                print(job.text)
+                await job.ack()
+    """
+
+    def __init__(
+        self,
+        url: str,
+        topic: str,
+        *,
+        group: str,
+        worker: str | None = None,
+        prefetch: int = PREFETCH,
+        start: str | None = "earliest",
+        lock_s: float | None = None,
+        attempts: int | None = None,
+        dead_letters: str | None = None,
+        reconnect_s: float = 60.0,
+        on_connect: OnConnect | None = None,
+        on_disconnect: OnDisconnect | None = None,
+    ) -> None:
+        """Create a queue. It connects on entering the ``async with`` block, or on the first read.
+
+        Args:
+            url: as for ``polywire.connect``.
+            topic: full name of an existing topic.
+            group: share group of the workers.
+            worker: name of this worker in the group; None generates one.
+            prefetch: how many records this worker holds at most.
+            start: where a new group begins: "earliest", "latest", or "by_duration:P1D" for the last day.
+            lock_s: how long the broker waits for a worker that has vanished, in seconds.
+            attempts: after this many deliveries, a record becomes a dead letter.
+            dead_letters: full name of the topic for dead letters. It is created if it does not exist.
+            reconnect_s: how long to retry a lost connection, in seconds.
+            on_connect: called with the address when a connection was opened. See ``polywire.connect``.
+            on_disconnect: called with the address and the error when the connection was lost.
+
+        ``start``, ``lock_s``, ``attempts`` and ``dead_letters`` are settings of the group. None leaves one as it is.
+
+        Raises:
+            Invalid: INVALID_REQUEST: an argument is invalid; the message says what is expected.
+        """
+        if not topic or not group:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"topic and group must be names topic={topic!r} group={group!r}")
+        if not 0 < prefetch <= PREFETCH_MAX:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"prefetch must be from 1 to {PREFETCH_MAX} got={prefetch}")
+        self._link: Final = Link(url, reconnect_s=reconnect_s, on_connect=on_connect, on_disconnect=on_disconnect)
+        self._topic: Final = topic
+        self._group: Final = group
+        self._worker: Final = worker or f"polywire-{secrets.token_hex(6)}"
+        self._prefetch: Final = prefetch
+        self._settings: Final = _settings(start, lock_s, attempts, dead_letters)
+        self._jobs: deque[Job] = deque()  # fetched, not returned yet
+        self._held: dict[tuple[int, int], Job] = {}  # all jobs under a lock, by partition and offset
+        self._ends: list[tuple[Job, Outcome, int, asyncio.Future[None]]] = []  # acknowledgements to send
+        self._news = asyncio.Event()
+        self._space = asyncio.Event()
+        self._failure: BrokerError | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._sending: asyncio.Task[None] | None = None
+        self._wire: PolywireClient | None = None
+        self._lock_s = math.inf
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Connect and begin to fetch.
+
+        Raises:
+            Missing: TOPIC_MISSING.
+            Unavailable: no broker responds.
+            Denied: the login failed, or a permission is missing.
+            Conflict: GROUP_PROTOCOL_MISMATCH: a consumer group has this name.
+            Invalid: INVALID_REQUEST: the protocol has no queues, or a setting is invalid.
+        """
+        if self._closed:
+            raise Unavailable(ErrorCode.STOPPING, "queue was closed")
+        if not self._tasks:
+            await self._link.read(
+                lambda wire: needs_polywire(wire, "read queues").configure_queue(
+                    self._group, self._topic, self._settings
+                )
+            )
+            self._tasks = [asyncio.ensure_future(self._fetch()), asyncio.ensure_future(self._renew())]
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Job:
+        job = await self.get()
+        assert job is not None, "without a time limit, it waits for a job"
+        return job
+
+    async def get(self, *, timeout_s: float | None = None) -> Job | None:
+        """Wait for the next job and return it.
+
+        Args:
+            timeout_s: how long to wait, in seconds, before returning None. None waits forever.
+
+        Raises the errors of ``start``.
+        """
+        await self.start()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self._jobs:
+                    if self._failure is not None:
+                        raise self._failure
+                    self._news.clear()
+                    await self._news.wait()
+        return self._jobs.popleft() if self._jobs else None
+
+    async def run(
+        self,
+        handler: Callable[[Job], Awaitable[object]],
+        *,
+        concurrency: int = 1,
+        retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+    ) -> None:
+        """Call a handler for each job, until the call is cancelled. A job is acknowledged when its handler returns.
+
+        If the handler raises, the job is retried with a delay, and after the last attempt it becomes a dead letter. A
+        handler may also end the job itself.
+
+        Args:
+            handler: coroutine function with one argument, the job.
+            concurrency: number of jobs to work on at the same time.
+            retry_delays_s: delay before each further attempt, in seconds; the last one repeats.
+
+        Example:
+            async def send(job):
+                print(job.json()["to"])
+
+            async with client.queue("emails", group="senders", attempts=5, dead_letters="emails.dead") as queue:
+                await queue.run(send, concurrency=20)
+        """
+        if concurrency < 1 or not retry_delays_s:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"concurrency must be above 0 got={concurrency}")
+
+        async def work() -> None:
+            async for job in self:
+                await _work(job, handler, retry_delays_s)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(work())
+
+    async def close(self) -> None:
+        """Send pending acknowledgements and close the connection. The broker gives unfinished records to others."""
+        if self._closed:
+            return
+        self._closed = True
+        while self._sending is not None:
+            await asyncio.gather(self._sending, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._link.close()
+        self._lose(Unavailable(ErrorCode.STOPPING, "queue was closed"))
+
+    # Fetching
+
+    async def _fetch(self) -> None:
+        pause_s = BACKOFF_MIN_S
+        while True:
+            try:
+                wire = needs_polywire(await self._link.wire(), "read queues")
+                self._wire = wire
+                await self._fetch_from(wire)
+            except GONE as error:
+                self._lose(error)
+                if self._wire is None:  # the link has given up
+                    self._fail(error)
+                    return
+                await self._link.lost(self._wire, error)
+                self._wire = None
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, BACKOFF_MAX_S)
+            except BrokerError as error:
+                if error.retry_after_ms is None:
+                    self._fail(error)
+                    return
+                await asyncio.sleep(error.retry_after_ms / 1000)
+
+    def _fail(self, error: BrokerError) -> None:
+        self._failure = error
+        self._news.set()
+
+    async def _fetch_from(self, wire: PolywireClient) -> None:
+        while True:
+            space = self._prefetch - len(self._held)
+            if space <= 0:
+                self._space.clear()
+                await self._space.wait()
+                continue
+            found = await wire.acquire(self._group, self._topic, self._worker, records_max=space, wait_ms=WAIT_MS)
+            self._link.note_response()
+            self._lock_s = found.lock_s
+            self._add(found)
+
+    def _add(self, found: Acquisition) -> None:
+        renew_at = asyncio.get_running_loop().time() + found.lock_s / RENEWALS
+        for record, attempt in found.records:
+            job = Job(self, record, attempt, renew_at)
+            self._held[record.partition, record.offset] = job
+            self._jobs.append(job)
+        for partition, offset in found.gaps:
+            gap = Job(self, _gap(self._topic, partition, offset), 0, math.inf)
+            self._put(gap, Outcome.GAP, 0)
+        if found.records:
+            self._news.set()
+
+    def _lose(self, error: BrokerError) -> None:
+        """Forget all records, because the broker gives them to other workers."""
+        lost, self._held = self._held, {}
+        self._jobs.clear()
+        for job in lost.values():
+            job.is_done = True
+        ends, self._ends = self._ends, []
+        for _, _, _, done in ends:
+            if not done.done():
+                done.set_exception(_lost(error))
+        self._space.set()
+
+    async def _renew(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(self._lock_s, 60.0) / (2 * RENEWALS))
+            now = loop.time()
+            for job in list(self._held.values()):
+                if job.renew_at <= now and not job.is_done:
+                    job.renew_at = now + self._lock_s / RENEWALS
+                    self._put(job, Outcome.RENEW, 0)
+
+    # Acknowledging
+
+    async def finish(self, job: Job, outcome: Outcome, delay_s: float = 0.0) -> None:
+        """End a job. Called by its methods."""
+        if job.is_done:
+            raise Conflict(
+                ErrorCode.RECORD_NOT_ACQUIRED,
+                "the job has ended, or its connection was lost: another worker gets the record"
+                f" topic={self._topic!r} partition={job.record.partition} offset={job.record.offset}",
+            )
+        if not 0 <= delay_s < math.inf:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"delay_s must not be negative got={delay_s}")
+        job.is_done = True
+        await self._put(job, outcome, int(delay_s * 1000))
+
+    def _put(self, job: Job, outcome: Outcome, delay_ms: int) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.add_done_callback(_seen)
+        self._ends.append((job, outcome, delay_ms, done))
+        if self._sending is None:
+            self._sending = asyncio.ensure_future(self._send())
+        return done
+
+    async def _send(self) -> None:
+        """Send the acknowledgements that were put in the meantime, until there are none."""
+        try:
+            await asyncio.sleep(0)  # jobs that end in the same pass of the loop share one request
+            while self._ends:
+                ends, self._ends = self._ends, []
+                await self._send_all(sorted(ends, key=lambda end: (end[0].record.partition, end[0].record.offset)))
+        finally:
+            self._sending = None
+
+    async def _send_all(self, ends: Sequence[tuple[Job, Outcome, int, asyncio.Future[None]]]) -> None:
+        runs: list[AcknowledgedRun] = []
+        parts: list[list[tuple[Job, asyncio.Future[None]]]] = []
+        for job, outcome, delay_ms, done in ends:
+            partition, offset = job.record.partition, job.record.offset
+            last = runs[-1] if runs else None
+            if last is not None and (last.partition, last.last + 1, last.outcome, last.delay_ms) == (
+                partition,
+                offset,
+                outcome,
+                delay_ms,
+            ):
+                runs[-1] = AcknowledgedRun(partition, last.first, offset, outcome, delay_ms)
+            else:
+                runs.append(AcknowledgedRun(partition, offset, offset, outcome, delay_ms))
+                parts.append([])
+            parts[-1].append((job, done))
+        for first in range(0, len(runs), _RUNS_MAX):
+            refused = await self._acknowledge(runs[first : first + _RUNS_MAX])
+            for index, part in enumerate(parts[first : first + _RUNS_MAX]):
+                error = refused if isinstance(refused, BrokerError) else refused.get(index)
+                for job, done in part:
+                    self._ended(job, runs[first + index].outcome, done, error)
+
+    def _ended(self, job: Job, outcome: int, done: asyncio.Future[None], error: BrokerError | None) -> None:
+        if outcome != Outcome.RENEW or error is not None:
+            job.is_done = True
+            if self._held.get((job.record.partition, job.record.offset)) is job:
+                del self._held[job.record.partition, job.record.offset]
+                self._space.set()
+        if not done.done():
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+    async def _acknowledge(self, runs: Sequence[AcknowledgedRun]) -> Mapping[int, BrokerError] | BrokerError:
+        if self._wire is None:
+            return _lost(Unavailable(ErrorCode.UNREACHABLE, "the connection was lost"))
+        try:
+            return await self._wire.acknowledge(self._group, self._topic, self._worker, runs)
+        except GONE as error:
+            return _lost(error)
+        except BrokerError as error:
+            return error
+
+
+async def _work(job: Job, handler: Callable[[Job], Awaitable[object]], retry_delays_s: Sequence[float]) -> None:
+    try:
+        await handler(job)
+    except Exception:  # whatever fails, the job is retried
+        delay_s = retry_delays_s[min(job.attempt, len(retry_delays_s)) - 1]
+        log.warning(
+            "job failed: it is retried, or becomes a dead letter after the last attempt topic=%s partition=%d offset=%d"
+            " attempt=%d",
+            job.record.topic,
+            job.record.partition,
+            job.record.offset,
+            job.attempt,
+            exc_info=True,
+        )
+        if not job.is_done:
+            with suppress(BrokerError):
+                await job.retry(delay_s=delay_s)
+    else:
+        if not job.is_done:
+            with suppress(Conflict):  # another worker gets the record
+                await job.ack()
+
+
+def _settings(
+    start: str | None, lock_s: float | None, attempts: int | None, dead_letters: str | None
+) -> dict[str, str | None]:
+    given = {
+        AUTO_OFFSET_RESET: start,
+        LOCK_DURATION: None if lock_s is None else str(int(lock_s * 1000)),
+        DELIVERIES: None if attempts is None else str(attempts),
+        DEAD_LETTERS: dead_letters,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _gap(topic: str, partition: int, offset: int) -> Record:
+    fields = Record(None)._replace(topic=topic, partition=partition, offset=offset)
+    assert isinstance(fields, Record), "_replace makes the same class"
+    return fields
+
+
+def _lost(error: BrokerError) -> Conflict:
+    return Conflict(
+        ErrorCode.RECORD_NOT_ACQUIRED, f"the connection was lost, so another worker gets the record: {error.message}"
+    )
+
+
+def _seen(done: asyncio.Future[None]) -> None:
+    """Mark the error of an acknowledgement as seen, because nobody may wait for it."""
+    if not done.cancelled():
+        done.exception()
