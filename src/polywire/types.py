@@ -65,7 +65,7 @@ class PositionKind(Enum):
 
 
 class Outcome(IntEnum):
-    """What a member of a share group reports about a record. The numbers are those of Kafka's acknowledge types."""
+    """An outcome that a member of a share group reports for a record. The numbers are those of Kafka's acknowledge types."""
 
     GAP = 0  # there is no record at this offset
     ACCEPT = 1

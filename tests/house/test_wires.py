@@ -28,8 +28,8 @@ SEES: Final[Mapping[type, str]] = {
     IggyBroker: "TopicVerbs RemovalVerbs RecordVerbs ProducerVerbs PositionVerbs WireStateVerbs groups streams",
     Kafka07Broker: "Topics Records",
     KafkaBroker: "TopicVerbs GroupTopics RemovalVerbs RecordVerbs ProducerVerbs PositionVerbs WireStateVerbs participants classic"
-    " consumers transactions",
-    PolywireBroker: "TopicVerbs RemovalVerbs StagingVerbs PositionVerbs groups publish_work transactions",
+    " consumers shares transactions",
+    PolywireBroker: "TopicVerbs RemovalVerbs StagingVerbs PositionVerbs groups publish_work shares transactions",
 }
 INSIDE: Final = {"change_all", "close", "open", "over"}
 """Methods that only the broker's own parts or the process use."""

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from polywire.broker.groups.share import (
     FINISHED,
-    NOBODY,
+    NO_MEMBER,
     Batch,
     Run,
     Settled,
@@ -25,7 +25,7 @@ from polywire.types import Outcome
 
 MEMBERS = st.sampled_from(["a", "b", "c"])
 LOCK_S = 10.0
-LATER = "nobody"
+LATER = "later"
 DELIVERIES_MAX = 3
 UNFINISHED_MAX = 12
 
@@ -118,7 +118,7 @@ class ShareMachine(RuleBasedStateMachine):
             assert any(self.entries[at].holder != member for at in span)
             return
         assert all(self.entries[at].holder == member for at in span)
-        due_ms = {at: int(lock.deadline * 1000) for at, lock in effect.renewed if lock.member == NOBODY}
+        due_ms = {at: int(lock.deadline * 1000) for at, lock in effect.renewed if lock.member == NO_MEMBER}
         self.settle(effect, due_ms)
         for index, at in enumerate(span):
             outcome = types[index if len(types) > 1 else 0]
@@ -189,7 +189,7 @@ class ShareMachine(RuleBasedStateMachine):
         assert progress.end == self.end
         assert progress.start == min(self.entries, default=self.end)
         holders = Counter(entry.holder for entry in self.entries.values() if entry.holder)
-        assert self.share.holders() == {NOBODY if holder == LATER else holder: n for holder, n in holders.items()}
+        assert self.share.holders() == {NO_MEMBER if holder == LATER else holder: n for holder, n in holders.items()}
         held = [entry.deadline for entry in self.entries.values() if entry.holder]
         assert (self.share.deadline is None) == (not held)
         if held:

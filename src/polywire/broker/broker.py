@@ -25,9 +25,9 @@ from polywire.broker.groups.classic import ClassicGroup
 from polywire.broker.groups.classic_groups import ClassicGroups
 from polywire.broker.groups.commits import Commits, PositionVerbs
 from polywire.broker.groups.consumer_groups import ConsumerGroups
-from polywire.broker.groups.coordinator import Coordinator, GroupBroker
+from polywire.broker.groups.coordinator import Coordinator
 from polywire.broker.groups.memberships import TopicGroups
-from polywire.broker.groups.share_groups import ShareGroups
+from polywire.broker.groups.share_groups import ShareBroker, ShareGroups
 from polywire.broker.owners import Owners
 from polywire.broker.participants import Participants
 from polywire.broker.record_verbs import Admission, ProducerVerbs
@@ -126,8 +126,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         self._commits = groups.commits
         self.groups = groups.coordinator
         self.classic = groups.classic
-        self.consumers = groups.consumers
-        self.shares: Final = ShareGroups(self, state, settings=settings, loop=loop, clock=clock)
+        self.consumers, self.shares = groups.consumers, groups.shares
         self.transactions: Final = Transactions(
             log,
             state,
@@ -238,11 +237,12 @@ class _Groups(NamedTuple):
     coordinator: Coordinator
     classic: ClassicGroups
     consumers: ConsumerGroups
+    shares: ShareGroups
     table: Mapping[str, ClassicGroup]
 
 
 def _open_groups(
-    broker: GroupBroker,
+    broker: ShareBroker,
     state: State,
     *,
     settings: BrokerSettings,
@@ -279,4 +279,5 @@ def _open_groups(
         topic_groups=topic_groups,
         sliced=sliced,
     )
-    return _Groups(commits, coordinated, classic, consumers, table)
+    shares = ShareGroups(broker, state, settings=settings, loop=loop, clock=clock)
+    return _Groups(commits, coordinated, classic, consumers, shares, table)

@@ -525,6 +525,7 @@ class ShareDeleted(msgspec.Struct, frozen=True, array_like=True, tag=40):
     incarnations: tuple[int, ...]
 
 
+SHARE_CHANGES: Final = (ShareGroupStored, ShareGroupDeleted, ShareStored, ShareProgressed, ShareDeleted)
 Change = (
     TopicCreated
     | PartitionsAdded

@@ -167,6 +167,9 @@ class State:
         self.apply_change(changes.decode_change(change))
 
     def apply_change(self, change: changes.Change) -> None:
+        if isinstance(change, changes.SHARE_CHANGES):
+            self.shares.apply(change)
+            return
         match change:
             case changes.PositionStored() | changes.PositionsStored():
                 self._store_position(change)
@@ -217,14 +220,6 @@ class State:
                 self.aggregates.append(change)
             case changes.SnapshotSaved():
                 self.aggregates.save(change)
-            case (
-                changes.ShareProgressed()
-                | changes.ShareStored()
-                | changes.ShareDeleted()
-                | changes.ShareGroupStored()
-                | changes.ShareGroupDeleted()
-            ):
-                self.shares.apply(change)
             case changes.TransactionCommitted():
                 self.transactions.apply(change)
                 stored = () if change.stored is None else (change.stored,)

@@ -10,9 +10,9 @@ import asyncio
 import socket
 import ssl
 from array import array
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 
@@ -22,8 +22,6 @@ from polywire.client.connection import Connection, Scope
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
 from polywire.client.failures import POLYWIRE_PORT, beyond, cannot_connect, invalid_reply, not_polywire
 from polywire.client.listings import GroupInfo, MemberInfo, TransactionInfo, WriterInfo
-from polywire.client.record import Record as ClientRecord
-from polywire.client.record import decode_batches
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError, Unavailable
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import (
@@ -191,20 +189,6 @@ def _ignore(done: asyncio.Future[Any]) -> None:
     """Retrieve the outcome of a future, because asyncio logs exceptions that were never retrieved."""
     if not done.cancelled():
         done.exception()
-
-
-class Acquisition(NamedTuple):
-    """Records that a member of a share group has acquired.
-
-    Attributes:
-        lock_s: how long the member may hold them without renewing them.
-        records: each with its delivery count.
-        gaps: partitions and offsets without a record, which the member must acknowledge, too.
-    """
-
-    lock_s: float
-    records: list[tuple[ClientRecord, int]]
-    gaps: list[tuple[int, int]]
 
 
 class PolywireClient(Scope):
@@ -458,12 +442,12 @@ class PolywireClient(Scope):
         """
         head = messages.Produce(topic, partition, int(level), create)
         response, parts = await self._connection.ask(Verb.PRODUCE, head, [batch])
-        return _produced(_decode(response, messages.Produced), b"".join(parts))
+        return _produced(decode(response, messages.Produced), b"".join(parts))
 
     async def append_batch(self, topic: str, partition: int, batch: Buffer, *, level: Level = Level.WRITTEN) -> int:
         """Append one stored batch to a partition, and return the offset of its first record. See ``produce_batch``."""
         response, _ = await self._connection.ask(Verb.PRODUCE, messages.Produce(topic, partition, int(level)), [batch])
-        return _decode(response, messages.Produced).appended[0].base_offset
+        return decode(response, messages.Produced).appended[0].base_offset
 
     async def fetch_batches(
         self, topic: str, partition: int, offset: int, *, bytes_max: int, wait_ms: int = 0
@@ -484,7 +468,7 @@ class PolywireClient(Scope):
         """
         head = messages.Fetch(topic, partition, offset, bytes_max=bytes_max, wait_ms=wait_ms)
         response, parts = await self._connection.ask(Verb.FETCH, head, bytes_max=bytes_max + BATCH_BYTES_MAX)
-        following = _decode(response, messages.Fetched).next_offset
+        following = decode(response, messages.Fetched).next_offset
         return parts, beyond(offset, following, "offset") if any(parts) else max(offset, following)
 
     async def stored_at_us(self, topic: str, partition: int, offset: int) -> int | None:
@@ -506,7 +490,7 @@ class PolywireClient(Scope):
             )
             response, parts = await self._connection.ask(Verb.FETCH, head)
             records = [record for part in parts for record in _records(part) if record.offset >= offset]
-            fetched = _decode(response, messages.Fetched)
+            fetched = decode(response, messages.Fetched)
             if records or not at < fetched.next_offset < fetched.readable_offset:
                 return records[:records_max]
             at, wait = (
@@ -543,7 +527,7 @@ class PolywireClient(Scope):
         """
         head = messages.Stage(token, topic, partition, int(level), *write)
         response, _ = await self._connection.ask(Verb.STAGE, head, [batch])
-        return _decode(response, messages.Staged).record_count
+        return decode(response, messages.Staged).record_count
 
     async def publish(
         self,
@@ -649,83 +633,9 @@ class PolywireClient(Scope):
         """
         await self._ask(Verb.DELETE_GROUP, messages.DeleteGroup(group, topic), Head)
 
-    async def acquire(
-        self, group: str, topic: str, member: str, *, records_max: int = 500, wait_ms: int = 0
-    ) -> Acquisition:
-        """Acquire records of a topic for a member of a share group. See ``Queue`` for a simpler interface.
-
-        Args:
-            group: share group.
-            topic: full name.
-            member: name of the member.
-            records_max: maximum number of records.
-            wait_ms: how long to wait for records if there are none.
-
-        Raises Missing(TOPIC_MISSING), Denied(DENIED), Conflict(GROUP_PROTOCOL_MISMATCH).
-        """
-        head = messages.Acquire(group, topic, member, records_max, wait_ms=wait_ms)
-        response, payloads = await self._connection.ask(Verb.ACQUIRE, head)
-        found = _decode(response, messages.Acquired)
-        payload, at = memoryview(b"".join(payloads)), 0
-        records: list[tuple[ClientRecord, int]] = []
-        gaps: list[tuple[int, int]] = []
-        for part in found.partitions:
-            decoded = decode_batches(payload[at : at + part.payload_bytes], topic, part.partition, 0)
-            at += part.payload_bytes
-            by_offset = {record.offset: record for record in decoded}
-            for first, last, attempt in part.runs:
-                for offset in range(first, last + 1):
-                    record = by_offset.get(offset)
-                    if record is None:
-                        gaps.append((part.partition, offset))
-                    else:
-                        records.append((record, attempt))
-        return Acquisition(found.lock_ms / 1000, records, gaps)
-
-    async def acknowledge(
-        self, group: str, topic: str, member: str, runs: Sequence[messages.AcknowledgedRun]
-    ) -> dict[int, BrokerError]:
-        """Acknowledge acquired records. Return the errors of refused entries, by index. Raises Missing(TOPIC_MISSING)."""
-        head = messages.Acknowledge(group, topic, member, list(runs))
-        answer = await self._ask(Verb.ACKNOWLEDGE, head, messages.Acknowledged)
-        return {index: error_of(failure) for index, failure in answer.refused}
-
-    async def queues(self, group: str | None = None) -> list[messages.QueueEntry]:
-        """Return the share groups, one entry for each topic, sorted by topic and name.
-
-        ``group`` limits the result to one name.
-        """
-        found: list[messages.QueueEntry] = []
-        after, more = ("", ""), True
-        while more:
-            start_after = list(after) if found else []
-            answer = await self._ask(Verb.QUEUES, messages.AskQueues(group, start_after), messages.QueueList)
-            found += answer.queues
-            more = answer.more and bool(answer.queues)
-            if more:
-                after = beyond(after, (found[-1].name, found[-1].group), "queue")
-        return found
-
-    async def configure_queue(self, group: str, topic: str, settings: Mapping[str, str | None]) -> None:
-        """Create a share group or change its settings. None restores a default.
-
-        Raises Missing(TOPIC_MISSING), Invalid(INVALID_REQUEST) for an invalid setting, Denied(DENIED).
-        """
-        await self._ask(Verb.CONFIGURE_QUEUE, messages.ConfigureQueue(group, topic, dict(settings)), Head)
-
-    async def reset_queue(self, group: str, topic: str, offsets: Mapping[int, int] | None = None) -> None:
-        """Set where a share group without members continues to read, by partition. Without offsets: at the end.
-
-        Raises Missing(TOPIC_MISSING, PARTITION_MISSING), Conflict(GROUP_NOT_EMPTY), Denied(DENIED).
-        """
-        await self._ask(Verb.RESET_QUEUE, messages.ResetQueue(group, topic, dict(offsets or {})), Head)
-
-    async def delete_queue(self, group: str, topic: str) -> None:
-        """Delete a share group's progress in a topic, and its settings if it reads no other topic.
-
-        Raises Missing(TOPIC_MISSING, GROUP_MISSING), Conflict(GROUP_NOT_EMPTY), Denied(DENIED).
-        """
-        await self._ask(Verb.DELETE_QUEUE, messages.DeleteQueue(group, topic), Head)
+    async def ask(self, verb: Verb, head: Head) -> tuple[bytes, list[bytes]]:
+        """Send a request. Return the header of the response, and its payloads. For the modules of this package."""
+        return await self._connection.ask(verb, head)
 
     async def transactions(self) -> list[TransactionInfo]:
         """Return the user's transactional ids, sorted by name. Administrators see the ids of all users."""
@@ -784,7 +694,7 @@ class PolywireClient(Scope):
 
     async def _ask(self, verb: Verb, head: Head, kind: type[_H]) -> _H:
         response, _ = await self._connection.ask(verb, head)
-        return _decode(response, kind)
+        return decode(response, kind)
 
 
 def needs_polywire(wire: WireClient, action: str) -> PolywireClient:
@@ -794,7 +704,8 @@ def needs_polywire(wire: WireClient, action: str) -> PolywireClient:
     return wire
 
 
-def _decode(head: bytes, kind: type[_H]) -> _H:
+def decode(head: bytes, kind: type[_H]) -> _H:
+    """Decode the header of a response. Raises Unavailable(UNREACHABLE) if it is malformed."""
     try:
         return decode_answer(head, kind)
     except PeerError as error:

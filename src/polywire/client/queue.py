@@ -20,7 +20,8 @@ from typing import Any, Final, Self, TypedDict
 
 from polywire.client.link import BACKOFF_MAX_S, BACKOFF_MIN_S, GONE, Link
 from polywire.client.notices import OnConnect, OnDisconnect, log
-from polywire.client.polywire import Acquisition, PolywireClient, needs_polywire
+from polywire.client.polywire import needs_polywire
+from polywire.client.queue_calls import Acquisition, QueueCalls
 from polywire.client.record import Record
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Unavailable
 from polywire.protocols.polywire.messages import AcknowledgedRun
@@ -172,7 +173,7 @@ class Queue:
         self._failure: BrokerError | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._sending: asyncio.Task[None] | None = None
-        self._wire: PolywireClient | None = None
+        self._calls: QueueCalls | None = None
         self._lock_s = math.inf
         self._closed = False
 
@@ -199,7 +200,7 @@ class Queue:
             raise Unavailable(ErrorCode.STOPPING, "queue was closed")
         if not self._tasks:
             await self._link.read(
-                lambda wire: needs_polywire(wire, "read queues").configure_queue(
+                lambda wire: QueueCalls(needs_polywire(wire, "read queues")).configure(
                     self._group, self._topic, self._settings
                 )
             )
@@ -223,13 +224,15 @@ class Queue:
         """
         await self.start()
         with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while not self._jobs:
-                    if self._failure is not None:
-                        raise self._failure
-                    self._news.clear()
-                    await self._news.wait()
+            await asyncio.wait_for(self._wait_for_jobs(), timeout_s)
         return self._jobs.popleft() if self._jobs else None
+
+    async def _wait_for_jobs(self) -> None:
+        while not self._jobs:
+            if self._failure is not None:
+                raise self._failure
+            self._news.clear()
+            await self._news.wait()
 
     async def run(
         self,
@@ -285,16 +288,17 @@ class Queue:
         pause_s = BACKOFF_MIN_S
         while True:
             try:
+                wire = None  # until the link is connected
                 wire = needs_polywire(await self._link.wire(), "read queues")
-                self._wire = wire
-                await self._fetch_from(wire)
+                self._calls = QueueCalls(wire)
+                await self._fetch_from(self._calls)
             except GONE as error:
+                self._calls = None
                 self._lose(error)
-                if self._wire is None:  # the link has given up
+                if wire is None:  # the link has given up
                     self._fail(error)
                     return
-                await self._link.lost(self._wire, error)
-                self._wire = None
+                await self._link.lost(wire, error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, BACKOFF_MAX_S)
             except BrokerError as error:
@@ -307,14 +311,14 @@ class Queue:
         self._failure = error
         self._news.set()
 
-    async def _fetch_from(self, wire: PolywireClient) -> None:
+    async def _fetch_from(self, calls: QueueCalls) -> None:
         while True:
             space = self._prefetch - len(self._held)
             if space <= 0:
                 self._space.clear()
                 await self._space.wait()
                 continue
-            found = await wire.acquire(self._group, self._topic, self._worker, records_max=space, wait_ms=WAIT_MS)
+            found = await calls.acquire(self._group, self._topic, self._worker, records_max=space, wait_ms=WAIT_MS)
             self._link.note_response()
             self._lock_s = found.lock_s
             self._add(found)
@@ -423,10 +427,10 @@ class Queue:
                 done.set_exception(error)
 
     async def _acknowledge(self, runs: Sequence[AcknowledgedRun]) -> Mapping[int, BrokerError] | BrokerError:
-        if self._wire is None:
+        if self._calls is None:
             return _lost(Unavailable(ErrorCode.UNREACHABLE, "the connection was lost"))
         try:
-            return await self._wire.acknowledge(self._group, self._topic, self._worker, runs)
+            return await self._calls.acknowledge(self._group, self._topic, self._worker, runs)
         except GONE as error:
             return _lost(error)
         except BrokerError as error:
@@ -481,6 +485,6 @@ def _lost(error: BrokerError) -> Conflict:
 
 
 def _seen(done: asyncio.Future[None]) -> None:
-    """Mark the error of an acknowledgement as seen, because nobody may wait for it."""
+    """Mark the error of an acknowledgement as seen, because the application may not wait for it."""
     if not done.cancelled():
         done.exception()

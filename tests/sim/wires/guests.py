@@ -40,7 +40,7 @@ LOGIN: Final = "log in"
 RIGHTS: Final[Sequence[Right]] = tuple((act, topic) for act in ("produce", "fetch") for topic in TOPICS)
 PERMISSIONS: Final = {"produce": Permission.PRODUCE, "fetch": Permission.CONSUME}
 VERIFIER: Final = Verifier(Mechanism.SHA_256, 4096, b"salt", b"unusable", b"unusable")  # a user must have a credential
-NOBODYS: Final[Mapping[Mechanism, Verifier | None]] = {Mechanism.SHA_256: VERIFIER}
+NO_MEMBERS: Final[Mapping[Mechanism, Verifier | None]] = {Mechanism.SHA_256: VERIFIER}
 WRONG: Final = "wrong"  # the secret of a client without a token
 ENDINGS: Final = 0.25  # of changes: a token is revoked
 
@@ -164,7 +164,7 @@ class Rights:
         return frozenset(shown)
 
     def _make(self, access: Access) -> None:
-        self._note(frozenset(), lambda done: access.set_verifiers(self.name, NOBODYS, done=done))
+        self._note(frozenset(), lambda done: access.set_verifiers(self.name, NO_MEMBERS, done=done))
 
     def _note(self, state: State, verb: Callable[[Completion[User]], _T]) -> _T:
         """Add a state unless it is refused at once; its answer makes it known."""

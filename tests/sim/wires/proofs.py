@@ -22,14 +22,14 @@ from polywire.protocols.kafka.messages import Api
 from tests.sim.chance import Chance
 from tests.sim.promises import require
 from tests.sim.story import Story
-from tests.sim.wires.guests import LOGIN, NOBODYS, WRONG, LoginSpeech, Rights, State, cheap_hash
+from tests.sim.wires.guests import LOGIN, NO_MEMBERS, WRONG, LoginSpeech, Rights, State, cheap_hash
 from tests.sim.wires.kafka_speech import Identity, KafkaSpeech
 from tests.sim.wires.login_speech import ACTS, SPEAKERS
 from tests.sim.wires.speech import Words
 
 ITERATIONS: Final = 4096  # the lowest permitted number
 SHOWS_OLD: Final = 0.2  # of connections: with an old password
-NEITHER: Final[Mapping[Mechanism, Verifier | None]] = {**NOBODYS, Mechanism.SHA_512: None}
+NEITHER: Final[Mapping[Mechanism, Verifier | None]] = {**NO_MEMBERS, Mechanism.SHA_512: None}
 
 
 class PasswordRights(Rights):
@@ -105,7 +105,7 @@ class ScramRights(PasswordRights):
     def _logins_of(self, user: User | None, tokens: Collection[str]) -> State:
         kept = () if user is None else user.verifiers
         found = {token for token in tokens if set(self._verifiers[token].values()) == set(kept)}
-        is_nobodys = not kept or set(kept) == set(NOBODYS.values())
+        is_nobodys = not kept or set(kept) == set(NO_MEMBERS.values())
         require(found or is_nobodys, "a password that was replaced is no more", user=self.name)
         return frozenset((LOGIN, token) for token in found)
 

@@ -9,7 +9,7 @@ import pytest
 
 from polywire.broker.changes import SHARED_VERSION, decode_snapshot
 from polywire.broker.groups.share import Batch
-from polywire.broker.groups.share_groups import LEAVING, READ_MAX, ShareBeat, assigned
+from polywire.broker.groups.share_members import LEAVING, READ_MAX, ShareBeat, assigned
 from polywire.broker.owners import Caller, caller_of
 from polywire.broker.state import State
 from polywire.broker.topics import Partition
@@ -37,7 +37,7 @@ class Queue:
     def __init__(self, settings: dict[str, str] | None = None, *, count: int = 5) -> None:
         self.memory = MemoryBroker()
         self.memory.broker.create_topic(TopicName.parse("t"), 2)
-        self.shares.configure("g", EARLIEST | (settings or {}))
+        self.shares.directory.configure("g", EARLIEST | (settings or {}))
         self.produce(count)
 
     @property
@@ -278,25 +278,25 @@ def test_members_that_wait_are_notified_one_after_another() -> None:
 
 def test_heartbeats_join_stay_and_leave() -> None:
     queue = Queue()
-    joined = queue.shares.beat("g", ShareBeat("a", 0, frozenset({"t"})))
+    joined = queue.shares.members.beat("g", ShareBeat("a", 0, frozenset({"t"})))
     topic = queue.memory.broker.topic("t").id
     assert (joined.epoch > 0, dict(joined.assignment)) == (True, {topic: [0, 1]})
-    assert queue.shares.beat("g", ShareBeat("a", joined.epoch)).assignment is None
-    assert code_of(lambda: queue.shares.beat("g", ShareBeat("a", 99))) is ErrorCode.GENERATION_STALE
-    assert code_of(lambda: queue.shares.beat("g", ShareBeat("b", 1))) is ErrorCode.MEMBER_MISSING
+    assert queue.shares.members.beat("g", ShareBeat("a", joined.epoch)).assignment is None
+    assert code_of(lambda: queue.shares.members.beat("g", ShareBeat("a", 99))) is ErrorCode.GENERATION_STALE
+    assert code_of(lambda: queue.shares.members.beat("g", ShareBeat("b", 1))) is ErrorCode.MEMBER_MISSING
     queue.acquire("a")
-    queue.shares.beat("g", ShareBeat("a", LEAVING))
+    queue.shares.members.beat("g", ShareBeat("a", LEAVING))
     assert queue.acquire("b") == [(0, 4, 2)]
-    assert queue.shares.view("g").members == ()
+    assert queue.shares.members.view("g").members == ()
 
 
 def test_a_silent_member_is_removed() -> None:
     queue = Queue({SESSION_TIMEOUT: "10000"})
-    queue.shares.beat("g", ShareBeat("a", 0, frozenset({"t"})))
+    queue.shares.members.beat("g", ShareBeat("a", 0, frozenset({"t"})))
     queue.memory.advance(9)
-    assert len(queue.shares.view("g").members) == 1
+    assert len(queue.shares.members.view("g").members) == 1
     queue.memory.advance(9)
-    assert queue.shares.view("g").members == ()
+    assert queue.shares.members.view("g").members == ()
 
 
 @pytest.mark.parametrize(("members", "partitions"), [(1, 1), (1, 100), (3, 100), (50, 100), (7, 3), (1000, 40)])
@@ -312,16 +312,18 @@ def test_offsets_are_changed_only_without_members() -> None:
     queue.acquire()
     queue.acknowledge(0, 4)
     done: list[Any] = []
-    queue.shares.beat("g", ShareBeat("a", 0, frozenset({"t"})))
+    queue.shares.members.beat("g", ShareBeat("a", 0, frozenset({"t"})))
     change = {queue.partition: 1}
     assert code_of(lambda: queue.shares.alter_offsets("g", change, done=done.append)) is ErrorCode.GROUP_NOT_EMPTY
-    queue.shares.beat("g", ShareBeat("a", LEAVING))
+    queue.shares.members.beat("g", ShareBeat("a", LEAVING))
     queue.shares.alter_offsets("g", change, done=done.append)
     assert queue.acquire() == [(1, 4, 1)]
+    assert code_of(lambda: queue.shares.delete("g")) is ErrorCode.GROUP_NOT_EMPTY
+    queue.acknowledge(1, 4)
     queue.shares.delete_offsets("g", [queue.partition], done=done.append)
     assert queue.shares.offsets("g", queue.partition) is None
     queue.shares.delete("g")
-    assert queue.shares.names() == []
+    assert queue.shares.directory.names() == []
     assert code_of(lambda: queue.shares.delete("g")) is ErrorCode.GROUP_MISSING
     assert queue.memory.broker._state.usage.owners().keys() <= {0, -1}
 
@@ -330,8 +332,8 @@ def test_groups_of_other_kinds_keep_their_names() -> None:
     queue = Queue()
     queue.memory.broker.groups.join("c", "t", "m", wire="flux")
     beat = ShareBeat("a", 0, frozenset({"t"}))
-    assert code_of(lambda: queue.shares.beat("c", beat)) is ErrorCode.GROUP_PROTOCOL_MISMATCH
-    queue.shares.beat("s", beat)
+    assert code_of(lambda: queue.shares.members.beat("c", beat)) is ErrorCode.GROUP_PROTOCOL_MISMATCH
+    queue.shares.members.beat("s", beat)
     join = queue.memory.broker.groups.join
     assert code_of(lambda: join("s", "t", "m", wire="flux")) is ErrorCode.GROUP_PROTOCOL_MISMATCH
 
@@ -364,5 +366,5 @@ def test_a_deleted_topic_takes_its_progress_along() -> None:
 )
 def test_invalid_settings(name: str, value: str) -> None:
     queue = Queue()
-    refused = code_of(lambda: queue.shares.configure("g", {name: value}))
+    refused = code_of(lambda: queue.shares.directory.configure("g", {name: value}))
     assert refused in (ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_TOPIC)

@@ -168,9 +168,7 @@ class Coordinator:
         """
         check_name(group, self._settings.name_bytes_max)
         check_name(member, self._settings.name_bytes_max)
-        self._state.shares.check_no_members(group)
-        self._meet(group, topic)
-        owner = self._check_owner(by, topic, group)
+        owner = self._enter(group, topic, by)
         made: list[changes.Change] = []
         left = self._switch(group, topic, wire, made, by) if named_alone else None
         current = self._state.groups.get((topic, group))
@@ -196,6 +194,15 @@ class Coordinator:
             self._forget(wanted)
         self._mark(wanted, member, math.inf if connected or watched else now)
         return Membership(wanted.generation, tuple(self._owned(wanted, member)))
+
+    def _enter(self, group: str, topic: str, by: Caller) -> int:
+        """Check that a caller may use a group of this kind. Return its owner.
+
+        Raises Denied(DENIED), Conflict(GROUP_PROTOCOL_MISMATCH).
+        """
+        self._state.shares.check_no_members(group)
+        self._meet(group, topic)
+        return self._check_owner(by, topic, group)
 
     def create(
         self,

@@ -3,7 +3,7 @@
 * The copy and the end of the original are one journal write, so a record is neither lost nor copied twice.
 * The copy has the headers ``dead.*`` of all dead letters: reason, original topic, partition and offset, and also the
   group and the number of deliveries.
-* A record that cannot be copied now, for example because the disk is full, is retried. Nobody can acquire it meanwhile.
+* A record that cannot be copied now, for example because the disk is full, is retried. No member can acquire it meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from polywire.errors import BrokerError, ErrorCode
 from polywire.log.base import Completion, Handle, Loop, Read
 from polywire.records.columns import Header
 from polywire.records.compression import expand_body
-from polywire.records.header import read_header
+from polywire.records.header import read_header, walk
 from polywire.records.rows import Rows
 from polywire.types import Buffer, Level
 
@@ -146,15 +146,12 @@ def _target(topic: Topic, letter: Letter) -> Partition:
 
 def _single(read: Read, letter: Letter) -> bytearray | None:
     """Return a batch with the copy of a record, or None if the record does not exist."""
-    for chunk in read.chunks:
-        at = 0
-        while at < len(chunk):
-            header = read_header(chunk, at)
-            rows = Rows(expand_body(chunk[at : at + header.length]))
-            for index in range(rows.count):
-                if rows.offset(index) == letter.offset:
-                    return rows.copy(index, has_origin_time=True, added=_headers(letter))
-            at += header.length
+    batches = (chunk[at:] for chunk in read.chunks for at in walk(chunk))
+    for batch in batches:
+        rows = Rows(expand_body(batch[: read_header(batch).length]))
+        for index in range(rows.count):
+            if rows.offset(index) == letter.offset:
+                return rows.copy(index, has_origin_time=True, added=_headers(letter))
     return None
 
 

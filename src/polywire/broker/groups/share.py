@@ -7,7 +7,8 @@ a lock, and then accepts, rejects or releases it. A record whose lock expires be
 * The delivery count of a record is the number of times that it was acquired. It is stored before a member receives the
   record, so it is exact after a crash.
 * Locks are not stored. After a restart all unfinished records are available, except those that were released with a
-  delay. These are locked by nobody until they are due.
+  delay. Their
+  locks belong to no member, and expire when they are due.
 * Finished records need no memory.
 """
 
@@ -23,7 +24,7 @@ from polywire.errors import Conflict, ErrorCode
 from polywire.types import Outcome
 
 FINISHED: Final = -1  # stands for the delivery count of a finished record
-NOBODY: Final = ""  # holds the lock of a record that was released with a delay, or that is copied elsewhere
+NO_MEMBER: Final = ""  # holds the lock of a record that was released with a delay, or that is copied elsewhere
 NO_DELAYS: Final[Mapping[int, int]] = MappingProxyType({})
 _STEPS_MIN: Final = 64  # offsets that are checked one by one to find the first unfinished record
 
@@ -153,7 +154,7 @@ class Settled(NamedTuple):
         unlocked: offsets whose locks end.
         released: those of them that are available again.
         rejected: offsets of records that a member rejected or that were delivered too often, with the delivery counts.
-        renewed: offsets that get a new lock, which is that of NOBODY for records that were released with a delay.
+        renewed: offsets that get a new lock, which is that of NO_MEMBER for records that were released with a delay.
         accepted: number of accepted records.
     """
 
@@ -187,11 +188,11 @@ class SharePartition:
         # a heap with all available offsets below ``end``, and some that are no longer available
         self._released: list[int] = sorted(progress.counts.keys() - progress.due_ms.keys())
         for offset, due_ms in progress.due_ms.items():
-            self._locks[offset] = lock = Lock(NOBODY, now + max(due_ms - now_ms, 0) / 1000, offset, offset)
+            self._locks[offset] = lock = Lock(NO_MEMBER, now + max(due_ms - now_ms, 0) / 1000, offset, offset)
             heappush(self._by_deadline, lock)
 
     def holders(self) -> dict[str, int]:
-        """Return the number of acquired records by member. NOBODY has those that wait for their delay."""
+        """Return the number of acquired records by member. NO_MEMBER has those that wait for their delay."""
         found: dict[str, int] = {}
         for lock in self._locks.values():
             found[lock.member] = found.get(lock.member, 0) + 1
@@ -292,7 +293,7 @@ class SharePartition:
                 accepted += (last - first + 1) * (outcomes[0] == Outcome.ACCEPT)
                 continue
             again = Lock(member, now + lock_s, first, last)
-            later = Lock(NOBODY, now + delay_s, first, last)
+            later = Lock(NO_MEMBER, now + delay_s, first, last)
             for index in range(last - first + 1):
                 offset = first + index
                 outcome = outcomes[index if len(outcomes) > 1 else 0]
@@ -327,9 +328,9 @@ class SharePartition:
             heappush(self._by_deadline, lock)
 
     def hold(self, effect: Settled) -> Settled:
-        """Return the effect without its rejected records, which nobody can acquire until ``finish`` is called."""
+        """Return the effect without its rejected records, which no member can acquire until ``finish`` is called."""
         offsets = {offset for offset, _ in effect.rejected}
-        held = Lock(NOBODY, math.inf, 0, 0)
+        held = Lock(NO_MEMBER, math.inf, 0, 0)
         self._locks.update(dict.fromkeys(offsets, held))
         finished = runs_of(
             (offset, FINISHED)

@@ -263,7 +263,7 @@ def list_config_resources(
     ):
         return response(error=error)
     may_see = session.broker.access.permits_somewhere(session.principal, Action.GROUP_DESCRIBE)
-    names = session.broker.shares.configured(by=session.caller) if may_see else []
+    names = session.broker.shares.directory.configured(by=session.caller) if may_see else []
     return response(
         config_resources=[response.ConfigResources(resource_name=name, resource_type=GROUP) for name in names]
     )

@@ -413,8 +413,8 @@ def _of_group(session: KafkaSession, name: str) -> list[_Described]:
     """Return the settings of a share group, which need not exist. Raises Denied(DENIED), Invalid(INVALID_NAME)."""
     shares = session.broker.shares
     session.broker.access.authorize_somewhere(session.principal, Action.GROUP_DESCRIBE)
-    shares.check_configuration(name, {}, by=session.caller)
-    own = shares.stored_settings(name)
+    shares.directory.check_configuration(name, {}, by=session.caller)
+    own = shares.directory.stored_settings(name)
     return [
         _Described(
             setting,
@@ -570,18 +570,18 @@ def _alter_topic(
     broker = session.broker
     if resource.resource_type == GROUP:
         broker.access.authorize_somewhere(session.principal, Action.GROUP_CREATE)
-        changed = dict(broker.shares.stored_settings(resource.resource_name))
+        changed = dict(broker.shares.directory.stored_settings(resource.resource_name))
         for setting, value in given(resource, TopicSettings()).items():
             if value is None:
                 changed.pop(setting, None)
             else:
                 changed[setting] = value.strip()
         if validate_only:
-            broker.shares.check_configuration(resource.resource_name, changed, by=session.caller)
+            broker.shares.directory.check_configuration(resource.resource_name, changed, by=session.caller)
             pending_response.count_result()
         else:
             done = partial(pending_response.set_result, made)
-            broker.shares.configure(resource.resource_name, changed, by=session.caller, done=done)
+            broker.shares.directory.configure(resource.resource_name, changed, by=session.caller, done=done)
         return
     if resource.resource_type != TOPIC:
         session.authorize(Action.CLUSTER_ALTER)

@@ -102,8 +102,8 @@ def list_groups(peer: Peer, reply: Reply, request: ListGroupsRequest, /) -> List
 def _listed(
     peer: Peer, made: type[ListGroupsResponse.Groups], states: set[str], types: set[str]
 ) -> Iterator[ListGroupsResponse.Groups | None]:
-    for name in peer.broker.shares.names(by=peer.caller):
-        view = peer.broker.shares.view(name)
+    for name in peer.broker.shares.directory.names(by=peer.caller):
+        view = peer.broker.shares.members.view(name)
         if view is None or not share_groups.permits(peer, Action.GROUP_DESCRIBE, name):
             yield None
         elif (not states or share_groups.state_of(view).casefold() in states) and (not types or SHARE in types):
@@ -286,7 +286,7 @@ def delete_groups(peer: Peer, reply: Reply, request: DeleteGroupsRequest, /) -> 
 
 def _deleted(peer: Peer, made: type[DeleteGroupsResponse.Results], name: str) -> DeleteGroupsResponse.Results:
     try:
-        if peer.broker.shares.exists(name, by=peer.caller):
+        if peer.broker.shares.directory.exists(name, by=peer.caller):
             share_groups.may(peer, Action.GROUP_DELETE, name)
             peer.broker.shares.delete(name, by=peer.caller)
             return made(group_id=name)

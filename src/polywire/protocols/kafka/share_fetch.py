@@ -150,7 +150,7 @@ def share_acknowledge(
         return response(error=error)
     assert session.share_session is not None, "session_error checked this"
     session.share_session.advance()
-    body = response(responses=[], lock_timeout_ms=int(session.broker.shares.settings(group).lock_s * 1000))
+    body = response(responses=[], lock_timeout_ms=int(session.broker.shares.directory.settings(group).lock_s * 1000))
     left = 1
 
     def count(entry: ShareAcknowledgeResponse.Responses.Partitions | None, result: int | BrokerError = 0) -> None:
@@ -202,7 +202,7 @@ class Fetching(Acquiring[Place]):
         self._session: Final = session
         self._share_session: Final = share_session
         self._answer: Final = answer
-        lock_ms = int(session.broker.shares.settings(self.group).lock_s * 1000)
+        lock_ms = int(session.broker.shares.directory.settings(self.group).lock_s * 1000)
         self._body: Final = schema.response(Api.SHARE_FETCH)(responses=[], lock_timeout_ms=lock_ms)
         self._topic_entries: dict[bytes, ShareFetchResponse.Responses] = {}
         self._entries: dict[Place, _Fetched] = {}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from polywire.broker.groups.share_groups import JOINING, LEAVING, ShareBeat, ShareGroupView
+from polywire.broker.groups.share_members import JOINING, LEAVING, ShareBeat, ShareGroupView
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode
@@ -66,7 +66,7 @@ def share_group_heartbeat(
         shares = peer.broker.shares
         topics = shares.topics(request.group_id) if beat.topics is None else beat.topics
         authorize_group(peer, Action.GROUP_JOIN, topics)
-        beaten = shares.beat(request.group_id, beat, by=peer.caller)
+        beaten = shares.members.beat(request.group_id, beat, by=peer.caller)
     except BrokerError as error:
         code = WireError.GROUP_MAX_SIZE_REACHED if is_full(error) else _ERRORS.get(error.code) or group_error(error)
         return response(error=code, message=error.message)
@@ -120,7 +120,9 @@ def _described(
 ) -> ShareGroupDescribeResponse.Groups:
     try:
         may(peer, Action.GROUP_DESCRIBE, name)
-        view = peer.broker.shares.view(name) if peer.broker.shares.exists(name, by=peer.caller) else None
+        view = (
+            peer.broker.shares.members.view(name) if peer.broker.shares.directory.exists(name, by=peer.caller) else None
+        )
     except BrokerError as error:
         return made(error=group_error(error), message=error.message, group_id=name, members=[])
     if view is None:
@@ -178,7 +180,7 @@ def _offsets(
     entry = made(group_id=name, topics=[])
     try:
         may(peer, Action.OFFSET_FETCH, name)
-        if not shares.exists(name, by=peer.caller):
+        if not shares.directory.exists(name, by=peer.caller):
             entry.error, entry.message = WireError.GROUP_ID_NOT_FOUND, "no such share group"
             return entry
     except BrokerError as error:

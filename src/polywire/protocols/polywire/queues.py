@@ -26,7 +26,7 @@ from polywire.protocols.polywire.replies import LongAnswer, ReplyOwner
 from polywire.protocols.runtime.acquiring import Acquiring
 from polywire.records.columns import BatchHeader
 from polywire.records.compression import expand_body
-from polywire.records.header import read_header
+from polywire.records.header import read_header, walk
 from polywire.records.reshape import keep
 from polywire.records.rows import Rows
 from polywire.types import Outcome
@@ -84,17 +84,15 @@ class QueueReading(Acquiring[int]):
     def encode(self, read: Read, partition: Partition, offset: int, *, bytes_max: int) -> tuple[object, int]:
         batches: _Batches = []
         end, left = offset, bytes_max
-        for chunk in read.chunks:
-            at = 0
-            while at < len(chunk):
-                header = read_header(chunk, at)
-                if header.next_offset > offset:
-                    if batches and header.length > left:
-                        return batches, end
-                    batches.append((header, chunk[at : at + header.length]))
-                    left -= header.length
-                    end = header.next_offset
-                at += header.length
+        for chunk, at in ((part, position) for part in read.chunks for position in walk(part)):
+            header = read_header(chunk, at)
+            if header.next_offset <= offset:
+                continue
+            if batches and header.length > left:
+                break
+            batches.append((header, chunk[at : at + header.length]))
+            left -= header.length
+            end = header.next_offset
         return batches, end
 
     def add(self, place: int, records: Any, runs: Sequence[tuple[int, int, int]]) -> int:
@@ -112,7 +110,7 @@ class QueueReading(Acquiring[int]):
         if self._error is not None and not self._partitions:
             self._session.respond_error(Verb.ACQUIRE, self._correlation, self._error)
             return
-        lock_ms = int(self._broker.shares.settings(self.group).lock_s * 1000)
+        lock_ms = int(self._broker.shares.directory.settings(self.group).lock_s * 1000)
         head = messages.Acquired(lock_ms, list(self._partitions.values()))
         payload = b"".join(self._payload[partition.partition] for partition in head.partitions)
         self._session.respond(Verb.ACQUIRE, self._correlation, head, payload)
@@ -194,13 +192,13 @@ def configure(session: ReplyOwner, correlation: int, request: messages.Configure
     check_name("group", request.group)
     session.broker.topic(request.name)
     shares, by = session.broker.shares, session.admission.caller
-    settings = dict(shares.stored_settings(request.group))
+    settings = dict(shares.directory.stored_settings(request.group))
     for name, value in request.settings.items():
         if value is None:
             settings.pop(name, None)
         else:
             settings[name] = value
-    shares.configure(request.group, settings, by=by, done=_done(session, Verb.CONFIGURE_QUEUE, correlation))
+    shares.directory.configure(request.group, settings, by=by, done=_done(session, Verb.CONFIGURE_QUEUE, correlation))
     session.owe()
 
 
@@ -239,11 +237,11 @@ def list_queues(session: ReplyOwner, correlation: int, request: messages.AskQueu
         raise Invalid(ErrorCode.INVALID_REQUEST, "after must contain a topic and a group")
     broker, by = session.broker, session.admission.caller
     after = tuple(request.after)
-    names = [request.group] if request.group is not None else broker.shares.names(by=by)
+    names = [request.group] if request.group is not None else broker.shares.directory.names(by=by)
     keys = (
         (topic, name)
         for name in names
-        if broker.shares.exists(name, by=by)
+        if broker.shares.directory.exists(name, by=by)
         for topic in broker.shares.topics(name)
         if (topic, name) > after and session.admission.sees(broker.resource(topic), Action.GROUP_DESCRIBE)
     )
@@ -271,10 +269,10 @@ def _entry(broker: PolywireBroker, topic_name: str, group: str) -> messages.Queu
                 partition.number, offsets.start, offsets.end, next_offset, available, offsets.delayed
             )
         )
-    view = broker.shares.view(group)
+    view = broker.shares.members.view(group)
     for joined in () if view is None else view.members:
         if topic_name in joined.topics:
             acquired.setdefault(joined.id, 0)
-    owner = broker.access.name_of(broker.shares.owner(group))
-    settings = dict(broker.shares.stored_settings(group))
+    owner = broker.access.name_of(broker.shares.directory.owner(group))
+    settings = dict(broker.shares.directory.stored_settings(group))
     return messages.QueueEntry(topic_name, group, acquired, partitions, settings, owner)

@@ -1,0 +1,119 @@
+"""The names of all share groups, their owners and their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from polywire.broker import changes
+from polywire.broker.groups.coordinator import GroupBroker
+from polywire.broker.groups.share_table import ShareTable, share_group_size
+from polywire.broker.owners import NO_CALLER, UNOWNED, Caller, next_owner
+from polywire.broker.quotas import Kind
+from polywire.broker.settings import BrokerSettings, check_name
+from polywire.broker.state import State
+from polywire.errors import Conflict, Denied, ErrorCode
+from polywire.log.base import Completion
+from polywire.share_settings import ShareSettings, check, decoded
+from polywire.types import Level
+
+
+class ShareDirectory:
+    """All share groups of one broker, without their members and records."""
+
+    __slots__ = ("_broker", "_settings", "_state", "_table")
+
+    def __init__(self, broker: GroupBroker, state: State, settings: BrokerSettings) -> None:
+        self._broker = broker
+        self._state = state
+        self._table: Final[ShareTable] = state.shares
+        self._settings = settings
+
+    def check_owner(self, name: str, by: Caller) -> None:
+        """Raise Denied(DENIED) for another user's group."""
+        self._broker.check_owner(by, self._table.owner(name), "group", name)
+
+    def owner(self, name: str) -> int:
+        return self._table.owner(name)
+
+    def names(self, *, by: Caller = NO_CALLER) -> list[str]:
+        """Return the names of all share groups that the caller may use and that have or had members."""
+        return sorted(name for name, group in self._table.groups.items() if group.has_members and self._may(by, name))
+
+    def _may(self, by: Caller, name: str) -> bool:
+        try:
+            self.check_owner(name, by)
+        except Denied:
+            return False
+        return True
+
+    def exists(self, name: str, *, by: Caller = NO_CALLER) -> bool:
+        """Return whether a share group exists that the caller may use."""
+        stored = self._table.groups.get(name)
+        return stored is not None and stored.has_members and self._may(by, name)
+
+    def settings(self, name: str) -> ShareSettings:
+        stored = self._table.groups.get(name)
+        return decoded({} if stored is None else stored.settings)
+
+    def check_kind(self, name: str) -> None:
+        """Raise Conflict(GROUP_PROTOCOL_MISMATCH) if a group of another kind has this name."""
+        if name in self._state.group_topics or name in self._state.classic_groups:
+            raise Conflict(
+                ErrorCode.GROUP_PROTOCOL_MISMATCH, f"a consumer group has this name (use another one) group={name!r}"
+            )
+
+    def create(self, name: str, by: Caller, *, has_members: bool) -> None:
+        """Create a group unless it exists. Raises Invalid(INVALID_NAME), Busy(BUSY, DISK_FULL)."""
+        check_name(name, self._settings.name_bytes_max)
+        stored = self._table.groups.get(name)
+        if stored is not None and (stored.has_members or not has_members) and stored.owner > UNOWNED:
+            return
+        made = changes.ShareGroupStored(
+            name,
+            {} if stored is None else stored.settings,
+            next_owner(self._table.owner(name), by),
+            has_members or (stored is not None and stored.has_members),
+        )
+        if made == stored:
+            return
+        if stored is None:
+            self._state.quotas.admit(Kind.GROUPS, by, share_group_size(made))
+        self._broker.change_all([made], level=Level.WRITTEN, done=None)
+
+    def stored_settings(self, name: str) -> Mapping[str, str]:
+        """Return the settings of a group that differ from the defaults."""
+        stored = self._table.groups.get(name)
+        return {} if stored is None else stored.settings
+
+    def configured(self, *, by: Caller = NO_CALLER) -> list[str]:
+        """Return the names of all groups with settings of their own that the caller may use."""
+        return sorted(name for name, group in self._table.groups.items() if group.settings and self._may(by, name))
+
+    def check_configuration(self, name: str, settings: Mapping[str, str], *, by: Caller = NO_CALLER) -> None:
+        """Check all settings of a group. Raises as ``configure``."""
+        check_name(name, self._settings.name_bytes_max)
+        self.check_owner(name, by)
+        for key, value in settings.items():
+            check(key, value)
+
+    def configure(
+        self, name: str, settings: Mapping[str, str], *, by: Caller = NO_CALLER, done: Completion[int] | None = None
+    ) -> None:
+        """Replace the settings of a group, which need not exist yet.
+
+        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED), Busy(BUSY, DISK_FULL).
+        """
+        self.check_configuration(name, settings, by=by)
+        stored = self._table.groups.get(name)
+        owner, has_members = (UNOWNED, False) if stored is None else (stored.owner, stored.has_members)
+        made = changes.ShareGroupStored(name, dict(settings), next_owner(owner, by), has_members)
+        if not settings and not has_members:
+            if stored is not None:
+                self._broker.change_all([changes.ShareGroupDeleted(name)], level=Level.WRITTEN, done=done)
+            elif done is not None:
+                self._broker.change_all([], level=Level.WRITTEN, done=done)
+            return
+        grown = share_group_size(made) - (0 if stored is None else share_group_size(stored))
+        self._state.quotas.admit(Kind.GROUPS, by, grown, count=int(stored is None), owner=owner)
+        self._broker.change_all([made], level=Level.WRITTEN, done=done)
