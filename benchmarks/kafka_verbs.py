@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 from polywire.broker.groups.consumer import TOPICS_MAX
+from polywire.broker.groups.share_members import TOPICS_MAX as SHARED_TOPICS_MAX
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import encode_batch
 from polywire.protocols.kafka.client_codec import encode_request
@@ -161,8 +162,43 @@ def _listed(names: list[str]) -> Mapping[Api, Fields]:
                 for number in range(NAMES)
             ]
         },
+        Api.SHARE_GROUP_HEARTBEAT: lambda: {
+            "group_id": "shared",
+            "member_id": "m",
+            "subscribed_topic_names": names[:SHARED_TOPICS_MAX],
+        },
+        Api.SHARE_GROUP_DESCRIBE: lambda: {"group_ids": names, "want_operations": True},
+        Api.SHARE_FETCH: lambda: {"group_id": "shared", "member_id": "m", "topics": _shared(Api.SHARE_FETCH)},
+        Api.SHARE_ACKNOWLEDGE: lambda: {
+            "group_id": "shared",
+            "member_id": "m",
+            "session_epoch": 1,
+            "topics": _shared(Api.SHARE_ACKNOWLEDGE),
+        },
+        Api.DESCRIBE_SHARE_GROUP_OFFSETS: lambda: {
+            "groups": [schema.request(Api.DESCRIBE_SHARE_GROUP_OFFSETS).Groups(group_id=name) for name in names]
+        },
+        Api.ALTER_SHARE_GROUP_OFFSETS: lambda: {
+            "group_id": "altered",
+            "topics": [
+                schema.request(Api.ALTER_SHARE_GROUP_OFFSETS).Topics(topic_name=name, partitions=[]) for name in names
+            ],
+        },
+        Api.DELETE_SHARE_GROUP_OFFSETS: lambda: {
+            "group_id": "altered",
+            "topics": [schema.request(Api.DELETE_SHARE_GROUP_OFFSETS).Topics(topic_name=name) for name in names],
+        },
         Api.DELETE_GROUPS: lambda: {"groups_names": [f"none{number}" for number in range(NAMES)]},
     }
+
+
+def _shared(api: Api) -> list[Any]:
+    """Return many partitions of unknown topics."""
+    topics = schema.request(api).Topics
+    return [
+        topics(topic_id=number.to_bytes(16, "big"), partitions=[topics.Partitions(index=0, batches=[])])
+        for number in range(NAMES)
+    ]
 
 
 def wide_produce(topic: str, partitions: int) -> bytes:

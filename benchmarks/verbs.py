@@ -324,6 +324,13 @@ def polywire_verbs() -> Iterator[Asked]:
         yield polywire(verb, messages.Member("crowd", WIDE, "newcomer", 1))
     yield polywire(Verb.GROUPS, messages.AskGroups())
     yield polywire(Verb.DELETE_GROUP, messages.DeleteGroup("g7" + NAME_ROOM, topic_name(7)), once=True)
+    yield polywire(Verb.ACQUIRE, messages.Acquire("queued", FULL, "m", 10_000))
+    runs = [messages.AcknowledgedRun(0, offset, offset, 1) for offset in range(10_000)]
+    yield polywire(Verb.ACKNOWLEDGE, messages.Acknowledge("queued", FULL, "m", runs))
+    yield polywire(Verb.QUEUES, messages.AskQueues())
+    yield polywire(Verb.CONFIGURE_QUEUE, messages.ConfigureQueue("queued", FULL, {}))
+    yield polywire(Verb.RESET_QUEUE, messages.ResetQueue("reset", WIDE), once=True)
+    yield polywire(Verb.DELETE_QUEUE, messages.DeleteQueue("reset", WIDE), once=True)
     for verb in (Verb.TRANSACTIONS, Verb.WRITERS):
         yield polywire(verb, messages.ListEntries())
     for verb in (Verb.DELETE_TRANSACTION, Verb.DELETE_WRITER):

@@ -18,9 +18,8 @@ from polywire.protocols.kafka07.messages import FetchEntry, RequestType, encode_
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.messages import Head, Verb
 from tests.permissions.cases import EVENTS, TOPIC, Case
-from tests.permissions.players import TOPIC_ID
 from tests.unit.http.site import request
-from tests.unit.protocols.kafka.requests import GROUP, NEWER_GROUP, frame_of, partition_frame
+from tests.unit.protocols.kafka.requests import GROUP, NEWER_GROUP, TOPIC_ID, frame_of, partition_frame
 
 OWN: Final = "foreign.own"
 BEYOND: Final = 7  # a partition that no topic has
@@ -53,6 +52,10 @@ def _polywire() -> Iterator[Case]:
         (Verb.GROUPS, m.AskGroups("g")),
         (Verb.GROUPS, m.AskGroups(after=[TOPIC, "g"])),
         (Verb.DELETE_GROUP, m.DeleteGroup("g", OWN)),
+        (Verb.QUEUES, m.AskQueues("q")),
+        (Verb.ACQUIRE, m.Acquire("g", OWN, "m")),
+        (Verb.ACKNOWLEDGE, m.Acknowledge("q", TOPIC, "m", [m.AcknowledgedRun(BEYOND, 0, 0, 1)])),
+        (Verb.RESET_QUEUE, m.ResetQueue("q", TOPIC, {BEYOND: 0})),
         (Verb.TRANSACTIONS, m.ListEntries(after="A")),
         (Verb.DELETE_TRANSACTION, m.DeleteEntry("held")),
         (Verb.DELETE_WRITER, m.DeleteEntry("held")),

@@ -37,7 +37,15 @@ from tests.unit.protocols.cursus.test_produce import messages as cursus_messages
 from tests.unit.protocols.flux import dialogue as flux
 from tests.unit.protocols.iggy import dialogue as iggy
 from tests.unit.protocols.kafka import dialogue as kafka
-from tests.unit.protocols.kafka.requests import GROUP, authenticate_frame, beat_frame, join_frame
+from tests.unit.protocols.kafka.requests import (
+    GROUP,
+    TOPIC_ID,
+    authenticate_frame,
+    beat_frame,
+    join_frame,
+    open_frame,
+    share_frames,
+)
 from tests.unit.protocols.kafka07 import dialogue as kafka07
 from tests.unit.protocols.polywire.peer import Peer, batch_of
 
@@ -60,7 +68,6 @@ REFUSED: Final = {
 HIDDEN: Final = {WireError.UNKNOWN_MEMBER_ID, WireError.GROUP_ID_NOT_FOUND}
 """Errors for a group that the caller may not use, as for a missing one."""
 TENANT_ID: Final = list(GRANTS).index("tenant") + 1
-TOPIC_ID: Final = b"id of the topic!"  # replaced in requests by the id that the broker assigned
 OWN_TOPIC_ID: Final = b"id of foreign.own"[:16]
 STAGED: Final = b"staged by tenant"
 
@@ -220,6 +227,8 @@ def _kafka(case: Case, player: Player, has_tenant: bool) -> tuple[Outcome, bytes
         tenant.certified = broker.access.certified("tenant")
         joined = decode_response(Api.JOIN_GROUP, 3, tenant.exchange(join_frame(TOPIC))[4:])[1]
         tenant.exchange(beat_frame(TOPIC))
+        for frame in share_frames(TOPIC):
+            tenant.exchange(frame)
         member_id = joined.member_id
     peer = world.connect()
     if player in NAMES:
@@ -228,6 +237,8 @@ def _kafka(case: Case, player: Player, has_tenant: bool) -> tuple[Outcome, bytes
     frame = _of_member(case.request, member_id)
     if has_tenant:
         frame = frame.replace(TOPIC_ID, broker.topic(TOPIC).id)
+    if case.command == "SHARE_ACKNOWLEDGE":
+        peer.exchange(open_frame(broker.topic(TOPIC).id if has_tenant else TOPIC_ID))
     if case.command == "SASL_AUTHENTICATE":
         peer.ask(Api.SASL_HANDSHAKE, mechanism="PLAIN")
         frame = authenticate_frame("admin", tokens[Player.ADMIN])
@@ -245,7 +256,8 @@ def _kafka(case: Case, player: Player, has_tenant: bool) -> tuple[Outcome, bytes
     answer = answer.replace(broker.topic("foreign.own").id, OWN_TOPIC_ID)
     api, version = Api[case.command], int.from_bytes(case.request[6:8], "big")
     errors = set(_errors(decode_response(api, version, answer[4:])[1]))
-    return Outcome.NO if errors & (REFUSED | HIDDEN) else Outcome.YES, answer
+    hidden = HIDDEN | {WireError.UNKNOWN_TOPIC_ID} if case.command.startswith("SHARE_") else HIDDEN
+    return Outcome.NO if errors & (REFUSED | hidden) else Outcome.YES, answer
 
 
 def _of_member(frame: bytes, member_id: str) -> bytes:

@@ -8,7 +8,7 @@ from typing import Final
 from polywire.broker import changes
 from polywire.broker.groups.coordinator import GroupBroker
 from polywire.broker.groups.share_table import ShareTable, share_group_size
-from polywire.broker.owners import NO_CALLER, UNOWNED, Caller, next_owner
+from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, next_owner
 from polywire.broker.quotas import Kind
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.state import State
@@ -36,7 +36,7 @@ class ShareDirectory:
     def owner(self, name: str) -> int:
         return self._table.owner(name)
 
-    def names(self, *, by: Caller = NO_CALLER) -> list[str]:
+    def names(self, *, by: Caller = ITSELF) -> list[str]:
         """Return the names of all share groups that the caller may use and that have or had members."""
         return sorted(name for name, group in self._table.groups.items() if group.has_members and self._may(by, name))
 
@@ -47,7 +47,7 @@ class ShareDirectory:
             return False
         return True
 
-    def exists(self, name: str, *, by: Caller = NO_CALLER) -> bool:
+    def exists(self, name: str, *, by: Caller = ITSELF) -> bool:
         """Return whether a share group exists that the caller may use."""
         stored = self._table.groups.get(name)
         return stored is not None and stored.has_members and self._may(by, name)
@@ -86,7 +86,7 @@ class ShareDirectory:
         stored = self._table.groups.get(name)
         return {} if stored is None else stored.settings
 
-    def configured(self, *, by: Caller = NO_CALLER) -> list[str]:
+    def configured(self, *, by: Caller = ITSELF) -> list[str]:
         """Return the names of all groups with settings of their own that the caller may use."""
         return sorted(name for name, group in self._table.groups.items() if group.settings and self._may(by, name))
 

@@ -16,6 +16,8 @@ from polywire.records.columns import Header, Record
 TOPIC, BROKER = 2, 4  # resources
 GROUP = "kafka.g"
 NEWER_GROUP = "next"
+SHARE_GROUP = "shared"
+TOPIC_ID = b"id of the topic!"  # stands for the id that the broker assigns
 
 
 class Asked(NamedTuple):
@@ -84,6 +86,7 @@ def requests(topic: str, missing: str) -> Iterator[Asked]:
     yield from _tools(topic)
     yield from _configs(topic)
     yield from _groups(topic)
+    yield from _share_groups(topic)
     yield from _transactions(topic)
 
 
@@ -170,6 +173,46 @@ def _groups(topic: str) -> Iterator[Asked]:
     deleted = schema.request(Api.OFFSET_DELETE).Topics
     deletion = deleted(name=topic, partitions=[deleted.Partitions()])
     yield Asked(Api.OFFSET_DELETE, a.GROUP_DELETE, frame_of(Api.OFFSET_DELETE, group_id=GROUP, topics=[deletion]))
+
+
+def share_frames(topic: str) -> Iterator[bytes]:
+    """Yield the heartbeats with which a member joins and leaves a share group that reads a topic."""
+    for epoch in (0, -1):
+        beat = {"group_id": SHARE_GROUP, "member_id": "m", "member_epoch": epoch, "subscribed_topic_names": [topic]}
+        yield frame_of(Api.SHARE_GROUP_HEARTBEAT, **beat)
+    altered = schema.request(Api.ALTER_SHARE_GROUP_OFFSETS).Topics
+    one = altered(topic_name=topic, partitions=[altered.Partitions(index=0, start_offset=0)])
+    yield frame_of(Api.ALTER_SHARE_GROUP_OFFSETS, group_id=SHARE_GROUP, topics=[one])
+
+
+def open_frame(topic_id: bytes) -> bytes:
+    """Return a ShareFetch that opens a session without waiting for records."""
+    topics = schema.request(Api.SHARE_FETCH).Topics
+    one = topics(topic_id=topic_id, partitions=[topics.Partitions(index=0, batches=[])])
+    return frame_of(Api.SHARE_FETCH, group_id=SHARE_GROUP, member_id="m", topics=[one])
+
+
+def _share_groups(topic: str, topic_id: bytes = TOPIC_ID) -> Iterator[Asked]:
+    a = Action
+    beat = {"group_id": SHARE_GROUP, "member_id": "m", "subscribed_topic_names": [topic]}
+    yield Asked(Api.SHARE_GROUP_HEARTBEAT, a.GROUP_JOIN, frame_of(Api.SHARE_GROUP_HEARTBEAT, **beat))
+    yield Asked(Api.SHARE_GROUP_DESCRIBE, a.GROUP_DESCRIBE, frame_of(Api.SHARE_GROUP_DESCRIBE, group_ids=[SHARE_GROUP]))
+    topics = schema.request(Api.SHARE_FETCH).Topics
+    fetched = topics(topic_id=topic_id, partitions=[topics.Partitions(index=0, batches=[])])
+    member = {"group_id": SHARE_GROUP, "member_id": "m", "topics": [fetched]}
+    for action in (a.FETCH, a.GROUP_JOIN):
+        yield Asked(Api.SHARE_FETCH, action, frame_of(Api.SHARE_FETCH, **member))
+        yield Asked(Api.SHARE_ACKNOWLEDGE, action, frame_of(Api.SHARE_ACKNOWLEDGE, **member, session_epoch=1))
+    described = schema.request(Api.DESCRIBE_SHARE_GROUP_OFFSETS).Groups(group_id=SHARE_GROUP, topics=None)
+    frame = frame_of(Api.DESCRIBE_SHARE_GROUP_OFFSETS, groups=[described])
+    yield Asked(Api.DESCRIBE_SHARE_GROUP_OFFSETS, a.OFFSET_FETCH, frame)
+    altered = schema.request(Api.ALTER_SHARE_GROUP_OFFSETS).Topics
+    one = altered(topic_name=topic, partitions=[altered.Partitions(index=0, start_offset=0)])
+    frame = frame_of(Api.ALTER_SHARE_GROUP_OFFSETS, group_id=SHARE_GROUP, topics=[one])
+    yield Asked(Api.ALTER_SHARE_GROUP_OFFSETS, a.OFFSET_COMMIT, frame)
+    gone = schema.request(Api.DELETE_SHARE_GROUP_OFFSETS).Topics(topic_name=topic)
+    frame = frame_of(Api.DELETE_SHARE_GROUP_OFFSETS, group_id=SHARE_GROUP, topics=[gone])
+    yield Asked(Api.DELETE_SHARE_GROUP_OFFSETS, a.GROUP_DELETE, frame)
 
 
 def _transactions(topic: str) -> Iterator[Asked]:

@@ -47,12 +47,28 @@ REQUESTS: list[tuple[str, Verb, Head, bytes]] = [
     ("group", Verb.JOIN, messages.Join("g", "shop.orders", "m"), b""),
     ("group", Verb.GROUPS, messages.AskGroups(), b""),
     ("group", Verb.DELETE_GROUP, messages.DeleteGroup("g", "shop.orders"), b""),
+    ("group", Verb.QUEUES, messages.AskQueues(), b""),
+    ("group", Verb.CONFIGURE_QUEUE, messages.ConfigureQueue("q", "shop.orders"), b""),
+    ("group", Verb.RESET_QUEUE, messages.ResetQueue("q", "shop.orders"), b""),
+    ("group", Verb.DELETE_QUEUE, messages.DeleteQueue("q", "shop.orders"), b""),
     ("transaction", Verb.TRANSACTIONS, messages.ListEntries(), b""),
     ("transaction", Verb.DELETE_TRANSACTION, messages.DeleteEntry("x"), b""),
     ("produce", Verb.WRITERS, messages.ListEntries(), b""),
     ("produce", Verb.DELETE_WRITER, messages.DeleteEntry("w"), b""),
 ]
-ANYWHERE = {Verb.PUBLISH, Verb.ABANDON, Verb.TOPICS, Verb.GROUPS, Verb.TRANSACTIONS, Verb.DELETE_TRANSACTION} | {
+QUEUED = {  # they need permission to consume and to use groups
+    Verb.ACQUIRE: messages.Acquire("q", "shop.orders", "m"),
+    Verb.ACKNOWLEDGE: messages.Acknowledge("q", "shop.orders", "m", []),
+}
+ANYWHERE = {
+    Verb.PUBLISH,
+    Verb.ABANDON,
+    Verb.TOPICS,
+    Verb.GROUPS,
+    Verb.QUEUES,
+    Verb.TRANSACTIONS,
+    Verb.DELETE_TRANSACTION,
+} | {
     Verb.BEGIN_EPOCH,
     Verb.WRITERS,
     Verb.DELETE_WRITER,
@@ -133,8 +149,19 @@ def test_membership_is_checked() -> None:
         assert refusal(peer.ask(verb, messages.Member("g", "shop.orders", "m", 1))) is ErrorCode.DENIED
 
 
+@pytest.mark.parametrize("verb", QUEUED)
+def test_a_queue_needs_two_permissions(verb: Verb) -> None:
+    for words in ("consume", "group", "consume,group@other"):
+        peer = closed(words)
+        log_in(peer, "bob")
+        assert refusal(peer.ask(verb, QUEUED[verb])) is ErrorCode.DENIED, words
+    peer = closed("consume@shop,group@shop/orders")
+    log_in(peer, "bob")
+    assert not peer.ask(verb, QUEUED[verb]).flags & 2
+
+
 def test_every_request_is_covered() -> None:
-    asked = {verb for _, verb, _, _ in REQUESTS} | {Verb.SYNC, Verb.HEARTBEAT, Verb.LEAVE}
+    asked = {verb for _, verb, _, _ in REQUESTS} | QUEUED.keys() | {Verb.SYNC, Verb.HEARTBEAT, Verb.LEAVE}
     assert asked | {Verb.HELLO, Verb.PING, Verb.CANCEL, Verb.LOGIN} == set(Verb)
 
 
