@@ -5,14 +5,14 @@ A member needs permission to read all topics of its group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from polywire.broker.groups.share_members import JOINING, LEAVING, ShareBeat, ShareGroupView
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
-from polywire.errors import BrokerError, ErrorCode
+from polywire.errors import BrokerError, ErrorCode, Missing
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.context import epoch_of
 from polywire.protocols.kafka.errors import wire_error
@@ -40,8 +40,9 @@ if TYPE_CHECKING:
         ShareGroupHeartbeatResponse,
     )
 
-ASSIGNOR = "simple"
-_ERRORS = {
+ASSIGNOR: Final = "simple"
+NO_GROUP: Final = "no such group"  # the same for a group that the client may not see
+_ERRORS: Final = {
     ErrorCode.GENERATION_STALE: WireError.FENCED_MEMBER_EPOCH,
     ErrorCode.GROUP_PROTOCOL_MISMATCH: WireError.GROUP_ID_NOT_FOUND,
 }
@@ -126,7 +127,7 @@ def _described(
     except BrokerError as error:
         return made(error=group_error(error), message=error.message, group_id=name, members=[])
     if view is None:
-        return made(error=WireError.GROUP_ID_NOT_FOUND, message="no such share group", group_id=name, members=[])
+        return made(error=WireError.GROUP_ID_NOT_FOUND, message=NO_GROUP, group_id=name, members=[])
     members = made.Members
     return made(
         group_id=name,
@@ -181,7 +182,7 @@ def _offsets(
     try:
         may(peer, Action.OFFSET_FETCH, name)
         if not shares.directory.exists(name, by=peer.caller):
-            entry.error, entry.message = WireError.GROUP_ID_NOT_FOUND, "no such share group"
+            entry.error, entry.message = WireError.GROUP_ID_NOT_FOUND, NO_GROUP
             return entry
     except BrokerError as error:
         refuse(entry, error, group_error(error))
@@ -251,9 +252,10 @@ def alter_share_group_offsets(peer: Peer, reply: Reply, request: AlterShareGroup
             peer,
             pending,
             body,
-            partial(peer.broker.shares.alter_offsets, request.group_id, offsets),
+            offsets,
             Action.OFFSET_COMMIT,
             request.group_id,
+            partial(peer.broker.shares.alter_offsets, request.group_id, offsets),
         )
 
     pending.run(peer.broker, entries())
@@ -281,9 +283,10 @@ def delete_share_group_offsets(peer: Peer, reply: Reply, request: DeleteShareGro
             peer,
             pending,
             body,
-            partial(peer.broker.shares.delete_offsets, request.group_id, partitions),
+            partitions,
             Action.GROUP_DELETE,
             request.group_id,
+            partial(peer.broker.shares.delete_offsets, request.group_id, partitions),
         )
 
     pending.run(peer.broker, entries())
@@ -298,9 +301,15 @@ def _topic(peer: Peer, action: Action, name: str) -> tuple[Topic | None, WireErr
 
 
 def _change(
-    peer: Peer, pending: PendingResponse, body: Any, change: Callable[..., None], action: Action, group: str
+    peer: Peer,
+    pending: PendingResponse,
+    body: Any,
+    changed: Collection[Partition],
+    action: Action,
+    group: str,
+    change: Callable[..., None],
 ) -> None:
-    """Change a group's offsets. An error is that of the whole response."""
+    """Change a group's offsets in these partitions. An error is that of the whole response."""
     pending.expect()
     try:
         if not group:
@@ -308,6 +317,8 @@ def _change(
             pending.count_result()
             return
         may(peer, action, group)
+        if not changed and not peer.broker.shares.directory.exists(group, by=peer.caller):
+            raise Missing(ErrorCode.GROUP_MISSING, NO_GROUP)
         change(by=peer.caller, done=partial(pending.set_result, body))
     except BrokerError as error:
         refuse(body, error, group_error(error))
