@@ -92,6 +92,10 @@ NOUNS: Final = {
 
     Spark queries appear as groups if the option commitGroup is set.
     """,
+    "queue": """List, describe, change, purge and delete work queues, look at their next records, and redrive dead letters.
+
+    A queue is a topic whose records workers of a share group acknowledge one by one.
+    """,
     "transaction": """List and delete transactional ids, with the state of their latest transaction.
 
     A transactional id expires seven days after its last use.
@@ -137,7 +141,7 @@ NOUNS: Final = {
 }
 CLIENT_NOUNS: Final = frozenset(
     {
-        *("topic", "record", "sql", "group", "transaction", "writer", "link", "pipeline"),
+        *("topic", "record", "sql", "group", "queue", "transaction", "writer", "link", "pipeline"),
         *("quota", "top", "bench", "mcp"),
     }
 )

@@ -18,7 +18,9 @@ from polywire.cli.output import ListFormat
 from polywire.cli.usage import EXIT_DONE
 from polywire.client.connect import connect
 from polywire.client.polywire import PolywireClient
+from polywire.client.queue_calls import QueueCalls
 from polywire.records.columns import Record
+from polywire.share_settings import AUTO_OFFSET_RESET
 from polywire.testing.thread import BrokerThread
 
 LISTING_NAMES: Final = {"list", "show", "describe", "inspect", "verify"}
@@ -55,6 +57,9 @@ SAMPLES: Final[dict[tuple[str, ...], tuple[str, ...]]] = {
     ("group", "offsets", "show"): ("billing",),
     ("group", "offsets", "set"): ("billing", "orders", "0=1", "1=0", "--dry-run"),
     ("group", "offsets", "import"): ("--dry-run",),
+    ("queue", "list"): (),
+    ("queue", "describe"): ("workers",),
+    ("queue", "peek"): ("workers", "orders"),
     ("transaction", "list"): (),
     ("writer", "list"): (),
     ("pipeline", "list"): (),
@@ -96,6 +101,7 @@ async def _fill(url: str) -> None:
     await client.produce("orders", [Record(b"a"), Record(b"b")], partition=0)
     await client.commit("billing", "orders", 0, 1)
     await client.publish("nightly", 7, [])
+    await QueueCalls(client).configure("workers", "orders", {AUTO_OFFSET_RESET: "earliest"})
     await client.close()
 
 

@@ -14,12 +14,15 @@ from polywire.cli.main import app, run
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from polywire.client.connect import connect
 from polywire.client.polywire import PolywireClient
+from polywire.client.queue_calls import QueueCalls
 from polywire.records.columns import Record
+from polywire.share_settings import AUTO_OFFSET_RESET
 from polywire.testing.thread import BrokerThread
 from tests.unit.cli.test_lists import verbs
 
 OPTION: Final = "Unknown option"
 TOPIC: Final = "no such topic, did you mean 'orders'? topic='ordrs'"
+QUEUE: Final = "no such group, did you mean 'workers'? group='worker'"
 GROUP: Final = "no such group, did you mean 'billing'? group='biling'"
 
 # By command: arguments that name something missing, and part of the error message.
@@ -56,6 +59,11 @@ UNKNOWN: Final[dict[tuple[str, ...], list[tuple[tuple[str, ...], str]]]] = {
         (("biling", "orders", "--dry-run"), GROUP),
         (("billing", "ordrs"), "no such group"),
     ],
+    ("queue", "describe"): [(("worker",), QUEUE)],
+    ("queue", "peek"): [(("worker", "orders"), QUEUE), (("workers", "ordrs"), "no such group")],
+    ("queue", "purge"): [(("worker", "orders"), QUEUE), (("worker", "orders", "--dry-run"), QUEUE)],
+    ("queue", "delete"): [(("worker", "orders"), QUEUE), (("workers", "ordrs"), "no such group")],
+    ("queue", "set"): [(("workers", "ordrs", "--attempts", "3"), TOPIC)],
     ("group", "offsets", "show"): [(("biling",), GROUP)],
     ("group", "offsets", "export"): [(("biling",), GROUP)],
     ("group", "offsets", "set"): [
@@ -117,6 +125,8 @@ WITHOUT_NAMES: Final = {
     ("context", "show"),
     ("context", "use"),
     # the HTTP server: tests/e2e/test_quotas.py
+    ("queue", "list"),
+    ("queue", "redrive"),
     ("quota", "list"),
     ("quota", "remove"),
     ("quota", "set"),
@@ -154,6 +164,7 @@ async def _fill(url: str) -> None:
     await client.produce("orders", [Record(b"a"), Record(b"b")], partition=0)
     await client.commit("billing", "orders", 0, 1)
     await client.publish("nightly", 7, [])
+    await QueueCalls(client).configure("workers", "orders", {AUTO_OFFSET_RESET: "earliest"})
     await client.close()
 
 

@@ -515,6 +515,7 @@ class QueuePartition(Head, frozen=True):
         next_offset: offset of the topic's next record.
         available: unfinished records below ``end`` that can be acquired now.
         delayed: unfinished records that wait for their delay, or are copied to the dead-letter topic.
+        held: unfinished records that members hold.
     """
 
     partition: Int
@@ -523,6 +524,7 @@ class QueuePartition(Head, frozen=True):
     next_offset: Int
     available: Int
     delayed: Int
+    held: Int
 
 
 class QueueEntry(Head, frozen=True):

@@ -29,7 +29,7 @@ from polywire.records.compression import expand_body
 from polywire.records.header import read_header, walk
 from polywire.records.reshape import keep
 from polywire.records.rows import Rows
-from polywire.types import Outcome
+from polywire.types import Level, Outcome
 
 if TYPE_CHECKING:
     from polywire.broker.topics import Partition, Topic
@@ -39,6 +39,7 @@ RECORDS_MAX: Final = 10_000  # records of one response
 RUNS_MAX: Final = 10_000  # entries of one ACKNOWLEDGE
 DELAY_MS_MAX: Final = 30 * 86_400_000  # longest delay of a released record
 QUEUES_MAX: Final = 1_000  # entries of one response
+BEGUN_MAX: Final = 1_000  # partitions that CONFIGURE_QUEUE begins to read, some 5 us each
 _Batches = list[tuple[BatchHeader, memoryview]]
 
 
@@ -188,9 +189,9 @@ def _check_run(run: messages.AcknowledgedRun) -> None:
 
 
 def configure(session: ReplyOwner, correlation: int, request: messages.ConfigureQueue, _: memoryview) -> None:
-    """CONFIGURE_QUEUE: change the named settings of a share group."""
+    """CONFIGURE_QUEUE: change the named settings of a share group, which begins to read the topic if it does not yet."""
     check_name("group", request.group)
-    session.broker.topic(request.name)
+    topic = session.broker.topic(request.name)
     shares, by = session.broker.shares, session.admission.caller
     settings = dict(shares.directory.stored_settings(request.group))
     for name, value in request.settings.items():
@@ -198,8 +199,15 @@ def configure(session: ReplyOwner, correlation: int, request: messages.Configure
             settings.pop(name, None)
         else:
             settings[name] = value
-    shares.directory.configure(request.group, settings, by=by, done=_done(session, Verb.CONFIGURE_QUEUE, correlation))
+    shares.directory.configure(request.group, settings, by=by)
+    for partition in topic.partitions[:BEGUN_MAX]:  # it begins to read further ones with the first ACQUIRE
+        shares.begin(request.group, partition, _nothing, by=by)
+    session.broker.settle(Level.WRITTEN, _done(session, Verb.CONFIGURE_QUEUE, correlation))
     session.owe()
+
+
+def _nothing(result: int | BrokerError) -> None:
+    pass
 
 
 def reset(session: ReplyOwner, correlation: int, request: messages.ResetQueue, _: memoryview) -> None:
@@ -260,13 +268,18 @@ def _entry(broker: PolywireBroker, topic_name: str, group: str) -> messages.Queu
         offsets = broker.shares.offsets(group, partition)
         if offsets is None:
             continue
-        for member, held in offsets.acquired.items():
-            acquired[member] = acquired.get(member, 0) + held
-        available = offsets.unfinished - sum(offsets.acquired.values()) - offsets.delayed
-        next_offset = max(partition.log.next_offset, offsets.end)
+        for member, count in offsets.acquired.items():
+            acquired[member] = acquired.get(member, 0) + count
+        held = sum(offsets.acquired.values())
         partitions.append(
             messages.QueuePartition(
-                partition.number, offsets.start, offsets.end, next_offset, available, offsets.delayed
+                partition.number,
+                offsets.start,
+                offsets.end,
+                max(partition.log.next_offset, offsets.end),
+                offsets.unfinished - held - offsets.delayed,
+                offsets.delayed,
+                held,
             )
         )
     view = broker.shares.members.view(group)
