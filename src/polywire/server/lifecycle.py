@@ -60,7 +60,7 @@ from polywire.server.readiness import ReadinessDriver, is_available
 from polywire.server.resources import Collector, raise_limit, share
 from polywire.server.scheduling import IdlePoll
 from polywire.server.shard import BEGIN_POLL_S, Shard
-from polywire.server.signals import Load, Reload, Signals, users_loader
+from polywire.server.signals import Load, Reload, Signals, quotas_loader, users_loader
 from polywire.server.tables import Tables
 from polywire.server.tls import ServerTls, server_tls
 from polywire.server.users import load_users
@@ -190,8 +190,12 @@ async def serve(
         "audit log": audit.reopen,
         "users": None if _has_copy(router) else users_loader(access, config.users),
         **_secrets(access, tls, links),
+        "quotas": quotas_loader(access, config.reread_quotas),
     }
-    server.watch_signals(Reload(files), None if others is None else others.signals)
+    reload = Reload(files)
+    if others is not None:
+        reload.load("quotas")  # a standby's settings may have changed since it was started
+    server.watch_signals(reload, None if others is None else others.signals)
     _announce(config, listeners, broker.access)
     if shard is not None:
         shard.serving()
