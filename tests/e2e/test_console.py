@@ -592,6 +592,16 @@ def test_data_from_clients_is_never_markup(broker: BrokerProcess, page: Page) ->
         assert page.evaluate("document.querySelectorAll('main img').length") == 0
 
 
+@pytest.mark.parametrize("name", [".", "..", "%2E%2E"])
+def test_a_group_with_a_name_of_dots_is_shown(broker: BrokerProcess, page: Page, name: str) -> None:
+    with SyncClient(broker.url()) as client:
+        client.commit(name, "shop.orders", 0, 10)
+    page.open(url(broker, f"/groups/shop.orders/{quote(name)}"))
+    page.until("Reset offsets")
+    assert page.evaluate("document.querySelector('main h1').innerText") == f"{name} · shop.orders"
+    page.open("about:blank")
+
+
 def test_offsets_are_reset_after_a_preview(broker: BrokerProcess, page: Page) -> None:
     page.open(url(broker, "/groups"))
     assert "billing" in page.until("shop.orders")
