@@ -272,7 +272,7 @@ def test_the_error_names_the_field(spark: SparkSession, served: Served, topic: s
             {"id": 1, "n": 2},
             {"id": 1, "n": "two"},
             {"id": {}, "n": 2},
-            '{"é": tru}'.encode(),
+            '{"é": yes}'.encode(),
             b'{"id": [1}',
             {"id": None},
             {},

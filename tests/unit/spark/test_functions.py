@@ -32,7 +32,7 @@ def end(text: str) -> int:
     ("text", "position"),
     [
         ("{broken", 1),
-        ('{"a":tru}', 5),
+        ('{"a":yes}', 5),
         ('{"a" 1}', 5),
         ('{"a":1 "b":2}', 7),
         ('{"a":1,}', 6),
