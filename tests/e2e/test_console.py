@@ -668,6 +668,33 @@ def test_an_unknown_topic_is_reported(broker: BrokerProcess, page: Page) -> None
     page.errors.clear()  # the browser counts the response as an error
 
 
+def test_quotas_are_set_watched_and_removed(broker: BrokerProcess, page: Page) -> None:
+    page.open(url(broker, "/quotas"))
+    page.until("There are no quotas")
+    page.fill("Client id", HOSTILE)
+    page.fill("Requests per second", "many")
+    page.click("Set")
+    page.until("rate is invalid")
+    page.errors.clear()  # the browser counts the response as an error
+    page.fill("Requests per second", "1000")
+    page.click("Set")
+    assert HOSTILE in page.until("1 k/s")
+    page.fill("User", "*")
+    page.fill("Fetch per second", "50MB")
+    page.click("Set")
+    page.until(" B of 50 MB/s")
+    with SyncClient(broker.url()) as client:
+        page.until(lambda text: bool(client.fetch("shop.orders", 0, 0)) and "kB of 50 MB/s" in text)
+    page.click("Edit")
+    page.fill("Fetch per second", "60MB")
+    page.click("Set")
+    assert "50 MB" not in page.until("of 60 MB/s")
+    for left in (HOSTILE, "There are no quotas"):
+        page.click("Remove")
+        page.click("Remove quota")
+        page.until(lambda text, left=left: left in text and "60 MB" not in text)  # type: ignore[misc]
+
+
 def test_a_link_is_checked_created_paused_and_deleted(broker: BrokerProcess, page: Page, tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "source", wires=("polywire",)) as source:
         with SyncClient(source.url()) as client:
