@@ -597,8 +597,7 @@ def test_a_group_with_a_name_of_dots_is_shown(broker: BrokerProcess, page: Page,
     with SyncClient(broker.url()) as client:
         client.commit(name, "shop.orders", 0, 10)
     page.open(url(broker, f"/groups/shop.orders/{quote(name)}"))
-    page.until("Reset offsets")
-    assert page.evaluate("document.querySelector('main h1').innerText") == f"{name} · shop.orders"
+    page.until(f"{name} · shop.orders")
     page.open("about:blank")
 
 
@@ -672,23 +671,18 @@ def test_quotas_are_set_watched_and_removed(broker: BrokerProcess, page: Page) -
     page.open(url(broker, "/quotas"))
     page.until("There are no quotas")
     page.fill("Client id", HOSTILE)
-    page.fill("Requests per second", "many")
-    page.click("Set")
-    page.until("rate is invalid")
-    page.errors.clear()  # the browser counts the response as an error
     page.fill("Requests per second", "1000")
     page.click("Set")
     assert HOSTILE in page.until("1 k/s")
     page.fill("User", "*")
     page.fill("Fetch per second", "50MB")
     page.click("Set")
-    page.until(" B of 50 MB/s")
     with SyncClient(broker.url()) as client:
         page.until(lambda text: bool(client.fetch("shop.orders", 0, 0)) and "kB of 50 MB/s" in text)
     page.click("Edit")
     page.fill("Fetch per second", "60MB")
     page.click("Set")
-    assert "50 MB" not in page.until("of 60 MB/s")
+    page.until("of 60 MB/s")
     for left in (HOSTILE, "There are no quotas"):
         page.click("Remove")
         page.click("Remove quota")
@@ -804,27 +798,3 @@ def test_users_who_may_not_change_links_see_them_only(tmp_path: Path) -> None:
         page.log_in("reader", "wonderland")
         page.open(url(process, "/links"))
         assert "Create a link" not in page.until("There are no links")
-
-
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerProcess, Page]]:
-    """Serve the sample data of the screenshots."""
-    with screenshots.stage(tmp_path_factory.mktemp("filled")) as found, screenshots.producing(found[0]):
-        yield found
-        assert found[1].errors == []
-
-
-@pytest.mark.parametrize("picture", screenshots.PICTURES, ids=lambda picture: str(picture.name))
-def test_every_page_fits_wide_and_narrow(
-    filled: tuple[BrokerProcess, Page], picture: screenshots.Picture, tmp_path: Path
-) -> None:
-    broker, page = filled
-    for width, height, dark in ((1200, 800, False), (*screenshots.NARROW, True), (360, 740, False)):
-        screenshots.show(page, broker, picture, width=width, height=height, dark=dark)
-        page.settle()
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.evaluate("getComputedStyle(document.body).color") == (
-            "rgb(227, 230, 232)" if dark else "rgb(28, 32, 36)"
-        )
-    page.screenshot(tmp_path / picture.file)
-    assert (screenshots.DOCS / picture.file).exists(), "make screenshots"
