@@ -51,4 +51,6 @@ for version in 0.5.0 0.6.0 0.7.0 0.8.0 0.9.0 0.9.1.dev5; do
 done
 client faststream 0.7.8 '[kafka]'
 client quixstreams 3.28.1
+client dlt 1.31.0
+client dagster 1.13.29
 client pytest-asyncio 1.5.0

@@ -81,7 +81,7 @@ def configuration_page(options: Callable[[], Iterator[Row]]) -> Iterator[str]:
         "* Keys are option names with `-` or `_`. A switch is `true` or `false`. Paths are relative to the current directory.",
         "* An unknown key prevents the start, and the error suggests the closest name. Unknown variables that begin with",
         "  `POLYWIRE_SERVE_` do not; `polywire config check` reports them.",
-        "* Settings are read at the start only. [SIGHUP](#reload-without-a-restart) reloads the files of some.",
+        "* Settings are read at the start only. [SIGHUP](#reload-without-a-restart) reloads some.",
         "",
         "## Reload without a restart",
         "",
@@ -90,7 +90,7 @@ def configuration_page(options: Callable[[], Iterator[Row]]) -> Iterator[str]:
         "the files of a broker. Quotas, users of the broker and topic settings change at run time without a reload.",
         "",
     ]
-    yield from table(("file of", "SIGHUP"), [(f"`--{name}`", effect) for name, effect in RELOADED.items()])
+    yield from table(("setting, or its file", "SIGHUP"), [(f"`--{name}`", effect) for name, effect in RELOADED.items()])
     for title, names in TOPICS.items():
         yield from ["", f"## {title}", ""]
         if title in GUIDES:

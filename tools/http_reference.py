@@ -172,7 +172,8 @@ def http_page(limits: Iterator[str]) -> Iterator[str]:
     yield from table(("method", "path", "permission", "response"), rows)
     yield from ["", "## Admin API", ""]
     yield f"Paths are below `{PREFIX}`. Parameters of GET go into the query, others into a JSON object as the body."
-    yield "Requests other than GET need the header `X-Polywire` with any value."
+    yield "Requests other than GET need the header `X-Polywire` with any value. Names in paths are percent-encoded. Browsers and proxies"
+    yield "remove the segments `.` and `..`, so these names are `%252E` and `%252E%252E`."
     yield ""
     endpoints = [
         (

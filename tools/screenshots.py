@@ -121,6 +121,7 @@ PICTURES: Final = (
     Picture("clients", "/clients", "polywire"),
     Picture("users", "/users", "Add a user"),
     Picture("user", "/users/alice", "Your tokens"),
+    Picture("quotas", "/quotas", "of 5 MB/s"),
     Picture("bucket", "/bucket", "Rates and means cover the last"),
     Picture("narrow", "/", "Records stored per second", _rates, is_narrow=True),
 )
@@ -228,6 +229,7 @@ def stage(folder: Path) -> Iterator[tuple[BrokerProcess, Page]]:
     add_user(folder / "users", "reader", PASSWORD, "consume@shop,group@shop,read_servers")
     options = [
         *("--users", str(folder / "users"), "--bucket", f"file://{folder / 'bucket'}", "--node", "broker-1"),
+        *("--quotas", "user=alice produce=5MB fetch=20MB; client-id=* requests=500"),
         *("--bucket-prices", "put=0.005,get=0.0004", "--table", "delta", "--table-freshness-s", "1"),
     ]
     with ExitStack() as stack:

@@ -261,13 +261,15 @@ def test_writers_and_transactional_ids_are_listed_and_deleted(broker: BrokerProc
     async def publish() -> None:
         client = await connect(broker.url("polywire"))
         assert isinstance(client, PolywireClient)
-        await client.publish("nightly/totals", 7, [])
+        for _ in range(2):
+            epoch = await client.begin_epoch("nightly/totals")
+        await client.publish("nightly/totals", 7, [], epoch=epoch)
         await client.close()
 
     asyncio.run(publish())
     (found,) = objects(command("writer", "list", "--output", "jsonl").stdout)
-    assert (found["writer"], found["number"], found["owner"]) == ("nightly/totals", 7, "")
-    assert command("writer", "list", "-o", "csv").stdout.startswith("writer,number,idle_ms,owner\n")
+    assert (found["writer"], found["epoch"], found["number"], found["owner"]) == ("nightly/totals", 2, 7, "")
+    assert command("writer", "list", "-o", "csv").stdout.startswith("writer,epoch,number,idle_ms,owner\n")
     would = command("writer", "delete", "nightly/totals", "--dry-run").stderr
     assert would == "would delete writer=nightly/totals number=7\n"
     assert command("writer", "delete", "nightly/totals").stderr == "deleted writer=nightly/totals number=7\n"

@@ -592,6 +592,15 @@ def test_data_from_clients_is_never_markup(broker: BrokerProcess, page: Page) ->
         assert page.evaluate("document.querySelectorAll('main img').length") == 0
 
 
+@pytest.mark.parametrize("name", [".", "..", "%2E%2E"])
+def test_a_group_with_a_name_of_dots_is_shown(broker: BrokerProcess, page: Page, name: str) -> None:
+    with SyncClient(broker.url()) as client:
+        client.commit(name, "shop.orders", 0, 10)
+    page.open(url(broker, f"/groups/shop.orders/{quote(name)}"))
+    page.until(f"{name} · shop.orders")
+    page.open("about:blank")
+
+
 def test_offsets_are_reset_after_a_preview(broker: BrokerProcess, page: Page) -> None:
     page.open(url(broker, "/groups"))
     assert "billing" in page.until("shop.orders")
@@ -656,6 +665,28 @@ def test_an_unknown_topic_is_reported(broker: BrokerProcess, page: Page) -> None
     page.open(url(broker, "/topics/missing"))
     page.until("no such topic")
     page.errors.clear()  # the browser counts the response as an error
+
+
+def test_quotas_are_set_watched_and_removed(broker: BrokerProcess, page: Page) -> None:
+    page.open(url(broker, "/quotas"))
+    page.until("There are no quotas")
+    page.fill("Client id", HOSTILE)
+    page.fill("Requests per second", "1000")
+    page.click("Set")
+    assert HOSTILE in page.until("1 k/s")
+    page.fill("User", "*")
+    page.fill("Fetch per second", "50MB")
+    page.click("Set")
+    with SyncClient(broker.url()) as client:
+        page.until(lambda text: bool(client.fetch("shop.orders", 0, 0)) and "kB of 50 MB/s" in text)
+    page.click("Edit")
+    page.fill("Fetch per second", "60MB")
+    page.click("Set")
+    page.until("of 60 MB/s")
+    for left in (HOSTILE, "There are no quotas"):
+        page.click("Remove")
+        page.click("Remove quota")
+        page.until(lambda text, left=left: left in text and "60 MB" not in text)  # type: ignore[misc]
 
 
 def test_a_link_is_checked_created_paused_and_deleted(broker: BrokerProcess, page: Page, tmp_path: Path) -> None:
@@ -767,27 +798,3 @@ def test_users_who_may_not_change_links_see_them_only(tmp_path: Path) -> None:
         page.log_in("reader", "wonderland")
         page.open(url(process, "/links"))
         assert "Create a link" not in page.until("There are no links")
-
-
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerProcess, Page]]:
-    """Serve the sample data of the screenshots."""
-    with screenshots.stage(tmp_path_factory.mktemp("filled")) as found, screenshots.producing(found[0]):
-        yield found
-        assert found[1].errors == []
-
-
-@pytest.mark.parametrize("picture", screenshots.PICTURES, ids=lambda picture: str(picture.name))
-def test_every_page_fits_wide_and_narrow(
-    filled: tuple[BrokerProcess, Page], picture: screenshots.Picture, tmp_path: Path
-) -> None:
-    broker, page = filled
-    for width, height, dark in ((1200, 800, False), (*screenshots.NARROW, True), (360, 740, False)):
-        screenshots.show(page, broker, picture, width=width, height=height, dark=dark)
-        page.settle()
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.evaluate("getComputedStyle(document.body).color") == (
-            "rgb(227, 230, 232)" if dark else "rgb(28, 32, 36)"
-        )
-    page.screenshot(tmp_path / picture.file)
-    assert (screenshots.DOCS / picture.file).exists(), "make screenshots"

@@ -24,6 +24,7 @@ PAGES: Final = (
     "develop/recipes/exactly-once",
     "develop/recipes/replay",
     "develop/recipes/schema-change",
+    "develop/recipes/work-queue",
     "migrate/cursus",
     "migrate/flux",
     "migrate/iggy",

@@ -265,14 +265,27 @@ def test_a_column_keeps_its_type(spark: SparkSession, served: Served, topic: str
 
 
 def test_the_error_names_the_field(spark: SparkSession, served: Served, topic: str) -> None:
-    put(served, topic, [{"id": 1, "n": 2}, {"id": 1, "n": "two"}, {"id": {}, "n": 2}, b'{"id": 1,', {"id": None}, {}])
+    put(
+        served,
+        topic,
+        [
+            {"id": 1, "n": 2},
+            {"id": 1, "n": "two"},
+            {"id": {}, "n": 2},
+            '{"é": yes}'.encode(),
+            b'{"id": [1}',
+            {"id": None},
+            {},
+        ],
+    )
     rows = parsed(topic_rows(spark, served.address, topic), "json:id int, n long").orderBy("_offset").collect()
     reasons = [row[CORRUPT] for row in rows]
     assert reasons == [
         None,
         "the field 'n' must be bigint, not two",
         "the field 'id' must be int, not {}",
-        "not JSON",
+        "not JSON at byte 7",
+        "not JSON: brackets, commas or colons do not match",
         None,
         None,
     ]

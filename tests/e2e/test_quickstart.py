@@ -71,12 +71,13 @@ def follow_quickstart(python: Path, tmp_path: Path, *, with_spark: bool) -> list
 @pytest.mark.slow
 def test_the_quickstart_on_a_busy_machine(python: Path, tmp_path: Path) -> None:
     with hogs(HOGS):
-        setup, first = follow_quickstart(python, tmp_path, with_spark=False)
+        setup, first, query = follow_quickstart(python, tmp_path, with_spark=False)
     assert setup.startswith("polywire 0.1.0 (")
     *sample, produced, record = first.splitlines()
     assert [json.loads(line)["topic"] for line in sample] == ["sample"] * 3
     assert produced == "produced topic=orders records=1"
     assert '"key": "a", "value": "hello"' in record
+    assert "│ a       │       1 │" in query
 
 
 @pytest.mark.slow

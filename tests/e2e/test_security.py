@@ -7,10 +7,13 @@ import os
 import signal
 import stat
 import time
+import urllib.request
 from pathlib import Path
 
+import pytest
+
 from polywire.server.users import add_user, remove_user
-from tests.broker_process import BrokerProcess
+from tests.broker_process import WIRES, BrokerProcess
 from tests.e2e.test_logins import CREATE_TOKEN, DELETE_USER, ME, assert_ended, logged_in, make_user, named, words
 from tests.e2e.test_users import CREATE_STREAM, Peer
 
@@ -55,6 +58,58 @@ def test_sighup_reloads_users_and_keeps_other_connections(tmp_path: Path) -> Non
             word in text for word in ("users file is empty", "not name:hash", "chmod 600", "users file does not exist")
         ] == [True] * 4
         assert broker.stop() == 0
+
+
+def listed_quotas(broker: BrokerProcess) -> list[tuple[str, float | None, bool]]:
+    with urllib.request.urlopen(f"{broker.url('http')}/api/v1/quotas") as answer:
+        found = json.load(answer)["quotas"]
+    return [(quota["user"] or quota["client_id"], quota["produce"], quota["configured"]) for quota in found]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_sighup_applies_the_quotas_of_the_settings_file(tmp_path: Path, processes: int) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text('[serve]\nquotas = "user=* produce=1MB; client-id=old produce=5"\n')
+    options = ("--config", str(settings), *(("--processes", "2") if processes > 1 else ()))
+    with BrokerProcess(tmp_path / "data", *options, wires=[*WIRES, "http"]) as broker:
+        expected = [("*", 1e6, True), ("old", 5, True)]
+        assert listed_quotas(broker) == expected
+        expected = [("*", 2e6, True)]
+        for number, content in enumerate(
+            (
+                '[serve]\nquotas = "user=* produce=2MB"\n',
+                "[serve",
+                "[serve]\nquotas = 7\n",
+                "serve = 7\n",
+                '[serve]\nquotas = "user=* produce=fast"\n',
+                '[serve]\nquotas = "user=nemo produce=1"\n',
+            ),
+            1,
+        ):
+            settings.write_text(content)
+            hang_up(broker, number * processes)
+            assert listed_quotas(broker) == expected, content
+        settings.unlink()
+        hang_up(broker, 7 * processes)
+        assert listed_quotas(broker) == expected
+        settings.write_text("[serve]\n")
+        hang_up(broker, 8 * processes)
+        assert listed_quotas(broker) == []
+        assert broker.log_text().count("what=quotas") == 6 * processes
+
+
+@pytest.mark.parametrize("origin", ["option", "variable"])
+def test_quotas_of_an_option_are_not_replaced_by_the_settings_file(
+    tmp_path: Path, origin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, given = tmp_path / "settings.toml", "user=* produce=5"
+    settings.write_text('[serve]\nquotas = "user=* produce=1MB"\n')
+    if origin == "variable":
+        monkeypatch.setenv("POLYWIRE_SERVE_QUOTAS", given)
+    options = ("--quotas", given) if origin == "option" else ()
+    with BrokerProcess(tmp_path / "data", "--config", str(settings), *options, wires=[*WIRES, "http"]) as broker:
+        hang_up(broker, 1)
+        assert listed_quotas(broker) == [("*", 5, True)]
 
 
 def test_the_audit_log_has_logins_and_changes(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Tools are named by the variables of ``kafka_peer.py``. A page whose tools are mi
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,14 @@ PAGES: Final = ROOT / "docs" / "develop"
 CLIENTS: Final = tuple(sorted(path.stem for path in (PAGES / "clients").glob("*.md") if path.stem != "index"))
 SECONDS_MAX: Final = 120
 IGGY: Final = "apache-iggy-0.9.0"
-FRAMEWORKS: Final = {"faststream": "faststream-0.7.8", "quix-streams": "quixstreams-3.28.1"}
+FRAMEWORKS: Final = {
+    "dagster": "dagster-1.13.29",
+    "dlt": "dlt-1.31.0",
+    "faststream": "faststream-0.7.8",
+    "quix-streams": "quixstreams-3.28.1",
+}
+# Frameworks write below the home directory and report usage unless they are configured.
+PRIVATE: Final = {"DAGSTER_DISABLE_TELEMETRY": "yes", "DLT_DATA_DIR": "dlt", "RUNTIME__DLTHUB_TELEMETRY": "false"}
 
 
 @pytest.fixture
@@ -49,11 +57,13 @@ def expected(name: str) -> str:
     return text.partition("```text\n")[2].partition("```\n")[0]
 
 
-def run(command: list[str], *, folder: Path, codes: tuple[int, ...] = (0,), **environment: str) -> str:
+def run(
+    command: list[str], *, folder: Path, codes: tuple[int, ...] = (0,), environment: dict[str, str] | None = None
+) -> str:
     done = subprocess.run(
         command,
         cwd=folder,
-        env=os.environ | environment,
+        env=os.environ | (environment or {}),
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,
@@ -71,6 +81,23 @@ def tool(name: str) -> str:
     return shutil.which(name) or pytest.skip(f"{name} is missing: the page was NOT followed")
 
 
+def run_airflow(program: Path) -> str:
+    """Run a DAG with an interpreter that has Airflow and Polywire."""
+    airflow, folder = [variable("POLYWIRE_AIRFLOW"), "-m", "airflow"], program.parent
+    settings = {
+        "AIRFLOW_HOME": str(folder),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(folder),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "false",
+    }
+    [address] = re.findall(r'BROKER = "(.+)"', program.read_text("utf-8"))
+    with polywire.connect_sync(address) as client:
+        for price in (12, 30):
+            client.send_json("orders", {"customer": "alice", "price": price}, partition=0)
+    for words in (["db", "migrate"], ["dags", "reserialize"]):
+        run([*airflow, *words], folder=folder, environment=settings)
+    return run([*airflow, "dags", "test", program.stem], folder=folder, environment=settings)
+
+
 def printed_by(name: str, program: Path) -> str:
     """Build and run a program with the tools of its page."""
     folder = program.parent
@@ -82,7 +109,9 @@ def printed_by(name: str, program: Path) -> str:
         case "librdkafka":
             return run([variable("POLYWIRE_KAFKA_CLIENTS"), program.name], folder=folder)
         case "kafkajs":
-            return run([tool("node"), program.name], folder=folder, NODE_PATH=variable("POLYWIRE_KAFKA_NODE"))
+            return run(
+                [tool("node"), program.name], folder=folder, environment={"NODE_PATH": variable("POLYWIRE_KAFKA_NODE")}
+            )
         case "franz-go":
             module = Path(variable("POLYWIRE_KAFKA_GO"))
             for file in ("go.mod", "go.sum"):
@@ -91,9 +120,17 @@ def printed_by(name: str, program: Path) -> str:
         case "dataframes":
             return run([sys.executable, program.name], folder=folder)
         case "iggy":
-            return run([sys.executable, program.name], folder=folder, codes=(0, -6), PYTHONPATH=installed(IGGY))
-        case "faststream" | "quix-streams":
-            return run([sys.executable, program.name], folder=folder, PYTHONPATH=installed(FRAMEWORKS[name]))
+            return run(
+                [sys.executable, program.name],
+                folder=folder,
+                codes=(0, -6),
+                environment={"PYTHONPATH": installed(IGGY)},
+            )
+        case "airflow":
+            return run_airflow(program)
+        case "dagster" | "dlt" | "faststream" | "quix-streams":
+            environment = PRIVATE | {"HOME": str(folder), "PYTHONPATH": installed(FRAMEWORKS[name])}
+            return run([sys.executable, program.name], folder=folder, environment=environment)
         case _:
             raise AssertionError(f"no way to run the page {name}")
 

@@ -458,6 +458,12 @@ class Access(Authentication):
         for quota in self._settings.quotas:
             self._check_quota_user(quota.entity)
 
+    def configure_quotas(self, quotas: tuple[Quota, ...]) -> None:
+        """Replace the configured quotas. Those set at run time still take precedence. Raises Missing(USER_MISSING)."""
+        for quota in quotas:
+            self._check_quota_user(quota.entity)
+        self.quotas.configure(quotas)
+
     def _check_quota_user(self, entity: Entity) -> None:
         name = entity[0]
         if name and self.find_user(name) is None:

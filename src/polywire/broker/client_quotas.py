@@ -307,7 +307,7 @@ class ClientQuotas:
 
     def __init__(self, configured: tuple[Quota, ...] = (), clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock: Final = clock
-        self._configured: Final = {quota.entity: quota for quota in configured}
+        self._configured = {quota.entity: quota for quota in configured}
         self._stored: dict[Entity, Quota] = {}
         self._buckets: dict[tuple[Entity, Entity, str], Bucket] = {}
         self._dropped: dict[tuple[Entity, str], tuple[float, float]] = {}  # the totals of dropped buckets
@@ -346,6 +346,11 @@ class ClientQuotas:
     def watch(self, changed: Callable[[], None]) -> None:
         """Call ``changed`` after every change."""
         self._changed = changed
+
+    def configure(self, quotas: tuple[Quota, ...]) -> None:
+        """Replace the quotas of the configuration."""
+        self._configured = {quota.entity: quota for quota in quotas}
+        self._changed()
 
     def put(self, entity: Entity, quota: Quota | None) -> None:
         """Apply a stored quota. None removes it, so that the configured one applies."""

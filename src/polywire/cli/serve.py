@@ -6,7 +6,8 @@ environment variables, and these override the file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import tomllib
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -20,6 +21,7 @@ from cyclopts.validators import Number
 from polywire.broker.settings import TableFormat, TableFormats
 from polywire.choices import did_you_mean
 from polywire.cli.usage import examples
+from polywire.errors import ErrorCode, Invalid
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.server import lifecycle, startup
 from polywire.server.config import CACHE_MIB, CURSUS_IDLE_TIMEOUT_S, HTTP, WIRES, ServeConfig
@@ -590,14 +592,42 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         iggy_dialect=wires.iggy_dialect,
         log_format=process.log_format,
     )
-    return _secured(unsecured, listeners, tls)
+    return _secured(unsecured, listeners, tls, process.config or DEFAULT_FILE)
 
 
-def _secured(config: ServeConfig, listeners: Listeners, tls: Tls) -> ServeConfig:
+def _quotas_reader(path: Path, quotas: str | None) -> Callable[[], str] | None:
+    """Return a function that reads the quotas of the settings file; None if an option or a variable overrides them."""
+    path = path.absolute()
+    was_missing = not path.exists()
+
+    def read() -> str:
+        return "" if was_missing and not path.exists() else _quotas_of_file(path)
+
+    try:
+        is_overridden = (quotas or "") != read()
+    except (OSError, Invalid):
+        is_overridden = bool(quotas)
+    return None if is_overridden else read
+
+
+def _quotas_of_file(path: Path) -> str:
+    """Return the quotas of a settings file; empty if there are none. Raises Invalid(INVALID_REQUEST), and OSError."""
+    try:
+        settings = tomllib.loads(path.read_text("utf-8")).get(TABLE, {})
+    except ValueError as error:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"{path} is not valid TOML: {error}") from error
+    quotas = settings.get("quotas", "") if isinstance(settings, dict) else None
+    if not isinstance(quotas, str):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"{path}: quotas in [{TABLE}] must be a text")
+    return quotas
+
+
+def _secured(config: ServeConfig, listeners: Listeners, tls: Tls, settings_file: Path) -> ServeConfig:
     return replace(
         config,
         users=listeners.users,
         quotas=listeners.quotas or "",
+        reread_quotas=_quotas_reader(settings_file, listeners.quotas),
         oidc_issuer=listeners.oidc_issuer or "",
         oidc_audience=listeners.oidc_audience or "",
         oidc_keys=listeners.oidc_keys or "",

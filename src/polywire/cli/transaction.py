@@ -7,7 +7,7 @@ A transactional id is listed with the state of its latest transaction, a writer 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -49,7 +49,8 @@ class Noun:
     deleted: Callable[[PolywireClient, str], Awaitable[None]]
 
     async def rows(self, client: WireClient) -> list[dict[str, object]]:
-        return [asdict(found) for found in await self.listed(polywire_only(client, f"list {self.names}"))]
+        listed = await self.listed(polywire_only(client, f"list {self.names}"))
+        return [{column: getattr(found, column) for column in self.columns} for found in listed]
 
     async def delete(self, client: WireClient, name: str, *, dry_run: bool) -> object:
         """Delete an item by name, and return its ``detail``. Raises Missing if it does not exist."""
@@ -118,7 +119,7 @@ writer_app = commands(
         names="writers",
         delete_help="Delete a writer. If it repeats a publish with an old number, the records are stored again.",
         example="nightly/totals",
-        columns=("writer", "number", "idle_ms", "owner"),
+        columns=("writer", "epoch", "number", "idle_ms", "owner"),
         detail="number",
         missing=ErrorCode.WRITER_MISSING,
         listed=PolywireClient.writers,

@@ -162,9 +162,13 @@ class TransactionInfo:
 
 @dataclass(frozen=True, slots=True)
 class WriterInfo:
-    """A writer and the sequence number of its last publish. ``owner`` is the name of a user, or empty."""
+    """A writer and the sequence number of its last publish. ``owner`` is the name of a user, or empty.
+
+    ``epoch`` is the writer's latest epoch; 0 if it has begun none, or if an older broker does not report it.
+    """
 
     writer: str
     number: int
     idle_ms: int
     owner: str
+    epoch: int = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from base64 import b64encode
@@ -44,6 +45,8 @@ COMMAND: Final = ("-m", "polywire.tables.download_process")
 NO_PYARROW: Final = 3  # exit code of this process
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_MAX_US: Final = 253_402_300_799_999_999  # the last microsecond of the year 9999
+_FORMULA: Final = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # by the list of OWASP, "CSV Injection"
+_NUMBER: Final = re.compile("[+-][0-9]+([.][0-9]+)?([eE][+-]?[0-9]+)?")
 _CSV_HEAD: Final = b"partition,offset,timestamp,key,value,headers\r\n"
 _SECRET: Final = "POLYWIRE_PASSWORD"  # clients read it; the process does not need it
 
@@ -262,9 +265,17 @@ def _cell(data: bytes | None) -> str:
     if data is None:
         return ""
     try:
-        return _quoted(data.decode())
+        return _quoted(harmless(data.decode()))
     except UnicodeDecodeError:
         return "\\x" + data.hex()
+
+
+def harmless(text: str) -> str:
+    """Return a text that spreadsheets do not evaluate: with ``'`` before it if it begins like a formula and is no number.
+
+    A text that begins with ``'`` and then like a formula gets another one, so a reader can remove the first one.
+    """
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
 def _quoted(text: str) -> str:

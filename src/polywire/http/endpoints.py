@@ -5,6 +5,7 @@ Permissions are checked here, before an endpoint's handler runs, so no handler c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -118,8 +119,14 @@ class Endpoint:
         return parameters
 
 
+# Browsers and proxies remove the segments "." and "..", also if they are percent-encoded, so these names are encoded twice.
+_DOTS: Final = re.compile("(%(25)*2E){1,2}")
+
+
 def segments_of(raw_path: str) -> list[str]:
-    return [unquote(segment) for segment in raw_path.removeprefix(PREFIX).strip("/").split("/")]
+    """Return the decoded segments of a path. The names ``.`` and ``..`` are encoded as ``%252E`` and ``%252E%252E``."""
+    segments = (unquote(segment) for segment in raw_path.removeprefix(PREFIX).strip("/").split("/"))
+    return [unquote(segment) if _DOTS.fullmatch(segment) else segment for segment in segments]
 
 
 class Endpoints:

@@ -83,6 +83,8 @@ class ForwardingApp:
                 return None if self._shards.own == LINKS_SHARD else await self._send(LINKS_SHARD, request)
             case ["sql", _]:
                 return await self._first(request)
+            case ["quotas"] if request.method in ("GET", "HEAD"):
+                return await self._merged(request, MERGES["quotas"])
             case [("topics" | "groups" | "connections" | "overview" | "history") as endpoint]:
                 return await self._merged(request, MERGES[endpoint])
         return None

@@ -49,6 +49,18 @@ def _connections(responses: Sequence[Any]) -> Any:
     return _merge_lists("connections", responses, count_max=CONNECTIONS_MAX)
 
 
+def _quotas(responses: Sequence[Any]) -> Any:
+    """Return the quotas of the first process, with what clients used of them in all processes."""
+    found = {(row["user"], row["client_id"]): row for row in responses[0]["quotas"]}
+    for row in [row for response in responses[1:] for row in response["quotas"]]:
+        same = found.get((row["user"], row["client_id"]))
+        if same is not None:
+            same["delay_s"] += row["delay_s"]
+            for kind in same["used"]:
+                same["used"][kind] += row["used"].get(kind, 0.0)
+    return responses[0]
+
+
 def _overview(responses: Sequence[Any]) -> Any:
     """Add up the counters of all processes.
 
@@ -96,6 +108,7 @@ MERGES: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
     "topics": _topics,
     "groups": _groups,
     "connections": _connections,
+    "quotas": _quotas,
     "overview": _overview,
     "history": _history,
 }

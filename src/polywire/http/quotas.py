@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from polywire.broker.access import Access
 from polywire.broker.broker import Broker
-from polywire.broker.client_quotas import KINDS, QUOTAS_MAX, Entity, Quota
+from polywire.broker.client_quotas import KINDS, QUOTAS_MAX, Entity, Quota, parse_rate
 from polywire.broker.permissions import Action
 from polywire.errors import ErrorCode, Invalid
 from polywire.http.encoding import Listing, Slices
@@ -30,12 +30,18 @@ class QuotaEndpoints:
             "client_id": "client id, as sent by Kafka clients; * for all others",
         }
         limits = {
-            "produce": "bytes per second; null for no limit",
-            "fetch": "bytes per second; null for no limit",
+            "produce": "bytes per second, also as text such as 1MB; null for no limit",
+            "fetch": "bytes per second, also as text such as 1MB; null for no limit",
             "requests": "requests per second; null for no limit",
         }
         return [
-            Endpoint("GET", "/quotas", Action.USER_DESCRIBE, "List quotas", self._list),
+            Endpoint(
+                "GET",
+                "/quotas",
+                Action.USER_DESCRIBE,
+                "List quotas, and what was used of them since the start",
+                self._list,
+            ),
             Endpoint(
                 "POST",
                 "/quotas",
@@ -56,7 +62,14 @@ class QuotaEndpoints:
 
     async def _list(self, call: ApiCall) -> Any:
         quotas = self._broker.access.quotas
-        found = await Listing(QUOTAS_MAX).extend(map(self._quota_json, quotas), Slices())
+        totals = quotas.totals()
+
+        def row(quota: Quota) -> Mapping[str, Any]:
+            caused = {kind: totals.get((quota.entity, kind), (0.0, 0.0)) for kind in quota.limits}
+            used = {kind: count for kind, (count, _) in caused.items()}
+            return {**self._quota_json(quota), "used": used, "delay_s": sum(delay for _, delay in caused.values())}
+
+        found = await Listing(QUOTAS_MAX).extend(map(row, quotas), Slices())
         return {"quotas": found.rows, "more": found.more}
 
     def _quota_json(self, quota: Quota) -> Mapping[str, Any]:
@@ -97,6 +110,8 @@ def _name(call: ApiCall, field: str) -> str | None:
 
 def _rate(call: ApiCall, kind: str) -> float | None:
     rate = call.body[kind]
+    if isinstance(rate, str):
+        return parse_rate(rate)
     if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float)):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"{kind} must be a number or null got={rate!r:.40}")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"{kind} must be a number, a text or null got={rate!r:.40}")
     return rate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from math import isfinite
@@ -71,8 +71,9 @@ RELOADED: Final[Mapping[str, str]] = {
     "tls-machine-authority": _TLS_FILE,
     "oidc-keys": "read again, for new logins",
     "audit-log": "opened again",
+    "quotas": "read again, if the settings file has them; those set at run time remain",
 }
-"""The effect of SIGHUP on the file of each setting. The broker reads all other settings only at its start."""
+"""The effect of SIGHUP on each setting or its file. The broker reads all other settings only at its start."""
 STORED_AT_ONCE_BYTES: Final[Mapping[str, int]] = {
     # a receive buffer of lines; this is also enough for the stored state of any protocol
     "flux": MEBI + RECORD_ROOM_BYTES,
@@ -183,6 +184,7 @@ class ServeConfig:
     * ``insecure``: allow non-loopback addresses without authentication, or with passwords in clear text.
     * ``quotas``: quotas of users and client ids, such as ``user=alice produce=1MB; client-id=* requests=100``; those
       changed at run time take precedence (``broker.client_quotas``).
+    * ``reread_quotas``: reads the quotas of the settings file again; None if they are from elsewhere.
     * ``audit_log``: file for audit events, which are also in the log.
 
     Storage:
@@ -273,6 +275,7 @@ class ServeConfig:
     ready_file: Path | None = None
     users: Path | None = None
     quotas: str = ""
+    reread_quotas: Callable[[], str] | None = None
     oidc_issuer: str = ""
     oidc_audience: str = ""
     oidc_keys: str = ""

@@ -16,6 +16,7 @@ import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
@@ -60,7 +61,7 @@ from polywire.server.readiness import ReadinessDriver, is_available
 from polywire.server.resources import Collector, raise_limit, share
 from polywire.server.scheduling import IdlePoll
 from polywire.server.shard import BEGIN_POLL_S, Shard
-from polywire.server.signals import Load, Reload, Signals, users_loader
+from polywire.server.signals import Load, Reload, Signals, quotas_loader, users_loader
 from polywire.server.tables import Tables
 from polywire.server.tls import ServerTls, server_tls
 from polywire.server.users import load_users
@@ -186,12 +187,11 @@ async def serve(
     except BrokerError:
         broker.close()
         raise
-    files = {
-        "audit log": audit.reopen,
-        "users": None if _has_copy(router) else users_loader(access, config.users),
-        **_secrets(access, tls, links),
-    }
-    server.watch_signals(Reload(files), None if others is None else others.signals)
+    users_file = None if _has_copy(router) else config.users
+    reload = Reload({"audit log": audit.reopen, **_loaders(config, access, users_file, tls, links)})
+    if others is not None:
+        reload.load("quotas")  # a standby's settings may have changed since it was started
+    server.watch_signals(reload, None if others is None else others.signals)
     _announce(config, listeners, broker.access)
     if shard is not None:
         shard.serving()
@@ -205,12 +205,16 @@ async def serve(
     return await server.wait(broker, hub, listeners)
 
 
-def _secrets(access: Access, tls: ServerTls | None, links: LinkTls | None) -> Mapping[str, Load | None]:
-    """Return the functions that read certificates and keys again."""
+def _loaders(
+    config: ServeConfig, access: Access, users: Path | None, tls: ServerTls | None, links: LinkTls | None
+) -> Mapping[str, Load | None]:
+    """Return the functions that read files again: the users, then the quotas, which name users."""
     return {
+        "users": users_loader(access, users),
         "certificate": None if tls is None else tls.reload,
         "certificate of links": None if links is None else links.reload,
         "keys of the token issuer": None if access.id_tokens is None else access.id_tokens.load,
+        "quotas": quotas_loader(access, config.reread_quotas),
     }
 
 

@@ -2,7 +2,7 @@
 
 * A broker on a bucket runs one event loop after another. The signal handlers of an event loop are removed when it ends,
   so a signal between two loops would kill the process. The handlers of this module remain.
-* SIGHUP reloads the users file, the certificate and the audit log's file without interrupting service. If a file cannot
+* SIGHUP reloads the users file, the quotas, the certificate and the audit log's file without interrupting service. If a file cannot
   be loaded, the error is logged and the previous content remains in use.
 * Reloading never turns authentication off.
 * Only the connections of users who were changed or removed are closed.
@@ -20,6 +20,7 @@ from typing import Final
 import structlog
 
 from polywire.broker.access import Access
+from polywire.broker.client_quotas import parse_quotas
 from polywire.errors import BrokerError
 from polywire.server.users import load_users
 
@@ -91,10 +92,15 @@ class Reload:
         self._files: Final = files
 
     def __call__(self) -> None:
-        for what, load in self._files.items():
-            if load is not None:
-                self._try(what, load)
+        for what in self._files:
+            self.load(what)
         log.info("reloaded")
+
+    def load(self, what: str) -> None:
+        """Load one file, if it is configured."""
+        load = self._files[what]
+        if load is not None:
+            self._try(what, load)
 
     def _try(self, what: str, load: Load) -> None:
         try:
@@ -113,3 +119,8 @@ class Reload:
 def users_loader(access: Access, users: Path | None) -> Load | None:
     """Return a function that loads the users file; None if no file is configured."""
     return None if users is None else lambda: access.configure(load_users(users))
+
+
+def quotas_loader(access: Access, read: Callable[[], str] | None) -> Load | None:
+    """Return a function that applies the quotas of the settings file; None if they are from elsewhere."""
+    return None if read is None else lambda: access.configure_quotas(parse_quotas(read()))

@@ -48,6 +48,18 @@ FIELDS_EXPLAINED: Final = 100
 FIELD_CHARS_SHOWN: Final = 60  # maximum number of characters of a wrong value in the reason
 _MALFORMED: Final = "_malformed"  # column for input that Spark's JSON reader could not read
 
+_ESCAPED: Final = r"\\(?:[\"'\\/bfnrt]|u[0-9a-fA-F]{4})"
+_VALUE: Final = (
+    rf'(?:"(?:[^"\\\x00-\x1f]++|{_ESCAPED})*+"|\'(?:[^\'\\\x00-\x1f]++|{_ESCAPED})*+\''
+    r"|-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+|true|false|null)"
+)
+_SPACE: Final = r"[ \t\r\n]*+"
+# The longest beginning of a text whose neighbouring tokens may follow each other in JSON, so that its end is where the
+# text is not JSON. Nesting is not checked. Every repetition is possessive: linear, and without recursion in Java.
+READABLE: Final = (
+    rf"^{_SPACE}(?:[{{\[]{_SPACE}(?:{_VALUE}{_SPACE})?+|[,:]{_SPACE}(?:{_VALUE}{_SPACE}|(?![}}\]]))|[}}\]]{_SPACE})*+"
+)
+
 # Numbers in headers are little-endian; the names are those of ``records.columns.HeaderKind``.
 _NUMBERS: Final = {
     "bool": "?", "int8": "<i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "uint8": "<u1", "uint16": "<u2", "uint32": "<u4",
@@ -88,7 +100,7 @@ def parse_json(records: DataFrame, schema: str) -> DataFrame:
 def _malformed(text: Column, kind: StructType) -> Column:
     """Return why a text that begins like an object does not match the schema.
 
-    The reason is the first field of another type, or invalid JSON.
+    The reason is the first field of another type, or the position at which the text is not JSON.
     """
     fields = f.from_json(text, "map<string, string>")
 
@@ -107,7 +119,12 @@ def _malformed(text: Column, kind: StructType) -> Column:
         )
         for field in kind.fields[:FIELDS_EXPLAINED]
     ]
-    return f.when(fields.isNull(), "not JSON").otherwise(
+    # Spark evaluates this only for rejected rows, unlike a function in Python.
+    readable = f.regexp_extract(text, READABLE, 0)
+    where = f.when(readable == text, ": brackets, commas or colons do not match").otherwise(
+        f.concat(f.lit(" at byte "), f.octet_length(readable).cast("string"))
+    )
+    return f.when(fields.isNull(), f.concat(f.lit("not JSON"), where)).otherwise(
         f.coalesce(*named, f.lit("JSON that does not match the schema"))
     )
 

@@ -193,6 +193,15 @@ def test_any_group_name_works_in_paths(site: Site, name: str) -> None:
     assert get(site, path).json["group"] == name
 
 
+@pytest.mark.parametrize(
+    ("segment", "name"),
+    [("%252E", "."), ("%252E%252E", ".."), ("%25252E", "%2E"), ("%25252E%25252E", "%2E%2E"), ("a%252E", "a%2E")],
+)
+def test_dots_and_their_escapes_are_encoded_twice(site: Site, segment: str, name: str) -> None:
+    store(site, "t", [b"v"])
+    assert post(site, f"/topics/t/groups/{segment}/reset", {"to": "latest"}).json["group"] == name
+
+
 def test_offsets_of_a_group_with_members_are_not_reset(site: Site) -> None:
     store(site, "t", [b"v"])
     site.broker.groups.join("g", "t", "m", wire="flux")

@@ -68,10 +68,20 @@ def test_csv_can_be_read_back(mixed: Site) -> None:
     answer = download(mixed, "format=csv")
     rows = list(csv.reader(io.StringIO(answer.body.decode(), newline="")))
     assert rows[0] == ["partition", "offset", "timestamp", "key", "value", "headers"]
-    assert rows[1][3:5] == ["k", HOSTILE.decode()]
+    assert rows[1][3:5] == ["k", f"'{HOSTILE.decode()}"]
     assert json.loads(rows[1][5])[0] == {"key": "n", "value": "7"}
     assert rows[2][4] == "\\xff00"
     assert ',"",' in answer.body.decode().splitlines()[3], "an empty key is no null"
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+a", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "'=1", "''@x", "＝1"])
+def test_a_formula_becomes_text_and_can_be_restored(text: str) -> None:
+    assert downloads.harmless(text) == f"'{text}"
+
+
+@pytest.mark.parametrize("text", ["", "a=1", "-5", "+1.5e-7", "'quoted'", "0", " =1", '{"a": -1}'])
+def test_other_texts_are_unchanged(text: str) -> None:
+    assert downloads.harmless(text) == text
 
 
 def test_parquet_has_the_columns_of_a_table(mixed: Site) -> None:

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from polywire.broker.changes import TransactionDecided
+from polywire.broker.client_quotas import DEFAULT, Quota
 from polywire.broker.permissions import EVERYTHING, parse_grants
 from polywire.broker.settings import BrokerSettings, TableFormat
 from polywire.broker.transaction_state import Transaction
@@ -195,6 +196,17 @@ def test_sums_include_all_processes(shards: Shards) -> None:
     assert shards.ask("GET", "/api/v1/groups").json == {"groups": [], "more": False}
     assert shards.ask("GET", "/api/v1/connections").json == {"connections": [], "more": False}
     assert shards.ask("GET", "/api/v1/settings").status == 200
+
+
+def test_the_use_of_quotas_is_added_up(shards: Shards) -> None:
+    for number, site in enumerate(shards.sites):
+        quotas = (Quota(DEFAULT, None, produce=1e6), *((Quota(None, "only here", fetch=1.0),) if number else ()))
+        site.broker.access.configure_quotas(quotas)
+        meter = site.broker.access.quotas.meter("u", None, "", 0)
+        assert meter is not None
+        meter.received(1000 * (number + 1))
+    [found] = shards.ask("GET", "/api/v1/quotas").json["quotas"]
+    assert (found["user"], found["used"]) == ("*", {"produce": 6000})
 
 
 def test_metrics_of_all_processes_are_merged(shards: Shards) -> None:

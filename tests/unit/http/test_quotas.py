@@ -34,7 +34,8 @@ def test_quotas_are_set_listed_and_removed(closed: Site) -> None:
         "requests": 5,
         "configured": False,
     }
-    assert ask(closed, "POST", {"user": "alice", "produce": None, "fetch": 2.5}).json["fetch"] == 2.5
+    assert ask(closed, "POST", {"user": "alice", "produce": None, "fetch": "1.5kB"}).json["fetch"] == 1500
+    assert ask(closed, "POST", {"user": "alice", "fetch": 2.5}).json["fetch"] == 2.5
     assert ask(closed, "POST", {"client_id": "*", "requests": 7}).json["client_id"] == "*"
     found = ask(closed, "GET").json["quotas"]
     assert [(row["user"], row["client_id"], row["produce"], row["requests"]) for row in found] == [
@@ -48,13 +49,24 @@ def test_quotas_are_set_listed_and_removed(closed: Site) -> None:
     assert [row["user"] for row in ask(closed, "GET").json["quotas"]] == [None]
 
 
+def test_the_list_has_what_was_used_of_each_limit(closed: Site) -> None:
+    ask(closed, "POST", {"user": "alice", "produce": 1000, "requests": 5})
+    meter = closed.broker.access.quotas.meter("alice", None, "", 0)
+    assert meter is not None
+    meter.received(3000)
+    meter.delayed(2.0)
+    [found] = ask(closed, "GET").json["quotas"]
+    assert (found["used"], found["delay_s"]) == ({"produce": 3000, "requests": 0}, 2.0)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [
         ({"user": "alise", "produce": 5}, 404, "did you mean 'alice'"),
         ({"produce": 5}, 400, "needs a user or a client id"),
         ({"user": "alice"}, 400, "needs a limit"),
-        ({"user": "alice", "produce": "5"}, 400, "produce must be a number"),
+        ({"user": "alice", "produce": "fast"}, 400, "rate is invalid"),
+        ({"user": "alice", "produce": []}, 400, "produce must be a number"),
         ({"user": "alice", "produce": True}, 400, "produce must be a number"),
         ({"user": "alice", "produce": 0}, 400, "from 1 to"),
         ({"user": 5, "produce": 5}, 400, "user must be a name"),

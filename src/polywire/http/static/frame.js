@@ -12,6 +12,9 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+// Browsers remove the segments "." and "..", also if they are percent-encoded, so these names are encoded twice.
+export const endpoint = (path) => "/api/v1" + path.replace(/(?<=\/)(\.{1,2}|(%25(25)*2E){1,2})(?=[/?]|$)/g, (name) => name.replaceAll("%", "%25").replaceAll(".", "%252E"));
+
 export async function api(path, body, method, more = {}) {
   const marked = { "X-Polywire": "console" };  // lists of clients do not contain connections of consoles
   const options = body === undefined && !method ? { headers: marked } : {
@@ -20,7 +23,7 @@ export async function api(path, body, method, more = {}) {
     headers: { ...marked, "Content-Type": "application/json" },
     body: body === undefined ? undefined : JSON.stringify(body),
   };
-  const response = await fetch("/api/v1" + path, options);
+  const response = await fetch(endpoint(path), options);
   const content = await response.json();
   if (!response.ok) throw new Error(content.error ? content.error.message : response.statusText);
   return content;
@@ -110,7 +113,7 @@ async function watch() {
 let isPrefixed = false;  // whether the last key was g
 function press(event) {
   if (event.target.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
-  const pages = { o: "#/", t: "#/topics", s: "#/sql", d: "#/dead", g: "#/groups", l: "#/links", c: "#/clients", u: "#/users", b: "#/bucket" };
+  const pages = { o: "#/", t: "#/topics", s: "#/sql", d: "#/dead", g: "#/groups", l: "#/links", c: "#/clients", u: "#/users", q: "#/quotas", b: "#/bucket" };
   if (isPrefixed && pages[event.key]) { location.hash = pages[event.key]; isPrefixed = false; return; }
   isPrefixed = event.key === "g";
   if (event.key === "r") show();

@@ -1,5 +1,5 @@
 // The records of a topic: browse, decode, follow and send again.
-import { api, every, h, showError } from "./frame.js";
+import { api, endpoint, every, h, showError } from "./frame.js";
 import { decoded, isFile } from "./avro.js";
 import { bytesOf, hex, instant, isNewest, partOf, short, startQuery, textOf } from "./bytes.js";
 import { count, form, link, path, save, size, table, time } from "./parts.js";
@@ -138,7 +138,7 @@ function downloads(name, selected) {
     if (values.what === "shown" && !rows.length) throw new Error("no records are shown");
     const range = values.what === "shown" ? "&offsets=" + rangesOf(rows)
       : (partition === "" ? "" : "&partition=" + partition) + (values.from.trim() && values.from.trim() !== "earliest" ? "&from=" + at(values.from.trim()) : "") + (values.until.trim() ? "&until=" + at(values.until.trim()) : "");
-    const response = await fetch(`/api/v1${path("topics", name, "download")}?format=${values.kind}${range}${filter}`);
+    const response = await fetch(endpoint(`${path("topics", name, "download")}?format=${values.kind}${range}${filter}`));
     if (!response.ok) throw new Error((await response.json()).error.message);
     save(`${name.replace(/[^A-Za-z0-9._-]/g, "_")}.${values.kind}`, await response.blob());
     const more = response.headers.get("X-Polywire-More") === "1" ? "; there are more: download a smaller range" : "";

@@ -38,9 +38,12 @@ function cell(value) {
   return h("span", { class: value === null ? "cell null" : "cell" }, textOf(value));
 }
 
+// Spreadsheets evaluate texts that begin like a formula: see downloads.py.
+const harmless = (text) => /^'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]/.test(text) && !/^[+-]\d+(\.\d+)?(e[+-]?\d+)?$/i.test(text) ? "'" + text : text;
+
 function csv(found) {
   const field = (value) => {
-    const text = value === null ? "" : textOf(value);
+    const text = value === null ? "" : harmless(textOf(value));
     return /[",\r\n]/.test(text) || value === "" ? '"' + text.replaceAll('"', '""') + '"' : text;
   };
   return [found.columns.map((column) => column.name), ...found.rows].map((row) => row.map(field).join(",")).join("\r\n") + "\r\n";

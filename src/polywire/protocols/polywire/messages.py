@@ -611,11 +611,12 @@ class TransactionEntry(ListedEntry, frozen=True):
 
 
 class WriterEntry(ListedEntry, frozen=True):
-    """A writer, and the sequence number of its last publish."""
+    """A writer, its epoch, and the sequence number of its last publish in it."""
 
     number: Int
     idle_ms: Int
     owner: str
+    epoch: Int = 0
 
 
 _Entry = TypeVar("_Entry", bound=ListedEntry)

@@ -67,7 +67,11 @@ def _writers(session: ReplyOwner, after: str) -> messages.EntryList[messages.Wri
     return messages.EntryList(
         [
             messages.WriterEntry(
-                known.writer, known.number, _idle_ms(session, known.at_us), session.broker.access.name_of(known.owner)
+                known.writer,
+                known.number,
+                _idle_ms(session, known.at_us),
+                session.broker.access.name_of(known.owner),
+                known.epoch,
             )
             for known in entries
         ],
