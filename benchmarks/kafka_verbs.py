@@ -44,7 +44,7 @@ def kafka_requests(
     others.
     """
     names = [topic_name(number) for number in range(min(topics, NAMES))]
-    worst = {**_listed(names), **_worst(wide, partitions, full, names)}
+    worst = {**_listed(names), **_share_groups(names), **_worst(wide, partitions, full, names)}
     for api in COMMANDS:
         yield api, partial(_request, api, worst.get(api, dict))
 
@@ -162,6 +162,13 @@ def _listed(names: list[str]) -> Mapping[Api, Fields]:
                 for number in range(NAMES)
             ]
         },
+        Api.DELETE_GROUPS: lambda: {"groups_names": [f"none{number}" for number in range(NAMES)]},
+    }
+
+
+def _share_groups(names: list[str]) -> Mapping[Api, Fields]:
+    """Return requests of share groups that name many things."""
+    return {
         Api.SHARE_GROUP_HEARTBEAT: lambda: {
             "group_id": "shared",
             "member_id": "m",
@@ -188,7 +195,6 @@ def _listed(names: list[str]) -> Mapping[Api, Fields]:
             "group_id": "altered",
             "topics": [schema.request(Api.DELETE_SHARE_GROUP_OFFSETS).Topics(topic_name=name) for name in names],
         },
-        Api.DELETE_GROUPS: lambda: {"groups_names": [f"none{number}" for number in range(NAMES)]},
     }
 
 
