@@ -24,7 +24,7 @@ PAGES: Final = (
     "develop/recipes/exactly-once",
     "develop/recipes/replay",
     "develop/recipes/schema-change",
-    "develop/recipes/work-queue",
+    "develop/queues",
     "migrate/cursus",
     "migrate/flux",
     "migrate/iggy",
