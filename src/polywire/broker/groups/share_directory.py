@@ -56,27 +56,24 @@ class ShareDirectory:
         stored = self._table.groups.get(name)
         return decoded({} if stored is None else stored.settings)
 
-    def check_kind(self, name: str) -> None:
-        """Raise Conflict(GROUP_PROTOCOL_MISMATCH) if a group of another kind has this name."""
-        if name in self._state.group_topics or name in self._state.classic_groups:
+    def create(self, name: str, by: Caller) -> None:
+        """Create a group unless it exists.
+
+        Raises Invalid(INVALID_NAME), Conflict(GROUP_PROTOCOL_MISMATCH) if a group of another kind has this name, and
+        Busy(BUSY, DISK_FULL).
+        """
+        check_name(name, self._settings.name_bytes_max)
+        stored = self._table.groups.get(name)
+        is_new = stored is None or not stored.has_members
+        if is_new and (name in self._state.group_topics or name in self._state.classic_groups):
             raise Conflict(
                 ErrorCode.GROUP_PROTOCOL_MISMATCH, f"a consumer group has this name (use another one) group={name!r}"
             )
-
-    def create(self, name: str, by: Caller, *, has_members: bool) -> None:
-        """Create a group unless it exists. Raises Invalid(INVALID_NAME), Busy(BUSY, DISK_FULL)."""
-        check_name(name, self._settings.name_bytes_max)
-        stored = self._table.groups.get(name)
-        if stored is not None and (stored.has_members or not has_members) and stored.owner > UNOWNED:
+        owner = self._table.owner(name)
+        if not is_new and (owner > UNOWNED or next_owner(owner, by) == owner):
             return
-        made = changes.ShareGroupStored(
-            name,
-            {} if stored is None else stored.settings,
-            next_owner(self._table.owner(name), by),
-            has_members or (stored is not None and stored.has_members),
-        )
-        if made == stored:
-            return
+        settings = {} if stored is None else stored.settings
+        made = changes.ShareGroupStored(name, settings, next_owner(owner, by), has_members=True)
         if stored is None:
             self._state.quotas.admit(Kind.GROUPS, by, share_group_size(made))
         self._broker.change_all([made], level=Level.WRITTEN, done=None)

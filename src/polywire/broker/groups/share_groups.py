@@ -223,7 +223,7 @@ class ShareGroups:
     def _begin_at(self, name: str, partition: Partition, offset: int, by: Caller) -> None:
         if partition.ended:
             raise Missing(ErrorCode.PARTITION_MISSING, f"partition was deleted partition={partition.number}")
-        self.directory.create(name, by, has_members=True)
+        self.directory.create(name, by)
         self._state.quotas.admit(Kind.READERS, by, READER_BYTES + len(name), owner=self.directory.owner(name))
         made = changes.ShareStored(name, partition.incarnation, offset, offset)
         self._broker.change_all([made], level=Level.WRITTEN, done=None)
@@ -460,7 +460,8 @@ class ShareGroups:
         if progress is None:
             return None
         reading = self._readings.get((name, partition.incarnation))
-        holders = {} if reading is None else reading.share.holders()
+        is_current = reading is not None and reading.share.progress is progress
+        holders = reading.share.holders() if reading is not None and is_current else {}
         delayed = holders.pop(NO_MEMBER, 0)
         return ShareOffsets(progress.start, progress.end, len(progress.counts), holders, delayed)
 
@@ -503,8 +504,7 @@ class ShareGroups:
 
         Raises Conflict(GROUP_NOT_EMPTY, GROUP_PROTOCOL_MISMATCH), Denied(DENIED), Busy(BUSY, DISK_FULL).
         """
-        self.directory.check_kind(name)
-        self.directory.create(name, by, has_members=True)
+        self.directory.create(name, by)
         self._check_empty(name, by)
         made = [
             changes.ShareStored(name, partition.incarnation, at, at)

@@ -220,8 +220,7 @@ class ShareMembers:
         if beat.topics is None:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"topics are required to join group={name!r}")
         self._check_topics(name, beat)
-        self._directory.check_kind(name)
-        self._directory.create(name, by, has_members=True)
+        self._directory.create(name, by)
         group = self._groups.get(name) or _Group(name)
         member = group.members.get(beat.member_id)
         if member is None:

@@ -1,0 +1,172 @@
+"""``polywire.Client.queue``: jobs that are acknowledged, retried, rejected, renewed, and lost with their connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+import polywire
+from polywire import Client, Job
+from polywire.client.polywire import needs_polywire
+from polywire.client.queue_calls import QueueCalls
+from polywire.errors import Conflict, ErrorCode, Invalid, Missing
+from polywire.protocols.polywire.messages import QueueEntry
+from tests.unit.client.served import Play, Served
+from tests.unit.client.test_consumer import fill, numbers
+from tests.unit.client.test_transaction import texts
+
+WAIT_S = 30.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(int(WAIT_S / 0.01)):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("not in time")
+
+
+async def described(client: Client) -> QueueEntry:
+    wire = needs_polywire(await client._link.wire(), "be a test")
+    [entry] = await QueueCalls(wire).entries()
+    return entry
+
+
+async def held(client: Client) -> tuple[int, int]:
+    """Return the number of unfinished records that workers hold, and that wait for a delay."""
+    entry = await described(client)
+    return sum(entry.acquired.values()), sum(part.delayed for part in entry.partitions)
+
+
+def test_each_job_goes_to_one_worker(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "jobs", 60)
+        seen: list[str] = []
+
+        async def work(job: Job) -> None:
+            seen.append(job.text)
+            await asyncio.sleep(0)
+
+        async with (
+            client.queue("jobs", group="g", prefetch=5) as one,
+            client.queue("jobs", group="g", prefetch=5, worker="b") as two,
+        ):
+            running = [asyncio.ensure_future(queue.run(work, concurrency=3)) for queue in (one, two)]
+            await until(lambda: len(seen) == 60)
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        assert sorted(seen, key=int) == numbers(0, 60)
+
+    play(scenario)
+
+
+def test_a_job_is_retried_and_becomes_a_dead_letter(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "jobs", 4)
+        attempts: Counter[str] = Counter()
+
+        async def work(job: Job) -> None:
+            attempts[job.text] += 1
+            assert job.attempt == attempts[job.text]
+            if job.text == "1":
+                raise ValueError("boom")
+            if job.text == "2":
+                await job.reject()
+
+        async with client.queue("jobs", group="g", attempts=3, dead_letters="dead") as queue:
+            running = asyncio.ensure_future(queue.run(work, retry_delays_s=[0.01]))
+            await until(lambda: attempts.total() == 6)
+            await asyncio.sleep(0)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        assert attempts == {"0": 1, "1": 3, "2": 1, "3": 1}
+        assert await held(client) == (0, 0)
+        assert sorted(await texts(client, "dead")) == ["1", "2"]
+
+    play(scenario)
+    assert "job failed" in caplog.text
+
+
+def test_a_job_ends_once(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "jobs", 3)
+        async with client.queue("jobs", group="g") as queue:
+            jobs = [await queue.get() for _ in range(3)]
+            assert await queue.get(timeout_s=0.01) is None
+            first, second, third = (job for job in jobs if job is not None)
+            await asyncio.gather(first.ack(), third.ack())
+            with pytest.raises(Conflict) as caught:
+                await first.ack()
+            assert caught.value.code is ErrorCode.RECORD_NOT_ACQUIRED
+            with pytest.raises(Invalid, match="delay_s"):
+                await second.retry(delay_s=-1)
+            await second.retry()
+            again = await queue.get(timeout_s=WAIT_S)
+            assert again is not None
+            assert (again.text, again.attempt) == ("1", 2)
+            await again.retry(delay_s=3600)
+            assert await held(client) == (0, 1)
+
+    play(scenario)
+
+
+def test_locks_are_renewed_while_a_job_runs(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "jobs", 1)
+        async with client.queue("jobs", group="g", lock_s=1) as queue, client.queue("jobs", group="g") as other:
+            job = await queue.get(timeout_s=WAIT_S)
+            assert job is not None
+            assert await other.get(timeout_s=2.5) is None
+            await job.ack()
+
+    play(scenario)
+
+
+def test_a_lost_connection_gives_the_jobs_to_another_worker(served: Served) -> None:
+    async def scenario() -> None:
+        async with polywire.connect(served.address) as client:
+            await fill(client, "jobs", 2)
+            async with client.queue("jobs", group="g") as queue:
+                job = await queue.get(timeout_s=WAIT_S)
+                assert job is not None
+                await asyncio.get_running_loop().run_in_executor(None, served.drop_connections)
+                with pytest.raises(Conflict, match="another worker gets the record"):
+                    await job.ack()
+                texts_again = []
+                for _ in range(2):
+                    again = await queue.get(timeout_s=WAIT_S)
+                    assert again is not None
+                    texts_again.append((again.text, again.attempt))
+                    await again.ack()
+                assert texts_again == [("0", 2), ("1", 2)]
+
+    asyncio.run(scenario())
+
+
+def test_settings_and_mistakes(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        with pytest.raises(Missing):
+            await client.queue("jobs", group="g").start()
+        await fill(client, "jobs", 1)
+        with pytest.raises(Invalid, match=r"share\.delivery\.count\.limit"):
+            await client.queue("jobs", group="g", attempts=0).start()
+        with pytest.raises(Invalid, match="prefetch"):
+            client.queue("jobs", group="g", prefetch=0)
+        with pytest.raises(Invalid, match="must be names"):
+            client.queue("jobs", group="")
+        async with client.queue("jobs", group="g", attempts=7, lock_s=90):
+            pass
+        async with client.queue("jobs", group="g", start=None):
+            settings = (await described(client)).settings
+            assert settings["share.delivery.count.limit"] == "7"
+            assert settings["share.record.lock.duration.ms"] == "90000"
+        async with client.consumer("jobs", group="c"), asyncio.timeout(WAIT_S):
+            with pytest.raises(Conflict) as caught:
+                await client.queue("jobs", group="c").get()
+            assert caught.value.code is ErrorCode.GROUP_PROTOCOL_MISMATCH
+
+    play(scenario)
