@@ -195,7 +195,8 @@ $(VENV)/.built: setup.py pyproject.toml src/polywire/build_info.py $(COMPILED) $
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.built
 	@echo "installing polywire from this checkout"
-	@$(PYTHON) -m pip install --no-deps --no-index --no-build-isolation --quiet --editable .
+	@# Without POLYWIRE_COMPILE=0, pip would compile all modules again, although src has them.
+	@POLYWIRE_COMPILE=0 $(PYTHON) -m pip install --no-deps --no-index --no-build-isolation --quiet --editable .
 	@$(PYTHON) -m compileall -q -j 0 src
 	@touch $@
 
