@@ -188,3 +188,18 @@ def test_make_installs_a_compiled_checkout_without_compiling_again(wheel: Path, 
     assert not calls.exists()
     source = run(".venv/bin/python", "-c", "import polywire; print(polywire.__file__)", cwd=checkout).strip()
     assert Path(source).is_relative_to(checkout / "src")
+
+
+def test_make_without_a_network_says_what_to_do(tmp_path: Path) -> None:
+    copy_checkout(tmp_path)
+    unreachable = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "1"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")} | unreachable
+    made = subprocess.run(
+        ["make", "setup"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert made.returncode != 0
+    *_, error, advice, stopped = made.stderr.splitlines()
+    assert error.startswith("ERROR: No matching distribution found for ")
+    assert advice.startswith("could not install the packages of requirements/base.lock: check the network connection")
+    assert stopped.startswith("make: ***")
+    assert len(made.stderr.splitlines()) == 3

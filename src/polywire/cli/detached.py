@@ -50,7 +50,8 @@ def stop(
     pid = running(data_dir)
     if pid is None:
         raise Failed(
-            f"no detached broker is running (start one with polywire serve --detach) data_dir={str(data_dir)!r}"
+            "no detached broker is running with this data directory (start one with polywire serve --detach, or use "
+            f"--data-dir) data_dir={os.path.abspath(data_dir)!r}"
         )
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -113,6 +114,8 @@ def run(
     from polywire.spark.sessions import session
 
     is_shared = SparkSession.getActiveSession() is not None  # the caller created the session and stops it itself
+    if not trace:
+        logging.getLogger().addFilter(_is_not_of_py4j)
     with reported("starting Spark"):
         spark = _started(lambda: session(f"polywire-{name}", master=master, **chosen))
     if not trace and not is_shared:
@@ -199,6 +202,11 @@ def _check_topics(settings: Mapping[str, Any]) -> None:
                 raise missing(ErrorCode.TOPIC_MISSING, "topic", name, known, facts=f"address={address}")
 
     run_with_client(f"polywire://{address}", work)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """Return False for the tracebacks that py4j logs after Ctrl-C. It uses the root logger."""
+    return record.module not in ("java_gateway", "clientserver")
 
 
 @contextmanager
