@@ -13,6 +13,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # How all packages are installed: locked versions with hashes, no isolated builds, byte code compiled once at the end.
 INSTALL = $(PYTHON) -m pip install --require-hashes --no-compile --no-build-isolation --use-pep517 --quiet --progress-bar off
 
+# Installs the packages of the first prerequisite. If that fails, the last lines say why and what to do; all others are in the log.
+PIP_LOG = $(VENV)/pip.log
+INSTALL_LOCKED = $(INSTALL) -r $< 2> $(PIP_LOG) || { \
+	{ grep -o 'ERROR: .*' $(PIP_LOG) || true; } | tail -1 >&2; \
+	if grep -q 'Retrying (' $(PIP_LOG); then reason="check the network connection, or name a package index in PIP_INDEX_URL"; else reason="see $(PIP_LOG)"; fi; \
+	echo "could not install the packages of $<: $$reason; then run make again" >&2; exit 1; }
+
 # Prints how long a recipe line took; SECONDS is counted by the shell.
 TOOK := echo "  done in $$SECONDS s"
 
@@ -183,7 +190,7 @@ $(VENV)/.made:
 # The base lock includes setuptools and cython, which builds without isolation need.
 $(VENV)/.base: requirements/base.lock $(VENV)/.made
 	@echo "installing what polywire needs (less than a minute)"
-	@$(INSTALL) --only-binary :all: -r requirements/base.lock || $(INSTALL) -r requirements/base.lock; \
+	@$(INSTALL_LOCKED); \
 	$(PYTHON) -m compileall -q -j 0 $(VENV)/lib; \
 	$(TOOK)
 	@touch $@
@@ -195,18 +202,19 @@ $(VENV)/.built: setup.py pyproject.toml src/polywire/build_info.py $(COMPILED) $
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.built
 	@echo "installing polywire from this checkout"
-	@$(PYTHON) -m pip install --no-deps --no-index --no-build-isolation --quiet --editable .
+	@# Without POLYWIRE_COMPILE=0, pip would compile all modules again, although src has them.
+	@POLYWIRE_COMPILE=0 $(PYTHON) -m pip install --no-deps --no-index --no-build-isolation --quiet --editable .
 	@$(PYTHON) -m compileall -q -j 0 src
 	@touch $@
 
 $(VENV)/.demo: requirements/demo.lock $(VENV)/.base
 	@echo "installing Spark and the flights (about 450 MB, once)"
-	@$(INSTALL) -r requirements/demo.lock; $(TOOK)
+	@$(INSTALL_LOCKED); $(TOOK)
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.lock $(VENV)/.base
 	@echo "installing Spark and the tools for tests and checks (about 500 MB, once)"
-	@$(INSTALL) -r requirements/dev.lock
+	@$(INSTALL_LOCKED)
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/audit: requirements/audit.lock $(VENV)/.base

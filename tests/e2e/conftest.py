@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from polywire.client import bulk
 from polywire.client.arrow import arrow_to_batches
 from tests.broker_process import silenced
 from tests.e2e import installation
+from tests.e2e.followed_page import Step, follow, path_of
 from tests.e2e.java import SHORT_LIVED
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
+PAGES_TOGETHER_MAX = 4
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 
@@ -49,6 +52,8 @@ class Served(Reached):
     process: subprocess.Popen[bytes]
 
 
+Followed = Mapping[str, Future[Sequence[tuple[Step, str]]]]
+"""The steps of each page with their output."""
 Serve = Callable[[Path], Served]
 
 
@@ -136,6 +141,31 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         return installation.environment_with(wheel, place)
 
     return installation.made_once("environment", tmp_path_factory, make)
+
+
+@pytest.fixture(scope="module")
+def followed(
+    request: pytest.FixtureRequest, python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Followed]:
+    """Follow the pages that tests of a module have as ``name``, and return the steps of each.
+
+    Several pages are followed at the same time, because most of their commands wait: for records, members and timeouts.
+    All tests of a module run in one process (``--dist loadscope``).
+    """
+    names = {
+        str(item.callspec.params["name"]): None
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.module is request.module and "followed" in item.fixturenames
+    }
+    with ThreadPoolExecutor(PAGES_TOGETHER_MAX) as pool:
+
+        def begin(name: str) -> Future[Sequence[tuple[Step, str]]]:
+            folder = tmp_path_factory.mktemp("page") / "folder"
+            folder.mkdir()
+            return pool.submit(lambda: list(follow(path_of(name), python, folder)))
+
+        yield {name: begin(name) for name in names}
+        pool.shutdown(cancel_futures=True)
 
 
 _numbers = itertools.count()

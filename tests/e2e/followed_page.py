@@ -4,8 +4,9 @@ One shell runs all blocks marked `sh`, from the page's beginning to its end. A b
 `title="name"` is saved under that name. A block marked `text` after commands is their expected output, where `…` stands
 for any text and a line `…` for any lines. Other blocks are ignored.
 
-The ports of the page are replaced by free ones, and `pip` only checks that what the page installs is there. `polywire dev`
-runs in the background, because the reader continues in another terminal.
+The environment is that of a new user: a home directory of its own and no variables of this process. The ports of the page
+are replaced by free ones, and `pip` only checks that what the page installs is there. `polywire dev` runs in the background,
+because the reader continues in another terminal.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,8 +37,11 @@ PORTS: Final = {
 }
 OLD_PORTS: Final = ("18090", "19000", "19092", "19093", "19094")  # of the broker in the migration page
 WITHOUT_LOGIN: Final = ("FLUX", "KAFKA07")  # protocols that are off on brokers with users unless configured
-PAGE_SECONDS_MAX: Final = 600  # several pages are followed at the same time
-PROGRESS: Final = re.compile(r"(starting|stopping) … seconds=|waiting for a broker ")  # also printed on a slow machine
+SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # of a new user
+PAGE_SECONDS_MAX: Final = (
+    1500  # several pages are followed at the same time, also while other programs use all processors
+)
+PROGRESS: Final = re.compile(r".+ … seconds=\d|waiting for a broker ")  # also printed on a slow machine
 END_OF_BLOCK: Final = "=== end of block "
 ANYTHING: Final = "…"
 DEV: Final = re.compile(r"polywire dev$", re.M)
@@ -90,6 +95,11 @@ class Page:
     steps: list[Step]
 
 
+def path_of(name: str) -> Path:
+    """Return the path of a page by its name in the documentation."""
+    return ROOT / "docs" / f"{name}.md"
+
+
 def read_page(text: str) -> Page:
     """Return the files and commands of a page."""
     files: dict[str, str] = {}
@@ -122,6 +132,15 @@ def matches(printed: str, expected: str) -> bool:
     return re.fullmatch(pattern, plain) is not None
 
 
+def differences(path: Path, steps: Sequence[tuple[Step, str]]) -> list[str]:
+    """Return how the output of a page's commands differs from the page."""
+    return [
+        f"{path.name}:{step.line} printed {printed!r}, not {step.printed!r}"
+        for step, printed in steps
+        if step.printed is not None and not matches(printed, step.printed)
+    ]
+
+
 def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]:
     """Follow a page in an empty folder with an environment's commands; return each step and its output.
 
@@ -143,22 +162,19 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     (commands / "pip").chmod(0o755)
     (commands / SPARK_DEFAULTS).write_text(SPARK_SETTINGS)
     script = "".join(f"{here(step.commands)}echo '{END_OF_BLOCK}{step.line}'\n" for step in page.steps)
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "POLYWIRE_PURE", "MFLAGS") and not name.startswith("MAKE")
-    }
     has_users = "polywire user add" in script
-    environment |= {
+    environment = {
         f"POLYWIRE_SERVE_{wire}": f"127.0.0.1:{given[port]}"
         for port, wire in PORTS.items()
         if not (has_users and wire in WITHOUT_LOGIN)
     }
     environment |= {
-        "PATH": os.pathsep.join([str(commands), str(python.parent), environment["PATH"]]),
+        "PATH": os.pathsep.join([str(commands), str(python.parent), SYSTEM_PATH]),
         "POLYWIRE_ADDRESS": f"polywire://127.0.0.1:{given['9555']}",
         "POLYWIRE_HTTP": f"http://127.0.0.1:{given['9080']}",
         "HOME": str(folder),
+        "TMPDIR": tempfile.gettempdir(),
+        "LANG": "C.UTF-8",
         "COLUMNS": "200",
         EVERY_JAVA: SHORT_LIVED,
         "SPARK_CONF_DIR": str(commands),

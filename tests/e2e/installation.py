@@ -17,8 +17,12 @@ from typing import Final
 
 import pytest
 
+from tests.installed_clients import folder_of
+
 ROOT: Final = Path(__file__).parents[2]
 INSTALL: Final = ("-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation", "--quiet")
+KAFKA_CLIENT: Final = "confluent_kafka"
+WITH_KAFKA_CLIENT: Final = "quixstreams-3.28.1"  # the installed program that includes it
 BUILD_SECONDS_MAX: Final = 600
 
 
@@ -78,11 +82,14 @@ def build_wheel(source_distribution: Path, place: Path, **extra: str) -> Path:
 
 
 def environment_with(wheel: Path, place: Path) -> Path:
-    """Return the interpreter of a new environment with the wheel and its dependencies, but without the checkout."""
+    """Return the interpreter of a new environment with the wheel and its dependencies, but without the checkout.
+
+    It also has a Kafka client, if one is installed for the tests.
+    """
     venv.create(place, symlinks=True)
     [packages] = {Path(path) for path in sys.path if path.endswith("site-packages") and "cyclopts" in os.listdir(path)}
     own = next((place / "lib").glob("python*")) / "site-packages"
-    for entry in packages.iterdir():
+    for entry in [*packages.iterdir(), *folder_of(WITH_KAFKA_CLIENT).glob(f"{KAFKA_CLIENT}*")]:
         if "polywire" not in entry.name and not (own / entry.name).exists():
             (own / entry.name).symlink_to(entry)
     python = place / "bin" / "python"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import time
 import zipfile
 from email import message_from_bytes
 from email.message import Message
@@ -18,7 +19,7 @@ from typing import Final
 import pytest
 
 from polywire.build_info import VERSION, compilable_modules
-from tests.e2e.installation import BUILD_SECONDS_MAX, ROOT, build_wheel, environment_with, run
+from tests.e2e.installation import BUILD_SECONDS_MAX, ROOT, build_wheel, copy_checkout, environment_with, run
 
 TRIAL: Final = ROOT / "tools" / "installed.py"
 COMPILED_ALONE: Final = "client/cursor"  # a small module
@@ -171,3 +172,34 @@ def test_the_trial_refuses_a_checkout(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "not the installed package" in done.stderr
+
+
+def test_make_installs_a_compiled_checkout_without_compiling_again(wheel: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    copy_checkout(checkout)
+    environment_with(wheel, checkout / ".venv")
+    for done in (".made", ".base", ".built"):
+        (checkout / ".venv" / done).touch()
+        time.sleep(0.01)  # each depends on those before it
+    calls = tmp_path / "calls"
+    compiler = compiler_at(tmp_path / "cc", f'echo "$@" >> {calls}\nexit 1\n')
+    run("make", "setup", cwd=checkout, CC=compiler)
+    assert not calls.exists()
+    source = run(".venv/bin/python", "-c", "import polywire; print(polywire.__file__)", cwd=checkout).strip()
+    assert Path(source).is_relative_to(checkout / "src")
+
+
+def test_make_without_a_network_says_what_to_do(tmp_path: Path) -> None:
+    copy_checkout(tmp_path)
+    unreachable = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "1"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")} | unreachable
+    made = subprocess.run(
+        ["make", "setup"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert made.returncode != 0
+    *_, error, advice, stopped = made.stderr.splitlines()
+    assert error.startswith("ERROR: No matching distribution found for ")
+    assert advice.startswith("could not install the packages of requirements/base.lock: check the network connection")
+    assert stopped.startswith("make: ***")
+    assert len(made.stderr.splitlines()) == 3

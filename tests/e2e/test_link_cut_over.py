@@ -258,16 +258,33 @@ def test_records_of_others_at_a_kafka_source_are_found(source: BrokerProcess, tm
         wait_until(lambda: "other clients have written" in str(rows(broker)["orders"]["error"]))
 
 
+async def commit(url: str, offset: int) -> None:
+    async with connected(url) as client:
+        await client.commit("billing", "orders", 0, offset)
+        await client.commit("billing", "orders", 1, offset)
+
+
+async def position(url: str) -> int:
+    async with connected(url) as client:
+        return sum([await client.position("billing", "orders", number) or 0 for number in range(2)])
+
+
+@pytest.mark.parametrize("wire", ["polywire", "kafka"])
+def test_groups_are_carried_before_a_fall_back_ends(source: BrokerProcess, tmp_path: Path, wire: str) -> None:
+    with BrokerProcess(tmp_path / "data", wires=["polywire", "http"]) as broker:
+        asyncio.run(commit(source.url(), 0))
+        admin = AdminApi(broker.url("http"))
+        admin.request("POST", "links/old", {"source": source.url(wire), "topics": ["orders"]})
+        wait_until(lambda: rows(broker).get("orders", {}).get("copied"))
+        for number in range(2, 6):  # the key's partition has a record already
+            assert command("link", "cut-over", "old", "--reverse", "--quiet-ms", "0", at=broker)[0] == 0
+            write(broker.url(), "orders")
+            asyncio.run(commit(broker.url(), number))
+            assert command("link", "fall-back", "old", "--quiet-ms", "0", at=broker)[0] == 0
+            assert asyncio.run(position(source.url())) == number
+
+
 def test_groups_are_carried_before_a_cut_over_ends(source: BrokerProcess, tmp_path: Path) -> None:
-    async def commit(url: str, offset: int) -> None:
-        async with connected(url) as client:
-            await client.commit("billing", "orders", 0, offset)
-            await client.commit("billing", "orders", 1, offset)
-
-    async def position(url: str) -> int:
-        async with connected(url) as client:
-            return sum([await client.position("billing", "orders", number) or 0 for number in range(2)])
-
     with BrokerProcess(tmp_path / "data", wires=["polywire", "http"]) as broker:
         asyncio.run(commit(source.url(), 0))
         new = ("link", "create", "old", "--from", source.url(), "--topics", "*", "--groups")

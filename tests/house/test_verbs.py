@@ -17,7 +17,8 @@ from typing import Final
 import pytest
 
 from polywire.cli.main import app
-from tests.e2e.test_pages import PAGES, SPARK_PAGES
+from tests.e2e.test_first_paths import FIRST_PAGES, FIRST_SPARK_PAGES
+from tests.e2e.test_pages import PAGES
 from tests.unit.cli.test_lists import SAMPLES, verbs
 
 ROOT: Final = Path(__file__).parents[2]
@@ -106,7 +107,7 @@ def all_commands() -> Sequence[Words]:
         text = path.read_text("utf-8")
         if path != Path(__file__) and COMMAND_LINE.search(text):
             found += commands_of(text)
-    for page in (*PAGES, *SPARK_PAGES):
+    for page in (*PAGES, *FIRST_PAGES, *FIRST_SPARK_PAGES):
         found += commands_of_page((ROOT / "docs" / f"{page}.md").read_text("utf-8"))
     return found
 

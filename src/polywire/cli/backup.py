@@ -43,6 +43,7 @@ from polywire.cli.doctor import (
     unsound,
 )
 from polywire.cli.output import Failed, ListFormat, note, print_list
+from polywire.cli.progress import reported
 from polywire.cli.usage import DataDir, examples
 from polywire.clock import Clock, SystemClock
 from polywire.errors import BrokerError, Busy, Corrupt, ErrorCode, Invalid, Unavailable
@@ -507,7 +508,7 @@ def create(shelf: Shelf, *, data_dir: DataDir) -> int:
     """Back up a data directory, whether a broker is running or not. Segments that an earlier backup contains are not copied again."""
     make_private()
     close_to_others(shelf, marks=(f"*/{FACTS}",))
-    with loop() as running:
+    with loop(f"backing up data_dir={str(data_dir)!r}") as running:
         taken = take_backup(data_dir, shelf, replay=empty_state, loop=running, clock=SystemClock())
     facts = taken.facts
     note(
@@ -555,18 +556,18 @@ def restore(backup: BackupPath, *, data_dir: DataDir) -> int:
     """Restore a backup into a new data directory, and verify it."""
     path = find_backup(backup)
     make_private()
-    with loop() as running:
+    with loop(f"restoring backup={str(path)!r}") as running:
         findings = restore_backup(path, data_dir, replay=empty_state, loop=running)
     note(f"restored backup={str(path)!r} data_dir={str(data_dir)!r} files={len(findings)}")
     return damages(findings)
 
 
 @contextmanager
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """Yield an event loop for replaying the log, with log lines on standard error."""
+def loop(activity: str) -> Iterator[asyncio.AbstractEventLoop]:
+    """Yield an event loop for replaying the log. Log lines and reports of the activity go to standard error."""
     event_loop = asyncio.new_event_loop()
     try:
-        with logs_on_stderr():
+        with logs_on_stderr(), reported(activity):
             yield event_loop
     finally:
         event_loop.close()

@@ -26,6 +26,7 @@ from cyclopts.validators import Number
 from polywire.build_info import VERSION
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
 from polywire.cli.output import ListFormat, note, print_list
+from polywire.cli.progress import reported
 from polywire.cli.usage import examples
 from polywire.client.address import split_login
 from polywire.client.base import Ability, WireClient
@@ -253,7 +254,8 @@ def _with_new_topic(address: str, partitions: int, work: Callable[[str], Awaitab
         if Ability.CREATE_TOPIC in client.abilities:
             await client.create_topic(topic, partitions)
         try:
-            await work(topic)
+            with reported("measuring"):
+                await work(topic)
         finally:
             if Ability.DELETE_TOPIC in client.abilities:
                 await client.delete_topic(topic)

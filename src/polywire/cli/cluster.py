@@ -13,6 +13,7 @@ from cyclopts.validators import Number
 
 from polywire.choices import unknown
 from polywire.cli.output import Failed, ListFormat, format_time, note, print_list
+from polywire.cli.progress import reported
 from polywire.cli.usage import examples
 from polywire.clock import SystemClock
 from polywire.cluster.bucket_probe import probe
@@ -88,7 +89,8 @@ def import_data(
 )
 def check(url: Url, *, output: Output = ListFormat.TABLE) -> int:
     """Check that a bucket supports the conditional writes that a log needs. Exits with 0 if it does, with 3 if not."""
-    findings = probe(open_bucket(url))
+    with reported("checking the bucket"):
+        findings = probe(open_bucket(url))
     rows = [{"check": finding.what, "result": finding.defect or "ok"} for finding in findings]
     print_list(rows, columns=("check", "result"), form=output)
     return EXIT_UNFIT if any(finding.defect for finding in findings) else 0
@@ -118,7 +120,8 @@ def init(
     If the bucket already has a log, nothing is changed; a different number of shards is an error.
     """
     objects = open_bucket(url)
-    defects = [f"{finding.what}: {finding.defect}" for finding in probe(objects) if finding.defect]
+    with reported("checking the bucket"):
+        defects = [f"{finding.what}: {finding.defect}" for finding in probe(objects) if finding.defect]
     if defects:
         note(f"the bucket cannot store a log: {defects[0]}", style="red")
         return EXIT_UNFIT

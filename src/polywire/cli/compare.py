@@ -16,7 +16,8 @@ from cyclopts import App, Parameter
 from polywire.cli.admin import AdminApi, HttpAddress
 from polywire.cli.connection import ADDRESS_DEFAULT, Address
 from polywire.cli.output import Failed, ListFormat, note, print_list
-from polywire.cli.record import Endpoint, Speed, endpoint_of
+from polywire.cli.progress import counted
+from polywire.cli.record import Endpoint, endpoint_of
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, examples
 from polywire.client.copying import connected
 from polywire.errors import ErrorCode, Invalid
@@ -140,8 +141,8 @@ def words_of(values: Sequence[str]) -> list[str]:
 
 def compare_topics(sides: Sides, rules: Rules, form: ListFormat) -> int:
     """Compare, print the result of each partition, and return the exit code."""
-    with Speed("compared") as speed:
-        found, unexposed = asyncio.run(_compare(sides, rules, speed.show))
+    with counted("comparing") as show:
+        found, unexposed = asyncio.run(_compare(sides, rules, show))
     is_json = form in (ListFormat.JSON, ListFormat.JSONL)
     rows = [msgspec.to_builtins(row) if is_json else {name: getattr(row, name) for name in COLUMNS} for row in found]
     print_list(rows, columns=COLUMNS, form=form)

@@ -19,19 +19,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
 from polywire.cli.output import Failed, note
+from polywire.cli.progress import reported
 from polywire.cli.usage import examples
 from polywire.server.config import ServeConfig
 
 PRIVATE_MODE: Final = 0o600
 POLL_S: Final = 0.02
-QUIET_S: Final = 1.0  # seconds after which a start or stop reports that it is still waiting
-REPORTS_S: Final = 10.0  # seconds between two such reports
 PID_BYTES_MAX: Final = 9  # maximum number of digits in the .pid file; process ids are at most 2^22
 STOP_S_MAX: Final = 60.0  # seconds to wait: enough for a broker to send pending responses and to sync its log
 
@@ -50,11 +50,14 @@ def stop(
     pid = running(data_dir)
     if pid is None:
         raise Failed(
-            f"no detached broker is running (start one with polywire serve --detach) data_dir={str(data_dir)!r}"
+            "no detached broker is running with this data directory (start one with polywire serve --detach, or use "
+            f"--data-dir) data_dir={os.path.abspath(data_dir)!r}"
         )
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
-    if not _wait(lambda: running(data_dir) is None, "stopping", limit_s=STOP_S_MAX):
+    with reported("stopping"):
+        has_stopped = _wait(lambda: running(data_dir) is None, limit_s=STOP_S_MAX)
+    if not has_stopped:
         raise Failed(f"the broker is still running (see {beside(data_dir, '.log')}) pid={pid} seconds={STOP_S_MAX:g}")
     note(f"stopped pid={pid}")
     return 0
@@ -83,7 +86,8 @@ def serve_detached(config: ServeConfig, serve: Callable[[ServeConfig], int]) -> 
                 f"cannot write the process id: {error.strerror} path={str(beside(data_dir, '.pid'))!r}"
             ) from error
     try:
-        _wait(lambda: ready.exists() or _has_ended(child), "starting")
+        with reported("starting"):
+            _wait(lambda: ready.exists() or _has_ended(child))
     except KeyboardInterrupt:
         os.kill(child, signal.SIGTERM)
         raise
@@ -169,16 +173,11 @@ def _has_ended(child: int) -> bool:
     return True
 
 
-def _wait(condition: Callable[[], bool], activity: str, *, limit_s: float | None = None) -> bool:
-    """Wait for a condition and report progress. Return whether it became true within the limit."""
-    begun = time.monotonic()
-    report_s = QUIET_S
+def _wait(condition: Callable[[], bool], *, limit_s: float = inf) -> bool:
+    """Wait for a condition. Return whether it became true within the limit."""
+    end = time.monotonic() + limit_s
     while not condition():
-        passed_s = time.monotonic() - begun
-        if limit_s is not None and passed_s > limit_s:
+        if time.monotonic() > end:
             return False
-        if passed_s > report_s:
-            note(f"{activity} … seconds={passed_s:.0f}")
-            report_s += REPORTS_S
         time.sleep(POLL_S)
     return True

@@ -20,6 +20,7 @@ from cyclopts import App, Parameter
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.state import State
 from polywire.cli.output import Failed, ListFormat, note, print_list
+from polywire.cli.progress import reported
 from polywire.cli.usage import examples
 from polywire.clock import SystemClock
 from polywire.log.base import Replay
@@ -65,7 +66,11 @@ def opened(directory: Path) -> Iterator[OfflineLog]:
     """Open a data directory offline. No broker can use it meanwhile."""
     loop = asyncio.new_event_loop()
     try:
-        with logs_on_stderr(), open_offline(directory, empty_state, loop) as offline:
+        with (
+            reported(f"reading data_dir={str(directory)!r}"),
+            logs_on_stderr(),
+            open_offline(directory, empty_state, loop) as offline,
+        ):
             yield offline
     finally:
         loop.close()
@@ -146,7 +151,7 @@ def examined(url: str) -> list[Examined]:
         for timeout_s in (REQUEST_TIMEOUT_S, SEGMENT_TIMEOUT_S)
     )
     bucket_doctor = BucketDoctor(objects, blobs)
-    with logs_on_stderr():
+    with reported("checking the bucket"), logs_on_stderr():
         seen = observed_nodes(objects)
         found = [Examined(empty_state(), [bucket_doctor.examine_identity()])]
         for shard in bucket_doctor.shards:

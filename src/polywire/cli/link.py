@@ -17,6 +17,7 @@ from cyclopts.validators import Number
 
 from polywire.cli.admin import AdminApi, HttpAddress
 from polywire.cli.output import Failed, ListFormat, note, print_list
+from polywire.cli.progress import reported
 from polywire.cli.usage import examples
 from polywire.client.address import split_login
 from polywire.escaping import escaped
@@ -88,7 +89,8 @@ def create(
     """
     body = {"source": _with_password(from_), "topics": _split(topics), "start": start.value, "dry_run": dry_run}
     body["groups"] = _split(groups)
-    plan = AdminApi(http).request("POST", _path(name), body)
+    with reported("waiting for the source"):
+        plan = AdminApi(http).request("POST", _path(name), body)
     columns = ("settings", "other_settings") if output in (ListFormat.JSON, ListFormat.JSONL) else ()
     rows = [
         {**{name: topic[name] for name in (*PLAN_COLUMNS, *columns)}, "error": topic["error"] or "-"}

@@ -28,6 +28,7 @@ from polywire.cli.doctor import (
     unsound,
 )
 from polywire.cli.output import ListFormat, note, print_list
+from polywire.cli.progress import reported
 from polywire.cli.usage import DataDir, examples
 from polywire.clock import SystemClock
 from polywire.log.doctor import Loss, OfflineLog, Offsets, examine, finish, open_offline, repair
@@ -84,7 +85,11 @@ def repair_log(
     """Skip a gap or a damaged group in the journal, and list the lost records."""
     loop = asyncio.new_event_loop()
     try:
-        with logs_on_stderr(), open_offline(data_dir, empty_state, loop) as offline:
+        with (
+            reported(f"reading data_dir={str(data_dir)!r}"),
+            logs_on_stderr(),
+            open_offline(data_dir, empty_state, loop) as offline,
+        ):
             diagnosis = offline.diagnose()
             if diagnosis.reason is None:
                 note("no repair is necessary: a broker can start from this directory")

@@ -8,9 +8,11 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -19,6 +21,7 @@ from cyclopts import App, Parameter
 from polywire.choices import missing
 from polywire.cli.connection import ADDRESS_DEFAULT, run_with_client
 from polywire.cli.output import Failed, ListFormat, note, notes, print_list
+from polywire.cli.progress import counted, reported
 from polywire.cli.usage import EXIT_FAILED, examples
 from polywire.client.base import WireClient
 from polywire.errors import ErrorCode, Invalid, Unavailable
@@ -28,6 +31,8 @@ from polywire.spark.pipelines.registry import PIPELINES, Setting, kind_name, pip
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from polywire.spark.progress import BatchProgress, OnProgress
 
 EXIT_INCOMPLETE: Final = EXIT_FAILED
 OUR_ERRORS: Final = "polywire.errors."  # prefix of Polywire's errors in a Python traceback
@@ -109,15 +114,17 @@ def run(
     from polywire.spark.sessions import session
 
     is_shared = SparkSession.getActiveSession() is not None  # the caller created the session and stops it itself
-    with notes().status("starting Spark"):
+    if not trace:
+        logging.getLogger().addFilter(_is_not_of_py4j)
+    with reported("starting Spark"):
         spark = _started(lambda: session(f"polywire-{name}", master=master, **chosen))
     if not trace and not is_shared:
         spark.sparkContext.setLogLevel("OFF")  # the error is printed below on one line
     try:
         if "on_progress" not in inspect.signature(function).parameters:
-            with notes().status(f"running {name}"):
+            with reported(f"running {name}"):
                 return _report(name, function(spark, **settings))
-        with progress_bar(name, console=notes()) as on_progress:
+        with progress_bar(name, console=notes()) if notes().is_terminal else _progress_lines(name) as on_progress:
             run_result = function(spark, **settings, on_progress=on_progress)
         return _report(name, run_result)
     except PySparkException as error:
@@ -195,6 +202,24 @@ def _check_topics(settings: Mapping[str, Any]) -> None:
                 raise missing(ErrorCode.TOPIC_MISSING, "topic", name, known, facts=f"address={address}")
 
     run_with_client(f"polywire://{address}", work)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """Return False for the tracebacks that py4j logs after Ctrl-C. It uses the root logger."""
+    return record.module not in ("java_gateway", "clientserver")
+
+
+@contextmanager
+def _progress_lines(name: str) -> Iterator[OnProgress]:
+    records = 0
+
+    def show(batch: BatchProgress) -> None:
+        nonlocal records
+        records += batch.records
+        show_count(records, "" if batch.lag is None else f", lag {batch.lag:,}")
+
+    with counted(f"running {name}") as show_count:
+        yield show
 
 
 def _started(start: Callable[[], SparkSession]) -> SparkSession:

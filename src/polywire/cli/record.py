@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -24,7 +23,8 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, run_with_client
-from polywire.cli.output import format_time, note, notes, parse_time_us
+from polywire.cli.output import format_time, note, parse_time_us
+from polywire.cli.progress import counted
 from polywire.cli.start_position import FromOffset, FromTime, Span, nothing_to_read, parse_start, spans
 from polywire.cli.usage import Count, OnlyPartition, Topic, examples
 from polywire.client.base import WireClient
@@ -350,13 +350,13 @@ def produce(
 
     async def work(client: WireClient) -> None:
         nonlocal count
-        with Speed("produced") as speed:
+        with counted("producing") as show:
             while (lines := await reader.next_lines()) is not None:
                 records, error = _read_records(lines, format, default_key)
                 if records:
                     await client.produce(topic, records, partition=partition)
                     count += len(records)
-                    speed.show(count)
+                    show(count)
                 if error is not None:
                     raise error
 
@@ -479,7 +479,7 @@ def copy(
         raise Invalid(ErrorCode.INVALID_REQUEST, f"source and target are the same topic topic={ends[0].topic!r}")
     if follow and until != "latest":
         raise Invalid(ErrorCode.INVALID_REQUEST, f"--follow has no end: remove --until until={until!r}")
-    with Speed("copied") as speed:
+    with counted("copying") as show:
         work = Copy(
             *ends,
             CopyState.load(state, *map(str, ends)),
@@ -487,7 +487,7 @@ def copy(
             skip=skip,
             follow=follow,
             patience_s=patience,
-            on_progress=lambda outcome: speed.show(outcome.written, f", lag {outcome.lag:,}" if follow else ""),
+            on_progress=lambda outcome: show(outcome.written, f", lag {outcome.lag:,}" if follow else ""),
         )
         lines = [*_run_copy(work, group), *(f"note: {remark}" for remark in work.outcome.remarks)]
     for text in lines:
@@ -653,40 +653,3 @@ async def _follow(client: WireClient, printer: _Printer, span: Span) -> None:
         if records:
             printer.print(span.partition, records)
             offset = records[-1].offset + 1
-
-
-class Speed:
-    """Shows the number of records and their rate on standard error, until the end of the ``with`` block.
-
-    Nothing is shown if standard error is not a terminal.
-
-    Args:
-        verb: what happens to the records, such as "produced".
-    """
-
-    def __init__(self, verb: str) -> None:
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        self._begun = time.monotonic()
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(pulse_style="cyan"),
-            TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(),
-            console=notes(),
-            transient=True,
-            disable=not notes().is_terminal,
-        )
-        self._task = self._progress.add_task(verb, total=None, rate="")
-
-    def __enter__(self) -> Speed:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, count: int, more: str = "") -> None:
-        rate = count / max(time.monotonic() - self._begun, 1e-9)
-        self._progress.update(self._task, completed=count, rate=f"{count:,} records, {rate:,.0f}/s{more}")

@@ -18,6 +18,7 @@ from cyclopts import App, Parameter
 
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, connect_limit_s
 from polywire.cli.output import Failed, ListFormat, print_list
+from polywire.cli.progress import reported
 from polywire.cli.usage import examples
 from polywire.client.bulk import connect
 
@@ -51,7 +52,7 @@ def run_sql(
 
     if statement is None:
         statement = _from_stdin()
-    with closing(connect(address, reconnect_s=connect_limit_s())) as connection:
+    with reported("running the statement"), closing(connect(address, reconnect_s=connect_limit_s())) as connection:
         found = query(connection, statement)
     columns = list(_distinct(found.column_names))
     is_nested = output in (ListFormat.JSON, ListFormat.JSONL)

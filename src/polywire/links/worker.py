@@ -469,6 +469,8 @@ class Follower:
             pass
         if not back.is_complete:
             return
+        if self.link.groups:  # clients go back at once, and must not read records again
+            await self._groups.carry_now()
         ends = await reader_of(back.copy, name).extents(len(back.ends))
         forward = LinkedTopic(self.link, name, back.copy, self._target, self._tokens)
         await forward.skip_to([end for _, end in ends])

@@ -163,7 +163,7 @@ class Topics:
         self._tails: Final[dict[str, _Rows]] = {}
         self._registered: Final[list[str]] = []
         self._known: Sequence[str] = ()
-        self._failures: Final[list[BrokerError]] = []
+        self._failures: Final[list[BrokerError | KeyboardInterrupt]] = []
         self._snapshots: Final[list[Snapshot]] = []
         self._limits: EngineLimits | None = None
         engine.execute("SET TimeZone = 'UTC'")
@@ -274,8 +274,8 @@ class Topics:
         read = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader  # before DuckDB 1.5
         return SqlRows(list(relation.columns), [str(kind) for kind in relation.types], read(batch_rows))
 
-    def translated(self, error: Exception, statement: str) -> BrokerError:
-        """Return an error of DuckDB as an error of this package."""
+    def translated(self, error: Exception, statement: str) -> BrokerError | KeyboardInterrupt:
+        """Return an error of DuckDB as an error of this package, or as the interrupt that caused it."""
         for rows in self._tails.values():
             if rows.errors:
                 return rows.errors[0]
@@ -303,7 +303,7 @@ class _Rows:
     broker: BulkConnection
     found: Snapshot
     newest: pa.Table | None
-    errors: list[BrokerError] = field(default_factory=list)
+    errors: list[BrokerError | KeyboardInterrupt] = field(default_factory=list)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         reader: Any = pa.RecordBatchReader.from_batches(self.found.schema, self._batches())
@@ -314,7 +314,7 @@ class _Rows:
             if not self.found.is_local:
                 yield from scan_files(self.found, newest=self.newest)
             yield from scan_tail(self.broker, self.found, newest=self.newest)
-        except BrokerError as error:
+        except (BrokerError, KeyboardInterrupt) as error:  # DuckDB replaces it by an error of its own
             self.errors.append(error)
             raise
 

@@ -109,3 +109,22 @@ def test_a_broker_that_is_starting_can_be_stopped(tmp_path: Path) -> None:
     with pytest.raises(Failed, match="did not start"):
         serve_detached(ServeConfig(data_dir=data_dir), starting)
     assert running(data_dir) is None
+
+
+def test_a_slow_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker is ready only after its start was reported."""
+    reported = tmp_path / "reported"
+
+    def serve_late(config: ServeConfig) -> int:
+        while not reported.exists():
+            time.sleep(0.01)
+        return _serve(config)
+
+    monkeypatch.setattr("polywire.cli.progress.QUIET_S", 0.0)
+    monkeypatch.setattr("polywire.cli.progress.note", lambda text: reported.write_text(text, "utf-8"))
+    serve_detached(ServeConfig(data_dir=tmp_path / "data"), serve_late)
+    pid = running(tmp_path / "data")
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert reported.read_text("utf-8") == "starting … seconds=0"

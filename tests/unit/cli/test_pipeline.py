@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 
 import pytest
 
 from polywire.cli import main
-from polywire.cli.pipeline import cause
+from polywire.cli.pipeline import _is_not_of_py4j, cause
 from polywire.cli.usage import EXIT_FAILED
 from polywire.errors import ErrorCode, Invalid, Unavailable
 from polywire.spark.functions import imported
@@ -102,3 +103,11 @@ def test_init_creates_a_project_only_in_an_empty_directory(tmp_path: Path, capsy
     assert 'polywire.topic: "orders"' in (folder / "spark-pipeline.yml").read_text(encoding="utf-8")
     assert main.run(["pipeline", "init", str(folder)]) == EXIT_FAILED
     assert "not empty" in capsys.readouterr().err
+
+
+def test_tracebacks_that_py4j_logs_after_ctrl_c_are_hidden() -> None:
+    import py4j.java_gateway
+
+    by_py4j = logging.makeLogRecord({"module": Path(py4j.java_gateway.__file__).stem})
+    assert not _is_not_of_py4j(by_py4j)
+    assert _is_not_of_py4j(logging.makeLogRecord({"module": "jobs"}))

@@ -218,6 +218,18 @@ def test_errors_of_reading_the_log_are_not_hidden(connection: BulkConnection, mo
         query(connection, "select sum(partition) from orders")
 
 
+def test_ctrl_c_ends_a_statement(connection: BulkConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DuckDB reports the interrupt as an error of its own."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    fill(connection, 0)
+    monkeypatch.setattr(BulkConnection, "fetch_range", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        query(connection, "select sum(partition) from orders")
+
+
 def test_the_command_prints_values_as_text(
     tabled: Served,
     connection: BulkConnection,

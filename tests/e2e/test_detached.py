@@ -1,8 +1,7 @@
-"""The quickstart of the README on a fresh checkout while both processors are busy; brokers in the background."""
+"""Brokers in the background: `polywire serve --detach` and `polywire stop`."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -10,85 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
-
-import pytest
 
 from polywire.cli.detached import beside, running
 from polywire.testing.process import lasting_port
 from tests.broker_process import child_environment, silenced
-from tests.e2e.followed_page import ROOT, follow
-from tests.e2e.installation import copy_checkout
 
-HOGS: Final = 3
-DONE: Final = (".made", ".base", ".built", ".installed", ".demo")  # what make would download and compile
 SECONDS_MAX: Final = 120.0
-SPARK_STEP: Final = "```sh\nmake spark\n"
-END_OF_BLOCK: Final = "\n```\n"
-SHOWN: Final = """\
-+---+-----+
-|key|value|
-+---+-----+
-|  a|hello|
-+---+-----+
-"""
-
-
-@contextmanager
-def hogs(count: int) -> Iterator[None]:
-    """Run other programs that would use all processors."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
-
-
-def follow_quickstart(python: Path, tmp_path: Path, *, with_spark: bool) -> list[str]:
-    """Follow the README's quickstart on a fresh checkout; return the output of each block."""
-    folder = tmp_path / "checkout"
-    folder.mkdir()
-    copy_checkout(folder)
-    (folder / ".venv").symlink_to(python.parents[1])
-    for name in DONE:
-        (folder / ".venv" / name).touch()
-        time.sleep(0.01)  # each depends on those before it
-    readme = (ROOT / "README.md").read_text("utf-8")
-    text = readme[readme.index("## Quickstart") : readme.index("## See it work")]
-    if not with_spark:
-        start = text.index(SPARK_STEP)
-        text = text[:start] + text[text.index(END_OF_BLOCK, start) + len(END_OF_BLOCK) :]
-    page = tmp_path / "README.md"
-    page.write_text(text, "utf-8")
-    return [printed for _, printed in follow(page, python, folder)]
-
-
-@pytest.mark.slow
-def test_the_quickstart_on_a_busy_machine(python: Path, tmp_path: Path) -> None:
-    with hogs(HOGS):
-        setup, first, query = follow_quickstart(python, tmp_path, with_spark=False)
-    assert setup.startswith("polywire 0.1.0 (")
-    *sample, produced, record = first.splitlines()
-    assert [json.loads(line)["topic"] for line in sample] == ["sample"] * 3
-    assert produced == "produced topic=orders records=1"
-    assert '"key": "a", "value": "hello"' in record
-    assert "│ a       │       1 │" in query
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-def test_the_quickstart_with_spark(python: Path, tmp_path: Path) -> None:
-    *_, spark = follow_quickstart(python, tmp_path, with_spark=True)
-    assert SHOWN in spark
-    assert "Traceback" not in spark
-
-
-# Brokers in the background
 
 
 def polywire(*words: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
@@ -116,14 +44,15 @@ def test_a_detached_broker_is_ready_and_can_be_stopped(tmp_path: Path) -> None:
     assert started.returncode == 0, started.stderr
     pid = running(tmp_path / "polywire-data")
     try:
-        assert started.stderr == f"ready pid={pid} log='polywire-data.log'; end it with: polywire stop\n"
+        assert started.stderr.endswith(f"ready pid={pid} log='polywire-data.log'; end it with: polywire stop\n")
         listed = polywire("topic", "list", "-a", f"127.0.0.1:{port}", cwd=tmp_path, POLYWIRE_CONNECT_S="0")
         assert listed.returncode == 0, listed.stderr
         again = polywire("serve", "--detach", *served(port), cwd=tmp_path)
         assert (again.returncode, "already running" in again.stderr) == (1, True)
     finally:
         stopped = polywire("stop", cwd=tmp_path)
-    assert (stopped.returncode, stopped.stderr) == (0, f"stopped pid={pid}\n")
+    assert stopped.returncode == 0
+    assert stopped.stderr.endswith(f"stopped pid={pid}\n")
     assert running(tmp_path / "polywire-data") is None
     missing = polywire("stop", cwd=tmp_path)
     assert (missing.returncode, "no detached broker is running" in missing.stderr) == (1, True)
