@@ -170,7 +170,7 @@ class Shared:
         self.served: Final = served
         self.off_loop: Final = off_loop
         self.fetch_sessions: Final = FetchSessions(broker)
-        self.share_sessions: Final = ShareSessions()
+        self.share_sessions: Final = ShareSessions(broker.shares.release_member)
         self._cluster_id = ""
 
     @property

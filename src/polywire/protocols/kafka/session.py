@@ -376,8 +376,8 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
     def end_share_session(self) -> None:
         """End the share session, if one is open, and release the records that its member has acquired."""
         share_session, self.share_session = self.share_session, None
-        if share_session is not None and self.shared.share_sessions.end(share_session):
-            self.broker.shares.release_member(share_session.group, share_session.member)
+        if share_session is not None:
+            self.shared.share_sessions.end(share_session)
 
 
 def _cancel(handle: Handle) -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from polywire.protocols.kafka.messages import WireError
@@ -49,31 +50,35 @@ class ShareSession:
 
 
 class ShareSessions:
-    """The share sessions of one listener."""
+    """The share sessions of one listener.
 
-    __slots__ = ("_sessions",)
+    Args:
+        ended: called with the group and the member of a session that has ended, to release its records.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_ended", "_sessions")
+
+    def __init__(self, ended: Callable[[str, str], None]) -> None:
+        self._ended: Final = ended
         self._sessions: dict[tuple[str, str], ShareSession] = {}
 
     def open(self, group: str, member: str) -> ShareSession | None:
         """Open the session of a member, and end an older one. Return None if there are too many sessions."""
         key = group, member
-        older = self._sessions.pop(key, None)
+        older = self._sessions.get(key)
         if older is not None:
-            older.is_over = True
+            self.end(older)
         if len(self._sessions) >= SESSIONS_MAX:
             return None
         session = self._sessions[key] = ShareSession(group, member)
         return session
 
-    def end(self, session: ShareSession) -> bool:
-        """End a session. Return False if it had already ended."""
-        if session.is_over:
-            return False
-        session.is_over = True
-        del self._sessions[session.group, session.member]
-        return True
+    def end(self, session: ShareSession) -> None:
+        """End a session, unless it has ended."""
+        if not session.is_over:
+            session.is_over = True
+            del self._sessions[session.group, session.member]
+            self._ended(session.group, session.member)
 
 
 def session_error(session: ShareSession | None, group: str, member: str, epoch: int) -> WireError:
