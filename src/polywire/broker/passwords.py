@@ -15,11 +15,11 @@ import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from ipaddress import IPv6Address, ip_address
 from typing import Final, TypeVar
 
+import msgspec
 from argon2 import PasswordHasher
 from argon2.exceptions import Argon2Error, InvalidHashError
 
@@ -46,8 +46,7 @@ PASSWORD_BYTES_MAX: Final = 1024
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """The connection, address and user name of a login. Failures are counted for each of them that is not empty.
 
     Attributes:
@@ -144,8 +143,7 @@ def _delay_s(failures: int, longest_s: float) -> float:
     return min(DELAY_MIN_S * float(1 << doublings), longest_s)
 
 
-@dataclass(slots=True, eq=False)
-class Attempt:
+class Attempt(msgspec.Struct, eq=False):
     """A queued login, or another job that hashes a password.
 
     Attributes:
@@ -161,9 +159,9 @@ class Attempt:
     strikes: int
     run: Callable[[], None]
     refuse: Callable[[], object]
-    turn: int = field(default=0)
-    name_turn: int = field(default=0)
-    order: int = field(default=0)
+    turn: int = msgspec.field(default=0)
+    name_turn: int = msgspec.field(default=0)
+    order: int = msgspec.field(default=0)
 
 
 class LoginQueue:

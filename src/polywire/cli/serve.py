@@ -19,6 +19,7 @@ from cyclopts.validators import Number
 
 from polywire.broker.settings import TableFormat, TableFormats
 from polywire.choices import did_you_mean
+from polywire.cli import plain_logging  # noqa: F401 - before modules that import structlog
 from polywire.cli.usage import examples
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.server import lifecycle, startup

@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from polywire.broker.access import Principal
 from polywire.broker.events import Events
 from polywire.broker.groups.commits import PositionVerbs
@@ -74,8 +76,7 @@ class CursusParts(Parts, Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class CursusSettings:
+class CursusSettings(msgspec.Struct, frozen=True):
     """Settings of Cursus.
 
     frame_bytes_max: longest accepted frame (spec: cursus#frames).

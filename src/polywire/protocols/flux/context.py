@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+import msgspec
 
 from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.groups.coordinator import Coordinator
@@ -47,8 +48,7 @@ class FluxRouter(Forwarding, Protocol):
         """Raise Pending until the topics of all processes are known. See ``shards.Parts``."""
 
 
-@dataclass(frozen=True, slots=True)
-class FluxSettings:
+class FluxSettings(msgspec.Struct, frozen=True):
     """Settings of FLUX, with the defaults of the original broker (spec: flux#settings).
 
     broker_id: id of this broker in metadata and roles.
