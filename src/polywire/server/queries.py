@@ -50,7 +50,7 @@ class _Query(msgspec.Struct, eq=False):
 
     caller: Caller
     name: str
-    task: asyncio.Task[bytes] | None = msgspec.field(default=None)
+    task: asyncio.Task[bytes] | None = None
 
 
 class Queries:
