@@ -6,8 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-import msgspec
-
 from polywire.broker.access import Principal
 from polywire.broker.events import Events
 from polywire.broker.groups.commits import PositionVerbs
@@ -76,7 +74,8 @@ class CursusParts(Parts, Protocol):
         """
 
 
-class CursusSettings(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class CursusSettings:
     """Settings of Cursus.
 
     frame_bytes_max: longest accepted frame (spec: cursus#frames).

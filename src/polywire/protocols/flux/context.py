@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
-
-import msgspec
 
 from polywire.broker.groups.commits import PositionVerbs
 from polywire.broker.groups.coordinator import Coordinator
@@ -48,7 +47,8 @@ class FluxRouter(Forwarding, Protocol):
         """Raise Pending until the topics of all processes are known. See ``shards.Parts``."""
 
 
-class FluxSettings(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class FluxSettings:
     """Settings of FLUX, with the defaults of the original broker (spec: flux#settings).
 
     broker_id: id of this broker in metadata and roles.
