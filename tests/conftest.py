@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from polywire.build_info import describe, stale_modules
 
+YOUNG_MAX = 20_000  # new objects before a garbage collection
 WAITING = ("tests/crash/", "tests/histories/")
 
 # How long an example takes depends on the machine's load, so there is no deadline.
@@ -22,9 +23,9 @@ settings.register_profile("untimed", settings(), deadline=None, suppress_health_
 settings.load_profile("untimed")
 
 
-# A worker holds hundreds of thousands of objects of tests and libraries until its end. With Python's own threshold, it
-# spent a tenth of its time on visiting them again.
-gc.set_threshold(20_000)
+# A worker holds hundreds of thousands of objects of tests and libraries until its end. With Python's own thresholds, it
+# spent a tenth of its time on visiting them again. They are frozen before the first test.
+gc.disable()
 
 os.environ["POLYWIRE_CONTEXT"] = ""  # the contexts of the user who runs the tests are not used
 
@@ -38,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(YOUNG_MAX)
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
