@@ -9,6 +9,8 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start thousands of processes, and without byte code each would compile everything that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # How all packages are installed: locked versions with hashes, no isolated builds, byte code compiled once at the end.
 INSTALL = $(PYTHON) -m pip install --require-hashes --no-compile --no-build-isolation --use-pep517 --quiet --progress-bar off

@@ -6,6 +6,7 @@ Escaped text cannot move the cursor, set the title or change the direction of wr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Final
 
 # C0 and DEL, C1 (some terminals treat U+009B as ESC [), bidirectional marks and overrides, line and paragraph
@@ -26,15 +27,21 @@ def _escape(code: int) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-_TEXT: Final[Mapping[int, str]] = {code: _escape(code) for code in _UNSAFE}
-_JSON: Final[Mapping[int, str]] = {code: f"\\u{code:04x}" for code in _UNSAFE if code not in (0x09, 0x0A)}
+@cache  # made when first needed, because every command imports this module
+def _text() -> Mapping[int, str]:
+    return {code: _escape(code) for code in _UNSAFE}
+
+
+@cache
+def _json() -> Mapping[int, str]:
+    return {code: f"\\u{code:04x}" for code in _UNSAFE if code not in (0x09, 0x0A)}
 
 
 def escaped(text: str) -> str:
     r"""Return the text on one line, with ``\xNN`` or ``\uNNNN`` for characters that a terminal might interpret."""
-    return text.translate(_TEXT)
+    return text.translate(_text())
 
 
 def escaped_json(text: str) -> str:
     r"""Return equivalent JSON with ``\uNNNN`` for unsafe characters; newlines between values are kept."""
-    return text.translate(_JSON)
+    return text.translate(_json())

@@ -6,7 +6,6 @@ The messages are JSON lines over the standard input and output of that process.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 from typing import Final
@@ -251,8 +250,7 @@ class LinkPlan(msgspec.Struct, frozen=True):
     groups: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LinkView:
+class LinkView(msgspec.Struct, frozen=True):
     """A link and the last reports on it, by topic. The report without a topic is about the connection."""
 
     link: LinkDefinition

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from polywire.errors import ErrorCode, Invalid
 
@@ -123,8 +125,7 @@ def _invalid(reason: str) -> Invalid:
     return Invalid(ErrorCode.INVALID_REQUEST, f"topic setting is invalid: table_columns ({reason})")
 
 
-@dataclass(slots=True)
-class ColumnPlan:
+class ColumnPlan(msgspec.Struct):
     """The typed columns of a table under a setting.
 
     Attributes:
@@ -139,7 +140,7 @@ class ColumnPlan:
     active: tuple[TypedColumn, ...] = ()
     is_inferred: bool = False
     last_id: int = FIRST_TYPED_ID - 1
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
     def add(self, name: str, kind: str) -> str:
         """Add a column for a field, and make it active. Return the reason if that is impossible, otherwise nothing."""

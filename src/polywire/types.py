@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
+
+import msgspec
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.names import CONTROLS, is_simple
@@ -81,8 +82,7 @@ class Assignor(Enum):
     RANGE = "range"
 
 
-@dataclass(frozen=True, slots=True)
-class TopicName:
+class TopicName(msgspec.Struct, frozen=True):
     """Stream and name of a topic. In a full name, the first dot ends the stream (decision 0116)."""
 
     stream: str

@@ -81,12 +81,17 @@ def test_unread_fields_are_found(sources: dict[str, str]) -> None:
     sources["one.py"] = (
         "@dataclass\nclass A:\n    left: int\n    used: int\n    matched: int\n"
         "    def f(self):\n        self.set = 1\n        self.set_and_read = 2\n"
-        "class B(msgspec.Struct):\n    sent: int"
+        "class B(msgspec.Struct, array_like=True):\n    sent: int\nclass C(msgspec.Struct, frozen=True):\n    value: int"
     )
+    sources["three.py"] = "class D(msgspec.Struct):\n    sent: int\nmsgspec.json.encode(D(1))"
     sources["two.py"] = (
         "def f(a: A):\n    a.left = a.used + a.set_and_read\n    match a:\n        case A(matched=1): pass"
     )
-    assert [(found.name, found.line) for found in inspector.unread()] == [("A.left", 3), ("A.set", 7)]
+    assert [(found.name, found.line) for found in inspector.unread()] == [
+        ("A.left", 3),
+        ("A.set", 7),
+        ("C.value", 12),
+    ]
 
 
 def test_duplicate_functions_are_found(sources: dict[str, str]) -> None:

@@ -12,17 +12,17 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final
+
+import msgspec
 
 from polywire.broker.changes import AggregateState, EventAppended, SnapshotSaved
 from polywire.broker.quotas import AGGREGATE_BYTES, EVENT_BYTES, Kind, Usage
 from polywire.broker.view import Views, encoded, one_by_one
 
 
-@dataclass(slots=True, eq=False)
-class Aggregate:
+class Aggregate(msgspec.Struct, eq=False):
     """The stored state of one event-sourced key: its version and the offsets of its events.
 
     Attributes:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+
+import msgspec
 
 from polywire.broker.permissions import ANYBODY, Action, Grants
 from polywire.broker.topics import Streams, Topic
@@ -52,8 +53,7 @@ class Outcome(Enum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True)
-class AuditEvent:
+class AuditEvent(msgspec.Struct, frozen=True):
     """One audited action.
 
     Attributes:

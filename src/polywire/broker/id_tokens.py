@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import msgspec
 import structlog
 
 from polywire.clock import SYSTEM_CLOCK, Clock
@@ -30,8 +30,7 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 log = structlog.get_logger("polywire.broker")
 
 
-@dataclass(frozen=True, slots=True)
-class Provider:
+class Provider(msgspec.Struct, frozen=True):
     """A provider of tokens.
 
     Attributes:

@@ -16,10 +16,11 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 from ipaddress import IPv6Address, ip_address
 from typing import Final, Protocol
+
+import msgspec
 
 from polywire.broker.permissions import Action
 from polywire.broker.users import LINKS, Principal
@@ -32,8 +33,7 @@ ANONYMOUS: Final = "anonymous"  # the user of all clients whose protocol has no 
 NETWORK_BITS: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True):
     """The client that sent a request.
 
     Attributes:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
+
+import msgspec
 
 from polywire.broker import changes
 from polywire.broker.changes import TransactionalProducer, TransactionDecided, TransactionState
@@ -62,8 +63,7 @@ class Shards(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(msgspec.Struct, frozen=True):
     """A coordinator's permission for another shard to participate in a transaction.
 
     Attributes:
@@ -83,8 +83,7 @@ class Joined:
     owner: int
 
 
-@dataclass(frozen=True, slots=True)
-class Latest:
+class Latest(msgspec.Struct, frozen=True):
     """The latest transaction of a transactional id, as its coordinator reports it to another shard.
 
     Attributes:

@@ -15,18 +15,20 @@ import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from functools import cache
 from hashlib import blake2b
 from ipaddress import IPv6Address, ip_address
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from argon2 import PasswordHasher
-from argon2.exceptions import Argon2Error, InvalidHashError
+import msgspec
 
 from polywire.clock import Clock
 from polywire.errors import Busy, ErrorCode
 from polywire.log.base import Handle, Loop
 from polywire.types import host_of
+
+if TYPE_CHECKING:  # imported with the first password, because a start without users needs none
+    from argon2 import PasswordHasher
 
 FAILURES_KEPT_MAX: Final = (
     4_096  # addresses, connections and names with recent failures, some 200 bytes each; the oldest is dropped first
@@ -40,14 +42,11 @@ ADDRESS_DELAY_MAX_S: Final = 2.0
 NAME_DELAY_MAX_S: Final = 1.0  # short, because guesses of a name's password must not lock out its owner
 PREFIX_OF_SITE: Final = 64  # bits of an IPv6 address that identify a site, which controls all addresses below
 THREADS: Final = 1  # a second thread would take a core from connected clients
-# the minimum that OWASP recommends: some 40 ms
-HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)
 PASSWORD_BYTES_MAX: Final = 1024
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """The connection, address and user name of a login. Failures are counted for each of them that is not empty.
 
     Attributes:
@@ -144,8 +143,7 @@ def _delay_s(failures: int, longest_s: float) -> float:
     return min(DELAY_MIN_S * float(1 << doublings), longest_s)
 
 
-@dataclass(slots=True, eq=False)
-class Attempt:
+class Attempt(msgspec.Struct, eq=False):
     """A queued login, or another job that hashes a password.
 
     Attributes:
@@ -161,9 +159,9 @@ class Attempt:
     strikes: int
     run: Callable[[], None]
     refuse: Callable[[], object]
-    turn: int = field(default=0)
-    name_turn: int = field(default=0)
-    order: int = field(default=0)
+    turn: int = 0
+    name_turn: int = 0
+    order: int = 0
 
 
 class LoginQueue:
@@ -247,14 +245,24 @@ class LoginQueue:
 NOWHERE: Final = Origin()  # the origin of work that no client requested
 
 
+@cache
+def _hasher() -> PasswordHasher:
+    from argon2 import PasswordHasher
+
+    # the minimum that OWASP recommends: some 40 ms
+    return PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)
+
+
 def hash_password(password: str) -> str:
     """Return the hash to store, which includes salt and parameters."""
-    return HASHER.hash(password)
+    return _hasher().hash(password)
 
 
 def check_password(kept: str, password: str) -> bool:
+    from argon2.exceptions import Argon2Error, InvalidHashError
+
     try:
-        return HASHER.verify(kept, password)
+        return _hasher().verify(kept, password)
     except (Argon2Error, InvalidHashError):
         return False
 

@@ -10,9 +10,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
+
+import msgspec
 
 from polywire.broker.changes import ProducerState
 from polywire.broker.owners import LINKS_CALLER, NO_CALLER, Caller, Owners, next_owner
@@ -161,8 +162,7 @@ def _complete(done: Completion[int], offset: int, reached: int | BrokerError) ->
     done(reached if isinstance(reached, BrokerError) else offset)
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(msgspec.Struct, frozen=True):
     """First and end offset of a partition.
 
     Attributes:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
+import msgspec
+
 from polywire.broker.client_quotas import Quota
 from polywire.errors import ErrorCode, Invalid
 from polywire.records.columns import BATCH_BYTES_MAX, RECORD_BYTES_MAX
@@ -43,8 +45,7 @@ TableFormats: TypeAlias = Literal["none", "delta", "delta,iceberg"]
 """The values of ``TableFormat``, as users write them."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicSetting:
+class TopicSetting(msgspec.Struct, frozen=True):
     """One setting of a topic, the same for every protocol, command and file.
 
     Attributes:
@@ -183,8 +184,7 @@ class Listed(Enum):
 ANYBODY: Final = "*"  # on an access list: everyone, logged in or not
 
 
-@dataclass(frozen=True, slots=True)
-class AccessList:
+class AccessList(msgspec.Struct, frozen=True):
     """Which users may read a topic, and which may write it, over any protocol.
 
     Each list has user names, or ``*`` for everyone. None restricts nothing. A listed user still needs the permission.

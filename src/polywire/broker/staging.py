@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeAlias
+
+import msgspec
 
 from polywire.broker import changes
 from polywire.broker.owners import ITSELF, LINKS_CALLER, NO_CALLER, UNOWNED, Caller, Owners, next_owner
@@ -43,8 +44,7 @@ Offsets: TypeAlias = Callable[[], Iterable[changes.PositionsStored]]
 """Checks the offsets that a publish commits, immediately before it, and returns the changes. Raises BrokerError."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedRange:
+class PublishedRange(msgspec.Struct, frozen=True):
     """Offsets of the committed records of one partition. ``next_offset`` is exclusive."""
 
     partition: Partition
@@ -52,8 +52,7 @@ class PublishedRange:
     next_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class PublishAnswer:
+class PublishAnswer(msgspec.Struct, frozen=True):
     """Result of a publish.
 
     Attributes:
@@ -161,15 +160,14 @@ def no_offsets() -> Iterable[changes.PositionsStored]:
     return ()
 
 
-@dataclass(slots=True, eq=False)
-class _Publishing:
+class _Publishing(msgspec.Struct, eq=False):
     """A publish in progress.
 
     Attributes:
         waiting: callbacks of retries of the same publish, called with its result.
     """
 
-    waiting: list[Completion[PublishAnswer]] = field(default_factory=list)
+    waiting: list[Completion[PublishAnswer]] = msgspec.field(default_factory=list)
 
 
 class StagedPublish:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
+import msgspec
+
 from polywire.broker import changes
 from polywire.broker.changes import NO_SHARD, TransactionalProducer, TransactionDecided, TransactionState
 from polywire.broker.owners import UNOWNED
@@ -42,8 +44,7 @@ OPEN: Final = frozenset({TransactionState.OPEN, TransactionState.SHARED})
 """States of an open transaction."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(msgspec.Struct, frozen=True):
     """The group and member for which a transaction commits offsets."""
 
     topic: str = ""
@@ -52,16 +53,15 @@ class Scope:
     generation: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class HeldOffsets:
+class HeldOffsets(msgspec.Struct, frozen=True):
     """Next offsets, by partition number, that a transaction will commit.
 
     Attributes:
         notes: leader epoch and metadata of some of them.
     """
 
-    offsets: dict[int, int] = field(default_factory=dict)
-    notes: dict[int, tuple[int, str]] = field(default_factory=dict)
+    offsets: dict[int, int] = msgspec.field(default_factory=dict)
+    notes: dict[int, tuple[int, str]] = msgspec.field(default_factory=dict)
 
     @property
     def size(self) -> int:

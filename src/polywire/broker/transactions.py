@@ -9,9 +9,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from polywire.broker import changes
 from polywire.broker.changes import TransactionalProducer, TransactionState
@@ -40,8 +42,7 @@ _NO_TOKEN: Final = b""
 _record_count: Final = header_fields("record_count")
 
 
-@dataclass(slots=True, eq=False)
-class _Ending:
+class _Ending(msgspec.Struct, eq=False):
     """A commit in progress.
 
     Attributes:

@@ -67,8 +67,7 @@ class Principal:
     peer: str = field(default="", compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ConfiguredUser:
+class ConfiguredUser(msgspec.Struct, frozen=True):
     """A user in the operator's file."""
 
     name: str

@@ -12,7 +12,6 @@ from cyclopts import Parameter
 
 from polywire.cli.output import Failed, note
 from polywire.client.base import WireClient
-from polywire.client.group_names import no_such_group, no_such_topic
 from polywire.client.link import CONNECT_S, Link
 from polywire.client.polywire import PolywireClient
 from polywire.errors import ErrorCode, Invalid, Missing, Unavailable
@@ -64,6 +63,8 @@ def run_with_client(
         try:
             return await work(client)
         except Missing as error:
+            from polywire.client.group_names import no_such_group, no_such_topic
+
             if topic is not None and error.code is ErrorCode.TOPIC_MISSING:
                 raise await no_such_topic(client, topic) from error
             if group is not None and error.code is ErrorCode.GROUP_MISSING:

@@ -20,6 +20,7 @@ from cyclopts.validators import Number
 
 from polywire.broker.settings import TableFormat, TableFormats
 from polywire.choices import did_you_mean
+from polywire.cli import plain_logging  # noqa: F401 - before modules that import structlog
 from polywire.cli.usage import examples
 from polywire.errors import ErrorCode, Invalid
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX

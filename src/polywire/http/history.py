@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from polywire.broker.broker import Broker
 from polywire.clock import Clock
@@ -18,8 +19,7 @@ SAMPLES_MAX: Final = 360  # samples of the activity that a process remembers, on
 _US: Final = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(msgspec.Struct, frozen=True):
     """Sums over all partitions.
 
     Attributes:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
+
 from polywire.broker.owners import Caller
 from polywire.durations import Durations
 from polywire.link_orders import LinkDefinition, LinkPlan, LinkView
@@ -18,8 +20,7 @@ if TYPE_CHECKING:
 PRICED_REQUESTS: Final = 1_000  # stores list prices per this number of requests
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionView:
+class ConnectionView(msgspec.Struct, frozen=True):
     """A connection as shown in lists."""
 
     wire: str
@@ -59,8 +60,7 @@ class Sample:
     sent_bytes: float
 
 
-@dataclass(frozen=True, slots=True)
-class BucketRequests:
+class BucketRequests(msgspec.Struct, frozen=True):
     """Durations of the requests to the bucket with one method and one outcome."""
 
     verb: str
@@ -68,8 +68,7 @@ class BucketRequests:
     durations: Durations
 
 
-@dataclass(frozen=True, slots=True)
-class BucketCharge:
+class BucketCharge(msgspec.Struct, frozen=True):
     """Requests to the bucket that have the same price.
 
     Attributes:
@@ -88,8 +87,7 @@ class BucketCharge:
         return None if self.price is None else self.requests * self.price / PRICED_REQUESTS
 
 
-@dataclass(frozen=True, slots=True)
-class BucketNode:
+class BucketNode(msgspec.Struct, frozen=True):
     """A broker that uses the bucket. ``start`` is the number of its latest start as leader."""
 
     name: str
@@ -97,8 +95,7 @@ class BucketNode:
     start: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class BucketView:
+class BucketView(msgspec.Struct, frozen=True):
     """Statistics of the bucket that stores the log.
 
     ``led`` and ``deposed`` are how often this process became leader and lost leadership.

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Protocol, TypeVar
 
+import msgspec
+
 from polywire.clock import ElapsedClock
 from polywire.errors import BrokerError
 from polywire.records.columns import BatchHeader
@@ -99,8 +101,7 @@ class Read:
     pin: Pin
 
 
-@dataclass(frozen=True, slots=True)
-class SealedRange:
+class SealedRange(msgspec.Struct, frozen=True):
     """Location of records [first_offset, next_offset) in a segment file or object: its bytes [start, stop).
 
     The bytes are whole stored batches, back to back. The first batch may begin below ``first_offset``, the last may end
@@ -114,8 +115,7 @@ class SealedRange:
     next_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(msgspec.Struct, frozen=True):
     """Locations of records in segment files.
 
     Attributes:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from polywire.errors import ErrorCode, Missing
 from polywire.log.journal.staging import StagedBatch, StagedToken, Staging
@@ -23,16 +24,14 @@ _numbers: Final = header_fields("base_offset", "base_address", "append_time_us")
 LOST_AT_ONCE_MAX: Final = 8
 
 
-@dataclass(slots=True)
-class Contents:
+class Contents(msgspec.Struct):
     """The partitions with batches in a journal file, in order, and the unpublished batches in it."""
 
-    partitions: dict[FilePartition, None] = field(default_factory=dict)
-    staged: list[StagedBatch] = field(default_factory=list)
+    partitions: dict[FilePartition, None] = msgspec.field(default_factory=dict)
+    staged: list[StagedBatch] = msgspec.field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(msgspec.Struct, frozen=True):
     """Copy of the log's state after the journal write ``sequence``.
 
     Attributes:

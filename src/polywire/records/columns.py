@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import Final, TypeAlias
 
+import msgspec
+
 BATCH_MAGIC: Final = 0x31425750  # "PWB1" read as little-endian u32
 HEADER_BYTES: Final = 104
 RECORD_BYTES_MAX: Final = (
@@ -142,8 +144,7 @@ class Header:
     value_kind: HeaderKind = HeaderKind.RAW
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """Event-sourcing fields of a record. Only Cursus sets them (concepts: records#event-fields)."""
 
     type: str

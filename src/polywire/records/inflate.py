@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import cramjam
+import msgspec
 
 from polywire.records.allocation import allocate
 from polywire.types import Buffer
@@ -136,8 +136,7 @@ def _unsnap(blocks: list[memoryview], limit: int) -> memoryview:
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
+class _Head(msgspec.Struct, frozen=True):
     """The header of a zstd frame.
 
     Attributes:
@@ -151,8 +150,7 @@ class _Head:
     checksum_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
+class _Frame(msgspec.Struct, frozen=True):
     start: int
     stop: int
     capacity: int

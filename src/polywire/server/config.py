@@ -9,6 +9,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from polywire.broker.access import ANONYMOUS_NAME
 from polywire.broker.client_quotas import parse_quotas
 from polywire.broker.id_tokens import Provider
@@ -119,8 +121,7 @@ def _price(value: str, part: str) -> float:
     return price
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(msgspec.Struct, frozen=True):
     """The address of a listener. If the port is 0, the system chooses it."""
 
     host: str

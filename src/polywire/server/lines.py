@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import structlog
 
 from polywire.clock import Clock
@@ -25,8 +25,7 @@ NEVER_DROPPED: Final = "critical"
 log = structlog.get_logger("polywire.server")
 
 
-@dataclass(slots=True)
-class _Window:
+class _Window(msgspec.Struct):
     """Counts the lines of one event, from the first of them until ``WINDOW_S`` later."""
 
     begun: float

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -61,8 +60,7 @@ PLAN_BYTES_MAX: Final = 1 << 26  # a plan of 10,000 topics with their settings h
 STALE_S: Final = 60.0  # interval of warnings about a link that fails
 
 
-@dataclass(slots=True)
-class _Waiting:
+class _Waiting(msgspec.Struct):
     """A cut-over of a topic that waits until the source is at rest. It ends if no client asks for it any more."""
 
     closing: Closing

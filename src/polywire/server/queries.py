@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 from collections import Counter
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -46,13 +45,12 @@ FURTHER_BYTES: Final = 4 * 1024 * 1024  # of a result, for the names and types o
 THREADS: Final = max(1, (os.cpu_count() or 1) // 2)  # the broker and its clients need the other processors
 
 
-@dataclass(slots=True, eq=False)
-class _Query:
+class _Query(msgspec.Struct, eq=False):
     """A running query. ``name`` is chosen by the client, to cancel it; it may be empty."""
 
     caller: Caller
     name: str
-    task: asyncio.Task[bytes] | None = field(default=None)
+    task: asyncio.Task[bytes] | None = None
 
 
 class Queries:

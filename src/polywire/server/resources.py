@@ -17,9 +17,10 @@ import resource
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.store.base import OPEN_BLOBS_MAX
@@ -79,8 +80,7 @@ def _group_directories(groups: Path, membership: Path) -> list[Path]:
     return []
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
+class Shares(msgspec.Struct, frozen=True):
     """Division of the process's file descriptors.
 
     Attributes:
@@ -130,8 +130,12 @@ class Collector:
         self._alone = 0  # seconds without any connection
 
     def start(self) -> None:
-        """Freeze the objects created at start-up. Call it before the first client is served."""
-        self._collect_everything()
+        """Freeze the objects created at start-up. Call it before the first client is served.
+
+        Almost all of them are needed until the end, so they are not collected first.
+        """
+        self._freeze()
+        self._has_frozen = True
         gc.set_threshold(YOUNG_MAX, YOUNGER_RUNS, MIDDLE_RUNS)
         gc.callbacks.append(self._collected)
 
@@ -159,8 +163,11 @@ class Collector:
     def _collect_everything(self) -> None:
         gc.unfreeze()
         gc.collect()
+        self._freeze()
+        self._has_frozen = False
+
+    def _freeze(self) -> None:
         gc.freeze()
         # There is nothing left to collect. The call resets Python's count of surviving objects, which triggers full
         # collections.
         gc.collect()
-        self._has_frozen = False

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import msgspec
@@ -24,8 +23,7 @@ from polywire.table_orders import Orders, TableOrder, TableReport
 STALE_S: Final = 60.0  # interval of warnings about a table that cannot be written
 
 
-@dataclass(slots=True)
-class TableStatus:
+class TableStatus(msgspec.Struct):
     """The last report on one table. ``warned_at`` is when a warning was logged, in seconds of the monotonic clock."""
 
     report: TableReport

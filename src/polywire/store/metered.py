@@ -7,10 +7,11 @@ received. Each request is counted once, when it ends. Errors are raised unchange
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from threading import Lock
 from typing import Final, TypeVar
+
+import msgspec
 
 from polywire.clock import Clock
 from polywire.durations import Durations
@@ -56,8 +57,7 @@ CHARGED_AS: Final[Mapping[str, Charge]] = {
 """Kind of request by verb."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCounts:
+class RequestCounts(msgspec.Struct, frozen=True):
     """Snapshot of the counters of requests to buckets.
 
     Attributes:

@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+import msgspec
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.matching import WORD, consists_of
@@ -24,8 +25,7 @@ class ObjectChanged(Exception):
     """Raised by ``replace`` if the object was changed since it was read. The object is left unchanged."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(msgspec.Struct, frozen=True):
     """Content of an object.
 
     Attributes:

@@ -51,6 +51,7 @@ def test_help_has_examples_and_fits_eighty_columns(
     assert all(line.startswith("  ") and "polywire " in line for line in lines)
 
 
+GENERATED_MAX = 40  # dataclasses, where the standard functions for dataclasses are needed
 LISTED = """\
 import sys
 from polywire.cli.main import app
@@ -73,6 +74,8 @@ for words in groups:  # parents first, so that a listing cannot depend on a load
         ("polywire.cli.main", "asyncio polywire.client.polywire rich.progress"),
         ("polywire.cli.top", "asyncio polywire.client.polywire"),
         ("polywire.cli.cluster", "polywire.log polywire.cluster.migration"),
+        ("polywire.cli.connection", "polywire.client.iggy polywire.client.kafka"),
+        ("polywire.cli.serve", "argon2 pygments rich"),
         ("polywire.client.bulk", "asyncio pyarrow"),
     ],
 )
@@ -81,6 +84,33 @@ def test_a_module_that_starts_quickly_loads_nothing_heavy(module: str, heavy: st
     program = f"import sys, {module}; print(*sys.modules.keys() & set({heavy.split()}))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert loaded.stdout.split() == []
+
+
+def test_a_start_generates_the_code_of_few_classes() -> None:
+    """A frozen dataclass takes forty times as long to create as a msgspec.Struct."""
+    program = (
+        "import sys, polywire.cli.serve\n"
+        "classes = {kind for module in list(sys.modules.values()) for kind in vars(module).values()"
+        " if isinstance(kind, type) and '__dataclass_params__' in vars(kind)}\n"
+        "print(*sorted(kind.__qualname__ for kind in classes if kind.__module__.startswith('polywire.')))"
+    )
+    made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert len(made) <= GENERATED_MAX, made
+
+
+def test_the_imports_of_a_start_trigger_no_garbage_collection() -> None:
+    program = (
+        "import contextlib, gc, sys, polywire.__main__\n"
+        "runs = []\n"
+        "gc.callbacks.append(lambda phase, info: runs.append(phase))\n"
+        "sys.argv = ['polywire', 'serve', '--partitions', '0']\n"
+        "with contextlib.suppress(SystemExit):\n"
+        "    polywire.__main__.main()\n"
+        "assert 'polywire.server.lifecycle' in sys.modules\n"
+        "print(len(runs))"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert printed.stdout.strip() == "0", printed
 
 
 def test_every_listing_describes_its_commands() -> None:

@@ -59,6 +59,22 @@ def test_a_full_collection_visits_only_new_objects() -> None:
     assert max(looked_at) < LOOKED_AT_MAX
 
 
+def test_a_start_visits_no_objects_and_its_garbage_is_freed_later() -> None:
+    circle = Circle()
+    seen = weakref.ref(circle)
+    collector = Collector()
+    gc.disable()
+    del circle
+    try:
+        collector.start()
+        assert seen() is not None
+        leave_alone(collector)
+        assert seen() is None
+    finally:
+        gc.enable()
+        collector.stop()
+
+
 def test_old_garbage_is_freed_without_connections(collector: Collector) -> None:
     circle, seen = circle_that_stayed()
     del circle

@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from polywire.broker import changes
 from polywire.broker.groups.classic import ClassicGroup, Phase, restored, stored
@@ -44,8 +45,7 @@ from polywire.types import Level, PositionKind
 KEEP_AGAIN_S: Final = 1.0  # seconds until a failed write of a group is retried; refused clients retry at this rate, too
 
 
-@dataclass(frozen=True, slots=True)
-class ClassicView:
+class ClassicView(msgspec.Struct, frozen=True):
     """A group as shown to clients. Its members may use any protocol."""
 
     name: str
@@ -55,8 +55,7 @@ class ClassicView:
     members: tuple[MemberView, ...] = ()
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(msgspec.Struct):
     """A classic group with its timer, its owner and its waiting requests.
 
     Attributes:
@@ -74,7 +73,7 @@ class _Entry:
     empty_at: float = 0.0
     has_begun: bool = False
     kept: int = 0
-    waiting: dict[tuple[str, WaitingCall], Completion[Any]] = field(default_factory=dict)
+    waiting: dict[tuple[str, WaitingCall], Completion[Any]] = msgspec.field(default_factory=dict)
     timer: Any = None
     timer_at: float = math.inf
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
+
+import msgspec
 
 from polywire.errors import BrokerError
 
@@ -17,8 +18,7 @@ NUMBER_BYTES: Final = 36  # bytes of memory for each partition number that a mem
 NEW_MEMBER_S: Final = 300.0  # longest time that a new member waits in a rebalance, because its client may be gone
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Limits of one group.
 
     Attributes:
@@ -40,8 +40,7 @@ class Writing(Protocol):
         """Decode the partitions of an assignment. An invalid assignment has none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(msgspec.Struct, frozen=True):
     """A JoinGroup request.
 
     Attributes:
@@ -69,7 +68,7 @@ class Join:
     may_skip: bool = False
     wire: str = ""
     writing: Writing | None = None
-    kept: Mapping[str, Collection[int]] = field(default_factory=dict)
+    kept: Mapping[str, Collection[int]] = msgspec.field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -79,8 +78,7 @@ class Join:
         return names + kept + sum(len(name) + len(metadata) for name, metadata in self.protocols)
 
 
-@dataclass(frozen=True, slots=True)
-class MemberView:
+class MemberView(msgspec.Struct, frozen=True):
     """A member as shown to clients.
 
     Attributes:
@@ -96,15 +94,13 @@ class MemberView:
     assignment: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class IdGiven:
+class IdGiven(msgspec.Struct, frozen=True):
     """The response to a first JoinGroup request: the client must join again with this id."""
 
     member_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(msgspec.Struct, frozen=True):
     """The response to a JoinGroup request: a generation has begun, or continues.
 
     Attributes:
@@ -122,8 +118,7 @@ class Joined:
     skip_assignment: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Synced:
+class Synced(msgspec.Struct, frozen=True):
     """The response to a SyncGroup request: the member's assignment."""
 
     protocol_type: str
@@ -144,8 +139,7 @@ class Answer(NamedTuple):
     answer: IdGiven | Joined | Synced | BrokerError
 
 
-@dataclass(slots=True)
-class Member:
+class Member(msgspec.Struct):
     """A member of a classic group.
 
     Attributes:
@@ -161,7 +155,7 @@ class Member:
     is_joining: bool = False
     is_syncing: bool = False
     has_synced: bool = False
-    metadata: dict[str, bytes] = field(default_factory=dict)
+    metadata: dict[str, bytes] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.metadata = dict(self.join.protocols)

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+
+import msgspec
 
 from polywire.broker.groups.classic_members import Limits
 from polywire.broker.groups.memberships import Memberships, Share
@@ -92,8 +94,7 @@ class MemberPhase(Enum):
     WAITING = "waiting"  # other members must confirm that they released partitions
 
 
-@dataclass(slots=True)
-class Member:
+class Member(msgspec.Struct):
     """A member of a consumer group.
 
     It owns the partitions in ``assigned`` and ``revoking``, even in topics to which it no longer subscribes.
@@ -111,13 +112,13 @@ class Member:
     heard_at: float
     epoch: int = JOINING
     previous_epoch: int = JOINING
-    last_full_beat: Beat = field(default_factory=lambda: Beat("", JOINING, ""))
+    last_full_beat: Beat = msgspec.field(default_factory=lambda: Beat("", JOINING, ""))
     topics: frozenset[str] = frozenset()
     subscription: Subscription = Subscription()
     rebalance_timeout_s: float = 0.0
     size: int = 0
-    assigned: dict[bytes, frozenset[int]] = field(default_factory=dict)
-    revoking: dict[bytes, frozenset[int]] = field(default_factory=dict)
+    assigned: dict[bytes, frozenset[int]] = msgspec.field(default_factory=dict)
+    revoking: dict[bytes, frozenset[int]] = msgspec.field(default_factory=dict)
     revoke_by: float = math.inf
     seen: object = None
     phase: MemberPhase = MemberPhase.WAITING

@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
+
+import msgspec
 
 from polywire.broker import changes
 from polywire.broker.groups.classic_members import Limits
@@ -48,8 +49,7 @@ RETRY_S: Final = 1.0  # seconds until a failed write is retried; usually the dis
 JOINS_AT_ONCE_MAX: Final = 50  # topics to join in one slice: some 2 ms
 
 
-@dataclass(frozen=True, slots=True)
-class BeatResponse:
+class BeatResponse(msgspec.Struct, frozen=True):
     """The response to a heartbeat.
 
     Attributes:
@@ -62,8 +62,7 @@ class BeatResponse:
     is_settled: bool
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(msgspec.Struct):
     """A consumer group with its timer and owner.
 
     Attributes:

@@ -17,6 +17,8 @@ from functools import partial
 from itertools import count
 from typing import Final, assert_never
 
+import msgspec
+
 from polywire.broker.changes import GroupChanged, GroupStored, MemberStored
 from polywire.broker.owners import UNOWNED
 from polywire.types import Assignor
@@ -72,8 +74,7 @@ def ordered_by(member: str) -> bytes:
     return member.encode("utf-8", "surrogatepass")
 
 
-@dataclass(frozen=True, slots=True)
-class Membership:
+class Membership(msgspec.Struct, frozen=True):
     """A member's assignment.
 
     Attributes:
@@ -85,8 +86,7 @@ class Membership:
     partitions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MemberView:
+class MemberView(msgspec.Struct, frozen=True):
     """A member as shown in lists.
 
     Attributes:
@@ -99,8 +99,7 @@ class MemberView:
     partitions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupView:
+class GroupView(msgspec.Struct, frozen=True):
     """A group as shown in lists.
 
     Attributes:
@@ -116,8 +115,7 @@ class GroupView:
     changed_at_us: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerView:
+class ConsumerView(msgspec.Struct, frozen=True):
     """A member of a consumer group (KIP-848), as shown in lists.
 
     Attributes:
@@ -140,8 +138,7 @@ class ConsumerView:
     is_consumer: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerGroupView:
+class ConsumerGroupView(msgspec.Struct, frozen=True):
     """A consumer group (KIP-848) with its members of all protocols.
 
     Attributes:
@@ -271,8 +268,7 @@ class AllHoldings:
         return self._turns.get(group, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(msgspec.Struct, frozen=True):
     """A member, and the protocol over which it joined.
 
     Attributes:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
+
+import msgspec
 
 from polywire.broker.groups.classic import ClassicGroup, Phase
 from polywire.broker.groups.classic_members import Member
@@ -49,8 +50,7 @@ class Share(NamedTuple):
     holdings: Holdings
 
 
-@dataclass(slots=True)
-class Memberships:
+class Memberships(msgspec.Struct):
     """The topics that one Kafka member has joined, under one member id.
 
     Attributes:
@@ -60,7 +60,7 @@ class Memberships:
 
     id: str
     wire: str
-    topics: dict[str, bytes] = field(default_factory=dict)
+    topics: dict[str, bytes] = msgspec.field(default_factory=dict)
     is_consumer: bool = False
 
 

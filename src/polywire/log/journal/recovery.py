@@ -10,10 +10,11 @@ the end is a torn tail, which the caller reports and discards.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from typing import Final
+
+import msgspec
 
 from polywire.errors import Corrupt, ErrorCode
 from polywire.log.journal.group import (
@@ -38,8 +39,7 @@ _checksum: Final = header_fields("header_checksum")
 _NAMING: Final = 1 << EntryKind.SNAPSHOT | 1 << EntryKind.START
 
 
-@dataclass(frozen=True, slots=True)
-class FoundGroup:
+class FoundGroup(msgspec.Struct, frozen=True):
     """A journal write that recovery found, with a valid header, and its location.
 
     Attributes:
@@ -57,8 +57,7 @@ class FoundGroup:
     whole: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Torn:
+class Torn(msgspec.Struct, frozen=True):
     """A torn write at the end of the journal.
 
     Attributes:
@@ -71,8 +70,7 @@ class Torn:
     groups: int
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(msgspec.Struct, frozen=True):
     """Result of recovery: the journal writes to replay.
 
     Attributes:
@@ -111,8 +109,7 @@ class Chain:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Reference:
+class _Reference(msgspec.Struct, frozen=True):
     """A list of segments and the name of a snapshot, as found in one journal write.
 
     Attributes:

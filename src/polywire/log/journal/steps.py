@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from struct import Struct
 from typing import Any, Final
+
+import msgspec
 
 from polywire.log.base import NO_OFFSET, Completion, Ranges
 from polywire.log.journal.group import EntryKind
@@ -23,9 +24,7 @@ from polywire.types import Buffer, Level
 _NAMED: Final = Struct("<II")
 
 
-class _Simple:
-    __slots__ = ()
-
+class _Simple(msgspec.Struct, frozen=True):
     def prepare(self) -> None:
         pass
 
@@ -33,8 +32,7 @@ class _Simple:
         return ()
 
 
-@dataclass(frozen=True, slots=True)
-class Entered(_Simple):
+class Entered(_Simple, frozen=True):
     """A journal entry that does not change the log's own state.
 
     This is a change of the broker's state, a barrier (kind None), or an entry for the log's bookkeeping.
@@ -56,8 +54,7 @@ class Entered(_Simple):
         return () if self.done is None else (self.done,)
 
 
-@dataclass(frozen=True, slots=True)
-class Open(_Simple):
+class Open(_Simple, frozen=True):
     partition: FilePartition
 
     def enter(self, draft: Draft) -> None:
@@ -66,8 +63,7 @@ class Open(_Simple):
         draft.after(self.partition, _nothing)
 
 
-@dataclass(frozen=True, slots=True)
-class Drop(_Simple):
+class Drop(_Simple, frozen=True):
     partition: FilePartition
 
     def enter(self, draft: Draft) -> None:
@@ -76,8 +72,7 @@ class Drop(_Simple):
         draft.after(self.partition, lambda _: draft.state.drop(self.partition))
 
 
-@dataclass(frozen=True, slots=True)
-class Trim(_Simple):
+class Trim(_Simple, frozen=True):
     partition: FilePartition
     first_offset: int
 
@@ -88,8 +83,7 @@ class Trim(_Simple):
         draft.after(self.partition, lambda _: draft.state.trim(self.partition, first_offset, end))
 
 
-@dataclass(frozen=True, slots=True)
-class Begin(_Simple):
+class Begin(_Simple, frozen=True):
     """Set the offset of the next record of an empty partition: trim it beyond its end."""
 
     partition: FilePartition
@@ -103,8 +97,7 @@ class Begin(_Simple):
         partition.next_offset = offset
 
 
-@dataclass(frozen=True, slots=True)
-class Stage(_Simple):
+class Stage(_Simple, frozen=True):
     token: bytes
     batch: Buffer
     staged: StagedBatch
@@ -124,8 +117,7 @@ class Stage(_Simple):
         return () if self.done is None else (self.done,)
 
 
-@dataclass(frozen=True, slots=True)
-class Publish(_Simple):
+class Publish(_Simple, frozen=True):
     """Publish all batches under some tokens.
 
     One publish may have tens of thousands of batches, so this step does no work per batch.
@@ -159,8 +151,7 @@ class Publish(_Simple):
         return () if self.done is None else (self.done,)
 
 
-@dataclass(frozen=True, slots=True)
-class Abandon(_Simple):
+class Abandon(_Simple, frozen=True):
     tokens: Sequence[bytes]
 
     def enter(self, draft: Draft) -> None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
+
+import msgspec
 
 from polywire.clock import Clock
 from polywire.errors import BrokerError
@@ -89,8 +90,7 @@ on failure. The last argument returns whether a slot is being sealed.
 """
 
 
-@dataclass(slots=True)
-class _Unsynced:
+class _Unsynced(msgspec.Struct):
     """Bytes [start, stop) of a journal file that are not on disk yet.
 
     Attributes:

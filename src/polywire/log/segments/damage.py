@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from threading import Lock
 from typing import Final, NamedTuple
 
+import msgspec
 import structlog
 
 from polywire.clock import Clock
@@ -39,8 +39,7 @@ PiecePosition = tuple[int, int]
 BEGINNING: Final[PiecePosition] = (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(msgspec.Struct, frozen=True):
     """Damaged bytes [position, stop) of a segment, which contained records [first_offset, next_offset) of a partition."""
 
     segment: str

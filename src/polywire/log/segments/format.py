@@ -31,8 +31,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+import msgspec
 
 from polywire.errors import Corrupt, Unavailable
 from polywire.log.segments.search import find_run
@@ -81,8 +82,7 @@ class SegmentRun(NamedTuple):
         return self.position + self.size
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentInfo:
+class SegmentInfo(msgspec.Struct, frozen=True):
     """A segment's footer without its index entries. The tables are stored bytes, decoded on access."""
 
     name: str

@@ -8,9 +8,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
+
+import msgspec
 
 from polywire.errors import BrokerError
 from polywire.log.base import Completion
@@ -37,8 +39,7 @@ LOST_US_MAX: Final = (
 Source = tuple[Segment, SegmentRun]
 
 
-@dataclass(frozen=True, slots=True)
-class Merge:
+class Merge(msgspec.Struct, frozen=True):
     """Segments that one new segment replaces, and the content of the new segment.
 
     Attributes:
@@ -50,8 +51,8 @@ class Merge:
 
     old: Sequence[Sealed]
     runs: Mapping[int, Sequence[Source]]
-    compression: Mapping[int, Compression | None] = field(default_factory=dict)
-    damaged: list[Segment] = field(default_factory=list)
+    compression: Mapping[int, Compression | None] = msgspec.field(default_factory=dict)
+    damaged: list[Segment] = msgspec.field(default_factory=list)
     over: Completion[None] | None = None
 
 

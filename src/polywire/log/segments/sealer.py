@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
+import msgspec
 import structlog
 
 from polywire.errors import BrokerError, Busy, Corrupt, ErrorCode, Invalid, Missing
@@ -82,14 +82,12 @@ class Owner(Protocol):
     def slot_freed(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Full:
+class _Full(msgspec.Struct, frozen=True):
     slot: Slot
     image: Image
 
 
-@dataclass(slots=True)
-class _Named:
+class _Named(msgspec.Struct):
     """A journal file whose content is in segments that the journal names.
 
     Attributes:

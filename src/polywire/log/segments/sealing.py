@@ -10,9 +10,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
+
+import msgspec
 
 from polywire.errors import BrokerError
 from polywire.log.journal.snapshot import Snapshot, put_snapshot
@@ -33,8 +34,7 @@ Key = tuple[int, bytes]
 """(partition, token); the token is empty except for staged batches."""
 
 
-@dataclass(frozen=True, slots=True)
-class CollectedSlots:
+class CollectedSlots(msgspec.Struct, frozen=True):
     """Content of full journal files, collected on the event loop and written to segments by a thread.
 
     Attributes:
@@ -66,8 +66,7 @@ class CollectedSlots:
     strict: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """Content of the new segments.
 
     Attributes:
@@ -79,8 +78,7 @@ class Plan:
     staged: Mapping[Key, Sequence[StagedBatch]]
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(msgspec.Struct, frozen=True):
     """The segments written for a plan.
 
     Attributes:

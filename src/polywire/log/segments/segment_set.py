@@ -6,8 +6,9 @@ A segment stays in the set until the journal has recorded its removal. Its numbe
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from polywire.clock import SYSTEM_CLOCK, Clock
 from polywire.log.segments.damage import DamageNotes
@@ -25,8 +26,7 @@ def segment_name(number: int) -> str:
     return f"{SEGMENTS}/{number >> _START_SHIFT:08x}-{number & 0xFFFFFFFF:08x}.pws"
 
 
-@dataclass(slots=True, eq=False)
-class Sealed:
+class Sealed(msgspec.Struct, eq=False):
     """One segment of the log.
 
     Attributes:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
+import msgspec
 import structlog
 
 from polywire.errors import Corrupt, ErrorCode, Unavailable
@@ -71,8 +71,7 @@ Key = TypeVar("Key", bound=Hashable)
 _beginning: Final = header_fields("epoch", "base_offset")
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """Batches somewhere in one buffer, in offset order.
 
     Attributes:
@@ -87,8 +86,7 @@ class Part:
     verified: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RunSource:
+class RunSource(msgspec.Struct, frozen=True):
     """One partition's batches to write to a segment.
 
     Attributes:
@@ -195,8 +193,7 @@ def write_segment(
     return writer.info(name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stretch:
+class _Stretch(msgspec.Struct, frozen=True):
     """Batches [start, stop) of the given positions and lengths in one buffer.
 
     Attributes:

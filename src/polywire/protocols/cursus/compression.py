@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import cramjam
+import msgspec
 
 from polywire.errors import ErrorCode, Invalid, PeerError
 from polywire.records.allocation import MAPPED_BYTES_MIN, allocate
@@ -47,8 +47,7 @@ class TooLarge(PeerError):
     """The frame has too many bytes after decompression."""
 
 
-@dataclass(frozen=True, slots=True)
-class Algorithm:
+class Algorithm(msgspec.Struct, frozen=True):
     """A compression algorithm.
 
     Attributes:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from polywire.broker.access import Principal
 from polywire.broker.api import Pending
@@ -41,8 +42,7 @@ TOPICS_MAX: Final = 1_000  # largest number of topics that one pattern may match
 READ_BYTES_MAX: Final = 256 * 1024  # bytes that are read and encoded before other connections are served
 
 
-@dataclass(slots=True)
-class ReadCursor:
+class ReadCursor(msgspec.Struct):
     """A partition to read, and the next offset."""
 
     partition: Partition

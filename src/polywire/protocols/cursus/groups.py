@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Final
+
+import msgspec
 
 from polywire.broker.access import Principal
 from polywire.broker.api import Pending
@@ -42,8 +43,7 @@ REJOIN: Final = "hint=REBALANCE_REQUIRED"
 NEVER: Final = "0001-01-01T00:00:00Z"
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRequest:
+class GroupRequest(msgspec.Struct, frozen=True):
     """A request of a group member. The generation is None if the request has none."""
 
     session: CursusSession

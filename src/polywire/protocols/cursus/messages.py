@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from struct import Struct
 from typing import Final
+
+import msgspec
 
 from polywire import names
 from polywire.errors import Invalid
@@ -116,8 +117,7 @@ class Refused(Exception):
         super().__init__(f"{code} {facts}".rstrip())
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One command.
 
     Attributes:
@@ -137,7 +137,7 @@ class Request:
     text: str
     arguments: str
     words: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = msgspec.field(default_factory=dict)
     message: bytes | None = None
     telling: bool = False
     pattern: bool = False
@@ -153,8 +153,7 @@ class Request:
         return self.options.get(key, "").lower() == "true"
 
 
-@dataclass(frozen=True, slots=True)
-class BarePublish:
+class BarePublish(msgspec.Struct, frozen=True):
     """An envelope (topic and payload) whose payload is not a command.
 
     For the oldest clients, the payload is published to the envelope's topic unless it is empty (spec: cursus#envelope).

@@ -6,7 +6,7 @@ A policy is stored with its topic. Settings that other protocols have made are s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -33,8 +33,7 @@ _PARTITIONERS: Final = frozenset({"hash_key", "round_robin"})
 _AUTH_POLICIES: Final = frozenset({"open", "deny_write", "deny_read", "acl"})
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True):
     """A topic's settings as Cursus clients see them.
 
     Attributes:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from math import inf
 from typing import Final
+
+import msgspec
 
 from polywire.broker.owners import Caller
 from polywire.broker.permissions import Action
@@ -47,8 +48,7 @@ LONG_PIECE_BYTES: Final = 4 * 1024 * 1024
 PIECES_MAX: Final = 256  # stored batches that one request may need: one per producer, or parts of a very large batch
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerSpan:
+class ProducerSpan(msgspec.Struct, frozen=True):
     """Consecutive messages of one producer, which are stored as one batch.
 
     Attributes:

@@ -7,9 +7,10 @@ succeeds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, NamedTuple, cast
+
+import msgspec
 
 from polywire.broker.changes import TransactionState
 from polywire.broker.owners import ITSELF, Caller
@@ -47,8 +48,7 @@ def _name(request: Request) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionRequest:
+class TransactionRequest(msgspec.Struct, frozen=True):
     """A request that changes a transaction, with its transactional id, producer id and epoch."""
 
     session: CursusSession
@@ -412,8 +412,7 @@ class Staged(NamedTuple):
     refusal: tuple[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Client:
+class _Client(msgspec.Struct, frozen=True):
     """User and address of a client of another process, to check its group membership."""
 
     state: CursusState

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+
+import msgspec
 
 from polywire import names
 from polywire.errors import Invalid, PeerError
@@ -66,8 +67,7 @@ def bad(text: bytes | str) -> Refused:
     return Refused(WireCode.BAD_REQUEST, text)
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """A valid request.
 
     Attributes:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -69,8 +69,7 @@ class _Waiter:
             self._waiters.remove(self)
 
 
-@dataclass(slots=True)
-class PartitionView:
+class PartitionView(msgspec.Struct):
     """Leader, followers and high watermark (hw) of a partition that has followers or another leader.
 
     Attributes:
@@ -81,14 +80,13 @@ class PartitionView:
     leader: int
     isr: Sequence[int]
     role: Role = Role.LEADER
-    followers: dict[int, tuple[int, float]] = field(default_factory=dict)
+    followers: dict[int, tuple[int, float]] = msgspec.field(default_factory=dict)
     floor: int = -1
     under_replicated: bool = True
-    waiters: list[_Waiter] = field(default_factory=list)
+    waiters: list[_Waiter] = msgspec.field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Replication:
+class Replication(msgspec.Struct, frozen=True):
     """The in-sync replicas and the high watermark of a partition (spec: flux#replication)."""
 
     hw: int

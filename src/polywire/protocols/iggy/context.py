@@ -6,7 +6,6 @@ Client numbers are unique among open connections. Group memberships end with the
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import time
@@ -44,8 +43,7 @@ class IggyBroker(
     """The methods of the broker that the Iggy protocol uses."""
 
 
-@dataclass(frozen=True, slots=True)
-class IggySettings:
+class IggySettings(msgspec.Struct, frozen=True):
     """Settings of the Iggy protocol.
 
     Attributes:

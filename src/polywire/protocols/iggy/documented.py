@@ -15,8 +15,10 @@ struct. In the other form, a list of bytes, the id is an identifier and the expi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
+
+import msgspec
 
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import D0
@@ -30,8 +32,7 @@ LETTER_MIN: Final = 0x20
 NAMED: Final = replace(D0, auto_ids=True)  # for requests with a name in place of the id: the broker chooses the number
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """The layout of a request's payload.
 
     Attributes:
@@ -128,8 +129,7 @@ def _may_be_letters(code: int, payload: memoryview) -> bool:
     return payload[at + 3] >= LETTER_MIN or payload[at + 11] >= LETTER_MIN
 
 
-@dataclass(frozen=True, slots=True)
-class ListedPayload:
+class ListedPayload(msgspec.Struct, frozen=True):
     """A payload in the form of a byte list, as in Iggy's documentation.
 
     Attributes:

@@ -7,10 +7,11 @@ A ``Reader`` never reads beyond its payload. For malformed bytes it raises ``Ref
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 from typing import Final
+
+import msgspec
 
 from polywire.errors import BrokerError, ErrorCode
 from polywire.protocols.iggy.dialect import Dialect
@@ -104,16 +105,14 @@ class Refused(BrokerError):
         self.number: Final = number
 
 
-@dataclass(frozen=True, slots=True)
-class Consumer:
+class Consumer(msgspec.Struct, frozen=True):
     """A single consumer or a group. Numbers count from 0 or 1, as in the client's protocol version."""
 
     group: bool
     identifier: int | str
 
 
-@dataclass(frozen=True, slots=True)
-class TopicFields:
+class TopicFields(msgspec.Struct, frozen=True):
     """The fields of a topic in a request that creates or updates it.
 
     None means that the request does not set the field.
@@ -127,8 +126,7 @@ class TopicFields:
     options: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class PermissionFlags:
+class PermissionFlags(msgspec.Struct, frozen=True):
     """The protocol's permissions: ten flags for all streams, six for each listed stream, four for each listed topic.
 
     Numbers of streams and topics count from 0 or 1, as in the client's protocol version.

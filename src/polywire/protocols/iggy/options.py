@@ -7,9 +7,10 @@ options that were set, and the broker's defaults for all others. Values have the
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
+
+import msgspec
 
 from polywire.matching import DIGITS, LOWER
 from polywire.protocols.iggy import errors
@@ -111,8 +112,7 @@ def _keys(*, today: bool) -> list[bytes]:
     return [key for key in _KNOWN if key not in (_UNTIL_012 if today else _SINCE_012)]
 
 
-@dataclass(frozen=True, slots=True)
-class TopicOptions:
+class TopicOptions(msgspec.Struct, frozen=True):
     """The topic options that affect the broker. None means not set, 0 means no limit.
 
     Attributes:

@@ -5,9 +5,10 @@ A header is validated before its fields are used. As in Iggy's server, replies r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final
+
+import msgspec
 
 from polywire.protocols.iggy.messages import Code
 
@@ -66,8 +67,7 @@ _REPLY: Final = Struct("<48xI8xB67x16s16x16sQQQQB7xIB3xQ24x")
 _EVICTION: Final = Struct("<48xI8xB67x16sII103xB")
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(msgspec.Struct, frozen=True):
     """The fields of a request's header that the broker uses.
 
     Attributes:

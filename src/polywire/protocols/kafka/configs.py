@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -74,8 +74,7 @@ _DIGITS_MAX: Final = 20  # digits of a number; a 64-bit number never has more
 _PARSED_MAX: Final = 256  # topic settings whose parsed form is cached; in stored form, they can have 10 KiB per topic
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(msgspec.Struct, frozen=True):
     """A topic setting.
 
     Attributes:
@@ -173,8 +172,7 @@ Requests check and describe settings by this table. The reference page is genera
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ProduceLimits:
+class ProduceLimits(msgspec.Struct, frozen=True):
     """A topic's limits for produced batches.
 
     Attributes:
@@ -373,8 +371,7 @@ def _described(
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class _Described:
+class _Described(msgspec.Struct, frozen=True):
     name: str
     value: str
     kind: int

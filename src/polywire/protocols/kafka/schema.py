@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from polywire.protocols.kafka.definitions import DEFINITIONS
 from polywire.protocols.kafka.messages import Api
 from polywire.protocols.kafka.structures import Kind, Program, Record, Step
@@ -52,8 +54,7 @@ class Versions(NamedTuple):
 ALWAYS: Final = Versions(0, VERSION_MAX)
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(msgspec.Struct, frozen=True):
     """A field of a structure.
 
     Attributes:
@@ -78,8 +79,7 @@ class Field:
         return _type_name(self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class Structure:
+class Structure(msgspec.Struct, frozen=True):
     """The fields of a structure in the order in which they are encoded, and its record type."""
 
     fields: tuple[Field, ...]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterable
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
 import cramjam
+import msgspec
 
 from polywire.errors import PeerError
 from polywire.protocols.kafka07.decoder import next_wrapper, survey
@@ -42,8 +42,7 @@ class ExpandsTooFar(PeerError):
     """The compressed messages of one request exceed the limit after decompression."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlainSet:
+class PlainSet(msgspec.Struct, frozen=True):
     """A valid message set without compressed messages: the bytes ``data[start:stop]``.
 
     Attributes:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 from typing import Final
+
+import msgspec
 
 from polywire import names
 from polywire.errors import ErrorCode, Invalid, PeerError
@@ -68,8 +69,7 @@ class CompressionCodec(IntEnum):
     SNAPPY = 2
 
 
-@dataclass(frozen=True, slots=True)
-class ProduceEntry:
+class ProduceEntry(msgspec.Struct, frozen=True):
     """A message set of a request: the bytes ``[start, stop)`` of the request, its topic and partition."""
 
     topic: bytes
@@ -78,8 +78,7 @@ class ProduceEntry:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Produce:
+class Produce(msgspec.Struct, frozen=True):
     """PRODUCE, or MULTIPRODUCE with several entries. It has no response."""
 
     entries: Sequence[ProduceEntry]
@@ -90,8 +89,7 @@ class Produce:
         return RequestType.MULTIPRODUCE if self.is_multiple else RequestType.PRODUCE
 
 
-@dataclass(frozen=True, slots=True)
-class FetchEntry:
+class FetchEntry(msgspec.Struct, frozen=True):
     """A request for one partition: at most ``bytes_max`` bytes from an offset on."""
 
     topic: bytes
@@ -100,8 +98,7 @@ class FetchEntry:
     bytes_max: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(msgspec.Struct, frozen=True):
     entries: Sequence[FetchEntry]
     is_multiple: bool
 
@@ -110,8 +107,7 @@ class Fetch:
         return RequestType.MULTIFETCH if self.is_multiple else RequestType.FETCH
 
 
-@dataclass(frozen=True, slots=True)
-class Offsets:
+class Offsets(msgspec.Struct, frozen=True):
     """OFFSETS: request offsets at or before a time in milliseconds; ``LATEST`` and ``EARLIEST`` are special times."""
 
     topic: bytes

@@ -8,9 +8,10 @@ from __future__ import annotations
 import mmap
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from polywire.errors import ErrorCode, Invalid
 from polywire.records.batch import fill_spans, validate
@@ -58,8 +59,7 @@ RANGE_BYTES: Final = 1 << 20
 MAPPED_BYTES_MIN: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """A batch, or the records of a batch, for one partition."""
 
     partition: Partition
