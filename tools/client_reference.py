@@ -13,8 +13,11 @@ from polywire import testing
 from polywire.client import blocking, lane
 from polywire.client.client import Client
 from polywire.client.consumer import Consumer
+from polywire.client.notices import Rebalance
 from polywire.client.producer import Producer, Receipt, Receipts
+from polywire.client.queue import Job, Queue
 from polywire.client.record import Record
+from polywire.client.transaction import Transaction
 
 CLASSES: Final = (
     Client,
@@ -23,11 +26,17 @@ CLASSES: Final = (
     Receipts,
     lane.Delivery,
     Consumer,
+    Queue,
+    Job,
+    Transaction,
+    Rebalance,
     Record,
     blocking.SyncClient,
     blocking.SyncProducer,
     blocking.SyncReceipt,
     blocking.SyncConsumer,
+    blocking.SyncQueue,
+    blocking.SyncJob,
 )
 FUNCTIONS: Final = (("polywire.connect", polywire.connect), ("polywire.connect_sync", polywire.connect_sync))
 TABLES: Final = (

@@ -8,7 +8,8 @@ from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
-from polywire.choices import missing
+from polywire.choices import listed
+from polywire.choices import missing as choices_missing
 from polywire.cli.admin import AdminApi, HttpAddress
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
 from polywire.cli.output import Failed, ListFormat, note, print_list
@@ -68,12 +69,15 @@ def _calls(client: WireClient) -> QueueCalls:
 async def _find(client: WireClient, group: str, topic: str | None = None) -> list[QueueEntry]:
     """Return the queues of a group. Raises Missing(GROUP_MISSING)."""
     calls = _calls(client)
-    found = [queue for queue in await calls.entries(group) if topic in (None, queue.name)]
+    queues = await calls.entries(group)
+    found = [queue for queue in queues if topic in (None, queue.name)]
+    if queues and not found:
+        known = listed(sorted(queue.name for queue in queues))
+        raise Failed(f"the group does not read this topic group={group!r} topic={topic!r} topics={known}")
     if not found:
-        facts = "" if topic is None else f"topic={topic!r}"
-        raise missing(
-            ErrorCode.GROUP_MISSING, "group", group, sorted({one.group for one in await calls.entries()}), facts=facts
-        )
+        known_groups = sorted({queue.group for queue in await calls.entries()})
+        why = choices_missing(ErrorCode.GROUP_MISSING, "group", group, known_groups).message
+        raise Failed(f"{why} (list queues with: polywire queue list)")
     return found
 
 
@@ -237,14 +241,18 @@ def redrive(
     api = AdminApi(http)
     path = f"topics/{topic}"
     found = api.get([f"{path}/dead-letters"])[f"{path}/dead-letters"]
-    targets = [entry["topic"] for entry in found["targets"] if not to or entry["topic"] in to]
-    if dry_run or not targets:
-        note(f"would send letters={found['letters']} topics={','.join(targets) or '-'} more={found['more']}")
+    counts = {entry["topic"]: entry["letters"] for entry in found["targets"] if not to or entry["topic"] in to}
+    targets = ",".join(sorted(counts))
+    if not counts:
+        note(f"nothing to send topic={topic!r}" + (f" to={','.join(to)}" if to else ""))
+        return
+    if dry_run:
+        note(f"would send letters={sum(counts.values())}{' or more' if found['more'] else ''} topics={targets}")
         return
     sent = 0
     for _ in range(REDRIVES_MAX):
-        result = api.request("POST", f"{path}/redrive", {"topics": targets})
+        result = api.request("POST", f"{path}/redrive", {"topics": sorted(counts)})
         sent += result["letters"]
         if not result["letters"] or not result["more"]:
             break
-    note(f"sent letters={sent} topics={','.join(targets)}")
+    note(f"sent letters={sent} topics={targets}")

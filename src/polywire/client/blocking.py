@@ -19,6 +19,7 @@ from polywire.client.link import CONNECT_S, RECONNECT_S
 from polywire.client.listings import GroupInfo, PartitionLag
 from polywire.client.notices import OnConnect, OnDisconnect
 from polywire.client.producer import Producer, ProducerOptions, Receipt, Receipts
+from polywire.client.queue import Job, Queue, QueueOptions
 from polywire.client.record import Headers, Record, Text, as_json
 from polywire.client.sync import LoopThread
 from polywire.client.transaction import BUFFER_BYTES, TIMEOUT_S, Transaction
@@ -297,6 +298,84 @@ class SyncTransaction:
         self._thread.run(self._transaction.abort())
 
 
+class SyncJob:
+    """The blocking ``Job``, returned by ``SyncQueue``."""
+
+    __slots__ = ("_job", "_thread")
+
+    def __init__(self, thread: LoopThread, job: Job) -> None:
+        self._thread: Final = thread
+        self._job: Final = job
+
+    @property
+    def record(self) -> Record:
+        """The record."""
+        return self._job.record
+
+    @property
+    def attempt(self) -> int:
+        """How often the record was delivered, from 1."""
+        return self._job.attempt
+
+    @property
+    def text(self) -> str:
+        """The value as text. See ``Record.text``."""
+        return self._job.text
+
+    def json(self) -> Any:
+        """Return the value decoded from JSON. See ``Record.json``."""
+        return self._job.json()
+
+    def ack(self) -> None:
+        """Report that the work is done. See ``Job.ack``."""
+        self._thread.run(self._job.ack())
+
+    def retry(self, *, delay_s: float = 0.0, reason: str = "") -> None:
+        """Return the record to the queue. See ``Job.retry``."""
+        self._thread.run(self._job.retry(delay_s=delay_s, reason=reason))
+
+    def reject(self, reason: str = "") -> None:
+        """Give the record up. See ``Job.reject``."""
+        self._thread.run(self._job.reject(reason))
+
+
+class SyncQueue:
+    """The blocking ``Queue``, created by ``SyncClient.queue``. Several threads may take jobs from it.
+
+    Example:
+        with client.queue("jobs", group="workers") as queue:
+            for job in queue:
+                print(job.text)
+                job.ack()
+    """
+
+    def __init__(self, thread: LoopThread, queue: Queue) -> None:
+        self._thread: Final = thread
+        self._queue: Final = queue
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._queue.start())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[SyncJob]:
+        while (job := self.get()) is not None:
+            yield job
+
+    def get(self, *, timeout_s: float | None = None) -> SyncJob | None:
+        """Wait for the next job. See ``Queue.get``."""
+        job = self._thread.run(self._queue.get(timeout_s=timeout_s))
+        return None if job is None else SyncJob(self._thread, job)
+
+    def close(self) -> None:
+        """Send pending acknowledgements and close the connection. See ``Queue.close``."""
+        self._thread.run(self._queue.close())
+
+
 class SyncClient:
     """The blocking ``Client``, created by ``connect_sync``. Close it, or use it in a ``with``.
 
@@ -355,6 +434,10 @@ class SyncClient:
     def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> SyncConsumer:
         """Return a consumer of the topics. Options are the arguments of ``Consumer``."""
         return SyncConsumer(self._thread, self._thread.run(_call(lambda: self._client.consumer(*topics, **options))))
+
+    def queue(self, topic: str, **options: Unpack[QueueOptions]) -> SyncQueue:
+        """Return a topic as a work queue. Options are the arguments of ``Queue``."""
+        return SyncQueue(self._thread, self._client.queue(topic, **options))
 
     def transaction(
         self,

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, ClassVar, Final, Generic, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, ParamSpec, Self, TypeVar, cast
 
 from polywire.client.address import secured
 from polywire.client.failures import cannot_connect, connection_closed, invalid_reply, no_reply
@@ -56,8 +56,7 @@ class Connection(asyncio.Protocol, ABC):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport. Called by asyncio."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports have no common base class
         host, port, *_ = transport.get_extra_info("peername") or ("unknown", 0)
         self._address = spell_address(host, port)
 

@@ -15,8 +15,11 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from inspect import isawaitable
 from types import TracebackType
-from typing import Any, Final, Self, TypedDict
+from typing import Any, Final, NamedTuple, Self, TypedDict
+
+from msgspec.structs import replace
 
 from polywire.client.link import BACKOFF_MAX_S, BACKOFF_MIN_S, GONE, Link
 from polywire.client.notices import OnConnect, OnDisconnect, log
@@ -33,6 +36,7 @@ PREFETCH: Final = 100
 PREFETCH_MAX: Final = 10_000
 RENEWALS: Final = 3  # a lock is renewed when this part of its duration is over
 RETRY_DELAYS_S: Final = (1.0, 10.0, 60.0)
+DELAY_S_MAX: Final = 30 * 86_400  # the broker's limit
 _RUNS_MAX: Final = 1_000  # acknowledgements of one request
 
 
@@ -51,6 +55,16 @@ class QueueOptions(TypedDict, total=False):
     on_disconnect: OnDisconnect | None
 
 
+class _End(NamedTuple):
+    """An acknowledgement to send."""
+
+    job: Job
+    outcome: Outcome
+    delay_ms: int
+    reason: str
+    done: asyncio.Future[None]
+
+
 class Job:
     """A record to work on. End it with ``ack``, ``retry`` or ``reject``, once.
 
@@ -59,7 +73,7 @@ class Job:
         attempt: how often the record was delivered, from 1.
     """
 
-    __slots__ = ("_queue", "attempt", "is_done", "record", "renew_at")
+    __slots__ = ("_queue", "attempt", "is_done", "is_lost", "record", "renew_at")
 
     def __init__(self, queue: Queue, record: Record, attempt: int, renew_at: float) -> None:
         self._queue: Final = queue
@@ -67,6 +81,7 @@ class Job:
         self.attempt: Final = attempt
         self.renew_at = renew_at
         self.is_done = False
+        self.is_lost = False  # its lock has expired, or its connection was lost
 
     @property
     def value(self) -> bytes | None:
@@ -90,19 +105,24 @@ class Job:
         """
         await self._queue.finish(self, Outcome.ACCEPT)
 
-    async def retry(self, *, delay_s: float = 0.0) -> None:
-        """Return the record to the queue. After the last attempt, it becomes a dead letter.
+    async def retry(self, *, delay_s: float = 0.0, reason: str = "") -> None:
+        """Return the record to the queue. After the last attempt, it is finished, or becomes a dead letter.
 
         Args:
             delay_s: how long no worker gets it, in seconds, at most 30 days.
+            reason: header ``dead.reason`` of the dead letter, at most 1,024 characters.
 
         Raises as ``ack``.
         """
-        await self._queue.finish(self, Outcome.RELEASE, delay_s)
+        await self._queue.finish(self, Outcome.RELEASE, delay_s, reason)
 
-    async def reject(self) -> None:
-        """Give the record up. It becomes a dead letter if the group has a dead-letter topic. Raises as ``ack``."""
-        await self._queue.finish(self, Outcome.REJECT)
+    async def reject(self, reason: str = "") -> None:
+        """Give the record up. It becomes a dead letter if the group has a dead-letter topic. Raises as ``ack``.
+
+        Args:
+            reason: header ``dead.reason`` of the dead letter, at most 1,024 characters.
+        """
+        await self._queue.finish(self, Outcome.REJECT, reason=reason)
 
 
 class Queue:
@@ -141,7 +161,8 @@ class Queue:
             topic: full name of an existing topic.
             group: share group of the workers.
             worker: name of this worker in the group; None generates one.
-            prefetch: how many records this worker holds at most.
+            prefetch: how many records this worker holds at most. While it holds them, no other worker gets them. Use a
+                small number if jobs are slow.
             start: where a new group begins: "earliest", "latest", or "by_duration:P1D" for the last day.
             lock_s: how long the broker waits for a worker that has vanished, in seconds.
             attempts: after this many deliveries, a record becomes a dead letter.
@@ -167,7 +188,7 @@ class Queue:
         self._settings: Final = _settings(start, lock_s, attempts, dead_letters)
         self._jobs: deque[Job] = deque()  # fetched, not returned yet
         self._held: dict[tuple[int, int], Job] = {}  # all jobs under a lock, by partition and offset
-        self._ends: list[tuple[Job, Outcome, int, asyncio.Future[None]]] = []  # acknowledgements to send
+        self._ends: list[_End] = []  # acknowledgements to send
         self._news = asyncio.Event()
         self._space = asyncio.Event()
         self._failure: BrokerError | None = None
@@ -175,6 +196,7 @@ class Queue:
         self._sending: asyncio.Task[None] | None = None
         self._calls: QueueCalls | None = None
         self._lock_s = math.inf
+        self._is_known = asyncio.Event()  # set once ``_lock_s`` is that of the group
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -240,16 +262,20 @@ class Queue:
         *,
         concurrency: int = 1,
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+        job_timeout_s: float | None = None,
     ) -> None:
         """Call a handler for each job, until the call is cancelled. A job is acknowledged when its handler returns.
 
-        If the handler raises, the job is retried with a delay, and after the last attempt it becomes a dead letter. A
-        handler may also end the job itself.
+        If the handler raises, the job is retried with a delay. After the last attempt it is finished, or becomes a dead
+        letter with the exception as its reason. A handler may also end the job itself.
 
         Args:
             handler: coroutine function with one argument, the job.
             concurrency: number of jobs to work on at the same time.
             retry_delays_s: delay before each further attempt, in seconds; the last one repeats.
+            job_timeout_s: a handler that takes longer is cancelled, and its job has failed.
+
+        Raises Invalid(INVALID_REQUEST) if the handler is not a coroutine function.
 
         Example:
             async def send(job):
@@ -263,7 +289,7 @@ class Queue:
 
         async def work() -> None:
             async for job in self:
-                await _work(job, handler, retry_delays_s)
+                await _work(job, handler, retry_delays_s, job_timeout_s)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
@@ -321,17 +347,21 @@ class Queue:
             found = await calls.acquire(self._group, self._topic, self._worker, records_max=space, wait_ms=WAIT_MS)
             self._link.note_response()
             self._lock_s = found.lock_s
+            self._is_known.set()
             self._add(found)
 
     def _add(self, found: Acquisition) -> None:
         renew_at = asyncio.get_running_loop().time() + found.lock_s / RENEWALS
         for record, attempt in found.records:
             job = Job(self, record, attempt, renew_at)
+            older = self._held.get((record.partition, record.offset))
+            if older is not None:  # its lock has expired
+                older.is_lost = True
             self._held[record.partition, record.offset] = job
             self._jobs.append(job)
         for partition, offset in found.gaps:
             gap = Job(self, _gap(self._topic, partition, offset), 0, math.inf)
-            self._put(gap, Outcome.GAP, 0)
+            self._put(gap, Outcome.GAP)
         if found.records:
             self._news.set()
 
@@ -340,42 +370,41 @@ class Queue:
         lost, self._held = self._held, {}
         self._jobs.clear()
         for job in lost.values():
-            job.is_done = True
+            job.is_lost = True
         ends, self._ends = self._ends, []
-        for _, _, _, done in ends:
-            if not done.done():
-                done.set_exception(_lost(error))
+        for end in ends:
+            if not end.done.done():
+                end.done.set_exception(_lost(error))
         self._space.set()
 
     async def _renew(self) -> None:
         loop = asyncio.get_running_loop()
+        await self._is_known.wait()
         while True:
-            await asyncio.sleep(min(self._lock_s, 60.0) / (2 * RENEWALS))
+            await asyncio.sleep(self._lock_s / (2 * RENEWALS))
             now = loop.time()
             for job in list(self._held.values()):
-                if job.renew_at <= now and not job.is_done:
+                if job.renew_at <= now and not job.is_done and not job.is_lost:
                     job.renew_at = now + self._lock_s / RENEWALS
-                    self._put(job, Outcome.RENEW, 0)
+                    self._put(job, Outcome.RENEW)
 
     # Acknowledging
 
-    async def finish(self, job: Job, outcome: Outcome, delay_s: float = 0.0) -> None:
+    async def finish(self, job: Job, outcome: Outcome, delay_s: float = 0.0, reason: str = "") -> None:
         """End a job. Called by its methods."""
-        if job.is_done:
-            raise Conflict(
-                ErrorCode.RECORD_NOT_ACQUIRED,
-                "the job has ended, or its connection was lost: another worker gets the record"
-                f" topic={self._topic!r} partition={job.record.partition} offset={job.record.offset}",
-            )
-        if not 0 <= delay_s < math.inf:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"delay_s must not be negative got={delay_s}")
+        if job.is_done or job.is_lost:
+            why = "the job has ended" if job.is_done else "its lock has ended, so another worker gets the record"
+            facts = f"topic={self._topic!r} partition={job.record.partition} offset={job.record.offset}"
+            raise Conflict(ErrorCode.RECORD_NOT_ACQUIRED, f"{why} {facts}")
+        if not 0 <= delay_s <= DELAY_S_MAX:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"delay_s must be from 0 to {DELAY_S_MAX} (30 days) got={delay_s}")
         job.is_done = True
-        await self._put(job, outcome, int(delay_s * 1000))
+        await self._put(job, outcome, int(delay_s * 1000), reason)
 
-    def _put(self, job: Job, outcome: Outcome, delay_ms: int) -> asyncio.Future[None]:
+    def _put(self, job: Job, outcome: Outcome, delay_ms: int = 0, reason: str = "") -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.add_done_callback(_seen)
-        self._ends.append((job, outcome, delay_ms, done))
+        self._ends.append(_End(job, outcome, delay_ms, reason, done))
         if self._sending is None:
             self._sending = asyncio.ensure_future(self._send())
         return done
@@ -386,25 +415,21 @@ class Queue:
             await asyncio.sleep(0)  # jobs that end in the same pass of the loop share one request
             while self._ends:
                 ends, self._ends = self._ends, []
-                await self._send_all(sorted(ends, key=lambda end: (end[0].record.partition, end[0].record.offset)))
+                await self._send_all(sorted(ends, key=lambda end: (end.job.record.partition, end.job.record.offset)))
         finally:
             self._sending = None
 
-    async def _send_all(self, ends: Sequence[tuple[Job, Outcome, int, asyncio.Future[None]]]) -> None:
+    async def _send_all(self, ends: Sequence[_End]) -> None:
         runs: list[AcknowledgedRun] = []
         parts: list[list[tuple[Job, asyncio.Future[None]]]] = []
-        for job, outcome, delay_ms, done in ends:
+        for job, outcome, delay_ms, reason, done in ends:
             partition, offset = job.record.partition, job.record.offset
-            last = runs[-1] if runs else None
-            if last is not None and (last.partition, last.last + 1, last.outcome, last.delay_ms) == (
-                partition,
-                offset,
-                outcome,
-                delay_ms,
-            ):
-                runs[-1] = AcknowledgedRun(partition, last.first, offset, outcome, delay_ms)
+            alone = AcknowledgedRun(partition, offset, offset, outcome, delay_ms, reason)
+            last = runs[-1] if runs else alone
+            if runs and replace(alone, first=last.first) == replace(last, last=offset) and last.last + 1 == offset:
+                runs[-1] = replace(alone, first=last.first)
             else:
-                runs.append(AcknowledgedRun(partition, offset, offset, outcome, delay_ms))
+                runs.append(alone)
                 parts.append([])
             parts[-1].append((job, done))
         for first in range(0, len(runs), _RUNS_MAX):
@@ -437,14 +462,17 @@ class Queue:
             return error
 
 
-async def _work(job: Job, handler: Callable[[Job], Awaitable[object]], retry_delays_s: Sequence[float]) -> None:
+async def _work(
+    job: Job, handler: Callable[[Job], Awaitable[object]], retry_delays_s: Sequence[float], timeout_s: float | None
+) -> None:
     try:
-        await handler(job)
-    except Exception:  # whatever fails, the job is retried
+        working = handler(job)
+        if isawaitable(working):
+            await asyncio.wait_for(working, timeout_s)
+    except Exception as error:  # whatever fails, the job is retried
         delay_s = retry_delays_s[min(job.attempt, len(retry_delays_s)) - 1]
         log.warning(
-            "job failed: it is retried, or becomes a dead letter after the last attempt topic=%s partition=%d offset=%d"
-            " attempt=%d",
+            "job failed, and is retried unless this was the last attempt topic=%s partition=%d offset=%d attempt=%d",
             job.record.topic,
             job.record.partition,
             job.record.offset,
@@ -453,11 +481,13 @@ async def _work(job: Job, handler: Callable[[Job], Awaitable[object]], retry_del
         )
         if not job.is_done:
             with suppress(BrokerError):
-                await job.retry(delay_s=delay_s)
-    else:
-        if not job.is_done:
-            with suppress(Conflict):  # another worker gets the record
-                await job.ack()
+                await job.retry(delay_s=delay_s, reason=repr(error))
+        return
+    if not isawaitable(working):
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"handler must be a coroutine function (async def) got={handler!r}")
+    if not job.is_done:
+        with suppress(Conflict):  # another worker gets the record
+            await job.ack()
 
 
 def _settings(

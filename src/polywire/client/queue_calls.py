@@ -38,6 +38,10 @@ class QueueCalls:
     def __init__(self, client: PolywireClient) -> None:
         self._client: Final = client
 
+    async def close(self) -> None:
+        """Close the connection. The broker then releases the records that were acquired over it."""
+        await self._client.close()
+
     async def _ask(self, verb: Verb, head: Head, kind: type[_H]) -> _H:
         response, _ = await self._client.ask(verb, head)
         return decode(response, kind)

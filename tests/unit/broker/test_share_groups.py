@@ -264,7 +264,7 @@ def test_members_that_wait_are_notified_one_after_another() -> None:
         queue.shares.acquire("g", queue.partition, name, offset, offset + 1, count_max=1, done=None)
 
     def wait(name: str) -> None:
-        queue.shares.wait("g", queue.partition, lambda: take(name))
+        queue.shares.wait("g", queue.partition, name, lambda: take(name))
 
     for name in "abc":
         wait(name)
@@ -342,7 +342,7 @@ def test_a_deleted_topic_takes_its_progress_along() -> None:
     queue = Queue()
     queue.acquire()
     woken: list[int] = []
-    queue.shares.wait("g", queue.partition, lambda: woken.append(1))
+    queue.shares.wait("g", queue.partition, "m", lambda: woken.append(1))
     queue.memory.broker.delete_topic(queue.memory.broker.topic("t"))
     queue.memory.run()
     assert woken == [1]

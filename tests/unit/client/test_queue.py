@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+import uvloop
 
 import polywire
 from polywire import Client, Job
@@ -112,6 +113,88 @@ def test_a_job_ends_once(play: Play) -> None:
             assert await held(client) == (0, 1)
 
     play(scenario)
+
+
+def test_a_dead_letter_has_the_reason(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "jobs", 3)
+
+        async def work(job: Job) -> None:
+            if job.text == "0":
+                raise ValueError("boom")
+            if job.text == "1":
+                await job.reject("no such customer")
+            await asyncio.sleep(60)
+
+        with pytest.raises(Invalid, match="its own dead-letter topic"):
+            await client.queue("jobs", group="g", dead_letters="jobs").start()
+        async with client.queue("jobs", group="g", attempts=1, dead_letters="dead") as queue:
+            running = asyncio.ensure_future(queue.run(work, concurrency=3, job_timeout_s=0.05))
+            for _ in range(int(WAIT_S / 0.05)):
+                if len(await dead(client)) == 3:
+                    break
+                await asyncio.sleep(0.05)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        assert await dead(client) == {"0": b"ValueError('boom')", "1": b"no such customer", "2": b"TimeoutError()"}
+
+    async def dead(client: Client) -> dict[str, object]:
+        if "dead" not in {topic.name for topic in await client.topics()}:
+            return {}
+        parts = [part for part in await client.bounds("dead") if part.next_offset]
+        records = [record for part in parts for record in await client.fetch("dead", part.partition, 0)]
+        return {record.text: record.headers["dead.reason"] for record in records}
+
+    play(scenario)
+
+
+def test_a_handler_must_be_a_coroutine_function(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "jobs", 1)
+        async with client.queue("jobs", group="g") as queue:
+            with pytest.raises(ExceptionGroup) as caught:
+                await queue.run(lambda job: None)  # type: ignore[arg-type,return-value]
+            assert caught.group_contains(Invalid, match="async def")
+
+    play(scenario)
+
+
+def test_a_job_whose_lock_has_expired_cannot_be_acknowledged(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(client: Client) -> None:
+        await fill(client, "jobs", 1)
+        monkeypatch.setattr("polywire.client.queue.RENEWALS", 0.1)  # locks are not renewed
+        async with client.queue("jobs", group="g", lock_s=1) as queue:
+            first, second = [await queue.get(timeout_s=WAIT_S) for _ in range(2)]
+            assert first is not None
+            assert second is not None
+            assert (first.attempt, second.attempt) == (1, 2)
+            with pytest.raises(Conflict, match="its lock has ended"):
+                await first.ack()
+            await second.ack()
+
+    play(scenario)
+
+
+def test_the_blocking_queue(served: Served) -> None:
+    with polywire.connect_sync(served.address) as client:
+        client.create_topic("jobs", 1)
+        client.send("jobs", "a")
+        with client.queue("jobs", group="g") as queue:
+            job = next(iter(queue))
+            assert (job.text, job.attempt, job.record.offset) == ("a", 1, 0)
+            job.ack()
+            assert queue.get(timeout_s=0.01) is None
+
+
+def test_a_client_works_under_uvloop(served: Served) -> None:
+    async def scenario() -> str:
+        async with polywire.connect(served.address) as client:
+            await client.send("t", "a")
+            async with client.consumer("t") as consumer:
+                return (await anext(consumer)).text
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(scenario()) == "a"
 
 
 def test_locks_are_renewed_while_a_job_runs(play: Play) -> None:

@@ -138,12 +138,14 @@ class Batch(NamedTuple):
     Attributes:
         outcomes: one for all offsets, or one for each.
         delay_s: how long released records stay unavailable.
+        reason: why the member could not process the records. It becomes a header of dead letters.
     """
 
     first: int
     last: int
     outcomes: Sequence[int]
     delay_s: float = 0.0
+    reason: str = ""
 
 
 class Settled(NamedTuple):
@@ -153,7 +155,8 @@ class Settled(NamedTuple):
         finished: records that are finished. The caller must store this first.
         unlocked: offsets whose locks end.
         released: those of them that are available again.
-        rejected: offsets of records that a member rejected or that were delivered too often, with the delivery counts.
+        rejected: (offset, delivery count, reason or empty) of records that a member rejected, or that were delivered too
+            often.
         renewed: offsets that get a new lock, which is that of NO_MEMBER for records that were released with a delay.
         accepted: number of accepted records.
     """
@@ -161,7 +164,7 @@ class Settled(NamedTuple):
     finished: Sequence[Run] = ()
     unlocked: Sequence[int] = ()
     released: Sequence[int] = ()
-    rejected: Sequence[tuple[int, int]] = ()
+    rejected: Sequence[tuple[int, int, str]] = ()
     renewed: Sequence[tuple[int, Lock]] = ()
     accepted: int = 0
 
@@ -279,10 +282,10 @@ class SharePartition:
         finished: list[Run] = []
         unlocked: list[int] = []
         released: list[int] = []
-        rejected: list[tuple[int, int]] = []
+        rejected: list[tuple[int, int, str]] = []
         renewed: list[tuple[int, Lock]] = []
         accepted = 0
-        for first, last, outcomes, delay_s in batches:
+        for first, last, outcomes, delay_s, reason in batches:
             for offset in range(first, last + 1):
                 lock = locks.get(offset)
                 if lock is None or lock.member != member:
@@ -308,7 +311,7 @@ class SharePartition:
                     released.append(offset)
                     continue
                 if outcome in (Outcome.RELEASE, Outcome.REJECT):
-                    rejected.append((offset, counts[offset]))
+                    rejected.append((offset, counts[offset], reason))
                 accepted += outcome == Outcome.ACCEPT
                 finished.append(Run(offset, offset, FINISHED))
         return Settled(_joined(finished), unlocked, released, rejected, renewed, accepted)
@@ -329,7 +332,7 @@ class SharePartition:
 
     def hold(self, effect: Settled) -> Settled:
         """Return the effect without its rejected records, which no member can acquire until ``finish`` is called."""
-        offsets = {offset for offset, _ in effect.rejected}
+        offsets = {offset for offset, *_ in effect.rejected}
         held = Lock(NO_MEMBER, math.inf, 0, 0)
         self._locks.update(dict.fromkeys(offsets, held))
         finished = runs_of(
@@ -359,9 +362,9 @@ class SharePartition:
 
     def _releasing(self, offsets: Sequence[int], deliveries_max: int) -> Settled:
         counts = self.progress.counts
-        rejected = [(offset, counts[offset]) for offset in offsets if counts[offset] >= deliveries_max]
+        rejected = [(offset, counts[offset], "") for offset in offsets if counts[offset] >= deliveries_max]
         released = [offset for offset in offsets if counts[offset] < deliveries_max]
-        finished = runs_of((offset, FINISHED) for offset, _ in rejected)
+        finished = runs_of((offset, FINISHED) for offset, *_ in rejected)
         return Settled(finished, offsets, released, rejected)
 
     @property

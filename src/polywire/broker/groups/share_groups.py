@@ -51,7 +51,7 @@ class ShareOffsets(NamedTuple):
         start: all records below this offset are finished.
         end: no record from this offset on was delivered.
         unfinished: records below ``end`` that are not finished.
-        acquired: number of those of them that members hold now, by member.
+        acquired: number of those of them that members hold now, by member. Members that wait for records hold none.
         delayed: number of those of them that were released with a delay, or are copied to a dead-letter topic.
     """
 
@@ -65,10 +65,11 @@ class ShareOffsets(NamedTuple):
 class _Waiting:
     """A member that waits for records of a partition. A handle."""
 
-    __slots__ = ("_reading", "wake")
+    __slots__ = ("_reading", "member", "wake")
 
-    def __init__(self, reading: _Reading, wake: Callable[[], None]) -> None:
+    def __init__(self, reading: _Reading, member: str, wake: Callable[[], None]) -> None:
         self._reading: Final = reading
+        self.member: Final = member
         self.wake: Final = wake
 
     def cancel(self) -> None:
@@ -319,7 +320,8 @@ class ShareGroups:
         Rejected records are first copied to the group's dead-letter topic, if it has one.
         """
         topic = self.directory.settings(reading.group).dead_letters if effect.rejected else ""
-        rejected = effect.rejected if topic else ()
+        # a queue is not its own dead-letter topic: its records would come back for ever
+        rejected = effect.rejected if topic and topic != reading.partition.topic.name.full else ()
         if rejected:
             effect = reading.share.hold(effect)
             done = _Countdown(len(rejected) + 1, done) if done is not None else None
@@ -331,8 +333,8 @@ class ShareGroups:
         self._watch_locks(reading)
         self._wake_soon(reading)
         deliveries_max = self.directory.settings(reading.group).deliveries_max
-        for offset, deliveries in rejected:
-            reason = REJECTED if deliveries < deliveries_max else EXHAUSTED
+        for offset, deliveries, reason in rejected:
+            reason = reason or (REJECTED if deliveries < deliveries_max else EXHAUSTED)
             end = partial(self._end_letter, reading, offset, done)
             letter = Letter(reading.partition, offset, deliveries, reason, reading.group, topic, end)
             self._dead_letters.put(letter)
@@ -393,15 +395,15 @@ class ShareGroups:
 
     # Waiting
 
-    def wait(self, name: str, partition: Partition, wake: Callable[[], None]) -> Handle:
-        """Call ``wake`` once, when the group may have an available record in the partition, or no longer reads it.
+    def wait(self, name: str, partition: Partition, member: str, wake: Callable[[], None]) -> Handle:
+        """Call ``wake`` once, when a member may acquire a record of the partition, or the group no longer reads it.
 
         Call ``begin`` first. The returned handle cancels this. Raises Missing(PARTITION_MISSING).
         """
         reading = self._reading(name, partition)
         if reading is None or partition.ended:
             raise Missing(ErrorCode.PARTITION_MISSING, f"the group does not read this partition group={name!r}")
-        waiting = _Waiting(reading, wake)
+        waiting = _Waiting(reading, member, wake)
         reading.waiting[waiting] = None
         self._wake_soon(reading)
         return waiting
@@ -463,6 +465,8 @@ class ShareGroups:
         is_current = reading is not None and reading.share.progress is progress
         holders = reading.share.holders() if reading is not None and is_current else {}
         delayed = holders.pop(NO_MEMBER, 0)
+        for waiting in reading.waiting if reading is not None and is_current else ():
+            holders.setdefault(waiting.member, 0)
         return ShareOffsets(progress.start, progress.end, len(progress.counts), holders, delayed)
 
     def partitions(self, name: str) -> list[Partition]:

@@ -471,13 +471,18 @@ class Acquired(Head, frozen=True):
 
 
 class AcknowledgedRun(Head, frozen=True):
-    """Consecutive records with the same outcome (spec: polywire#queues)."""
+    """Consecutive records with the same outcome (spec: polywire#queues).
+
+    Attributes:
+        reason: why the records could not be processed, for the header of dead letters.
+    """
 
     partition: Int
     first: Int
     last: Int
     outcome: Int
     delay_ms: Int = 0
+    reason: str = ""
 
 
 class Acknowledge(Head, frozen=True):

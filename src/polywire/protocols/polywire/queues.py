@@ -12,6 +12,7 @@ from functools import partial
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Any, Final
 
+from polywire.broker.groups.dead_letters import REASON_BYTES_MAX
 from polywire.broker.groups.share import Batch
 from polywire.broker.permissions import Action
 from polywire.errors import BrokerError, ErrorCode, Invalid
@@ -29,6 +30,7 @@ from polywire.records.compression import expand_body
 from polywire.records.header import read_header, walk
 from polywire.records.reshape import keep
 from polywire.records.rows import Rows
+from polywire.share_settings import DEAD_LETTERS
 from polywire.types import Level, Outcome
 
 if TYPE_CHECKING:
@@ -166,7 +168,7 @@ def acknowledge(session: ReplyOwner, correlation: int, request: messages.Acknowl
                 request.group,
                 partition_of(topic, run.partition),
                 request.member,
-                [Batch(run.first, run.last, (run.outcome,), run.delay_ms / 1000)],
+                [Batch(run.first, run.last, (run.outcome,), run.delay_ms / 1000, run.reason[:REASON_BYTES_MAX])],
                 by=session.admission.caller,
                 done=done,
             )
@@ -193,6 +195,11 @@ def configure(session: ReplyOwner, correlation: int, request: messages.Configure
     check_name("group", request.group)
     topic = session.broker.topic(request.name)
     shares, by = session.broker.shares, session.admission.caller
+    if request.settings.get(DEAD_LETTERS) == topic.name.full:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"a queue cannot be its own dead-letter topic (use another) topic={request.name!r}",
+        )
     settings = dict(shares.directory.stored_settings(request.group))
     for name, value in request.settings.items():
         if value is None:

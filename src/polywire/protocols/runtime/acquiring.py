@@ -285,7 +285,7 @@ class Acquiring(ABC, Generic[_Place]):
             if partition is None:
                 continue
             try:
-                self._stops.append(broker.shares.wait(self.group, partition, wake))
+                self._stops.append(broker.shares.wait(self.group, partition, self.member, wake))
             except BrokerError:  # the topic was deleted in the meantime
                 self._stops.append(broker.loop.call_soon(wake))
                 return
