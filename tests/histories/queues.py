@@ -56,7 +56,7 @@ SETTINGS: Final = {
 
 @dataclass
 class Record:
-    """What happened to one record.
+    """The history of one record.
 
     Attributes:
         attempts: delivery counts, in the order in which workers saw them.
@@ -112,21 +112,21 @@ class Run:
         self.is_over = False
 
     async def run(self) -> None:
-        with self.broker:
-            async with polywire.connect(self.broker.url(), reconnect_s=60) as client:
-                await client.create_topic(TOPIC, PARTITIONS)
-                calls = await self.calls()
-                await calls.configure(GROUP, TOPIC, SETTINGS)
-                async with asyncio.TaskGroup() as group:
-                    producer = group.create_task(self.produce())
-                    workers = [group.create_task(self.work(number)) for number in range(WORKERS)]
-                    await self.disturb()
-                    self.is_over = True
-                    await producer
-                    await self.settle()
-                    for worker in workers:
-                        worker.cancel()
-                await self.check(client)
+        async with polywire.connect(self.broker.url(), reconnect_s=60) as client:
+            await client.create_topic(TOPIC, PARTITIONS)
+            calls = await self.calls()
+            await calls.configure(GROUP, TOPIC, SETTINGS)
+            await calls.close()
+            async with asyncio.TaskGroup() as group:
+                producer = group.create_task(self.produce())
+                workers = [group.create_task(self.work(number)) for number in range(WORKERS)]
+                await self.disturb()
+                self.is_over = True
+                await producer
+                await self.settle()
+                for worker in workers:
+                    worker.cancel()
+            await self.check(client)
 
     async def calls(self) -> QueueCalls:
         host, port = self.broker.addresses["polywire"]
@@ -150,17 +150,21 @@ class Run:
     async def work(self, worker: int) -> None:
         while True:
             try:
-                calls = await self.calls()
-                try:
-                    for _ in range(self.random.randint(20, 200)):
-                        await self.take(calls, worker)
-                finally:
-                    await calls.close()
+                await self.work_for_a_while(worker)
             except BrokerError:
                 await asyncio.sleep(0.05)
             for record in self.history.records.values():  # its connection has ended
                 if record.holder == worker:
                     record.holder = -1
+
+    async def work_for_a_while(self, worker: int) -> None:
+        """Use one connection until it is lost, or for some requests."""
+        calls = await self.calls()
+        try:
+            for _ in range(self.random.randint(20, 200)):
+                await self.take(calls, worker)
+        finally:
+            await calls.close()
 
     async def take(self, calls: QueueCalls, worker: int) -> None:
         """Acquire some records and report an outcome for most of them."""
@@ -243,11 +247,15 @@ class Run:
     async def settle(self) -> None:
         """Wait until no record is unfinished."""
         calls = await self.calls()
+        left = 1
         for _ in range(int(FINISHED_S / 0.5)):
-            if not await self.left(calls):
-                return
+            left = await self.left(calls)
+            if not left:
+                break
             await asyncio.sleep(0.5)
-        self.history.wrong.append(f"{await self.left(calls)} records are unfinished at the end")
+        await calls.close()
+        if left:
+            self.history.wrong.append(f"{left} records are unfinished at the end")
 
     async def check(self, client: Client) -> None:
         """Compare what workers saw with the dead letters."""
@@ -276,7 +284,8 @@ def main() -> None:
     chosen = parser.parse_args()
     with TemporaryDirectory() as place:
         run = Run(Path(place), chosen.seed, chosen.count)
-        asyncio.run(run.run())
+        with run.broker:
+            asyncio.run(run.run())
     history = run.history
     print(
         f"seed={chosen.seed} faults={dict(run.faults)} sent={len(history.sent)} deliveries={history.deliveries}"
