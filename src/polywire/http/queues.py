@@ -208,10 +208,11 @@ class QueueEndpoints:
                     "name": name,
                     "value": stored.get(name, DEFAULTS[name]),
                     "default": DEFAULTS[name],
-                    "is_own": name in stored,
+                    "source": "group" if name in stored else "default",
                     "meaning": setting.meaning,
                     "allowed": spelled(name),
-                    "choices": setting.choices,
+                    "choices": setting.choices or None,
+                    "is_fixed": False,
                 }
                 for name, setting in SETTINGS.items()
             ],

@@ -107,8 +107,8 @@ def test_a_queue_is_described(filled: Site) -> None:
     ]
     settings = {row["name"]: row for row in found["setting_list"]}
     assert settings.keys() == SETTINGS.keys()
-    assert (settings[DELIVERIES]["value"], settings[DELIVERIES]["is_own"]) == ("3", True)
-    assert (settings[LOCK_DURATION]["value"], settings[LOCK_DURATION]["is_own"]) == ("30000", False)
+    assert (settings[DELIVERIES]["value"], settings[DELIVERIES]["source"]) == ("3", "group")
+    assert (settings[LOCK_DURATION]["value"], settings[LOCK_DURATION]["source"]) == ("30000", "default")
     assert (found["can_alter"], found["can_purge"], found["more"]) == (True, True, False)
 
 
