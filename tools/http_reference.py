@@ -30,6 +30,7 @@ TOPIC: Final = "orders"
 SECTIONS: Final[Mapping[str, Sequence[str]]] = {
     "Records and topics": ("topic", "batches", "congested"),
     "Groups": ("group",),
+    "Queues": ("queue",),
     "Connections and requests": ("connections", "received", "sent", "receive_buffer", "request_seconds"),
     "Quotas": ("quota",),
     "The log": ("log_work",),
@@ -44,6 +45,10 @@ At most 1,000 topics have their own series; the rest are summed in the topic `(o
     "Groups": """\
 Lag counts partitions with a committed offset only. A group without any commit has no series. At most 1,000 pairs of group and
 topic have series, and at most 50,000 partitions are read for them.""",
+    "Queues": """\
+These exist only with [queues](../concepts/queues.md). At most 1,000 pairs of group and topic have series, and at most 50,000
+partitions are read for them. `outcome` is `accepted`, `released` (also when the worker's connection ended), `rejected` (also after
+the last permitted delivery) or `expired` (the lock ended first). These counters begin at 0 when the broker is started.""",
     "Connections and requests": """\
 `polywire_request_seconds` is sampled. Its label `kind` is `produce` or `other`. A fetch that waits for records includes its wait. Requests
 without a response, and requests pipelined behind a pending one, are not timed.""",
@@ -83,6 +88,7 @@ def _filled() -> Site:
     site.broker.produce(site.broker.topic(TOPIC).partitions[0], batch, level=Level.WRITTEN, done=None)
     site.broker.commit()
     site.broker.commit_position(TOPIC, 0, PositionKind.GROUP, "billing", 1)
+    site.broker.shares.configure("workers", site.broker.topic(TOPIC), {}, done=lambda _: None)
     return site
 
 

@@ -6,21 +6,23 @@ Requires Chromium.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from threading import Event, Thread
+from threading import Event, Semaphore, Thread
 from typing import Final
 
 from PIL import Image
 
+import polywire
 from polywire.client.sync import SyncClient
 from polywire.records.columns import Header, HeaderKind, Record
 from polywire.server.users import add_user
@@ -101,6 +103,10 @@ def _rates(page: Page) -> None:
     page.until(lambda text: "Records stored per second\n0\n" not in text)
 
 
+def _queue_rates(page: Page) -> None:
+    page.until(lambda text: "Finished per second\n–" not in text)
+
+
 def _confirm(page: Page) -> None:
     page.click("Cut over …")
     page.until("First stop the producers")
@@ -116,6 +122,8 @@ PICTURES: Final = (
     Picture("dead", "/topics/shop.orders.dead/records", "read up to", _open_record),
     Picture("groups", "/groups", "billing"),
     Picture("group", "/groups/shop.orders/billing", "Reset offsets", _preview),
+    Picture("queues", "/queues", "senders"),
+    Picture("queue", "/queues/shop.mails/senders", "Purge", _queue_rates),
     Picture("links", "/links", "running"),
     Picture("link", "/links/old", "invoices\t", _confirm),
     Picture("clients", "/clients", "polywire"),
@@ -186,6 +194,61 @@ def fill(broker: BrokerProcess, source: BrokerProcess) -> None:
         ):
             client.commit(group, topic, 0, offset)
             client.commit(group, topic, 1, offset // 2)
+        for topic, count in (("shop.mails", 3_000), ("shop.invoices", 25)):
+            client.create_topic(topic, 2)
+            client.produce(topic, list(_orders(count)), partition=0)
+        client.create_topic("shop.mails.dead", 1)
+    asyncio.run(_create_queues(broker))
+
+
+async def _create_queues(broker: BrokerProcess) -> None:
+    async with (
+        polywire.connect(login_url(broker)) as client,
+        client.queue("shop.mails", group="senders", prefetch=1, attempts=3, dead_letters="shop.mails.dead"),
+        client.queue("shop.invoices", group="printers"),
+    ):
+        pass
+
+
+async def _work(broker: BrokerProcess, worker: str, began: Semaphore, ends: Event) -> None:
+    """Work on a queue slowly, so that records wait, are held, delayed and rejected."""
+    async with (
+        polywire.connect(login_url(broker)) as client,
+        client.queue("shop.mails", group="senders", worker=worker, prefetch=20) as queue,
+    ):
+        for number in range(3_000):
+            job = await queue.get(timeout_s=1)
+            if job is None or ends.is_set():
+                return
+            if number == 4:
+                await job.reject()
+            elif number in (2, 3):
+                await job.retry(delay_s=3600)
+            else:
+                await job.ack()
+            if number == 5:
+                began.release()
+            await asyncio.sleep(0.2)
+
+
+@contextmanager
+def working(broker: BrokerProcess) -> Iterator[None]:
+    """Run workers of a queue in the background."""
+    workers = ("mailer-1", "mailer-2")
+    began, ends = Semaphore(0), Event()
+
+    async def work() -> None:
+        await asyncio.gather(*(_work(broker, worker, began, ends) for worker in workers))
+
+    thread = Thread(target=lambda: asyncio.run(work()))
+    thread.start()
+    try:
+        for _ in workers:
+            assert began.acquire(timeout=60)
+        yield
+    finally:
+        ends.set()
+        thread.join()
 
 
 def activity(page: Page) -> None:
@@ -299,13 +362,19 @@ def producing(broker: BrokerProcess) -> Iterator[None]:
         thread.join()
 
 
+def _background(broker: BrokerProcess, picture: Picture) -> AbstractContextManager[None]:
+    if picture.path.startswith("/queues"):
+        return working(broker)
+    return producing(broker) if picture.path == "/" else nullcontext()
+
+
 def main(arguments: Sequence[str]) -> int:
     place = Path(arguments[0]) if arguments else DOCS
     chosen = [picture for picture in PICTURES if picture.name in arguments[1:] or len(arguments) < 2]
     with tempfile.TemporaryDirectory(prefix="polywire-") as folder, stage(Path(folder)) as (broker, page):
         activity(page)
         for picture in chosen:
-            with producing(broker) if picture.path == "/" else nullcontext():
+            with _background(broker, picture):
                 save(page, broker, picture, place / picture.file)
             print(place / picture.file)
     return 0

@@ -31,6 +31,13 @@ class Number(NamedTuple):
     max: int
 
 
+class Setting(NamedTuple):
+    """The meaning of a setting, and its values if there are only a few."""
+
+    meaning: str
+    choices: tuple[str, ...] = ()
+
+
 NUMBERS: Final[Mapping[str, Number]] = {
     SESSION_TIMEOUT: Number(45_000, 1_000, _HOUR_MS),
     HEARTBEAT_INTERVAL: Number(5_000, 100, 60_000),
@@ -49,10 +56,21 @@ TEXTS: Final[Mapping[str, str]] = {
 
 DEFAULTS: Final[Mapping[str, str]] = {**{name: str(number.default) for name, number in NUMBERS.items()}, **TEXTS}
 
-_CHOICES: Final = {
-    ISOLATION_LEVEL: ("read_uncommitted", "read_committed"),
-    RENEW_ENABLED: ("true", "false"),
+SETTINGS: Final[Mapping[str, Setting]] = {
+    DELIVERIES: Setting("Deliveries of a record, after which it is rejected instead of released."),
+    LOCK_DURATION: Setting("How long a worker may hold a record without renewing its lock, in milliseconds."),
+    DEAD_LETTERS: Setting("Topic for rejected records; without one they are only counted."),
+    AUTO_OFFSET_RESET: Setting("Where a new queue begins in a partition."),
+    UNFINISHED: Setting("Unfinished records of a partition, above which further ones wait."),
+    RENEW_ENABLED: Setting("Whether workers may renew locks.", ("true", "false")),
+    ISOLATION_LEVEL: Setting(
+        "Has no effect: workers never get records of open or aborted transactions.",
+        ("read_uncommitted", "read_committed"),
+    ),
+    SESSION_TIMEOUT: Setting("A Kafka member without a heartbeat for this long is removed, in milliseconds."),
+    HEARTBEAT_INTERVAL: Setting("Interval of the heartbeats of Kafka members, in milliseconds."),
 }
+"""All settings, those that are changed most first."""
 # an ISO 8601 duration of days, hours, minutes and seconds, as Kafka accepts it
 _DURATION: Final = r"P(?=.)(?:(\d+)D)?(?:T(?=.)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d{1,9})?)S)?)?"
 _BY_DURATION: Final = "by_duration:"
@@ -90,13 +108,13 @@ def check(name: str, value: str) -> None:
     number = NUMBERS.get(name)
     if number is not None:
         if not re.fullmatch(r"\d{1,18}", value) or not number.min <= int(value) <= number.max:
-            raise _invalid(name, value, f"a number from {number.min} to {number.max}")
-    elif name in _CHOICES:
-        if value.lower() not in _CHOICES[name]:
-            raise _invalid(name, value, " or ".join(_CHOICES[name]))
+            raise _invalid(name, value)
+    elif name in (ISOLATION_LEVEL, RENEW_ENABLED):
+        if value.lower() not in SETTINGS[name].choices:
+            raise _invalid(name, value)
     elif name == AUTO_OFFSET_RESET:
         if value.lower() not in ("earliest", "latest") and _duration_us(value) is None:
-            raise _invalid(name, value, "earliest, latest or by_duration:P7D")
+            raise _invalid(name, value)
     elif name == DEAD_LETTERS:
         if value:
             check_topic_name(TopicName.parse(value))
@@ -105,8 +123,18 @@ def check(name: str, value: str) -> None:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"unknown setting of a share group: {name!r} (use one of {known})")
 
 
-def _invalid(name: str, value: str, expected: str) -> Invalid:
-    return Invalid(ErrorCode.INVALID_REQUEST, f"invalid value of {name} (use {expected}) value={value!r}")
+def spelled(name: str) -> str:
+    """Return which values a setting has, as text."""
+    number = NUMBERS.get(name)
+    if number is not None:
+        return f"a number from {number.min} to {number.max}"
+    if name == AUTO_OFFSET_RESET:
+        return "earliest, latest or by_duration:P7D"
+    return " or ".join(SETTINGS[name].choices) or "name of a topic"
+
+
+def _invalid(name: str, value: str) -> Invalid:
+    return Invalid(ErrorCode.INVALID_REQUEST, f"invalid value of {name} (use {spelled(name)}) value={value!r}")
 
 
 def _duration_us(value: str) -> int | None:

@@ -159,6 +159,8 @@ def _http() -> Iterator[Case]:
         f"{PREFIX}/links/{{link}}/cut-over/cancel": b"{}",
         f"{PREFIX}/links/{{link}}/fall-back": b"{}",
         f"{PREFIX}/topics/{{topic}}/partitions": b'{"partitions": 9}',
+        f"{PREFIX}/topics/{{topic}}/queues/{{group}}/settings": b'{"share.delivery.count.limit": 3}',
+        f"{PREFIX}/topics/{{topic}}/queues/{{group}}/purge": b"{}",
     }
     names = {"{partition}": "0", "{group}": "g", "{link}": "old"}
     for one in ENDPOINTS:
@@ -173,6 +175,8 @@ def _http() -> Iterator[Case]:
             "{token}": "matrix" if action is Action.TOKEN_DELETE else "new",
         }
         path = one.path
+        if "/queues/" in path:
+            made["{group}"] = "workers"
         for name, value in (names | made).items():
             path = path.replace(name, value)
         headers = {} if one.method == "GET" else change

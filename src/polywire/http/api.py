@@ -32,6 +32,7 @@ from polywire.http.history import INTERVAL_S, totals
 from polywire.http.lag import GROUPS_MAX, group_lags, partition_lags
 from polywire.http.links import LinkEndpoints
 from polywire.http.process import BucketRequests, BucketView, Process
+from polywire.http.queues import QueueEndpoints
 from polywire.http.quotas import QuotaEndpoints
 from polywire.http.records import READERS_MAX, RECORDS_MAX, RecordReader
 from polywire.http.search import filter_of
@@ -164,6 +165,7 @@ class Api:
             *LinkEndpoints(self._process, self._broker).table(),
             *self._users.table(),
             *self._quotas.table(),
+            *QueueEndpoints(self._broker).table(),
         ]
 
     # The process

@@ -54,6 +54,7 @@ FILES: Final = {
         "overview",
         "parts",
         "produce",
+        "queues",
         "quotas",
         "records",
         "settings",

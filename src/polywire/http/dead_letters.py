@@ -400,6 +400,13 @@ class DeadLetters:
         return letters
 
 
+def waiting_letters(broker: Broker, topic: Topic) -> int:
+    """Return the number of records of a dead-letter topic that no redrive has sent yet."""
+    committed = broker.positions_in(topic.name.full, PositionKind.GROUP, GROUP)
+    logs = ((partition.log, committed.get(partition.number, 0)) for partition in topic.partitions)
+    return sum(max(log.readable_offset - max(position, log.first_offset), 0) for log, position in logs)
+
+
 def letter_header(rows: Rows, index: int, name: bytes) -> str | None:
     """Return the value of the header ``dead.NAME`` of a dead letter, None if there is none.
 

@@ -85,7 +85,7 @@ class ForwardingApp:
                 return await self._first(request)
             case ["quotas"] if request.method in ("GET", "HEAD"):
                 return await self._merged(request, MERGES["quotas"])
-            case [("topics" | "groups" | "connections" | "overview" | "history") as endpoint]:
+            case [("topics" | "groups" | "queues" | "connections" | "overview" | "history") as endpoint]:
                 return await self._merged(request, MERGES[endpoint])
         return None
 

@@ -141,11 +141,12 @@ async def _lag(broker: Broker, partition: Partition, committed: Mapping[int, int
     records = max(0, end - begin)
     age: float | None = 0.0 if seconds else None
     if records and seconds:
-        age = await _age(broker, partition, begin)
+        age = await age_of(broker, partition, begin)
     return PartitionLag(partition.number, position, first, end, records, age)
 
 
-async def _age(broker: Broker, partition: Partition, offset: int) -> float | None:
+async def age_of(broker: Broker, partition: Partition, offset: int) -> float | None:
+    """Return the age of the record at an offset, in seconds; None if it does not exist."""
     try:
         read = await fetch(broker, partition, offset, bytes_max=TIME_READ_BYTES)
     except BrokerError:  # the record or its topic was deleted in the meantime

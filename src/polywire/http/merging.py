@@ -16,6 +16,7 @@ from polywire.http.api import CONNECTIONS_MAX
 from polywire.http.encoding import Listing
 from polywire.http.history import SAMPLES_MAX
 from polywire.http.lag import GROUPS_MAX
+from polywire.http.queues import QUEUES_MAX
 from polywire.http.topics import TOPICS_MAX
 
 SUMMED: Final = ("topics", "partitions", "records", "stored_bytes", "refused", "connections_max")
@@ -43,6 +44,10 @@ def _topics(responses: Sequence[Any]) -> Any:
 
 def _groups(responses: Sequence[Any]) -> Any:
     return _merge_lists("groups", responses, count_max=GROUPS_MAX, order=itemgetter("topic", "group"))
+
+
+def _queues(responses: Sequence[Any]) -> Any:
+    return _merge_lists("queues", responses, count_max=QUEUES_MAX, order=itemgetter("topic", "group"))
 
 
 def _connections(responses: Sequence[Any]) -> Any:
@@ -107,6 +112,7 @@ def merged_json(merge: Callable[[Sequence[Any]], Any], responses: Sequence[bytes
 MERGES: Final[Mapping[str, Callable[[Sequence[Any]], Any]]] = {
     "topics": _topics,
     "groups": _groups,
+    "queues": _queues,
     "connections": _connections,
     "quotas": _quotas,
     "overview": _overview,

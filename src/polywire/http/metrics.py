@@ -11,6 +11,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,7 @@ from polywire.escaping import escaped
 from polywire.http.encoding import Slices
 from polywire.http.lag import group_lags
 from polywire.http.process import BucketView, Process
+from polywire.http.queues import QUEUES_MAX, queues
 from polywire.link_orders import LINK_STATES
 
 NAME: Final = "polywire_bucket"
@@ -125,6 +127,7 @@ async def metrics_text(broker: Broker, process: Process) -> bytes:
         *_quota_families(broker),
         *await _topic_families(broker, slices),
         *await _group_families(broker, slices),
+        *await _queue_families(broker, slices),
         *_log_families(broker, process),
         *_table_families(broker, process),
         *_link_families(process),
@@ -281,6 +284,42 @@ async def _group_families(broker: Broker, slices: Slices) -> list[Metric]:
         _gauge("groups_left_out", "1 if there are more pairs of group and topic than series.", more),
         records,
         seconds,
+    ]
+
+
+async def _queue_families(broker: Broker, slices: Slices) -> list[Metric]:
+    """Return the metrics of queues; none if there are no queues."""
+    found, more = await queues(broker, slices)
+    if not found and not more:
+        return []
+    labels = ["group", "topic"]
+    gauges = [
+        GaugeMetricFamily(f"polywire_queue_{name}", text, labels=labels)
+        for name, text in (
+            ("waiting_records", "Records of a queue that a worker could acquire now."),
+            ("held_records", "Records of a queue that workers have acquired and not finished."),
+            ("delayed_records", "Records of a queue that were released with a delay."),
+            ("waiting_seconds", "Age of the oldest record that waits in a queue."),
+            ("workers", "Workers of a queue that hold records or send heartbeats."),
+        )
+    ]
+    outcomes = CounterMetricFamily(
+        "polywire_queue_records",
+        "Records of a queue by outcome: accepted, released, rejected (also: delivered too often), expired.",
+        labels=[*labels, "outcome"],
+    )
+    for queue in found:
+        names = [label_of(queue.group), label_of(queue.topic.name.full)]
+        held = queue.held.total()
+        values = queue.waiting, held, queue.delayed, queue.waiting_s, len(queue.held)
+        for family, value in zip(gauges, values, strict=True):
+            family.add_metric(names, value)
+        for outcome, count in asdict(broker.shares.counts(queue.group, queue.topic.name.full)).items():
+            outcomes.add_metric([*names, outcome], count)
+    return [
+        _gauge("queues_left_out", f"1 if there are more than {QUEUES_MAX} queues, which is the limit of series.", more),
+        *gauges,
+        outcomes,
     ]
 
 

@@ -19,11 +19,13 @@ from polywire.broker.access import (
     User,
 )
 from polywire.broker.authorization import AuditEvent, Outcome
+from polywire.broker.owners import caller_of
 from polywire.broker.passwords import ADDRESS_FREE, DELAY_MIN_S, check_password, hash_password
 from polywire.broker.permissions import ALL, EVERYTHING, Action, Grants, Permission, opened, parse_grants
 from polywire.broker.scram import Mechanism, make_verifier
 from polywire.broker.settings import BrokerSettings
 from polywire.errors import BrokerError, Busy, Conflict, Denied, ErrorCode, Invalid, Missing
+from polywire.share_settings import DEAD_LETTERS, DELIVERIES
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import TopicName
 
@@ -464,3 +466,18 @@ def test_the_audit_has_logins_refusals_and_administration(memory: MemoryBroker) 
         ("topic.delete", Outcome.ALLOWED, "alice", "shop.orders"),
         ("fetch", Outcome.REFUSED, "reader", "shop.orders"),
     ]
+
+
+def test_only_who_may_write_to_a_topic_may_use_it_for_dead_letters(memory: MemoryBroker) -> None:
+    broker = memory.broker
+    create(memory, "root2", "pw")
+    create(memory, "worker", "pw", parse_grants(["consume"]))
+    broker.create_topic(TopicName.parse("payments"), 1)
+    worker = log_in(memory, "worker", "pw")
+    assert isinstance(worker, Principal)
+    by = caller_of(worker, "127.0.0.1:5000")
+    for topic in ("payments", "new"):
+        with pytest.raises(Denied):
+            broker.shares.directory.configure("g", {DEAD_LETTERS: topic}, by=by)
+    assert broker.find_topic("new") is None
+    broker.shares.directory.configure("g", {DELIVERIES: "3"}, by=by)

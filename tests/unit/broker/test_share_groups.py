@@ -11,6 +11,7 @@ from polywire.broker.changes import SHARED_VERSION, decode_snapshot
 from polywire.broker.groups.share import Batch
 from polywire.broker.groups.share_members import LEAVING, READ_MAX, ShareBeat, assigned
 from polywire.broker.owners import Caller, caller_of
+from polywire.broker.settings import BrokerSettings
 from polywire.broker.state import State
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError, ErrorCode
@@ -34,8 +35,14 @@ EARLIEST = {AUTO_OFFSET_RESET: "earliest"}
 class Queue:
     """One group that reads one partition of a memory broker."""
 
-    def __init__(self, settings: dict[str, str] | None = None, *, count: int = 5) -> None:
-        self.memory = MemoryBroker()
+    def __init__(
+        self,
+        settings: dict[str, str] | None = None,
+        *,
+        count: int = 5,
+        broker_settings: BrokerSettings | None = None,
+    ) -> None:
+        self.memory = MemoryBroker(broker_settings)
         self.memory.broker.create_topic(TopicName.parse("t"), 2)
         self.shares.directory.configure("g", EARLIEST | (settings or {}))
         self.produce(count)
@@ -120,7 +127,7 @@ def test_records_are_acquired_once_and_acknowledged() -> None:
     assert queue.acknowledge(2, 4, member="b") is None
     assert queue.shares.offsets("g", queue.partition)[:3] == (0, 5, 2)
     assert queue.acknowledge(0, 1, member="a") is None
-    assert queue.shares.offsets("g", queue.partition) == (5, 5, 0, {}, 0)
+    assert queue.shares.offsets("g", queue.partition) == (5, 5, 0, {}, 0, 5)
     assert queue.acknowledge(0, member="a") is ErrorCode.RECORD_NOT_ACQUIRED
 
 
@@ -150,9 +157,10 @@ def test_a_record_is_released_with_a_delay(restart: bool) -> None:
     assert queue.acknowledge(1, outcome=Outcome.RELEASE) is None
     if restart:
         queue.memory.restart()
+    assert queue.shares.offsets("g", queue.partition) == (0, 2, 2, {}, 1, 1), "the delay is known before a member reads"
     assert queue.acquire() == [(1, 1, 2)]
     assert queue.acknowledge(1) is None
-    assert queue.shares.offsets("g", queue.partition) == (0, 2, 1, {}, 1)
+    assert queue.shares.offsets("g", queue.partition) == (0, 2, 1, {}, 1, 2)
     queue.memory.advance(89)
     assert queue.acquire() == []
     queue.memory.advance(2)
@@ -189,7 +197,7 @@ def test_a_record_that_is_released_too_often_is_finished() -> None:
         assert queue.acquire() == [(0, 0, count)]
         assert queue.acknowledge(0, outcome=Outcome.RELEASE) is None
     assert queue.acquire() == []
-    assert queue.shares.offsets("g", queue.partition) == (1, 1, 0, {}, 0)
+    assert queue.shares.offsets("g", queue.partition) == (1, 1, 0, {}, 0, 1)
 
 
 def test_rejected_records_are_copied_to_the_dead_letter_topic() -> None:
@@ -212,7 +220,29 @@ def test_rejected_records_are_copied_to_the_dead_letter_topic() -> None:
         b"dead.deliveries": b"1",
     }
     assert (headers[1][b"dead.reason"], headers[1][b"dead.deliveries"]) == (b"delivered too often", b"2")
-    assert queue.shares.offsets("g", queue.partition) == (3, 3, 0, {}, 0)
+    assert queue.shares.offsets("g", queue.partition) == (3, 3, 0, {}, 0, 3)
+
+
+def test_a_dead_letter_topic_that_cannot_be_written_does_not_hold_up_others() -> None:
+    queue = Queue(count=2, broker_settings=BrokerSettings(auto_create=False))
+    broker = queue.memory.broker
+    for name in ("lost", "dead"):
+        broker.create_topic(TopicName.parse(name), 1)
+    queue.shares.directory.configure("g", EARLIEST | {DEAD_LETTERS: "lost"})
+    queue.acquire(count_max=1)
+    broker.delete_topic(broker.topic("lost"))
+    done: list[Any] = []
+    queue.shares.acknowledge("g", queue.partition, "m", [Batch(0, 0, [Outcome.REJECT], 0.0)], done=done.append)
+    queue.memory.run()
+    assert done == []
+    queue.shares.directory.configure("g", EARLIEST | {DEAD_LETTERS: "dead"})
+    queue.acquire()
+    assert queue.acknowledge(1, outcome=Outcome.REJECT) is None
+    assert [letter.value for letter in queue.values("dead")] == [b"v1"]
+    broker.create_topic(TopicName.parse("lost"), 1)
+    queue.memory.advance(1)
+    assert [letter.value for letter in queue.values("lost")] == [b"v0"]
+    assert len(done) == 1
 
 
 def test_a_record_delivered_too_often_before_a_restart_is_not_delivered_again() -> None:
@@ -368,3 +398,50 @@ def test_invalid_settings(name: str, value: str) -> None:
     queue = Queue()
     refused = code_of(lambda: queue.shares.directory.configure("g", {name: value}))
     assert refused in (ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_TOPIC)
+
+
+def counts_of(queue: Queue) -> tuple[int, ...]:
+    counts = queue.shares.counts("g", "t")
+    return counts.accepted, counts.released, counts.rejected, counts.expired
+
+
+@pytest.mark.parametrize("dead_letters", ["", "t.dead"])
+def test_what_happens_to_records_is_counted(dead_letters: str) -> None:
+    queue = Queue({LOCK_DURATION: "10000", DELIVERIES: "2", DEAD_LETTERS: dead_letters}, count=8)
+    assert counts_of(queue) == (0, 0, 0, 0)
+    queue.acquire()
+    queue.acknowledge(0, 1)
+    queue.acknowledge(2, outcome=Outcome.REJECT)
+    queue.acknowledge(3, outcome=Outcome.RELEASE)
+    queue.acknowledge(4, outcome=Outcome.RELEASE, delay_s=1)
+    queue.acknowledge(5, outcome=Outcome.RENEW)
+    assert counts_of(queue) == (2, 2, 1, 0)
+    queue.memory.advance(11)
+    assert counts_of(queue) == (2, 2, 1, 3), "the end of a delay is no expiry"
+    queue.acquire("b")
+    queue.shares.release_member("g", "b")
+    queue.memory.run()
+    assert counts_of(queue) == (2, 2, 6, 3), "all were delivered twice"
+    queue.shares.delete("g")
+    assert counts_of(queue) == (0, 0, 0, 0)
+
+
+def test_a_failed_acknowledgement_counts_nothing() -> None:
+    queue = Queue(count=2)
+    queue.acquire("a", 1)
+    assert queue.acknowledge(0, member="b") is ErrorCode.RECORD_NOT_ACQUIRED
+    assert counts_of(queue) == (0, 0, 0, 0)
+
+
+def test_counts_of_deleted_topics_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polywire.broker.groups.share_groups.PRUNE_MIN", 4)
+    queue = Queue(count=1)
+    queue.shares._prune_above = 4
+    broker = queue.memory.broker
+    for number in range(40):
+        broker.create_topic(TopicName.parse(f"t{number}"), 1)
+        topic = broker.topic(f"t{number}")
+        queue.shares.begin("g", topic.partitions[0], lambda _: None, by=ANYBODY)
+        queue.shares.next_offset("g", topic.partitions[0])
+        broker.delete_topic(topic, done=None)
+    assert len(queue.shares._counts) < 10

@@ -306,7 +306,10 @@ def test_every_endpoint_checks_its_permission(endpoint: Endpoint) -> None:
     site = Site()
     try:
         store(site, "shop.t", [b"v"])
-        site.broker.commit_position("shop.t", 0, PositionKind.GROUP, "g", 0)
+        if "/queues/" in endpoint.path:
+            site.broker.shares.alter_offsets("g", {site.broker.topic("shop.t").partitions[0]: 0}, done=lambda _: None)
+        else:
+            site.broker.commit_position("shop.t", 0, PositionKind.GROUP, "g", 0)
         assert endpoint.action.permission is not NOTHING
         at = "@shop/t" if endpoint.action.resource in (Resource.TOPIC, Resource.ANY_TOPIC) else ""
         words = [str(next(iter(action.permission)).name).lower() + at for action in endpoint.actions]

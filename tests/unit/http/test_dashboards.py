@@ -29,6 +29,7 @@ def names(site: Site) -> set[str]:
     site.process.table_reports["orders"] = table_report("orders")
     fill(site, "orders", 5)
     site.broker.commit_position("orders", 0, PositionKind.GROUP, "billing", 2)
+    site.broker.shares.configure("senders", site.broker.topic("orders"), {}, done=lambda _: None)
     standing_by = {family.name for family in text_string_to_metric_families(METRICS % 1)}
     return {name for name, *_ in reported(site)} | standing_by
 

@@ -209,6 +209,17 @@ def test_the_use_of_quotas_is_added_up(shards: Shards) -> None:
     assert (found["user"], found["used"]) == ("*", {"produce": 6000})
 
 
+def test_queues_of_all_processes_are_merged(shards: Shards) -> None:
+    make(shards, "a", "b", "c")
+    for topic in "cab":
+        made = shards.ask("POST", f"/api/v1/topics/{topic}/queues/workers/settings", {"share.delivery.count.limit": 3})
+        assert made.status == 200
+    found = shards.ask("GET", "/api/v1/queues").json
+    assert ([row["topic"] for row in found["queues"]], found["more"]) == (["a", "b", "c"], False)
+    assert shards.ask("GET", "/api/v1/topics/b/queues/workers").json["settings"] == {"share.delivery.count.limit": "3"}
+    assert shards.ask("POST", "/api/v1/topics/b/queues/workers/purge").json["records"] == 0
+
+
 def test_metrics_of_all_processes_are_merged(shards: Shards) -> None:
     make(shards, "a", "b", "c")
     text = shards.ask("GET", "/metrics").body.decode()

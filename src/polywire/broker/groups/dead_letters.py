@@ -73,13 +73,32 @@ class Letter(NamedTuple):
 
 
 class DeadLetters:
-    """Copies rejected records one after another."""
+    """Copies rejected records, those for one dead-letter topic one after another."""
 
-    __slots__ = ("_broker", "_is_busy", "_loop", "_waiting")
+    __slots__ = ("_broker", "_copiers", "_loop")
 
     def __init__(self, broker: LetterBroker, loop: Loop) -> None:
         self._broker: Final = broker
         self._loop: Final = loop
+        self._copiers: dict[str, _Copier] = {}
+
+    def put(self, letter: Letter) -> None:
+        copier = self._copiers.get(letter.topic)
+        if copier is None:
+            done = partial(self._copiers.pop, letter.topic)
+            copier = self._copiers[letter.topic] = _Copier(self._broker, self._loop, done)
+        copier.put(letter)
+
+
+class _Copier:
+    """Copies the records for one dead-letter topic, so that one that cannot be written does not hold up the others."""
+
+    __slots__ = ("_broker", "_done", "_is_busy", "_loop", "_waiting")
+
+    def __init__(self, broker: LetterBroker, loop: Loop, done: Callable[[], object]) -> None:
+        self._broker: Final = broker
+        self._loop: Final = loop
+        self._done: Final = done
         self._waiting: deque[Letter] = deque()
         self._is_busy = False
 
@@ -106,7 +125,7 @@ class DeadLetters:
             except BrokerError as error:
                 if not self._is_gone(letter, error):
                     return
-        self._is_busy = False
+        self._done()
 
     def _arrived(self, letter: Letter, read: Read | BrokerError) -> None:
         try:

@@ -159,6 +159,7 @@ class Settled(NamedTuple):
             often.
         renewed: offsets that get a new lock, which is that of NO_MEMBER for records that were released with a delay.
         accepted: number of accepted records.
+        expired: number of records whose member was slower than its lock.
     """
 
     finished: Sequence[Run] = ()
@@ -167,6 +168,7 @@ class Settled(NamedTuple):
     rejected: Sequence[tuple[int, int, str]] = ()
     renewed: Sequence[tuple[int, Lock]] = ()
     accepted: int = 0
+    expired: int = 0
 
 
 class SharePartition:
@@ -387,12 +389,14 @@ class SharePartition:
         """Return the effect of the locks that have expired, and these locks. If it cannot be stored, call ``retry``."""
         found: list[int] = []
         locks: list[Lock] = []
+        expired = 0
         while self._by_deadline and self._by_deadline[0].deadline <= now:
             lock = heappop(self._by_deadline)
             if offsets := self._offsets(lock):
                 locks.append(lock)
                 found += offsets
-        return self._releasing(found, deliveries_max), locks
+                expired += len(offsets) if lock.member != NO_MEMBER else 0
+        return self._releasing(found, deliveries_max)._replace(expired=expired), locks
 
     def retry(self, locks: Iterable[Lock]) -> None:
         """Return these locks in a later call of ``expired`` again."""

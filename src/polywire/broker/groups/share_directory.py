@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from polywire.broker import changes
+from polywire.broker.api import Topics
 from polywire.broker.groups.coordinator import GroupBroker
 from polywire.broker.groups.share_table import ShareTable, share_group_size
 from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, next_owner
+from polywire.broker.permissions import Action
 from polywire.broker.quotas import Kind
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.state import State
-from polywire.errors import Conflict, Denied, ErrorCode
+from polywire.broker.topics import Topic
+from polywire.errors import Conflict, Denied, ErrorCode, Invalid
 from polywire.log.base import Completion
-from polywire.share_settings import ShareSettings, check, decoded
-from polywire.types import Level
+from polywire.share_settings import DEAD_LETTERS, ShareSettings, check, decoded
+from polywire.types import Level, TopicName
+
+if TYPE_CHECKING:
+    from polywire.broker.access import Access
+
+
+class DirectoryBroker(GroupBroker, Topics, Protocol):
+    """The methods of the broker that the directory calls."""
+
+    @property
+    def access(self) -> Access: ...
+
+    def group_resource(self, full_name: str) -> Topic | TopicName:
+        """Return the resource for permission checks on a full name, in any shard."""
 
 
 class ShareDirectory:
@@ -23,7 +39,7 @@ class ShareDirectory:
 
     __slots__ = ("_broker", "_settings", "_state", "_table")
 
-    def __init__(self, broker: GroupBroker, state: State, settings: BrokerSettings) -> None:
+    def __init__(self, broker: DirectoryBroker, state: State, settings: BrokerSettings) -> None:
         self._broker = broker
         self._state = state
         self._table: Final[ShareTable] = state.shares
@@ -65,7 +81,7 @@ class ShareDirectory:
         check_name(name, self._settings.name_bytes_max)
         stored = self._table.groups.get(name)
         is_new = stored is None or not stored.has_members
-        if is_new and (name in self._state.group_topics or name in self._state.classic_groups):
+        if is_new and self._has_consumer_group(name, by):
             raise Conflict(
                 ErrorCode.GROUP_PROTOCOL_MISMATCH, f"a consumer group has this name (use another one) group={name!r}"
             )
@@ -77,6 +93,14 @@ class ShareDirectory:
         if stored is None:
             self._state.quotas.admit(Kind.GROUPS, by, share_group_size(made))
         self._broker.change_all([made], level=Level.WRITTEN, done=None)
+
+    def _has_consumer_group(self, name: str, by: Caller) -> bool:
+        """Return whether a consumer group has this name, except one whose topics are all hidden from the caller."""
+        topics = self._state.group_topics.get(name, ())
+        return name in self._state.classic_groups or any(
+            self._broker.access.permits(by.principal, Action.GROUP_DESCRIBE, self._broker.group_resource(topic))
+            for topic in topics
+        )
 
     def stored_settings(self, name: str) -> Mapping[str, str]:
         """Return the settings of a group that differ from the defaults."""
@@ -93,15 +117,34 @@ class ShareDirectory:
         self.check_owner(name, by)
         for key, value in settings.items():
             check(key, value)
+        letters = settings.get(DEAD_LETTERS)
+        if letters and letters != self.stored_settings(name).get(DEAD_LETTERS):
+            self._check_dead_letters(letters, by)
+
+    def _check_dead_letters(self, name: str, by: Caller) -> None:
+        """Check a dead-letter topic. The broker itself writes to it, so the caller must be allowed to do so."""
+        topic = self._broker.group_topic(name)
+        where = topic or TopicName.parse(name)
+        self._broker.access.authorize(by.principal, Action.PRODUCE, where)
+        if topic is None:
+            self._broker.access.authorize(by.principal, Action.TOPIC_CREATE, where)
+        elif self._broker.find_topic(name) is None:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"the dead-letter topic is in another process of the broker (use a new topic) topic={name!r}",
+            )
 
     def configure(
         self, name: str, settings: Mapping[str, str], *, by: Caller = NO_CALLER, done: Completion[int] | None = None
     ) -> None:
-        """Replace the settings of a group, which need not exist yet.
+        """Replace the settings of a group, which need not exist yet. Create its dead-letter topic.
 
-        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED), Busy(BUSY, DISK_FULL).
+        Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED), Busy(BUSY, DISK_FULL), and Missing(TOPIC_MISSING)
+        for a dead-letter topic that does not exist if topics are not created automatically.
         """
         self.check_configuration(name, settings, by=by)
+        if letters := settings.get(DEAD_LETTERS):  # so that no other process of the broker creates it
+            self._broker.ensure_topic(letters, by=by)
         stored = self._table.groups.get(name)
         owner, has_members = (UNOWNED, False) if stored is None else (stored.owner, stored.has_members)
         made = changes.ShareGroupStored(name, dict(settings), next_owner(owner, by), has_members)

@@ -11,16 +11,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from polywire.broker import changes
-from polywire.broker.groups.coordinator import GroupBroker
 from polywire.broker.groups.dead_letters import EXHAUSTED, REJECTED, DeadLetters, Letter, LetterBroker
 from polywire.broker.groups.share import NO_DELAYS, NO_MEMBER, Batch, Settled, SharePartition
-from polywire.broker.groups.share_directory import ShareDirectory
+from polywire.broker.groups.share_directory import DirectoryBroker, ShareDirectory
 from polywire.broker.groups.share_members import ShareMembers
 from polywire.broker.groups.share_table import ShareTable, progressed
 from polywire.broker.owners import NO_CALLER, Caller
@@ -31,13 +31,15 @@ from polywire.broker.topics import Partition, Topic
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.log.base import Completion, Handle, Loop
+from polywire.share_settings import DEAD_LETTERS
 from polywire.types import Level, Outcome
 
 RETRY_S: Final = 1.0  # seconds until expired locks are checked again if the disk was full
 PRUNE_MIN: Final = 1_000  # partitions of groups below which the state of deleted ones is not searched
+BEGUN_MAX: Final = 1_000  # partitions that ``configure`` begins to read, some 5 us each
 
 
-class ShareBroker(GroupBroker, LetterBroker, Protocol):
+class ShareBroker(DirectoryBroker, LetterBroker, Protocol):
     """The methods of the broker that share groups call."""
 
     def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
@@ -53,6 +55,7 @@ class ShareOffsets(NamedTuple):
         unfinished: records below ``end`` that are not finished.
         acquired: number of those of them that members hold now, by member. Members that wait for records hold none.
         delayed: number of those of them that were released with a delay, or are copied to a dead-letter topic.
+        available: offset of the first record that a member could acquire. It is ``end`` if none was delivered before.
     """
 
     start: int
@@ -60,6 +63,27 @@ class ShareOffsets(NamedTuple):
     unfinished: int
     acquired: Mapping[str, int]
     delayed: int
+    available: int
+
+
+@dataclass(slots=True)
+class ShareCounts:
+    """Outcomes of the records of a group in a topic, counted since this process began to read it for the group.
+
+    Attributes:
+        accepted: records that a member accepted.
+        released: records that a member released, or that were released because its connection ended.
+        rejected: records that a member rejected, or that were delivered too often.
+        expired: records whose lock ended before the member acknowledged them.
+    """
+
+    accepted: int = 0
+    released: int = 0
+    rejected: int = 0
+    expired: int = 0
+
+
+NO_COUNTS: Final = ShareCounts()
 
 
 class _Waiting:
@@ -81,6 +105,7 @@ class _Reading:
     """A group that reads a partition.
 
     Attributes:
+        counts: those of all partitions of the topic.
         timer: fires when the first lock may have expired.
         waiting: members that wait for records, longest first.
         log_wait: registration for the next record of the log.
@@ -90,6 +115,7 @@ class _Reading:
     group: str
     partition: Partition
     share: SharePartition
+    counts: ShareCounts
     timer: Any = None
     timer_at: float = math.inf
     waiting: dict[_Waiting, None] = field(default_factory=dict)
@@ -126,6 +152,7 @@ class ShareGroups:
     __slots__ = (
         "_broker",
         "_clock",
+        "_counts",
         "_dead_letters",
         "_loop",
         "_prune_above",
@@ -149,6 +176,7 @@ class ShareGroups:
             broker, state, self.directory, settings=settings, loop=loop, clock=clock, gone=self.release_member
         )
         self._readings: dict[tuple[str, int], _Reading] = {}
+        self._counts: dict[tuple[str, str], ShareCounts] = {}  # by names of the group and the topic
         self._prune_above = PRUNE_MIN
         self._dead_letters: Final = DeadLetters(broker, loop)
 
@@ -166,9 +194,9 @@ class ShareGroups:
         if progress is None:
             return None
         self._prune()
-        reading = self._readings[key] = _Reading(
-            name, partition, SharePartition(progress, now=self._clock.monotonic(), now_ms=self._clock.now_us() // 1000)
-        )
+        share = SharePartition(progress, now=self._clock.monotonic(), now_ms=self._clock.now_us() // 1000)
+        counts = self._counts.setdefault((name, partition.topic.name.full), ShareCounts())
+        reading = self._readings[key] = _Reading(name, partition, share, counts)
         self._watch_locks(reading)
         if exhausted := reading.share.exhausted(self.directory.settings(name).deliveries_max):
             self._settle(reading, exhausted, None)
@@ -176,12 +204,18 @@ class ShareGroups:
 
     def _prune(self) -> None:
         """Forget the state of deleted groups and partitions, now and then."""
-        if len(self._readings) >= self._prune_above:
+        if len(self._readings) + len(self._counts) >= self._prune_above:
             for key in [
                 key for key, reading in self._readings.items() if self._table.find(*key) is not reading.share.progress
             ]:
                 self._forget(key)
-            self._prune_above = 2 * len(self._readings) + PRUNE_MIN
+            self._prune_counts()
+            self._prune_above = 2 * (len(self._readings) + len(self._counts)) + PRUNE_MIN
+
+    def _prune_counts(self) -> None:
+        used = {(reading.group, reading.partition.topic.name.full) for reading in self._readings.values()}
+        for pair in self._counts.keys() - used:
+            del self._counts[pair]
 
     def _forget(self, key: tuple[str, int]) -> None:
         reading = self._readings.pop(key)
@@ -313,6 +347,8 @@ class ShareGroups:
             lock_s=settings.lock_s,
         )
         self._settle(reading, effect, done)
+        delayed = sum(lock.member == NO_MEMBER for _, lock in effect.renewed)
+        reading.counts.released += len(effect.released) + delayed
 
     def _settle(self, reading: _Reading, effect: Settled, done: Completion[int] | None) -> None:
         """Store and apply an effect, and notify members that wait for records. Raises Busy(DISK_FULL).
@@ -320,6 +356,7 @@ class ShareGroups:
         Rejected records are first copied to the group's dead-letter topic, if it has one.
         """
         topic = self.directory.settings(reading.group).dead_letters if effect.rejected else ""
+        rejected_count = len(effect.rejected)
         # a queue is not its own dead-letter topic: its records would come back for ever
         rejected = effect.rejected if topic and topic != reading.partition.topic.name.full else ()
         if rejected:
@@ -330,6 +367,10 @@ class ShareGroups:
             made.append(progressed(reading.group, reading.partition.incarnation, effect.finished, delays))
         self._broker.change_all(made, level=Level.WRITTEN, done=done)
         reading.share.settle(effect)
+        counts = reading.counts
+        counts.accepted += effect.accepted
+        counts.rejected += rejected_count
+        counts.expired += effect.expired
         self._watch_locks(reading)
         self._wake_soon(reading)
         deliveries_max = self.directory.settings(reading.group).deliveries_max
@@ -365,6 +406,7 @@ class ShareGroups:
                     self._settle(reading, effect, None)
                 except BrokerError:  # the disk is full: the locks expire
                     continue
+                reading.counts.released += len(effect.released)
 
     def _watch_locks(self, reading: _Reading) -> None:
         """Set the timer for the lock that expires first. It may fire too early, after a lock has ended."""
@@ -462,12 +504,22 @@ class ShareGroups:
         if progress is None:
             return None
         reading = self._readings.get((name, partition.incarnation))
-        is_current = reading is not None and reading.share.progress is progress
-        holders = reading.share.holders() if reading is not None and is_current else {}
-        delayed = holders.pop(NO_MEMBER, 0)
-        for waiting in reading.waiting if reading is not None and is_current else ():
+        if reading is None or reading.share.progress is not progress:  # no member has read it since the start
+            now_ms = self._clock.now_us() // 1000
+            delayed = {offset for offset, due_ms in progress.due_ms.items() if due_ms > now_ms}
+            available = min(progress.counts.keys() - delayed, default=progress.end)
+            return ShareOffsets(progress.start, progress.end, len(progress.counts), {}, len(delayed), available)
+        holders = reading.share.holders()
+        count = holders.pop(NO_MEMBER, 0)
+        for waiting in reading.waiting:
             holders.setdefault(waiting.member, 0)
-        return ShareOffsets(progress.start, progress.end, len(progress.counts), holders, delayed)
+        first = reading.share.next_offset(sys.maxsize)
+        available = progress.end if first is None else first
+        return ShareOffsets(progress.start, progress.end, len(progress.counts), holders, count, available)
+
+    def counts(self, name: str, topic: str) -> ShareCounts:
+        """Return the outcomes of the records of a group in a topic."""
+        return self._counts.get((name, topic), NO_COUNTS)
 
     def partitions(self, name: str) -> list[Partition]:
         """Return the partitions in which a group has progress."""
@@ -500,6 +552,32 @@ class ShareGroups:
     def _forget_all(self, name: str) -> None:
         for key in [key for key in self._readings if key[0] == name and self._table.find(*key) is None]:
             self._forget(key)
+        self._prune_counts()
+
+    def configure(
+        self,
+        name: str,
+        topic: Topic,
+        settings: Mapping[str, str | None],
+        *,
+        by: Caller = NO_CALLER,
+        done: Completion[int],
+    ) -> None:
+        """Change some settings of a group, which begins to read the topic if it does not yet. None is for the default.
+
+        Raises as ``ShareDirectory.configure``.
+        """
+        changed = {**self.directory.stored_settings(name), **settings}
+        kept = {key: value for key, value in changed.items() if value is not None}
+        if kept.get(DEAD_LETTERS) == topic.name.full:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"a queue cannot be its own dead-letter topic (use another) topic={topic.name.full!r}",
+            )
+        self.directory.configure(name, kept, by=by)
+        for partition in topic.partitions[:BEGUN_MAX]:  # it begins to read further ones when a member acquires records
+            self.begin(name, partition, _ignore, by=by)
+        self._broker.change_all([], level=Level.WRITTEN, done=done)
 
     def alter_offsets(
         self, name: str, offsets: Mapping[Partition, int], *, by: Caller = NO_CALLER, done: Completion[int]
@@ -542,3 +620,7 @@ class ShareGroups:
             made = changes.ShareDeleted(name, tuple(partition.incarnation for partition in topic.partitions))
         self._broker.change_all([made], level=Level.WRITTEN, done=done)
         self._forget_all(name)
+
+
+def _ignore(result: int | BrokerError) -> None:
+    pass

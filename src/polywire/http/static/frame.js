@@ -113,7 +113,7 @@ async function watch() {
 let isPrefixed = false;  // whether the last key was g
 function press(event) {
   if (event.target.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
-  const pages = { o: "#/", t: "#/topics", s: "#/sql", d: "#/dead", g: "#/groups", l: "#/links", c: "#/clients", u: "#/users", q: "#/quotas", b: "#/bucket" };
+  const pages = { o: "#/", t: "#/topics", s: "#/sql", d: "#/dead", g: "#/groups", w: "#/queues", l: "#/links", c: "#/clients", u: "#/users", q: "#/quotas", b: "#/bucket" };
   if (isPrefixed && pages[event.key]) { location.hash = pages[event.key]; isPrefixed = false; return; }
   isPrefixed = event.key === "g";
   if (event.key === "r") show();

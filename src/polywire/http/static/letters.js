@@ -1,10 +1,10 @@
-// Dead letters: records that pipelines could not process, and redriving them.
+// Dead letters: records that pipelines or workers could not process, and redriving them.
 import { api, h, show } from "./frame.js";
 import { count, filtered, link, path, table, truncated } from "./parts.js";
 
 const COUNTED_MAX = 50;  // topics whose waiting records are counted
 const isDead = (topic) => /(^|[.\-_])dead$/.test(topic.name);
-const about = "Pipelines write records that they cannot process to dead-letter topics, with headers for the reason and the original position. A redrive returns records to their original topic and tracks progress as the offset of the consumer group redrive.";
+const about = "Pipelines and queues write records that cannot be processed to dead-letter topics, with headers for the reason and the original position. A redrive returns records to their original topic and tracks progress as the offset of the consumer group redrive.";
 
 async function queue(page, name) {
   const at = path("topics", name);

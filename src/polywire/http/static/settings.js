@@ -1,11 +1,11 @@
-// Settings of a topic: their values, and forms to change them.
+// Settings of a topic or a queue: their values, and forms to change them.
 import { api, h, show } from "./frame.js";
 import { form, path, size, span, table } from "./parts.js";
 
 const DAY_US = 86400e6;
 const DURATIONS = { s: 1e6, min: 60e6, m: 60e6, h: 3600e6, d: DAY_US };
 const SIZES = { B: 1, KIB: 1024, MIB: 1024 ** 2, GIB: 1024 ** 3, TIB: 1024 ** 4 };
-const SOURCES = { topic: "this topic", broker: "the broker's configuration", default: "default" };
+const SOURCES = { topic: "this topic", group: "group", broker: "the broker's configuration", default: "default" };
 const HINTS = { retention_age_us: "such as 7 d or 12 h; 0 for no limit", retention_bytes: "such as 10 GiB; 0 for no limit" };
 
 // A value for people: retention has units.
@@ -15,6 +15,7 @@ function shown(name, value) {
   if (name === "retention_age_us") return value ? span(value / 1e6) : "no limit";
   if (name === "retention_bytes") return value ? size(value) : "no limit";
   if (name.endsWith("_s")) return span(value);
+  if (name.endsWith(".ms")) return span(value / 1000);
   return String(value);
 }
 
@@ -37,10 +38,12 @@ function parsed(name, text) {
 }
 
 const DEFAULT = "";  // of a select or an input: the topic has no own value
+const isOwn = (row) => row.source === "topic" || row.source === "group";
+const isText = (row) => row.allowed === "text" || typeof row.default === "string";
 const optionText = (choice) => (typeof choice === "boolean" ? (choice ? "on" : "off") : choice);
 
 function field(row) {
-  const own = row.source === "topic" ? row.value : null;
+  const own = isOwn(row) ? row.value : null;
   if (row.choices) {
     const select = h("select", {}, h("option", { value: DEFAULT }, `default (${shown(row.name, row.default)})`), row.choices.map((choice) => h("option", { value: JSON.stringify(choice) }, optionText(choice))));
     select.value = own === null ? DEFAULT : JSON.stringify(own);
@@ -49,30 +52,31 @@ function field(row) {
   return h("input", { value: own === null ? DEFAULT : exact(row.name, own), placeholder: `default (${shown(row.name, row.default)})`, title: HINTS[row.name] || row.allowed, autocomplete: "off" });
 }
 
-const valueOf = (row, text) => (text.trim() === DEFAULT ? null : row.choices ? JSON.parse(text) : row.allowed === "text" ? text : parsed(row.name, text.trim()));
+const valueOf = (row, text) => (text.trim() === DEFAULT ? null : row.choices ? JSON.parse(text) : isText(row) ? text : parsed(row.name, text.trim()));
 
 // Fields for a form, by the name of the setting.
 const fieldsOf = (rows) => Object.fromEntries(rows.map((row) => [row.name, [row.name, field(row)]]));
 
-export function settingsPanel(topic) {
-  const rows = topic.setting_list, changeable = rows.filter((row) => !row.is_fixed);
+// `at` is where changes are sent; null if the user may not make any.
+export function settingsPanel(rows, at) {
+  const changeable = rows.filter((row) => !row.is_fixed);
   const fields = fieldsOf(changeable);
   const before = Object.fromEntries(changeable.map((row) => [row.name, fields[row.name][1].value]));
   const save = async (values) => {
     const changed = changeable.filter((row) => values[row.name] !== before[row.name]);
     if (!changed.length) return "nothing has changed";
-    await api(path("topics", topic.name, "settings"), Object.fromEntries(changed.map((row) => [row.name, valueOf(row, values[row.name])])));
+    await api(at, Object.fromEntries(changed.map((row) => [row.name, valueOf(row, values[row.name])])));
     setTimeout(show, 300);
     return "saved";
   };
   return [
     h("h2", {}, "Settings"),
     table([
-      ["Setting", (row) => h("span", { class: "value", title: row.meaning }, row.name), "whole"], ["Value", (row) => h("span", { class: row.source === "topic" ? "own" : null }, shown(row.name, row.value)), "key"],
+      ["Setting", (row) => h("span", { class: "value", title: row.meaning }, row.name), "whole"], ["Value", (row) => h("span", { class: isOwn(row) ? "own" : null }, shown(row.name, row.value)), "key"],
       ["Default", (row) => h("span", { class: "quiet" }, shown(row.name, row.default)), "wide"], ["Set by", (row) => h("span", { class: "quiet" }, SOURCES[row.source])],
       ["Meaning", (row) => h("span", { class: "quiet" }, row.meaning), "wide"],
     ], rows, ""),
-    topic.can_alter ? h("details", { class: "below" }, h("summary", {}, "Change settings"), h("div", { class: "below" }, form(fields, "Save settings", save))) : null,
+    at ? h("details", { class: "below" }, h("summary", {}, "Change settings"), h("div", { class: "below" }, form(fields, "Save settings", save))) : null,
   ];
 }
 

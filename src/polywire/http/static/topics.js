@@ -45,7 +45,7 @@ async function topic(page, name) {
       ["Last record", (row) => time(row.last_stored_at_us), "", (row) => row.last_stored_at_us],
     ], found.partition_list, "This topic has no partitions."),
     found.can_alter ? h("details", { class: "below" }, h("summary", {}, "Add partitions"), h("div", { class: "below" }, growForm(found))) : null,
-    ...settingsPanel(found),
+    ...settingsPanel(found.setting_list, found.can_alter ? path("topics", name, "settings") : null),
     ...(found.can_produce ? [h("h2", {}, "Produce a record"), produceForm(name)] : []),
     ...(found.can_delete ? [h("h2", {}, "Delete"), h("details", {}, h("summary", {}, "Delete this topic"), deleteForm(found))] : []),
   ].filter(Boolean));

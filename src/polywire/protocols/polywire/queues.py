@@ -30,8 +30,7 @@ from polywire.records.compression import expand_body
 from polywire.records.header import read_header, walk
 from polywire.records.reshape import keep
 from polywire.records.rows import Rows
-from polywire.share_settings import DEAD_LETTERS
-from polywire.types import Level, Outcome
+from polywire.types import Outcome
 
 if TYPE_CHECKING:
     from polywire.broker.topics import Partition, Topic
@@ -41,7 +40,6 @@ RECORDS_MAX: Final = 10_000  # records of one response
 RUNS_MAX: Final = 10_000  # entries of one ACKNOWLEDGE
 DELAY_MS_MAX: Final = 30 * 86_400_000  # longest delay of a released record
 QUEUES_MAX: Final = 1_000  # entries of one response
-BEGUN_MAX: Final = 1_000  # partitions that CONFIGURE_QUEUE begins to read, some 5 us each
 _Batches = list[tuple[BatchHeader, memoryview]]
 
 
@@ -194,27 +192,9 @@ def configure(session: ReplyOwner, correlation: int, request: messages.Configure
     """CONFIGURE_QUEUE: change the named settings of a share group, which begins to read the topic if it does not yet."""
     check_name("group", request.group)
     topic = session.broker.topic(request.name)
-    shares, by = session.broker.shares, session.admission.caller
-    if request.settings.get(DEAD_LETTERS) == topic.name.full:
-        raise Invalid(
-            ErrorCode.INVALID_REQUEST,
-            f"a queue cannot be its own dead-letter topic (use another) topic={request.name!r}",
-        )
-    settings = dict(shares.directory.stored_settings(request.group))
-    for name, value in request.settings.items():
-        if value is None:
-            settings.pop(name, None)
-        else:
-            settings[name] = value
-    shares.directory.configure(request.group, settings, by=by)
-    for partition in topic.partitions[:BEGUN_MAX]:  # it begins to read further ones with the first ACQUIRE
-        shares.begin(request.group, partition, _nothing, by=by)
-    session.broker.settle(Level.WRITTEN, _done(session, Verb.CONFIGURE_QUEUE, correlation))
+    done = _done(session, Verb.CONFIGURE_QUEUE, correlation)
+    session.broker.shares.configure(request.group, topic, request.settings, by=session.admission.caller, done=done)
     session.owe()
-
-
-def _nothing(result: int | BrokerError) -> None:
-    pass
 
 
 def reset(session: ReplyOwner, correlation: int, request: messages.ResetQueue, _: memoryview) -> None:
