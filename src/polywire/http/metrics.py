@@ -11,11 +11,11 @@ import os
 import resource
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -314,7 +314,7 @@ async def _queue_families(broker: Broker, slices: Slices) -> list[Metric]:
         values = queue.waiting, held, queue.delayed, queue.waiting_s, len(queue.held)
         for family, value in zip(gauges, values, strict=True):
             family.add_metric(names, value)
-        for outcome, count in asdict(broker.shares.counts(queue.group, queue.topic.name.full)).items():
+        for outcome, count in msgspec.structs.asdict(broker.shares.counts(queue.group, queue.topic.name.full)).items():
             outcomes.add_metric([*names, outcome], count)
     return [
         _gauge("queues_left_out", f"1 if there are more than {QUEUES_MAX} queues, which is the limit of series.", more),

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
 from heapq import nsmallest
 from typing import Any, Final
+
+import msgspec
 
 from polywire.broker.broker import Broker
 from polywire.broker.groups.share_groups import ShareOffsets
@@ -31,8 +32,7 @@ LISTED_MAX: Final = 100  # workers of one queue in a list
 WORKERS_MAX: Final = 1_000  # workers of one queue
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionDepth:
+class PartitionDepth(msgspec.Struct, frozen=True):
     """The records of a queue in one partition.
 
     Attributes:
@@ -52,8 +52,7 @@ class PartitionDepth:
     waiting_s: float | None
 
 
-@dataclass(slots=True)
-class Queue:
+class Queue(msgspec.Struct):
     """A share group in one topic.
 
     Attributes:
@@ -62,8 +61,8 @@ class Queue:
 
     group: str
     topic: Topic
-    held: Counter[str] = field(default_factory=Counter)
-    partitions: list[PartitionDepth] = field(default_factory=list)
+    held: Counter[str] = msgspec.field(default_factory=Counter)
+    partitions: list[PartitionDepth] = []
 
     @property
     def waiting(self) -> int:
@@ -188,7 +187,7 @@ class QueueEndpoints:
             "workers": [{"worker": worker, "held": held} for worker, held in queue.held.most_common(workers_max)],
             "settings": dict(settings),
             "dead_letters": {"topic": dead, "waiting": letters.count(dead)} if dead else None,
-            "counts": asdict(self._broker.shares.counts(queue.group, name)),
+            "counts": msgspec.structs.asdict(self._broker.shares.counts(queue.group, name)),
         }
 
     async def _describe(self, call: ApiCall) -> Any:

@@ -13,9 +13,10 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
 
 from polywire.broker import changes
 from polywire.broker.groups.dead_letters import EXHAUSTED, REJECTED, DeadLetters, Letter, LetterBroker
@@ -66,8 +67,7 @@ class ShareOffsets(NamedTuple):
     available: int
 
 
-@dataclass(slots=True)
-class ShareCounts:
+class ShareCounts(msgspec.Struct):
     """Outcomes of the records of a group in a topic, counted since this process began to read it for the group.
 
     Attributes:
@@ -100,8 +100,7 @@ class _Waiting:
         self._reading.waiting.pop(self, None)
 
 
-@dataclass(slots=True, eq=False)
-class _Reading:
+class _Reading(msgspec.Struct, eq=False):
     """A group that reads a partition.
 
     Attributes:
@@ -118,7 +117,7 @@ class _Reading:
     counts: ShareCounts
     timer: Any = None
     timer_at: float = math.inf
-    waiting: dict[_Waiting, None] = field(default_factory=dict)
+    waiting: dict[_Waiting, None] = {}
     log_wait: Handle | None = None
     is_waking: bool = False
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+import msgspec
 
 from polywire.broker.groups.coordinator import GroupBroker
 from polywire.broker.groups.share_directory import ShareDirectory
@@ -58,8 +59,7 @@ class ShareBeatResponse(NamedTuple):
     heartbeat_interval_ms: int
 
 
-@dataclass(slots=True)
-class ShareMember:
+class ShareMember(msgspec.Struct):
     """A member of a share group.
 
     Attributes:
@@ -77,7 +77,7 @@ class ShareMember:
     size: int
     epoch: int = 0
     previous_epoch: int = 0
-    assigned: dict[bytes, Sequence[int]] = field(default_factory=dict)
+    assigned: dict[bytes, Sequence[int]] = {}
 
 
 class ShareGroupView(NamedTuple):
