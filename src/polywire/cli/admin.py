@@ -16,6 +16,7 @@ from cyclopts import Parameter
 from polywire.cli.output import Failed
 from polywire.client.address import SCHEME_SUFFIX, Login, split_address, split_brokers, split_login
 from polywire.client.failures import cannot_connect
+from polywire.errors import Unavailable
 from polywire.types import spell_address
 
 HTTP_PORT: Final = 9080
@@ -52,6 +53,7 @@ class AdminApi:
 
     def __init__(self, url: str | None) -> None:
         """Without a URL, that of the environment is used. Raises Failed for an invalid one."""
+        self._is_guessed: Final = not url
         url = url or default_http(os.environ.get("POLYWIRE_ADDRESS", ""))
         login, without_login = split_login(url)
         parts = urlsplit(without_login)
@@ -87,6 +89,9 @@ class AdminApi:
             return work(connection)
         except OSError as error:
             failure = cannot_connect(error, self._host, self._port)
+            if self._is_guessed:
+                advice = "name the broker's HTTP listener with --http or POLYWIRE_HTTP"
+                raise Unavailable(failure.code, f"{failure.message} ({advice})") from None
             if not self._secure:
                 raise failure from None
             at = f"http://{spell_address(self._host, self._port)}"

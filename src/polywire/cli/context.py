@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import unquote
 
@@ -82,9 +83,23 @@ def add(
     if not user and (password_file or password_command):
         raise Failed("a password needs a user (use --user)")
     split_brokers(address)
-    made = Context(address, http, user, password, password_file or "", password_command or "", tls_authority or "")
-    save(Contexts({**contexts.by_name, name: made}, contexts.current or name))
-    note(f"{'replaced' if name in contexts.by_name else 'added'} context={name} file={str(contexts_file())!r}")
+    made = Context(
+        address, http, user, password, _absolute(password_file), password_command or "", _absolute(tls_authority)
+    )
+    current = contexts.current or name
+    save(Contexts({**contexts.by_name, name: made}, current))
+    done = "replaced" if name in contexts.by_name else "added"
+    note(f"{done} context={name} current={'yes' if name == current else 'no'} file={str(contexts_file())!r}")
+
+
+def _absolute(path: str | None) -> str:
+    """Return the path of a file for commands that run in other directories. Raises Failed if the file is missing."""
+    if not path:
+        return ""
+    found = Path(path).expanduser().absolute()
+    if not found.exists():
+        raise Failed(f"file does not exist file={str(found)!r}")
+    return str(found)
 
 
 def _split_login(url: str) -> tuple[str, str, str]:

@@ -1,7 +1,7 @@
 """The file of contexts: brokers by name, each with its addresses, user and source of the password.
 
 A context sets the environment variables that commands read, unless they are set already. So an option overrides the
-environment, and the environment overrides a context.
+environment, and the environment overrides a context. Its authorities replace those of the environment, which are for all programs.
 
 * The file is only accessible to its owner.
 * A password of a context is sent to no other address than those of the context.
@@ -213,14 +213,16 @@ def apply(name: str | None, words: Sequence[str]) -> None:
     if not name:
         return
     context = contexts.find(name)
+    has_other_address = bool(os.environ.get(ADDRESS))
     os.environ[ADDRESS] = _with_user(context.address, context.user)
     if is_explicit:  # otherwise the environment has precedence
         os.environ.pop(HTTP, None)
-        os.environ.pop(PASSWORD_VARIABLE, None)
+        if context.password_source or has_other_address:
+            os.environ.pop(PASSWORD_VARIABLE, None)
     if context.http and not os.environ.get(HTTP):
         os.environ[HTTP] = _with_user(context.http, context.user)
     if context.tls_authority:
-        os.environ.setdefault(AUTHORITY, str(Path(context.tls_authority).expanduser()))
+        os.environ[AUTHORITY] = str(Path(context.tls_authority).expanduser())
     if context.user and not os.environ.get(PASSWORD_VARIABLE) and not any(map(_is_address, words)):
         password = _password(context)
         if password:

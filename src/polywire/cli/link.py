@@ -46,6 +46,7 @@ STATUS_COLUMNS: Final = ("topic", "state", "partitions", "copied", "lag", "lag_s
 GROUP_COLUMNS: Final = ("group", "topic", "source", "here", "active", "skipped", "error")
 CUT_OVER_COLUMNS: Final = ("topic", "state", "pause_s")
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600}
+NAMED_MAX: Final = 5  # topics that a message names
 NOTE_S: Final = 5.0  # interval of notes on what a cut-over waits for
 DEFAULTS: Final = (None, 0, "none")  # values of settings that need no mention
 PLAN_COLUMNS: Final = ("topic", "partitions", "records", "creates", "offsets", "error")
@@ -252,7 +253,7 @@ def cut_over(
     """End the copy of topics: clients write them here from now on.
 
     Stop the producers at the source first. The command waits until everything is copied and nothing more has arrived at the source for
-    a moment. After Ctrl-C or the timeout, the link follows the topics as before.
+    a moment. Each topic is cut over as soon as it is ready. After Ctrl-C or the timeout, the link follows the others as before.
 
     Parameters
     ----------
@@ -290,8 +291,8 @@ def fall_back(
 ) -> None:
     """Follow topics again that were cut over with --reverse: clients write them at the source from now on.
 
-    Stop the producers here first. The command waits until the source has everything. After Ctrl-C or the timeout, clients write here as
-    before.
+    Stop the producers here first. The command waits until the source has everything, and each topic falls back as soon as it is ready.
+    After Ctrl-C or the timeout, clients write the others here as before.
 
     Parameters
     ----------
@@ -339,11 +340,9 @@ class _Change:
         found = [{"topic": row["topic"], "state": row["phase"], "pause_s": round(row["pause_s"], 3)} for row in rows]
         print_list(found, columns=CUT_OVER_COLUMNS, form=output)
         if waiting := self._waiting(rows):
-            reason = self._reason(waiting)
-            raise Failed(f"not done in time, so nothing changes: {reason} topics={len(waiting)} timeout={timeout}")
+            raise Failed(self._late(rows, waiting, timeout))
         pause_s = max([row["pause_s"] for row in rows], default=0.0)
-        done = "cut over" if self.phase is not Phase.FOLLOWING else "fallen back"
-        note(f"{done} link={self.name} topics={len(rows)} pause_s={pause_s:.3f}")
+        note(f"{self._done} link={self.name} topics={len(rows)} pause_s={pause_s:.3f}")
 
     def _wait(self, admin: AdminApi, end: float) -> Sequence[Mapping[str, Any]]:
         noted_at = 0.0
@@ -360,6 +359,19 @@ class _Change:
     def _waiting(self, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [row for row in rows if row["phase"] != self.phase.value]
 
+    def _late(self, rows: Sequence[Mapping[str, Any]], waiting: Sequence[Mapping[str, Any]], timeout: str) -> str:
+        """Return the error for topics that were not ready in time. Those that were are changed."""
+        done = len(rows) - len(waiting)
+        effect = (
+            f"{done} of {len(rows)} topics are {self._done}, the others are as before" if done else "nothing changes"
+        )
+        names = ",".join(str(row["topic"]) for row in waiting[:NAMED_MAX])
+        return f"not done in time, so {effect}: {self._reason(waiting)} topics={names} timeout={timeout}"
+
+    @property
+    def _done(self) -> str:
+        return "cut over" if self.phase is not Phase.FOLLOWING else "fallen back"
+
     def _reason(self, waiting: Sequence[Mapping[str, Any]], error: str = "") -> str:
         """Return what the change waits for."""
         error = error or next((row["error"] for row in waiting if row["error"]), "")
@@ -367,7 +379,7 @@ class _Change:
             return f"the link fails: {escaped(error)}"
         behind = [row for row in waiting if row["lag"]]
         if behind:
-            facts = " ".join(f"{row['topic']}={row['lag']}" for row in behind[:5])
+            facts = " ".join(f"{row['topic']}={row['lag']}" for row in behind[:NAMED_MAX])
             return f"records are not copied yet lag: {facts}"
         return self.waits_for
 

@@ -82,6 +82,16 @@ def test_single_variables_of_the_environment_override_the_context() -> None:
     assert used() == ("kafka://bob@lab:9094", "http://mine:1", "mine")
 
 
+def test_a_context_without_a_password_uses_that_of_the_environment() -> None:
+    with_contexts(prod=Context("kafka://x:1", user="eve"))
+    os.environ["POLYWIRE_PASSWORD"] = "mine"
+    apply("prod", ["topic", "list"])
+    assert used() == ("kafka://eve@x:1", None, "mine")
+    os.environ["POLYWIRE_ADDRESS"] = "kafka://other:1"
+    apply("prod", ["topic", "list"])
+    assert used() == ("kafka://eve@x:1", None, None), "the password is for the other broker"
+
+
 @pytest.mark.parametrize(
     "words",
     [["--address", "kafka://a@x:1"], ["--address=kafka://a@x:1"], ["-a", "kafka://a@x:1"], ["--http", "http://a@x:1"]],
@@ -153,6 +163,9 @@ def test_a_failing_password_command_is_an_error(command: str, message: str, monk
 def test_a_tls_authority_is_trusted(home: Path) -> None:
     with_contexts(tls=Context("kafka+tls://x:1", tls_authority=str(home / "ca.pem")))
     apply("tls", [])
+    assert os.environ["SSL_CERT_FILE"] == str(home / "ca.pem")
+    os.environ["SSL_CERT_FILE"] = "/company.pem"
+    apply("tls", ["topic", "list"])
     assert os.environ["SSL_CERT_FILE"] == str(home / "ca.pem")
 
 
@@ -239,9 +252,17 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     assert "no context is used" in capsys.readouterr().err
 
 
+def test_files_are_found_from_any_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    secret_file(home / "pw")
+    assert run(["context", "add", "a", "-a", "kafka://x:1", "--user", "al", "--password-file", "pw"]) == EXIT_DONE
+    assert load().by_name["a"].password_file == str(home / "pw")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("a", "-a", "kafka://x:1", "--tls-authority", "none.pem"), "file does not exist"),
         (("a b", "-a", "kafka://x:1"), "context name is invalid"),
         (("a", "-a", "kafka://bob@x:1", "--user", "alice"), "one user found=alice,bob"),
         (("a", "-a", "kafka://x:1", "--password-command", "x"), "needs a user"),
