@@ -256,6 +256,15 @@ def test_records_of_others_at_a_kafka_source_are_found(source: BrokerProcess, tm
         write(source.url(), "orders", b"of another client")
         write(broker.url(), "orders")
         wait_until(lambda: "other clients have written" in str(rows(broker)["orders"]["error"]))
+        code, text = command("link", "cut-over", "old", "--topics", "orders", at=broker)
+        assert (code, "cut over link=old topics=1" in text) == (0, True), text
+        wait_until(
+            lambda: (rows(broker)["orders"]["phase"], rows(broker)["orders"]["late"]) == ("cut-over", 2)
+        )  # with that of the link
+        assert rows(broker)["orders"]["error"] == ""
+        assert is_writable(broker, "orders")
+        code, text = command("link", "fall-back", "old", at=broker)
+        assert (code, "without --reverse" in text) == (1, True), text
 
 
 async def commit(url: str, offset: int) -> None:

@@ -258,7 +258,8 @@ def cut_over(
     Parameters
     ----------
     topics
-        Names and patterns of topics that the link follows, separated by commas; all of them by default.
+        Names and patterns of topics that the link follows, separated by commas; all of them by default. For topics that were cut over
+        with --reverse, the same without it ends the copy to the source.
     timeout
         How long to wait, such as 60s or 10m.
     quiet_ms

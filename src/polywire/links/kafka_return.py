@@ -137,7 +137,8 @@ class KafkaReturn:
         return Conflict(
             ErrorCode.TOPIC_REPLACED,
             "other clients have written to the source since the cut-over, so it cannot get the same records as here"
-            f" (cut over without --reverse instead) topic={self.topic!r} partition={number}",
+            f" (end this with: polywire link cut-over {self._link} --topics {self.topic})"
+            f" topic={self.topic!r} partition={number}",
         )
 
     def report(self) -> LinkReport:

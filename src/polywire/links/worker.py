@@ -183,7 +183,7 @@ class _Ended(_Attempts):
     def __init__(self, cut_over: CutOver, rested_since: float | None) -> None:
         """``rested_since`` is since when the source has been at rest."""
         super().__init__()
-        self.cut_over: Final = cut_over
+        self.cut_over = cut_over
         self._rested_since: Final = rested_since
         self.is_open = False
         self.is_locked = False
@@ -201,6 +201,10 @@ class _Ended(_Attempts):
             pushed = zip(ends, self.back.carried, strict=True)
             ends = tuple([None if end is None else position for end, position in pushed])
         return Carried(ends, is_reversed=self.cut_over.reverse and self.is_open)
+
+    def end_return(self, cut_over: CutOver) -> None:
+        """Do not copy to the source any more."""
+        self.cut_over, self.back, self.error, self.due = cut_over, None, "", 0.0
 
     def opened(self) -> None:
         self.is_open = True
@@ -258,6 +262,8 @@ class Follower:
                 task = self._tasks.pop(cut_over.topic, None)
                 since = None if task is None or task.waits_since is None else max(task.rests_since, task.waits_since)
                 self._ended[cut_over.topic] = _Ended(cut_over, since)
+            elif self._ended[cut_over.topic].cut_over.reverse and not cut_over.reverse:
+                self._ended[cut_over.topic].end_return(cut_over)
         for name in self._ended.keys() - {cut_over.topic for cut_over in link.cut_overs}:
             ended = self._ended.pop(name)
             self._fallen_back[name] = max(ended.rests_since, ended.waits_since or 0.0)

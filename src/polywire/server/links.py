@@ -218,7 +218,11 @@ class Links(WorkerProcess):
         It has to be called again and again: after ``LEASE_S`` without a call, the link follows the topics as before.
         Raises Missing(LINK_MISSING, TOPIC_MISSING), Conflict(TOPIC_LINKED) if the link is paused, and
         Invalid(INVALID_REQUEST) if the protocol of the source does not permit to reverse it.
+
+        Without ``reverse``, topics that match a pattern and were cut over with it cannot fall back any more.
         """
+        if patterns and not reverse:
+            await self._end_returns(name, patterns)
         link = self._definition(name)
         scheme = link.address.partition("://")[0].partition("+")[0]
         if reverse and scheme not in REVERSIBLE:
@@ -232,21 +236,33 @@ class Links(WorkerProcess):
         done = [topic for topic in self._matching(link, patterns) if link.cut_over(topic) is not None]
         return await self._close(link, topics, Closing(0, quiet_ms, reverse=reverse), phase, done)
 
+    async def _end_returns(self, name: str, patterns: Sequence[str]) -> None:
+        """Do not copy to the source any more what clients write here to topics that match."""
+        link = self._definition(name)
+        topics = [topic for topic in self._matching(link, patterns) if (end := link.cut_over(topic)) and end.reverse]
+        if not topics:
+            return
+        await self.cancel_cut_over(name, topics)  # a fall-back that waits
+        link = self._definition(name)
+        ends = [msgspec.structs.replace(end, reverse=False) if end.topic in topics else end for end in link.cut_overs]
+        await self._store(name, msgspec.structs.replace(link, cut_overs=tuple(ends)))
+
     async def fall_back(self, name: str, patterns: Sequence[str], *, quiet_ms: int) -> LinkView:
         """Follow topics again whose cut-over was reversed, as soon as the source has everything. See ``cut_over``.
 
-        Raises Conflict(TOPIC_LINKED) if no topic that matches was cut over with ``reverse``.
+        Raises Conflict(TOPIC_LINKED) if a topic that matches was cut over without ``reverse``.
         """
         link = self._definition(name)
         known = self._matching(link, patterns)
         found = {topic: link.cut_over(topic) for topic in known}
         topics = [topic for topic, cut_over in found.items() if cut_over is not None and cut_over.reverse]
         done = [topic for topic, cut_over in found.items() if cut_over is None]
-        if known and not topics and not done:
+        others = [topic for topic, cut_over in found.items() if cut_over is not None and not cut_over.reverse]
+        if others:
             raise Conflict(
                 ErrorCode.TOPIC_LINKED,
-                "the topics were cut over without --reverse, so the source does not have what was written here"
-                f" link={name!r} topics={','.join(known[:10])}",
+                "topics were cut over without --reverse, so the source does not have what was written here"
+                f" (name the others with --topics) link={name!r} topics={','.join(others[:10])}",
             )
         return await self._close(link, topics, Closing(0, quiet_ms), Phase.FOLLOWING, done)
 
