@@ -170,7 +170,7 @@ def test_an_interrupted_cut_over_leaves_the_link_as_it_was(source: BrokerProcess
         wait_until(lambda: values(broker, "orders") == values(source, "orders"))
         time.sleep(0.5)
         assert not is_writable(broker, "orders")
-        assert rows(broker)["orders"]["phase"] == "following"
+        wait_until(lambda: rows(broker)["orders"]["phase"] == "following")
 
 
 def test_a_cut_over_that_is_stored_ends_after_a_crash(source: BrokerProcess, tmp_path: Path) -> None:

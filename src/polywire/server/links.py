@@ -53,6 +53,7 @@ PATTERN_CHARS_MAX: Final = 511
 CHECKS_MAX: Final = 4
 CHECK_S: Final = 20.0  # time to check the source of a new link
 LEASE_S: Final = 3.0  # a cut-over ends if its client does not ask for it in this time
+EARLY_S: Final = 0.1  # timers have milliseconds, so they may fire before the exact time
 CHANGE_S: Final = 1.0  # for which a request waits for the end of a cut-over
 HELD_POLL_S: Final = 0.02
 RELEASE_S: Final = 15.0  # after a start, all processes have reported their topics in this time
@@ -288,7 +289,7 @@ class Links(WorkerProcess):
             self.begin()
         if not closing:
             del self._closing[name]
-        asyncio.get_running_loop().call_later(LEASE_S, self._expire, name)
+        asyncio.get_running_loop().call_later(LEASE_S + EARLY_S, self._expire, name)
         with suppress(TimeoutError):
             async with asyncio.timeout(CHANGE_S), self._changed:
                 await self._changed.wait_for(lambda: self._are_in(phase, name, topics))

@@ -371,6 +371,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         if self.fetch_session is not None:
             self.fetch_session.end()
             self.fetch_session = None
+        self.share_reading = None
         self.end_share_session()
 
     def end_share_session(self) -> None:
