@@ -60,6 +60,12 @@ def samples() -> list[bytes]:
         (Verb.JOIN, messages.Join("g", "t", "m", Assignor.RANGE.value), b""),
         (Verb.HEARTBEAT, messages.Member("g", "t", "m", 1), b""),
         (Verb.LEAVE, messages.Member("g", "t", "m", 1), b""),
+        (Verb.CONFIGURE_QUEUE, messages.ConfigureQueue("q", "t", {"share.auto.offset.reset": "earliest"}), b""),
+        (Verb.ACQUIRE, messages.Acquire("q", "t", "m", 5, wait_ms=1000), b""),
+        (Verb.ACKNOWLEDGE, messages.Acknowledge("q", "t", "m", [messages.AcknowledgedRun(0, 0, 1, 3, 0, "bad")]), b""),
+        (Verb.QUEUES, messages.AskQueues(), b""),
+        (Verb.RESET_QUEUE, messages.ResetQueue("q", "t"), b""),
+        (Verb.DELETE_QUEUE, messages.DeleteQueue("q", "t"), b""),
     ]
     return [
         encode_head(verb, number, head, payload_bytes=len(payload)) + payload
