@@ -13,16 +13,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from polywire.broker.api import Topics
-from polywire.broker.owners import ITSELF, Caller
+from polywire.broker.api import Records, Topics
+from polywire.broker.owners import ITSELF
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode
-from polywire.log.base import Completion, Handle, Loop, Read
+from polywire.log.base import Loop, Read
 from polywire.records.columns import Header
 from polywire.records.compression import expand_body
 from polywire.records.header import read_header, walk
 from polywire.records.rows import Rows
-from polywire.types import Buffer, Level
+from polywire.types import Level
 
 RETRY_S: Final = 1.0  # seconds until a record is copied again that could not be copied
 READ_BYTES: Final = 4096  # the read has at least the batch with the record, however large it is
@@ -31,28 +31,8 @@ REJECTED: Final = "rejected by the consumer"
 EXHAUSTED: Final = "delivered too often"
 
 
-class LetterBroker(Topics, Protocol):
+class LetterBroker(Topics, Records, Protocol):
     """The methods of the broker that copying needs."""
-
-    def fetch(
-        self,
-        partition: Partition,
-        offset: int,
-        *,
-        bytes_max: int,
-        then: Completion[Read],
-        offset_end: int | None = None,
-    ) -> Read | Handle: ...
-
-    def produce(
-        self,
-        partition: Partition,
-        batch: Buffer,
-        *,
-        by: Caller,
-        level: Level,
-        done: Completion[int] | None,
-    ) -> None: ...
 
 
 class Letter(NamedTuple):

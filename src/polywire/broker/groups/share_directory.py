@@ -69,8 +69,7 @@ class ShareDirectory:
         return stored is not None and stored.has_members and self._may(by, name)
 
     def settings(self, name: str) -> ShareSettings:
-        stored = self._table.groups.get(name)
-        return decoded({} if stored is None else stored.settings)
+        return decoded(self.stored_settings(name))
 
     def create(self, name: str, by: Caller) -> None:
         """Create a group unless it exists.
@@ -88,7 +87,7 @@ class ShareDirectory:
         owner = self._table.owner(name)
         if not is_new and (owner > UNOWNED or next_owner(owner, by) == owner):
             return
-        settings = {} if stored is None else stored.settings
+        settings = dict(self.stored_settings(name))
         made = changes.ShareGroupStored(name, settings, next_owner(owner, by), has_members=True)
         if stored is None:
             self._state.quotas.admit(Kind.GROUPS, by, share_group_size(made))
@@ -123,10 +122,9 @@ class ShareDirectory:
 
     def _check_dead_letters(self, name: str, by: Caller) -> None:
         """Check a dead-letter topic. The broker itself writes to it, so the caller must be allowed to do so."""
-        topic = self._broker.group_topic(name)
-        where = topic or TopicName.parse(name)
+        where = self._broker.group_resource(name)
         self._broker.access.authorize(by.principal, Action.PRODUCE, where)
-        if topic is None:
+        if isinstance(where, TopicName):
             self._broker.access.authorize(by.principal, Action.TOPIC_CREATE, where)
         elif self._broker.find_topic(name) is None:
             raise Invalid(

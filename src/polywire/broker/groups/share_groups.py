@@ -32,7 +32,7 @@ from polywire.broker.topics import Partition, Topic
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.log.base import Completion, Handle, Loop
-from polywire.share_settings import DEAD_LETTERS
+from polywire.share_settings import DEAD_LETTERS, ShareSettings
 from polywire.types import Level, Outcome
 
 RETRY_S: Final = 1.0  # seconds until expired locks are checked again if the disk was full
@@ -42,9 +42,6 @@ BEGUN_MAX: Final = 1_000  # partitions that ``configure`` begins to read, some 5
 
 class ShareBroker(DirectoryBroker, LetterBroker, Protocol):
     """The methods of the broker that share groups call."""
-
-    def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
-        """Call ``wake`` once, when the partition may have a record at ``offset`` or has been deleted."""
 
 
 class ShareOffsets(NamedTuple):
@@ -197,8 +194,9 @@ class ShareGroups:
         counts = self._counts.setdefault((name, partition.topic.name.full), ShareCounts())
         reading = self._readings[key] = _Reading(name, partition, share, counts)
         self._watch_locks(reading)
-        if exhausted := reading.share.exhausted(self.directory.settings(name).deliveries_max):
-            self._settle(reading, exhausted, None)
+        settings = self.directory.settings(name)
+        if exhausted := reading.share.exhausted(settings.deliveries_max):
+            self._settle(reading, exhausted, settings, None)
         return reading
 
     def _prune(self) -> None:
@@ -345,16 +343,18 @@ class ShareGroups:
             now=self._clock.monotonic(),
             lock_s=settings.lock_s,
         )
-        self._settle(reading, effect, done)
+        self._settle(reading, effect, settings, done)
         delayed = sum(lock.member == NO_MEMBER for _, lock in effect.renewed)
         reading.counts.released += len(effect.released) + delayed
 
-    def _settle(self, reading: _Reading, effect: Settled, done: Completion[int] | None) -> None:
+    def _settle(
+        self, reading: _Reading, effect: Settled, settings: ShareSettings, done: Completion[int] | None
+    ) -> None:
         """Store and apply an effect, and notify members that wait for records. Raises Busy(DISK_FULL).
 
         Rejected records are first copied to the group's dead-letter topic, if it has one.
         """
-        topic = self.directory.settings(reading.group).dead_letters if effect.rejected else ""
+        topic = settings.dead_letters
         rejected_count = len(effect.rejected)
         # a queue is not its own dead-letter topic: its records would come back for ever
         rejected = effect.rejected if topic and topic != reading.partition.topic.name.full else ()
@@ -372,9 +372,8 @@ class ShareGroups:
         counts.expired += effect.expired
         self._watch_locks(reading)
         self._wake_soon(reading)
-        deliveries_max = self.directory.settings(reading.group).deliveries_max
         for offset, deliveries, reason in rejected:
-            reason = reason or (REJECTED if deliveries < deliveries_max else EXHAUSTED)
+            reason = reason or (REJECTED if deliveries < settings.deliveries_max else EXHAUSTED)
             end = partial(self._end_letter, reading, offset, done)
             letter = Letter(reading.partition, offset, deliveries, reason, reading.group, topic, end)
             self._dead_letters.put(letter)
@@ -390,19 +389,19 @@ class ShareGroups:
     def _end_letter(self, reading: _Reading, offset: int, done: Completion[int] | None) -> None:
         """End a record that was copied to a dead-letter topic. Raises Busy(DISK_FULL)."""
         if self._readings.get((reading.group, reading.partition.incarnation)) is reading:
-            self._settle(reading, reading.share.finish(offset), done)
+            self._settle(reading, reading.share.finish(offset), self.directory.settings(reading.group), done)
         elif done is not None:  # the group was deleted meanwhile
             self._broker.change_all([], level=Level.WRITTEN, done=done)
 
     def release_member(self, name: str, member: str) -> None:
         """Release all records of this broker that a member has acquired, because it is gone."""
-        deliveries_max = self.directory.settings(name).deliveries_max
+        settings = self.directory.settings(name)
         for incarnation in list(self._table.incarnations(name)):
             reading = self._readings.get((name, incarnation))
             if reading is not None:
-                effect = reading.share.release_member(member, deliveries_max=deliveries_max)
+                effect = reading.share.release_member(member, deliveries_max=settings.deliveries_max)
                 try:
-                    self._settle(reading, effect, None)
+                    self._settle(reading, effect, settings, None)
                 except BrokerError:  # the disk is full: the locks expire
                     continue
                 reading.counts.released += len(effect.released)
@@ -421,11 +420,10 @@ class ShareGroups:
         reading.timer, reading.timer_at = None, math.inf
         if self._readings.get((reading.group, reading.partition.incarnation)) is not reading or reading.partition.ended:
             return
-        effect, locks = reading.share.expired(
-            self._clock.monotonic(), deliveries_max=self.directory.settings(reading.group).deliveries_max
-        )
+        settings = self.directory.settings(reading.group)
+        effect, locks = reading.share.expired(self._clock.monotonic(), deliveries_max=settings.deliveries_max)
         try:
-            self._settle(reading, effect, None)
+            self._settle(reading, effect, settings, None)
         except Busy:  # the disk is full
             reading.share.retry(locks)
             reading.timer = self._loop.call_later(RETRY_S, self._on_deadline, reading)
