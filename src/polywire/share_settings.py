@@ -99,6 +99,10 @@ class ShareSettings(NamedTuple):
     renews: bool
     dead_letters: str
 
+    @property
+    def lock_ms(self) -> int:
+        return int(self.lock_s * MS)
+
 
 def check(name: str, value: str) -> None:
     """Check one setting.

@@ -21,6 +21,7 @@ from polywire.protocols.kafka.fetching import GROWTH_BYTES, WAIT_MS_MAX, put_chu
 from polywire.protocols.kafka.groups import group_error
 from polywire.protocols.kafka.lookup import led_topic, missing_error, partition_of
 from polywire.protocols.kafka.messages import Api, WireError
+from polywire.protocols.kafka.replies import PendingResponse, refuse
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.protocols.kafka.share_sessions import (
@@ -150,35 +151,31 @@ def share_acknowledge(
         return response(error=error)
     assert session.share_session is not None, "session_error checked this"
     session.share_session.advance()
-    body = response(responses=[], lock_timeout_ms=int(session.broker.shares.directory.settings(group).lock_s * 1000))
-    left = 1
+    body = response(responses=[], lock_timeout_ms=session.broker.shares.directory.settings(group).lock_ms)
+    pending = PendingResponse(answer, body)
 
-    def count(entry: ShareAcknowledgeResponse.Responses.Partitions | None, result: int | BrokerError = 0) -> None:
-        nonlocal left
-        if entry is not None and isinstance(result, BrokerError):
-            entry.error, entry.message = wire_error(result), result.message
-        left -= 1
-        if not left:
-            answer.ok(body)
+    def acknowledged(entry: ShareAcknowledgeResponse.Responses.Partitions, result: int | BrokerError) -> None:
+        if isinstance(result, BrokerError):
+            refuse(entry, result)
+        pending.count_result()
 
     for topic in request.topics:
         topic_entry = response.Responses(topic_id=topic.topic_id, partitions=[])
         body.responses.append(topic_entry)
         for partition in topic.partitions:
-            entry = topic_entry_of = response.Responses.Partitions(
-                index=partition.index, current_leader=response.Responses.Partitions.CurrentLeader()
-            )
-            topic_entry.partitions.append(topic_entry_of)
-            left += 1
+            leader = response.Responses.Partitions.CurrentLeader()
+            entry = response.Responses.Partitions(index=partition.index, current_leader=leader)
+            topic_entry.partitions.append(entry)
+            pending.expect()
             place = topic.topic_id, partition.index
             try:
-                _acknowledge(session, place, group, member, partition.batches, partial(count, entry))
+                _acknowledge(session, place, group, member, partition.batches, partial(acknowledged, entry))
             except BrokerError as refused:
-                entry.error, entry.message = missing_error(refused, topic.topic_id), refused.message
-                left -= 1
+                refuse(entry, refused, missing_error(refused, topic.topic_id))
+                pending.count_result()
     if request.session_epoch == CLOSING:
         session.end_share_session()
-    count(None)
+    pending.count_result()
     return None
 
 
@@ -202,7 +199,7 @@ class Fetching(Acquiring[Place]):
         self._session: Final = session
         self._share_session: Final = share_session
         self._answer: Final = answer
-        lock_ms = int(session.broker.shares.directory.settings(self.group).lock_s * 1000)
+        lock_ms = session.broker.shares.directory.settings(self.group).lock_ms
         self._body: Final = schema.response(Api.SHARE_FETCH)(responses=[], lock_timeout_ms=lock_ms)
         self._topic_entries: dict[bytes, ShareFetchResponse.Responses] = {}
         self._entries: dict[Place, _Fetched] = {}

@@ -111,7 +111,7 @@ class QueueReading(Acquiring[int]):
         if self._error is not None and not self._partitions:
             self._session.respond_error(Verb.ACQUIRE, self._correlation, self._error)
             return
-        lock_ms = int(self._broker.shares.directory.settings(self.group).lock_s * 1000)
+        lock_ms = self._broker.shares.directory.settings(self.group).lock_ms
         head = messages.Acquired(lock_ms, list(self._partitions.values()))
         payload = b"".join(self._payload[partition.partition] for partition in head.partitions)
         self._session.respond(Verb.ACQUIRE, self._correlation, head, payload)
