@@ -101,7 +101,7 @@ class ShareSettings(NamedTuple):
 
     @property
     def lock_ms(self) -> int:
-        return int(self.lock_s * MS)
+        return round(self.lock_s * MS)
 
 
 def check(name: str, value: str) -> None:

@@ -25,6 +25,7 @@ from polywire.share_settings import (
     LOCK_DURATION,
     SESSION_TIMEOUT,
     UNFINISHED,
+    decoded,
 )
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Level, Outcome, TopicName
@@ -445,3 +446,9 @@ def test_counts_of_deleted_topics_are_forgotten(monkeypatch: pytest.MonkeyPatch)
         queue.shares.next_offset("g", topic.partitions[0])
         broker.delete_topic(topic, done=None)
     assert len(queue.shares._counts) < 10
+
+
+def test_the_duration_of_locks_is_exact() -> None:
+    assert [decoded({LOCK_DURATION: str(ms)}).lock_ms for ms in (1_001, 15_011, 30_000)] == [1_001, 15_011, 30_000]
+    wrong = [ms for ms in range(1_000, 60_001) if decoded({LOCK_DURATION: str(ms)}).lock_ms != ms]
+    assert wrong == []
