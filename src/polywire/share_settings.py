@@ -17,6 +17,7 @@ HEARTBEAT_INTERVAL: Final = "share.heartbeat.interval.ms"
 LOCK_DURATION: Final = "share.record.lock.duration.ms"
 DELIVERIES: Final = "share.delivery.count.limit"
 UNFINISHED: Final = "share.partition.max.record.locks"
+ORDER: Final = "share.order"  # Apache Kafka does not have it
 DEAD_LETTERS: Final = "errors.deadletterqueue.topic.name"  # KIP-1191; Apache Kafka 4.3 does not have it yet
 
 MS: Final = 1000
@@ -52,6 +53,7 @@ TEXTS: Final[Mapping[str, str]] = {
     ISOLATION_LEVEL: "read_uncommitted",
     RENEW_ENABLED: "true",
     DEAD_LETTERS: "",
+    ORDER: "none",
 }
 
 DEFAULTS: Final[Mapping[str, str]] = {**{name: str(number.default) for name, number in NUMBERS.items()}, **TEXTS}
@@ -61,6 +63,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     LOCK_DURATION: Setting("How long a worker may hold a record without renewing its lock, in milliseconds."),
     DEAD_LETTERS: Setting("Topic for rejected records; without one they are only counted."),
     AUTO_OFFSET_RESET: Setting("Where a new queue begins in a partition."),
+    ORDER: Setting("Whether records with the same key are given to workers one at a time, in order.", ("none", "key")),
     UNFINISHED: Setting("Unfinished records of a partition, above which further ones wait."),
     RENEW_ENABLED: Setting("Whether workers may renew locks.", ("true", "false")),
     ISOLATION_LEVEL: Setting(
@@ -88,6 +91,7 @@ class ShareSettings(NamedTuple):
         deliveries_max: a record is rejected when it was delivered this often and is released.
         unfinished_max: acquired and released records of one partition; records beyond them wait.
         dead_letters: full name of the topic for rejected records, or empty.
+        by_key: records with the same key are delivered one at a time.
     """
 
     start_age_us: int | None
@@ -98,6 +102,7 @@ class ShareSettings(NamedTuple):
     unfinished_max: int
     renews: bool
     dead_letters: str
+    by_key: bool
 
     @property
     def lock_ms(self) -> int:
@@ -113,7 +118,7 @@ def check(name: str, value: str) -> None:
     if number is not None:
         if not re.fullmatch(r"\d{1,18}", value) or not number.min <= int(value) <= number.max:
             raise _invalid(name, value)
-    elif name in (ISOLATION_LEVEL, RENEW_ENABLED):
+    elif name in (ISOLATION_LEVEL, RENEW_ENABLED, ORDER):
         if value.lower() not in SETTINGS[name].choices:
             raise _invalid(name, value)
     elif name == AUTO_OFFSET_RESET:
@@ -167,4 +172,8 @@ def decoded(settings: Mapping[str, str]) -> ShareSettings:
         unfinished_max=number(UNFINISHED),
         renews=settings.get(RENEW_ENABLED, "true").lower() == "true",
         dead_letters=settings.get(DEAD_LETTERS, ""),
+        by_key=settings.get(ORDER, "").lower() == "key",
     )
+
+
+DEFAULT_SETTINGS: Final = decoded({})

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from polywire.client.base import Ability
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, Conflict
 from polywire.records.columns import Header, HeaderKind, Record
 from polywire.types import Level
 from tests.behaviour.compatibility import needs
@@ -71,6 +71,20 @@ async def test_fetch_of_a_missing_partition_is_refused(clients: WireClients, top
     await client.produce(topic, [Record(value=b"x", key=b"k")])
     with pytest.raises(BrokerError):
         await client.fetch(topic, 999, 0)
+
+
+@needs(Ability.CREATE_TOPIC)
+async def test_clients_create_topics_at_the_same_time(clients: WireClients, topic: str) -> None:
+    """In one dialect of Iggy, clients choose the numbers of topics and streams."""
+    opened = [await clients.open() for _ in range(4)]
+    names = [f"{topic}-together.{number}" for number in range(len(opened))]
+    await asyncio.gather(*[client.create_topic(name, 1) for client, name in zip(opened, names, strict=True)])
+    created = await asyncio.gather(
+        *[client.create_topic(f"{topic}-same.name", 1) for client in opened], return_exceptions=True
+    )
+    assert {type(error) for error in created if error is not None} <= {Conflict}
+    known = {info.name for info in await opened[0].topics()}
+    assert known.issuperset([*names, f"{topic}-same.name"])
 
 
 @needs(Ability.EMPTY_VALUES)

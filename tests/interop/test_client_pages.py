@@ -23,7 +23,6 @@ from tests.installed_clients import installed
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = ROOT / "docs" / "develop"
-CLIENTS: Final = tuple(sorted(path.stem for path in (PAGES / "clients").glob("*.md") if path.stem != "index"))
 SECONDS_MAX: Final = 120
 IGGY: Final = "apache-iggy-0.9.0"
 FRAMEWORKS: Final = {
@@ -34,6 +33,20 @@ FRAMEWORKS: Final = {
 }
 # Frameworks write below the home directory and report usage unless they are configured.
 PRIVATE: Final = {"DAGSTER_DISABLE_TELEMETRY": "yes", "DLT_DATA_DIR": "dlt", "RUNTIME__DLTHUB_TELEMETRY": "false"}
+
+
+def programs() -> dict[str, str]:
+    """Return the text around each program: a section of a page, by its heading, or the beginning of a page, by its name."""
+    found = {}
+    for page in sorted((PAGES / "clients").glob("*.md")):
+        first, *sections = page.read_text("utf-8").split("\n## ")
+        for heading, text in [(page.stem, first), *(section.split("\n", 1) for section in sections)]:
+            if read_page(text).files:
+                found[heading.lower().replace(" ", "-")] = text
+    return found
+
+
+PROGRAMS: Final = programs()
 
 
 @pytest.fixture
@@ -51,9 +64,8 @@ def saved(page: Page, folder: Path, running: RunningBroker) -> Path:
     return folder / name
 
 
-def expected(name: str) -> str:
-    """Return the output that a page shows: its only block of text."""
-    text = (PAGES / f"{name}.md").read_text("utf-8")
+def expected(text: str) -> str:
+    """Return the output that a page or section shows: its only block of text."""
     return text.partition("```text\n")[2].partition("```\n")[0]
 
 
@@ -136,17 +148,22 @@ def printed_by(name: str, program: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_the_program_of_a_client_page_runs(name: str, running: RunningBroker, tmp_path: Path) -> None:
-    page = f"clients/{name}"
-    program = saved(read_page((PAGES / f"{page}.md").read_text("utf-8")), tmp_path, running)
-    assert matches(printed_by(name, program), expected(page))
+    text = PROGRAMS[name]
+    program = saved(read_page(text), tmp_path, running)
+    assert matches(printed_by(name, program), expected(text))
+
+
+def test_every_way_to_run_a_program_has_one() -> None:
+    assert {*FRAMEWORKS, "airflow", "dataframes", "franz-go", "iggy", "java", "kafkajs", "librdkafka"} == {*PROGRAMS}
 
 
 @pytest.mark.slow
 def test_each_order_has_one_invoice_after_a_crash(running: RunningBroker, tmp_path: Path) -> None:
     interpreter = variable("POLYWIRE_KAFKA_CLIENTS")
-    program = saved(read_page((PAGES / "recipes" / "exactly-once-kafka.md").read_text("utf-8")), tmp_path, running)
+    text = (PAGES / "recipes" / "exactly-once.md").read_text("utf-8").partition("\n## With a Kafka client\n")[2]
+    program = saved(read_page(text), tmp_path, running)
     with polywire.connect_sync(running.url()) as client:
         with client.producer() as producer:
             producer.send_many("orders", [str(number) for number in range(100)])
@@ -157,4 +174,4 @@ def test_each_order_has_one_invoice_after_a_crash(running: RunningBroker, tmp_pa
             while records := consumer.batch(timeout_s=2):
                 invoices += [record.text for record in records]
     assert sorted(invoices) == sorted(f"pay for {number}" for number in range(100))
-    assert expected("recipes/exactly-once-kafka").strip() == str(len(invoices))
+    assert expected(text).strip() == str(len(invoices))

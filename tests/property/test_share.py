@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
@@ -55,7 +56,7 @@ class ShareMachine(RuleBasedStateMachine):
         self.end = start
         self.share = SharePartition(ShareProgress(start, start))
 
-    def store(self, runs: list[Run] | tuple[Run, ...], due_ms: dict[int, int] | None = None) -> None:
+    def store(self, runs: Sequence[Run], due_ms: dict[int, int] | None = None) -> None:
         if runs or due_ms:
             self.changes.append((flat(runs), due_ms or {}))
             self.share.progress.apply(unflat(flat(runs)), due_ms or {})
@@ -81,7 +82,7 @@ class ShareMachine(RuleBasedStateMachine):
         deadline = self.now + LOCK_S
         runs = self.share.acquire(
             member, first, end, count_max=count_max, unfinished_max=UNFINISHED_MAX, deadline=deadline
-        )
+        ).runs
         self.store(runs)
         taken = [at for at in free if first <= at < end][:count_max]
         if first <= self.end:
@@ -150,10 +151,10 @@ class ShareMachine(RuleBasedStateMachine):
     @rule(data=st.data(), seconds=st.integers(0, 15))
     def time_passes(self, data: st.DataObject, seconds: int) -> None:
         self.now += seconds
-        effect, locks = self.share.expired(self.now, deliveries_max=DELIVERIES_MAX)
+        effect, locks = self.share.expired(self.now, deliveries_max=DELIVERIES_MAX, now_ms=int(self.now * 1000))
         if data.draw(st.booleans()):
             self.share.retry(locks)
-            effect, _ = self.share.expired(self.now, deliveries_max=DELIVERIES_MAX)
+            effect, _ = self.share.expired(self.now, deliveries_max=DELIVERIES_MAX, now_ms=int(self.now * 1000))
         self.settle(effect)
         self.release([at for at, entry in self.entries.items() if entry.holder and entry.deadline <= self.now])
 

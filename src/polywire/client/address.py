@@ -1,8 +1,8 @@
 """Parse the URL of a broker: addresses, login and TLS.
 
 All addresses are checked before any broker is contacted. Error messages and the ``repr`` of a ``Login`` never contain a
-password. ``+tls`` selects TLS: the broker's certificate and host name are verified. Trusted authorities are those of
-the system, or those in ``SSL_CERT_FILE`` and ``SSL_CERT_DIR``.
+password. ``+tls`` selects TLS: the broker's certificate and host name are verified. The client trusts the
+authorities of the system, or those in ``SSL_CERT_FILE`` and ``SSL_CERT_DIR``.
 
 Spark workers import this module, so it needs no asyncio.
 """
@@ -97,7 +97,7 @@ def split_login(address: str) -> tuple[Login | None, str]:
 def client_context() -> ssl.SSLContext:
     """Return a context for TLS 1.2 and newer that verifies certificates and host names.
 
-    Trusted authorities are those of the system, or those in the environment variables ``SSL_CERT_FILE`` and
+    It trusts the authorities of the system, or those in the environment variables ``SSL_CERT_FILE`` and
     ``SSL_CERT_DIR``.
     """
     context = ssl.create_default_context()

@@ -45,6 +45,7 @@ class Ability(Enum):
     IDEMPOTENCE = "idempotent producers"
     STAGING = "staged writes, published atomically"
     LEVELS = "acknowledgement level per request"
+    QUEUES = "work queues"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,10 @@ from polywire.client.listings import GroupInfo, PartitionLag
 from polywire.client.notices import OnConnect, OnDisconnect
 from polywire.client.producer import Producer, ProducerOptions, Receipt, Receipts
 from polywire.client.queue import Job, Queue, QueueOptions
-from polywire.client.record import Headers, Record, Text, as_json
+from polywire.client.record import Headers, Record, Text, as_json, as_record
 from polywire.client.sync import LoopThread
 from polywire.client.transaction import BUFFER_BYTES, TIMEOUT_S, Transaction
+from polywire.delivery_times import DeliveryTimes
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -88,14 +89,14 @@ class SyncProducer:
         timestamp: datetime | None = None,
         partition: int | None = None,
         timeout_s: float | None = None,
+        **times: Unpack[DeliveryTimes],
     ) -> SyncReceipt[Produced]:
         """Queue a record and return its receipt.
 
         See ``Producer.send``. Each call switches threads, so prefer ``send_many``.
         """
-        work = self._producer.send(
-            topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
-        )
+        record = as_record(value, key, headers, timestamp, **times)
+        work = self._producer.send(topic, record, partition=partition, timeout_s=timeout_s)
         return SyncReceipt(self._thread, self._thread.run(work))
 
     def send_and_wait(
@@ -108,13 +109,11 @@ class SyncProducer:
         timestamp: datetime | None = None,
         partition: int | None = None,
         timeout_s: float | None = None,
+        **times: Unpack[DeliveryTimes],
     ) -> Produced:
         """Send one record immediately, and wait until it is stored. See ``Producer.send_and_wait``."""
-        return self._thread.run(
-            self._producer.send_and_wait(
-                topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
-            )
-        )
+        record = as_record(value, key, headers, timestamp, **times)
+        return self._thread.run(self._producer.send_and_wait(topic, record, partition=partition, timeout_s=timeout_s))
 
     def send_json(
         self,
@@ -126,12 +125,11 @@ class SyncProducer:
         timestamp: datetime | None = None,
         partition: int | None = None,
         timeout_s: float | None = None,
+        **times: Unpack[DeliveryTimes],
     ) -> SyncReceipt[Produced]:
         """Queue a record whose value is written as JSON. See ``Producer.send_json``."""
-        text = as_json(value)
-        return self.send(
-            topic, text, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
-        )
+        record = Record(as_json(value), key, headers, timestamp=timestamp, **times)
+        return self.send(topic, record, partition=partition, timeout_s=timeout_s)
 
     def send_many(
         self,
@@ -267,9 +265,12 @@ class SyncTransaction:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        **times: Unpack[DeliveryTimes],
     ) -> None:
         """Add a record to the transaction. See ``Transaction.send``."""
-        work = self._transaction.send(topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition)
+        work = self._transaction.send(
+            topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition, **times
+        )
         self._thread.run(work)
 
     def send_json(
@@ -281,9 +282,10 @@ class SyncTransaction:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        **times: Unpack[DeliveryTimes],
     ) -> None:
         """Add a record whose value is written as JSON. See ``Transaction.send_json``."""
-        self.send(topic, as_json(value), key=key, headers=headers, timestamp=timestamp, partition=partition)
+        self.send(topic, as_json(value), key=key, headers=headers, timestamp=timestamp, partition=partition, **times)
 
     def send_many(self, topic: str, values: Iterable[Text | Record | None], *, partition: int | None = None) -> None:
         """Add many records. See ``Transaction.send_many``."""
@@ -335,7 +337,7 @@ class SyncJob:
         self._thread.run(self._job.retry(delay_s=delay_s, reason=reason))
 
     def reject(self, reason: str = "") -> None:
-        """Give the record up. See ``Job.reject``."""
+        """Finish the record as failed. See ``Job.reject``."""
         self._thread.run(self._job.reject(reason))
 
 
@@ -468,13 +470,11 @@ class SyncClient:
         timestamp: datetime | None = None,
         partition: int | None = None,
         timeout_s: float | None = None,
+        **times: Unpack[DeliveryTimes],
     ) -> Produced:
         """Send one record, and return its partition and offset once it is stored. See ``Client.send``."""
-        return self._thread.run(
-            self._client.send(
-                topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
-            )
-        )
+        record = as_record(value, key, headers, timestamp, **times)
+        return self._thread.run(self._client.send(topic, record, partition=partition, timeout_s=timeout_s))
 
     def send_json(
         self,
@@ -486,12 +486,11 @@ class SyncClient:
         timestamp: datetime | None = None,
         partition: int | None = None,
         timeout_s: float | None = None,
+        **times: Unpack[DeliveryTimes],
     ) -> Produced:
         """Send one record whose value is written as JSON. See ``Client.send_json``."""
-        text = as_json(value)
-        return self.send(
-            topic, text, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
-        )
+        record = Record(as_json(value), key, headers, timestamp=timestamp, **times)
+        return self.send(topic, record, partition=partition, timeout_s=timeout_s)
 
     def fetch(self, topic: str, partition: int, offset: int, *, records_max: int = 1000) -> list[Record]:
         """Return records of one partition from an offset on. See ``Client.fetch``."""

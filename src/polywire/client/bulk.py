@@ -133,7 +133,7 @@ class PublishResult:
 
 
 class _Progress:
-    """Progress of a read over a range of offsets, also over lost connections. No record is returned twice."""
+    """Progress of a read over a range of offsets. It survives lost connections, so no record is returned twice."""
 
     __slots__ = (
         "_asked_from",

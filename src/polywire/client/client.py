@@ -20,9 +20,10 @@ from polywire.client.notices import OnConnect, OnDisconnect
 from polywire.client.polywire import needs_polywire
 from polywire.client.producer import Producer, ProducerOptions
 from polywire.client.queue import Queue, QueueOptions
-from polywire.client.record import Headers, Record, Text, as_json, from_stored
+from polywire.client.record import Headers, Record, Text, as_json, as_record, from_stored
 from polywire.client.transaction import BUFFER_BYTES as TRANSACTION_BUFFER_BYTES
 from polywire.client.transaction import TIMEOUT_S, Transaction, TransactionalId
+from polywire.delivery_times import DeliveryTimes
 from polywire.errors import ErrorCode, Invalid
 
 TRANSACTIONAL_IDS_MAX: Final = 1_000  # of one client; if it uses more, it takes over the least recently used ones again
@@ -121,7 +122,7 @@ class Client:
         return consumer
 
     def queue(self, topic: str, **options: Unpack[QueueOptions]) -> Queue:
-        """Return a topic as a work queue. Options are the arguments of ``Queue``. Needs `polywire`.
+        """Return a topic as a work queue. Options are the arguments of ``Queue``. Needs `polywire` or Kafka.
 
         Example:
             async with client.queue("jobs", group="workers") as queue:
@@ -182,6 +183,7 @@ class Client:
         timestamp: datetime | None = None,
         partition: int | None = None,
         timeout_s: float | None = None,
+        **times: Unpack[DeliveryTimes],
     ) -> Produced:
         """Send one record, and return its partition and offset once it is stored. See ``Producer.send_and_wait``.
 
@@ -193,9 +195,8 @@ class Client:
         """
         if self._producer is None:
             self._producer = self.producer()
-        return await self._producer.send_and_wait(
-            topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
-        )
+        record = as_record(value, key, headers, timestamp, **times)
+        return await self._producer.send_and_wait(topic, record, partition=partition, timeout_s=timeout_s)
 
     async def send_json(
         self,
@@ -207,16 +208,15 @@ class Client:
         timestamp: datetime | None = None,
         partition: int | None = None,
         timeout_s: float | None = None,
+        **times: Unpack[DeliveryTimes],
     ) -> Produced:
         """Send one record whose value is written as JSON in UTF-8. See ``send``, and ``Record.json`` for the other way.
 
         Example:
             await client.send_json("orders", {"id": 7, "amount": 12.5}, key="customer 3")
         """
-        text = as_json(value)
-        return await self.send(
-            topic, text, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
-        )
+        record = Record(as_json(value), key, headers, timestamp=timestamp, **times)
+        return await self.send(topic, record, partition=partition, timeout_s=timeout_s)
 
     async def fetch(self, topic: str, partition: int, offset: int, *, records_max: int = 1000) -> list[Record]:
         """Return records of one partition from an offset on. Return an empty list at the end of the partition.

@@ -103,6 +103,7 @@ class Compared(msgspec.Struct):
         difference: the first one.
         ranges: different ranges, at most ``RANGES_MAX``.
         different_ranges: their number.
+        continued: offsets of the copy after the end of the source, which are not compared.
     """
 
     topic: str
@@ -123,6 +124,7 @@ class Compared(msgspec.Struct):
     difference: Difference | None = None
     ranges: list[Range] = []
     different_ranges: int = 0
+    continued: int = 0
 
 
 class Comparable:
@@ -462,8 +464,9 @@ class Comparison:
             if rules.is_prefix_equal and copy_end < end:
                 found.missing = end - max(copy_end, first)
                 end = max(copy_end, first)
-            if rules.may_continue:
-                copy_end = min(copy_end, end)
+            if rules.may_continue and copy_end > end:
+                found.continued = copy_end - max(end, copy_first)
+                copy_end = max(end, copy_first)
         ours = _Stream(source, found.partition, first, end)
         theirs = _Stream(copy, found.partition, copy_first, copy_end)
         tally = _Tally(found, self.comparable, rules)

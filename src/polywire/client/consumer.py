@@ -474,7 +474,7 @@ class Consumer:
         """Wait for a partition with fetched records. Return None once the consumer is closed."""
         while (part := self._assignment.next_part()) is None:
             if self._failure is not None:
-                raise self._failure
+                raise self._failure.with_traceback(None)
             if self._closed:
                 return None
             self._news.clear()
@@ -513,7 +513,7 @@ class Consumer:
     async def _session_begun(self) -> WireClient:
         await self._in_session.wait()
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)
         if self._closed or self._wire is None:
             raise Unavailable(ErrorCode.STOPPING, "consumer is closed")
         return self._wire

@@ -59,7 +59,7 @@ async def observe(client: Source, group: str, topic: str) -> Observation:
 
 
 async def explain(client: Source, group: str, topic: str, *, seconds: float = OBSERVED_S) -> list[str]:
-    """Observe a group twice, and return sentences that say why it is behind. Raises as ``observe``."""
+    """Observe a group twice, and return sentences that say why it is behind. Raises the same errors as ``observe``."""
     before = await observe(client, group, topic)
     await asyncio.sleep(seconds)
     return list(reasons(before, await observe(client, group, topic)))

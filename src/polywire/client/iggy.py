@@ -67,6 +67,7 @@ _MISSING: Final = {
     5002: ErrorCode.MEMBER_MISSING,
 }
 _CONFLICTS: Final = {
+    1011: ErrorCode.TOPIC_EXISTS,
     1012: ErrorCode.TOPIC_EXISTS,
     2012: ErrorCode.TOPIC_EXISTS,
     2013: ErrorCode.TOPIC_EXISTS,
@@ -204,6 +205,16 @@ class IggyClient(Scope):
     async def create_topic(self, topic: str, partition_count: int) -> None:
         """Create a topic, and its stream if it is missing. Each gets the lowest free number."""
         stream, short = split_name(topic)
+        for number_of_tries in range(1, CREATE_TRIES_MAX + 1):
+            try:
+                await self._create_topic(stream, short, partition_count)
+                break
+            except Conflict:  # another client may have taken the number, or created the stream
+                if number_of_tries == CREATE_TRIES_MAX or await self._has_topic(topic):
+                    raise
+        self._partitions.pop(topic, None)
+
+    async def _create_topic(self, stream: str, short: str, partition_count: int) -> None:
         if stream != DEFAULT_STREAM:
             streams = _checked(client_codec.read_streams, await self._connection.ask(Code.GET_STREAMS))
             if stream not in {seen.name for seen in streams}:
@@ -213,7 +224,13 @@ class IggyClient(Scope):
         number = _lowest_free({seen.id for seen in _checked(client_codec.read_topics, payload)})
         numbers = b"".join(map(U32.pack, (number, partition_count, 0)))
         await self._connection.ask(Code.CREATE_TOPIC, ident(stream) + numbers + _checked(client_codec.name, short))
-        self._partitions.pop(topic, None)
+
+    async def _has_topic(self, topic: str) -> bool:
+        try:
+            await self._connection.ask(Code.GET_TOPIC, topic_ident(topic))
+        except Missing:
+            return False
+        return True
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic and its records. Raises Missing(TOPIC_MISSING)."""
@@ -308,14 +325,14 @@ class IggyClient(Scope):
     async def _partition_count(self, topic: str) -> int:
         """Return the number of partitions, which is cached. A missing topic is created."""
         known = self._partitions.get(topic)
-        for _ in range(CREATE_TRIES_MAX):
+        for _ in range(2):  # a missing topic is created after the first request
             if known is not None:
                 break
             try:
                 payload = await self._connection.ask(Code.GET_TOPIC, topic_ident(topic))
                 known = self._partitions[topic] = _checked(client_codec.read_topic, payload)[0].partition_count
             except Missing:
-                with suppress(Conflict):  # another client created the topic, or a topic with the same number
+                with suppress(Conflict):  # another client created the topic
                     await self.create_topic(topic, DEFAULT_PARTITION_COUNT)
         if not known:
             raise Missing(ErrorCode.PARTITION_MISSING, f"topic has no partitions name={topic!r}")

@@ -19,7 +19,7 @@ from polywire.client.address import Login
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo
 from polywire.client.connection import Scope, understood
 from polywire.client.failures import cannot
-from polywire.client.kafka_connection import BrokerConnection, Cluster, check, connect
+from polywire.client.kafka_connection import BrokerConnection, Cluster, alone, check, connect
 from polywire.client.listings import GroupInfo, MemberInfo
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, PeerError, Unavailable
 from polywire.protocols.kafka import schema
@@ -95,6 +95,7 @@ ABILITIES: Final = frozenset(
         Ability.POSITIONS,
         Ability.LONG_POLL,
         Ability.LEVELS,
+        Ability.QUEUES,
     }
 )
 
@@ -210,7 +211,7 @@ class Groups:
         """Send a heartbeat. Raises Missing(MEMBER_MISSING), Conflict(GENERATION_STALE)."""
         response: ConsumerGroupHeartbeatResponse = await self._cluster.ask_coordinator(
             member.group,
-            _response,
+            alone,
             Api.CONSUMER_GROUP_HEARTBEAT,
             group_id=member.group,
             member_id=member.name,
@@ -458,6 +459,11 @@ class KafkaClient(Scope):
         """Send a request that any broker of the cluster answers. Return the response."""
         return await self._connection.ask(api, **fields)
 
+    @property
+    def cluster(self) -> Cluster:
+        """The connections to the brokers."""
+        return self._cluster
+
     # Topics
 
     async def create_topic(self, topic: str, partition_count: int) -> None:
@@ -495,13 +501,13 @@ class KafkaClient(Scope):
         return answer.topics[0]
 
     async def topic_id(self, topic: str) -> bytes:
-        """Return the id of a topic. One that was created again has another id. Raises Missing(TOPIC_MISSING)."""
+        """Return the id of a topic, which changes if it is created again. Raises Missing(TOPIC_MISSING)."""
         return bytes((await self._describe(topic)).topic_id)
 
     async def bounds(self, topic: str) -> list[PartitionBounds]:
-        """Return the first and next offset of each partition. See ``WireClient``. The incarnation is 0.
+        """Return the first and next offset of each partition. See ``WireClient``.
 
-        The next offset is the last stable one: no record above it can be read by consumers of committed records.
+        The next offset is the last stable offset (``read_committed``). Kafka has no incarnations, so they are 0.
         """
         partitions = (await self._describe(topic)).partitions
         epochs = {partition.index: partition.leader_epoch for partition in partitions}
@@ -724,10 +730,6 @@ class KafkaClient(Scope):
         another protocol reads.
         """
         return await self._groups.groups(group)
-
-
-def _response(answer: ConsumerGroupHeartbeatResponse) -> Iterable[ConsumerGroupHeartbeatResponse]:
-    return (answer,)
 
 
 def _group_entries(

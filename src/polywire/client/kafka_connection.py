@@ -1,7 +1,7 @@
 """Connections to the brokers of a Kafka cluster: requests, logins, errors, leaders of partitions, coordinators.
 
 * A request is sent to the last known leader of its partition, or coordinator of its group; before that is known, to the
-  first broker. If the broker responds that it is another broker, the client looks that up and repeats the request
+  first broker. If that broker no longer has this role, the client looks up the new broker and repeats the request
   there. A cluster of one broker needs only one connection and no lookups.
 * Logins use PLAIN or SCRAM (spec: kafka#sasl; RFC 5802, RFC 7677). SCRAM does not send the password. The broker must
   prove that it stores a verifier of the password, or the client aborts the login. The number of iterations that a
@@ -81,6 +81,10 @@ _ERRORS: Final[dict[int, tuple[type[BrokerError], ErrorCode]]] = {
     WireError.ILLEGAL_GENERATION: (Conflict, ErrorCode.GENERATION_STALE),
     WireError.REBALANCE_IN_PROGRESS: (Conflict, ErrorCode.GENERATION_STALE),
     WireError.INCONSISTENT_GROUP_PROTOCOL: (Conflict, ErrorCode.GROUP_PROTOCOL_MISMATCH),
+    WireError.INVALID_RECORD_STATE: (Conflict, ErrorCode.RECORD_NOT_ACQUIRED),
+    WireError.SHARE_SESSION_NOT_FOUND: (Unavailable, ErrorCode.UNREACHABLE),
+    WireError.INVALID_SHARE_SESSION_EPOCH: (Unavailable, ErrorCode.UNREACHABLE),
+    WireError.SHARE_SESSION_LIMIT_REACHED: (Busy, ErrorCode.BUSY),
     WireError.SASL_AUTHENTICATION_FAILED: (Denied, ErrorCode.LOGIN_FAILED),
     WireError.UNSUPPORTED_SASL_MECHANISM: (Denied, ErrorCode.LOGIN_FAILED),
     WireError.CLUSTER_AUTHORIZATION_FAILED: (Denied, ErrorCode.DENIED),
@@ -95,7 +99,7 @@ ITERATIONS_RANGE: Final = range(4096, 1_000_001)
 _HEADER: Final = "n,,"
 Ask = Callable[..., Awaitable[Any]]
 REPLY_BYTES_MAX: Final = 64 * 1024 * 1024  # no larger batch could be stored here
-_VERSIONS: Final = {
+VERSIONS: Final = {
     Api.PRODUCE: 9,
     Api.FETCH: 12,
     Api.LIST_OFFSETS: 6,
@@ -108,6 +112,11 @@ _VERSIONS: Final = {
     Api.DESCRIBE_GROUPS: 5,
     Api.INIT_PRODUCER_ID: 4,
     Api.LIST_GROUPS: 5,
+    Api.API_VERSIONS: 2,
+    Api.INCREMENTAL_ALTER_CONFIGS: 1,
+    Api.SHARE_GROUP_HEARTBEAT: 1,
+    Api.SHARE_FETCH: 2,
+    Api.SHARE_ACKNOWLEDGE: 2,
     Api.SASL_HANDSHAKE: 1,
     Api.SASL_AUTHENTICATE: 2,
     Api.CONSUMER_GROUP_HEARTBEAT: 1,
@@ -139,6 +148,11 @@ def error_of(number: int, message: str | None = None) -> BrokerError:
     """Return the exception for an error code."""
     kind, code = _ERRORS.get(number, (Invalid, ErrorCode.INVALID_REQUEST))
     return kind(code, message or f"the broker rejected the request code={number}")
+
+
+def alone(answer: Any) -> Iterable[Any]:
+    """Return the entries of a response that is its only entry."""
+    return (answer,)
 
 
 def check(entry: Any, *, missing: ErrorCode = ErrorCode.PARTITION_MISSING) -> None:
@@ -264,7 +278,7 @@ class BrokerConnection(FramedConnection):
 
         Raises Unavailable, and Invalid for text that cannot be encoded.
         """
-        version, number = _VERSIONS[api], next(self._numbers)
+        version, number = VERSIONS[api], next(self._numbers)
         try:
             request = encode_request(api, version, number, schema.request(api)(**fields), client_id="polywire")
         except UnicodeEncodeError:
@@ -336,7 +350,7 @@ class Cluster:
             by_connection: dict[BrokerConnection, list[int]] = {}
             for number in left:
                 by_connection.setdefault(self._route(Role.LEADER, (topic, number)), []).append(number)
-            answers = [await self._ask_over(one, api, fields(numbers)) for one, numbers in by_connection.items()]
+            answers = [await self.ask_over(one, api, fields(numbers)) for one, numbers in by_connection.items()]
             reported = [entry for answer in answers for entry in entries(answer)]
             is_last = attempt == TRIES_MAX - 1
             found += [entry for entry in reported if is_last or entry.error not in ELSEWHERE]
@@ -345,6 +359,18 @@ class Cluster:
                 break
             await self._look_for_leaders(topic, left)
         return found
+
+    async def leaders(self, topic: str, partitions: Iterable[int]) -> dict[int, BrokerConnection]:
+        """Look up the leaders of these partitions, and return the connections to them.
+
+        The connection of a partition without a leader is that to the first broker, which rejects requests about it.
+        """
+        numbers = list(partitions)
+        if asyncio.get_running_loop().time() >= self._brokers_until:
+            await self._metadata([])
+        if len(self._brokers) > 1:
+            await self._look_for_leaders(topic, numbers)
+        return {number: self._route(Role.LEADER, (topic, number)) for number in numbers}
 
     async def ask_coordinator(self, group: str, entries: Entries, api: Api, /, **fields: Any) -> Any:
         """Send a request about one group to its coordinator. Raises BrokerError."""
@@ -358,9 +384,9 @@ class Cluster:
         if asyncio.get_running_loop().time() >= self._brokers_until:
             await self._metadata([])
         if len(self._brokers) <= 1:
-            return [await self._ask_over(self._first, api, fields)]
+            return [await self.ask_over(self._first, api, fields)]
         connections = [await self._connected(address) for address in self._brokers]
-        return await asyncio.gather(*(self._ask_over(connection, api, fields) for connection in connections))
+        return await asyncio.gather(*(self.ask_over(connection, api, fields) for connection in connections))
 
     async def _ask(self, role: Role, name: Name, entries: Entries, api: Api, fields: Mapping[str, Any]) -> Any:
         """Send a request to the broker that has this role for a partition or group.
@@ -370,7 +396,7 @@ class Cluster:
         """
         tries = loads = 1
         while True:
-            answer = await self._ask_over(self._route(role, name), api, fields)
+            answer = await self.ask_over(self._route(role, name), api, fields)
             if loads < LOADS_MAX and any(entry.error in NO_COORDINATOR for entry in entries(answer)):
                 loads += 1
                 await asyncio.sleep(LOAD_PAUSE_S)
@@ -380,7 +406,8 @@ class Cluster:
             else:
                 return answer
 
-    async def _ask_over(self, connection: BrokerConnection, api: Api, fields: Mapping[str, Any]) -> Any:
+    async def ask_over(self, connection: BrokerConnection, api: Api, fields: Mapping[str, Any]) -> Any:
+        """Send a request to one broker."""
         try:
             return await connection.ask(api, **fields)
         except Unavailable:

@@ -373,7 +373,7 @@ def _has_reply(batch: Batch) -> bool:
 
 
 def _refusal(batch: Batch) -> BrokerError | None:
-    """Return the error in the response to a batch, or None. An exception that is no BrokerError is raised."""
+    """Return the error in the response to a batch, or None. An exception that is not a BrokerError is raised."""
     assert batch.reply is not None, "the batch is in flight"
     error = batch.reply.exception()
     if error is not None and not isinstance(error, BrokerError):

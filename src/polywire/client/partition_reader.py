@@ -59,7 +59,7 @@ class PartitionReader(Protocol):
         return [piece_of_records(group) for group in split_records(records)], following
 
     async def topic_id(self) -> bytes:
-        """Return the id of the topic, by which one that was created again differs; empty if the protocol has none."""
+        """Return the id of the topic, which changes if it is created again; empty if the protocol has none."""
         return b""
 
 

@@ -73,7 +73,7 @@ class _Pending:
 class PolywireConnection(Connection):
     """A connection of the ``polywire`` protocol.
 
-    Each request gets one result or error, also if the connection is lost.
+    Each request gets one result or error, even if the connection is lost.
     """
 
     CLOSE_ADVICE: ClassVar[str] = POLYWIRE_PORT
@@ -329,7 +329,7 @@ class PolywireClient(Scope):
         await self._ask(Verb.CONFIGURE_TOPIC, messages.ConfigureTopic(topic, settings), Head)
 
     async def link_topic(self, topic: str, link: str) -> None:
-        """Let only a link write a topic. With an empty name, let all clients write it again.
+        """Let only a link write to a topic. With an empty name, let all clients write to it again.
 
         Raises:
             Missing: TOPIC_MISSING.

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Self, TypedDict
+from typing import Final, Self, TypedDict, Unpack
 
 from polywire.choices import choice
 from polywire.client.base import Produced, WireClient
@@ -36,6 +36,7 @@ from polywire.client.record import (
     size_of,
 )
 from polywire.client.tracing import active
+from polywire.delivery_times import DeliveryTimes
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.records.partitioner import fnv1a_32, fnv1a_64, murmur3_128, xxh32
 from polywire.types import KeyHash, Level
@@ -182,7 +183,7 @@ class Producer:
             buffer_bytes: maximum size of unacknowledged records; at this size, ``send`` waits.
             level: durability of an acknowledged record, a ``Level`` or its name: "memory", "written" (survives a broker
                 crash), "synced" (survives a power failure) or "stored" (in the bucket).
-            idempotent: store each record exactly once. None does so if the protocol supports it.
+            idempotent: store each record exactly once. With None, the producer is idempotent if the protocol supports it.
             create: create missing topics.
             on_delivery: called with a ``Delivery`` for each batch that was stored or failed.
             reconnect_s: how long to retry a lost connection, in seconds, before records fail.
@@ -238,6 +239,7 @@ class Producer:
         timestamp: datetime | None = None,
         partition: int | None = None,
         timeout_s: float | None = None,
+        **times: Unpack[DeliveryTimes],
     ) -> Receipt:
         """Queue a record and return its receipt. Waits only if ``buffer_bytes`` are unacknowledged.
 
@@ -251,6 +253,12 @@ class Producer:
                 round-robin.
             timeout_s: seconds within which the record must be acknowledged, counted from the call. Then it fails with
                 Unavailable, and the message says whether it may still be stored. None tries for ``reconnect_s``.
+            deliver_at: when queues deliver the record, a datetime with a time zone at most 366 days from now. Consumers
+                that are not queues get it at once.
+            delay_s: the same, in seconds from now.
+            expires_at: when the record is worthless. A queue that has not delivered it by then drops it, or copies it
+                to the dead-letter topic.
+            ttl_s: the same, in seconds from now.
 
         Raises:
             Invalid: INVALID_REQUEST: an argument has the wrong type; the message says what is expected.
@@ -261,7 +269,7 @@ class Producer:
             receipt = await producer.send("orders", "hello", key="a")
             stored = await receipt
         """
-        record = as_record(value, key, headers, timestamp)
+        record = as_record(value, key, headers, timestamp, **times)
         telemetry = active()
         if telemetry is None:
             return await self._queue(topic, record, partition, timeout_s)
@@ -322,6 +330,7 @@ class Producer:
         timestamp: datetime | None = None,
         partition: int | None = None,
         timeout_s: float | None = None,
+        **times: Unpack[DeliveryTimes],
     ) -> Produced:
         """Send one record immediately, and return its partition and offset once it is stored.
 
@@ -331,9 +340,8 @@ class Producer:
             stored = await producer.send_and_wait("orders", "hello")
             print(stored.partition, stored.offset)
         """
-        receipt = await self.send(
-            topic, value, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
-        )
+        record = as_record(value, key, headers, timestamp, **times)
+        receipt = await self.send(topic, record, partition=partition, timeout_s=timeout_s)
         self._flush_lanes()
         try:
             return await receipt
@@ -352,16 +360,15 @@ class Producer:
         timestamp: datetime | None = None,
         partition: int | None = None,
         timeout_s: float | None = None,
+        **times: Unpack[DeliveryTimes],
     ) -> Receipt:
         """Queue a record whose value is written as JSON in UTF-8. Other arguments and errors are the same as in ``send``.
 
         Example:
             await producer.send_json("orders", {"id": 7, "amount": 12.5}, key="customer 3")
         """
-        text = as_json(value)
-        return await self.send(
-            topic, text, key=key, headers=headers, timestamp=timestamp, partition=partition, timeout_s=timeout_s
-        )
+        record = Record(as_json(value), key, headers, timestamp=timestamp, **times)
+        return await self.send(topic, record, partition=partition, timeout_s=timeout_s)
 
     async def send_many(
         self,

@@ -19,16 +19,15 @@ from inspect import isawaitable
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypedDict
 
-from msgspec.structs import replace
-
+from polywire.client.base import WireClient
 from polywire.client.link import BACKOFF_MAX_S, BACKOFF_MIN_S, GONE, Link
 from polywire.client.notices import OnConnect, OnDisconnect, log
-from polywire.client.polywire import needs_polywire
-from polywire.client.queue_calls import Acquisition, QueueCalls
+from polywire.client.queue_calls import Acquisition
+from polywire.client.queue_worker import QueueWorker, queue_worker
 from polywire.client.record import Record
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Unavailable
 from polywire.protocols.polywire.messages import AcknowledgedRun
-from polywire.share_settings import AUTO_OFFSET_RESET, DEAD_LETTERS, DELIVERIES, LOCK_DURATION
+from polywire.share_settings import AUTO_OFFSET_RESET, DEAD_LETTERS, DELIVERIES, LOCK_DURATION, ORDER
 from polywire.types import Outcome
 
 WAIT_MS: Final = 1_000  # duration of a request that waits for records
@@ -37,6 +36,7 @@ PREFETCH_MAX: Final = 10_000
 RENEWALS: Final = 3  # a lock is renewed when this part of its duration is over
 RETRY_DELAYS_S: Final = (1.0, 10.0, 60.0)
 DELAY_S_MAX: Final = 30 * 86_400  # the broker's limit
+HELD_S_MAX: Final = 600  # limit of delays during which the worker holds the record, because the protocol has no delays
 _RUNS_MAX: Final = 1_000  # acknowledgements of one request
 
 
@@ -50,6 +50,7 @@ class QueueOptions(TypedDict, total=False):
     lock_s: float | None
     attempts: int | None
     dead_letters: str | None
+    order: str | None
     reconnect_s: float
     on_connect: OnConnect | None
     on_disconnect: OnDisconnect | None
@@ -73,7 +74,7 @@ class Job:
         attempt: how often the record was delivered, from 1.
     """
 
-    __slots__ = ("_queue", "attempt", "is_done", "is_lost", "record", "renew_at")
+    __slots__ = ("_queue", "attempt", "is_delayed", "is_done", "is_lost", "record", "renew_at")
 
     def __init__(self, queue: Queue, record: Record, attempt: int, renew_at: float) -> None:
         self._queue: Final = queue
@@ -81,6 +82,7 @@ class Job:
         self.attempt: Final = attempt
         self.renew_at = renew_at
         self.is_done = False
+        self.is_delayed = False  # the worker holds it until the next attempt
         self.is_lost = False  # its lock has expired, or its connection was lost
 
     @property
@@ -109,18 +111,23 @@ class Job:
         """Return the record to the queue. After the last attempt, it is finished, or becomes a dead letter.
 
         Args:
-            delay_s: how long no worker gets it, in seconds, at most 30 days.
-            reason: header ``dead.reason`` of the dead letter, at most 1,024 characters.
+            delay_s: how long no worker gets it, in seconds, at most 30 days. Over Kafka, the worker holds the record
+                until then, for at most 10 minutes. If the worker ends before, another one gets it at once.
+            reason: header ``dead.reason`` of the dead letter, at most 1,024 characters. Not sent over Kafka.
 
-        Raises as ``ack``.
+        Raises the same errors as ``ack``.
         """
         await self._queue.finish(self, Outcome.RELEASE, delay_s, reason)
 
     async def reject(self, reason: str = "") -> None:
-        """Give the record up. It becomes a dead letter if the group has a dead-letter topic. Raises as ``ack``.
+        """Finish the record as failed, without another attempt.
+
+        It becomes a dead letter if the group has a dead-letter topic.
 
         Args:
-            reason: header ``dead.reason`` of the dead letter, at most 1,024 characters.
+            reason: header ``dead.reason`` of the dead letter, at most 1,024 characters. Not sent over Kafka.
+
+        Raises the same errors as ``ack``.
         """
         await self._queue.finish(self, Outcome.REJECT, reason=reason)
 
@@ -129,7 +136,7 @@ class Queue:
     """Read a topic as a work queue. Create one with ``polywire.Client.queue`` and use it in an ``async with``.
 
     All workers with the same group share the records. Each record goes to one worker at a time, until it is
-    acknowledged. Needs `polywire`.
+    acknowledged. Needs `polywire`, or Kafka 4.2.
 
     Example:
         async with client.queue("jobs", group="workers") as queue:
@@ -150,6 +157,7 @@ class Queue:
         lock_s: float | None = None,
         attempts: int | None = None,
         dead_letters: str | None = None,
+        order: str | None = None,
         reconnect_s: float = 60.0,
         on_connect: OnConnect | None = None,
         on_disconnect: OnDisconnect | None = None,
@@ -164,14 +172,16 @@ class Queue:
             prefetch: how many records this worker holds at most. While it holds them, no other worker gets them. Use a
                 small number if jobs are slow.
             start: where a new group begins: "earliest", "latest", or "by_duration:P1D" for the last day.
-            lock_s: how long the broker waits for a worker that has vanished, in seconds.
+            lock_s: seconds for which the broker waits for a worker that has vanished.
             attempts: after this many deliveries, a record becomes a dead letter.
             dead_letters: full name of the topic for dead letters. It is created if it does not exist.
+            order: "key": records with the same key are given to workers one at a time, in order. "none": they are not.
             reconnect_s: how long to retry a lost connection, in seconds.
             on_connect: called with the address when a connection was opened. See ``polywire.connect``.
             on_disconnect: called with the address and the error when the connection was lost.
 
-        ``start``, ``lock_s``, ``attempts`` and ``dead_letters`` are settings of the group. None leaves one as it is.
+        ``start``, ``lock_s``, ``attempts``, ``dead_letters`` and ``order`` are settings of the group. None leaves one as it is.
+        Apache Kafka does not have the last two.
 
         Raises:
             Invalid: INVALID_REQUEST: an argument is invalid; the message says what is expected.
@@ -181,23 +191,20 @@ class Queue:
         if not 0 < prefetch <= PREFETCH_MAX:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"prefetch must be from 1 to {PREFETCH_MAX} got={prefetch}")
         self._link: Final = Link(url, reconnect_s=reconnect_s, on_connect=on_connect, on_disconnect=on_disconnect)
-        self._topic: Final = topic
-        self._group: Final = group
+        self._topic, self._group = topic, group
         self._worker: Final = worker or f"polywire-{secrets.token_hex(6)}"
         self._prefetch: Final = prefetch
-        self._settings: Final = _settings(start, lock_s, attempts, dead_letters)
+        self._settings: Final = _settings(start, lock_s, attempts, dead_letters, order)
         self._jobs: deque[Job] = deque()  # fetched, not returned yet
         self._held: dict[tuple[int, int], Job] = {}  # all jobs under a lock, by partition and offset
         self._ends: list[_End] = []  # acknowledgements to send
-        self._news = asyncio.Event()
-        self._space = asyncio.Event()
+        self._news, self._space = asyncio.Event(), asyncio.Event()
+        self._is_known = asyncio.Event()  # set once ``_lock_s`` is that of the group
         self._failure: BrokerError | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._sending: asyncio.Task[None] | None = None
-        self._calls: QueueCalls | None = None
-        self._lock_s = math.inf
-        self._is_known = asyncio.Event()  # set once ``_lock_s`` is that of the group
-        self._closed = False
+        self._connected: QueueWorker | None = None
+        self._lock_s, self._stores_delays, self._closed = math.inf, True, False
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -215,18 +222,22 @@ class Queue:
             Missing: TOPIC_MISSING.
             Unavailable: no broker responds.
             Denied: the login failed, or a permission is missing.
-            Conflict: GROUP_PROTOCOL_MISMATCH: a consumer group has this name.
+            Conflict: GROUP_PROTOCOL_MISMATCH: a consumer group has this name. Over Kafka, ``get`` raises it.
             Invalid: INVALID_REQUEST: the protocol has no queues, or a setting is invalid.
         """
         if self._closed:
             raise Unavailable(ErrorCode.STOPPING, "queue was closed")
         if not self._tasks:
-            await self._link.read(
-                lambda wire: QueueCalls(needs_polywire(wire, "read queues")).configure(
-                    self._group, self._topic, self._settings
-                )
-            )
+            await self._link.read(self._configure)
             self._tasks = [asyncio.ensure_future(self._fetch()), asyncio.ensure_future(self._renew())]
+
+    async def _configure(self, wire: WireClient) -> None:
+        worker = self._worker_over(wire)
+        self._stores_delays = worker.stores_delays
+        await worker.configure(self._settings)
+
+    def _worker_over(self, wire: WireClient) -> QueueWorker:
+        return queue_worker(wire, group=self._group, topic=self._topic, worker=self._worker)
 
     def __aiter__(self) -> Self:
         return self
@@ -252,7 +263,7 @@ class Queue:
     async def _wait_for_jobs(self) -> None:
         while not self._jobs:
             if self._failure is not None:
-                raise self._failure
+                raise self._failure.with_traceback(None)
             self._news.clear()
             await self._news.wait()
 
@@ -286,6 +297,9 @@ class Queue:
         """
         if concurrency < 1 or not retry_delays_s:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"concurrency must be above 0 got={concurrency}")
+        await self.start()
+        for delay_s in retry_delays_s:
+            self._check_delay(delay_s)
 
         async def work() -> None:
             async for job in self:
@@ -315,11 +329,10 @@ class Queue:
         while True:
             try:
                 wire = None  # until the link is connected
-                wire = needs_polywire(await self._link.wire(), "read queues")
-                self._calls = QueueCalls(wire)
-                await self._fetch_from(self._calls)
+                wire = await self._link.wire()
+                await self._fetch_from(self._worker_over(wire))
             except GONE as error:
-                self._calls = None
+                self._connected = None
                 self._lose(error)
                 if wire is None:  # the link has given up
                     self._fail(error)
@@ -337,14 +350,27 @@ class Queue:
         self._failure = error
         self._news.set()
 
-    async def _fetch_from(self, calls: QueueCalls) -> None:
-        while True:
-            space = self._prefetch - len(self._held)
-            if space <= 0:
-                self._space.clear()
-                await self._space.wait()
-                continue
-            found = await calls.acquire(self._group, self._topic, self._worker, records_max=space, wait_ms=WAIT_MS)
+    async def _fetch_from(self, worker: QueueWorker) -> None:
+        self._connected = worker
+        try:
+            while True:
+                await self._fetch_once(worker)
+        finally:
+            await worker.leave()
+
+    async def _fetch_once(self, worker: QueueWorker) -> None:
+        space = self._prefetch - len(self._held)
+        if space <= 0:
+            self._space.clear()
+            await self._space.wait()
+            return
+        try:
+            found = await worker.acquire(records_max=space, wait_ms=WAIT_MS)
+        except BrokerError as error:
+            if error.retry_after_ms is None or isinstance(error, GONE):
+                raise
+            await asyncio.sleep(error.retry_after_ms / 1000)
+        else:
             self._link.note_response()
             self._lock_s = found.lock_s
             self._is_known.set()
@@ -384,7 +410,7 @@ class Queue:
             await asyncio.sleep(self._lock_s / (2 * RENEWALS))
             now = loop.time()
             for job in list(self._held.values()):
-                if job.renew_at <= now and not job.is_done and not job.is_lost:
+                if job.renew_at <= now and (not job.is_done or job.is_delayed) and not job.is_lost:
                     job.renew_at = now + self._lock_s / RENEWALS
                     self._put(job, Outcome.RENEW)
 
@@ -396,10 +422,29 @@ class Queue:
             why = "the job has ended" if job.is_done else "its lock has ended, so another worker gets the record"
             facts = f"topic={self._topic!r} partition={job.record.partition} offset={job.record.offset}"
             raise Conflict(ErrorCode.RECORD_NOT_ACQUIRED, f"{why} {facts}")
+        self._check_delay(delay_s)
+        job.is_done = True
+        if delay_s and not self._stores_delays:
+            job.is_delayed = True
+            asyncio.get_running_loop().call_later(delay_s, self._release, job)
+            return
+        await self._put(job, outcome, int(delay_s * 1000), reason)
+
+    def _check_delay(self, delay_s: float) -> None:
         if not 0 <= delay_s <= DELAY_S_MAX:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"delay_s must be from 0 to {DELAY_S_MAX} (30 days) got={delay_s}")
-        job.is_done = True
-        await self._put(job, outcome, int(delay_s * 1000), reason)
+        if delay_s > HELD_S_MAX and not self._stores_delays:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"over this protocol, the worker holds a record during its delay, so delay_s must be from 0 to {HELD_S_MAX}"
+                f" (use a polywire:// URL for longer delays) got={delay_s}",
+            )
+
+    def _release(self, job: Job) -> None:
+        """Release a job that this worker has held during its delay."""
+        job.is_delayed = False
+        if self._held.get((job.record.partition, job.record.offset)) is job:
+            self._put(job, Outcome.RELEASE)
 
     def _put(self, job: Job, outcome: Outcome, delay_ms: int = 0, reason: str = "") -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -422,16 +467,18 @@ class Queue:
     async def _send_all(self, ends: Sequence[_End]) -> None:
         runs: list[AcknowledgedRun] = []
         parts: list[list[tuple[Job, asyncio.Future[None]]]] = []
+        last_kind: tuple[int, Outcome, int, str] | None = None
+        last = -1
         for job, outcome, delay_ms, reason, done in ends:
             partition, offset = job.record.partition, job.record.offset
-            alone = AcknowledgedRun(partition, offset, offset, outcome, delay_ms, reason)
-            last = runs[-1] if runs else alone
-            if runs and replace(alone, first=last.first) == replace(last, last=offset) and last.last + 1 == offset:
-                runs[-1] = replace(alone, first=last.first)
+            kind = partition, outcome, delay_ms, reason
+            if kind == last_kind and offset == last + 1:
+                runs[-1] = AcknowledgedRun(partition, runs[-1].first, offset, outcome, delay_ms, reason)
             else:
-                runs.append(alone)
+                runs.append(AcknowledgedRun(partition, offset, offset, outcome, delay_ms, reason))
                 parts.append([])
             parts[-1].append((job, done))
+            last_kind, last = kind, offset
         for first in range(0, len(runs), _RUNS_MAX):
             refused = await self._acknowledge(runs[first : first + _RUNS_MAX])
             for index, part in enumerate(parts[first : first + _RUNS_MAX]):
@@ -452,11 +499,12 @@ class Queue:
                 done.set_exception(error)
 
     async def _acknowledge(self, runs: Sequence[AcknowledgedRun]) -> Mapping[int, BrokerError] | BrokerError:
-        if self._calls is None:
+        if self._connected is None:
             return _lost(Unavailable(ErrorCode.UNREACHABLE, "the connection was lost"))
         try:
-            return await self._calls.acknowledge(self._group, self._topic, self._worker, runs)
+            return await self._connected.acknowledge(runs)
         except GONE as error:
+            self._lose(error)  # the next request for records fails, too, but maybe later
             return _lost(error)
         except BrokerError as error:
             return error
@@ -491,13 +539,14 @@ async def _work(
 
 
 def _settings(
-    start: str | None, lock_s: float | None, attempts: int | None, dead_letters: str | None
+    start: str | None, lock_s: float | None, attempts: int | None, dead_letters: str | None, order: str | None
 ) -> dict[str, str | None]:
     given = {
         AUTO_OFFSET_RESET: start,
         LOCK_DURATION: None if lock_s is None else str(int(lock_s * 1000)),
         DELIVERIES: None if attempts is None else str(attempts),
         DEAD_LETTERS: dead_letters,
+        ORDER: order,
     }
     return {name: value for name, value in given.items() if value is not None}
 

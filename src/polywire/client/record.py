@@ -14,9 +14,10 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeAlias, Unpack
 
 from polywire.client.rows import rows_of
+from polywire.delivery_times import DeliveryTimes, time_headers
 from polywire.errors import ErrorCode, Invalid
 from polywire.records import columns
 from polywire.records.batch import from_columns, layout, walk
@@ -92,6 +93,7 @@ class Record(_Fields):
         *,
         origin_time_us: int | None = None,
         timestamp: datetime | None = None,
+        **times: Unpack[DeliveryTimes],
     ) -> Self:
         """Create a record to send.
 
@@ -102,6 +104,10 @@ class Record(_Fields):
                 supports them.
             origin_time_us: timestamp of the event, in microseconds since 1970.
             timestamp: the same as a datetime with a time zone.
+            deliver_at: when queues deliver the record, as in ``Producer.send``.
+            delay_s: the same, in seconds from now.
+            expires_at: until when queues deliver the record.
+            ttl_s: the same, in seconds from now.
 
         Raises:
             Invalid: INVALID_REQUEST: an argument has the wrong type; the message says what is expected.
@@ -111,7 +117,7 @@ class Record(_Fields):
             (
                 as_bytes(value, "a value"),
                 as_bytes(key, "a key"),
-                as_headers(headers),
+                as_headers(_timed(headers, times) if times else headers),
                 "",
                 -1,
                 -1,
@@ -138,6 +144,10 @@ class Record(_Fields):
     def time(self) -> datetime:
         """The append time, in UTC."""
         return EPOCH + self.append_time_us * MICROSECOND
+
+
+def _timed(headers: Headers | None, times: DeliveryTimes) -> Headers:
+    return {**as_headers(headers), **time_headers(**times)}
 
 
 _make: Final[partial[Record]] = partial(tuple.__new__, Record)
@@ -184,14 +194,18 @@ def as_headers(given: object) -> Headers:
 
 
 def as_record(
-    value: Text | Record | None, key: Text | None, headers: Headers | None, timestamp: datetime | None
+    value: Text | Record | None,
+    key: Text | None,
+    headers: Headers | None,
+    timestamp: datetime | None,
+    **times: Unpack[DeliveryTimes],
 ) -> Record:
     """Return the record to send. Raises Invalid(INVALID_REQUEST)."""
     if not isinstance(value, Record):
-        return Record(value, key, headers, timestamp=timestamp)
-    if key is None and headers is None and timestamp is None:
+        return Record(value, key, headers, timestamp=timestamp, **times)
+    if key is None and headers is None and timestamp is None and not times:
         return value
-    raise Invalid(ErrorCode.INVALID_REQUEST, "key, headers and timestamp must be set in the Record")
+    raise Invalid(ErrorCode.INVALID_REQUEST, "key, headers, timestamp and times must be set in the Record")
 
 
 def size_of(record: Record) -> int:

@@ -3,7 +3,7 @@
 * Until the application sets a provider of OpenTelemetry, nothing is imported or reported.
 * A record that is sent gets a span, whose context (W3C ``traceparent``) becomes a header of the record. The span ends when
   the record is acknowledged or has failed.
-* A span of a consumer links to the spans that sent its records. If it is about a single record, that is its parent, too.
+* A span of a consumer links to the spans that sent its records. With a single record, the span that sent it is also the parent.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Telemetry:
     ) -> Sending:
         """Begin the span of records to send.
 
-        Its parent is the current span. If there is none, it is the span whose context the headers have, so that a copy
-        of a record continues its trace.
+        The parent is the current span or, without one, the span in the headers, so that a copy of a record continues its
+        trace.
         """
         current = self.context.get_current()
         if not self.trace.get_current_span(current).get_span_context().is_valid and headers:
@@ -147,7 +147,7 @@ class Telemetry:
         (self.process_duration if is_process else self.duration).record(time.monotonic() - begun, metered)
 
     def extracted(self, headers: object, context: Context) -> Context:
-        """Return a context with the span whose context the headers have, or the given one if they have none."""
+        """Return a context with the span in the headers, or the given context if the headers have no span."""
         found: Context = self.propagate.extract(_carrier(headers), context)
         return found
 
@@ -300,7 +300,7 @@ def _is_proxy(provider: object) -> bool:
 def trace_context(source: object) -> Context:
     """Return the OpenTelemetry context that a record was sent with, for spans in programs that process it.
 
-    Without such a context, it is the current one. Needs ``pip install 'polywire[otel]'``.
+    If the record has no context, return the current context. Needs ``pip install 'polywire[otel]'``.
 
     Args:
         source: a ``Record``, its headers, or the column ``headers`` of a row of Spark.

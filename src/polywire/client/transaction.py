@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, Unpack
 
 from polywire.client.base import WireClient
 from polywire.client.consumer import Consumer
@@ -31,6 +31,7 @@ from polywire.client.polywire import BATCH_BYTES, PolywireClient, needs_polywire
 from polywire.client.producer import checked_partition
 from polywire.client.record import NO_HEADERS, Headers, Record, Text, as_json, as_record, encode_batch, size_of
 from polywire.client.tracing import Sending, active
+from polywire.delivery_times import DeliveryTimes
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.polywire.messages import BY_KEY, GroupOffsets
 from polywire.types import Level
@@ -188,13 +189,14 @@ class Transaction:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        **times: Unpack[DeliveryTimes],
     ) -> None:
         """Add a record to the transaction. Arguments are the same as for ``Producer.send``.
 
         Raises:
             Invalid: INVALID_REQUEST: the transaction has ended or is too large, or an argument has the wrong type.
         """
-        self._add_all(topic, [as_record(value, key, headers, timestamp)], partition)
+        self._add_all(topic, [as_record(value, key, headers, timestamp, **times)], partition)
 
     async def send_json(
         self,
@@ -205,9 +207,12 @@ class Transaction:
         headers: Headers | None = None,
         timestamp: datetime | None = None,
         partition: int | None = None,
+        **times: Unpack[DeliveryTimes],
     ) -> None:
         """Add a record whose value is written as JSON in UTF-8. See ``send``."""
-        await self.send(topic, as_json(value), key=key, headers=headers, timestamp=timestamp, partition=partition)
+        await self.send(
+            topic, as_json(value), key=key, headers=headers, timestamp=timestamp, partition=partition, **times
+        )
 
     async def send_many(
         self, topic: str, values: Iterable[Text | Record | None], *, partition: int | None = None

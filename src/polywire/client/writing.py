@@ -236,7 +236,10 @@ class ProduceWriter:
         _retry(self._connection, lambda: self._send(item), self._send_again)
 
     def finish(self) -> list[bytes]:
-        """Wait until all batches are acknowledged. Return no tokens. Raises the errors of ``put``."""
+        """Wait until all batches are acknowledged. Raises the errors of ``put``.
+
+        The list is empty: only writers that stage records return tokens.
+        """
 
         def again() -> None:
             self._send_again()

@@ -162,7 +162,10 @@ class Redrive:
             raise Conflict(ErrorCode.VERSION_CONFLICT, "another redrive has already sent these dead letters")
 
     def _id(self, topic: Topic, call: ApiCall) -> str:
-        """Return the transactional id for sending a user's dead letters of a topic. This process coordinates it."""
+        """Return the transactional id for sending a user's dead letters of a topic.
+
+        The id is chosen so that this process is its coordinator.
+        """
         first = f"{INTERNAL}redrive-{call.caller.owner & _OWNER_BITS:x}-{crc32(topic.name.full.encode()):08x}"
         shards = self._shards
         if shards is None:
@@ -388,8 +391,8 @@ class DeadLetters:
     async def _one(self, topic: Topic, number: Any, offset: Any) -> Letters:
         """Read one dead letter without committing an offset.
 
-        Raises Invalid(INVALID_REQUEST) for an invalid offset, and Missing if the record is no dead letter or does not
-        exist.
+        Raises Invalid(INVALID_REQUEST) for an invalid offset, and Missing if the record does not exist or is not a dead
+        letter.
         """
         letters = Letters(collects=True)
         await self._reader.read_one(partition_of(topic, number), offset, letters.take)

@@ -12,7 +12,7 @@ from polywire.broker.groups.consumer import AWAY, FORGET_MIN, JOINING, LEAVING, 
 from polywire.broker.groups.consumer_groups import JOINS_AT_ONCE_MAX, BeatResponse
 from polywire.broker.owners import Caller
 from polywire.broker.settings import BrokerSettings
-from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing
+from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Invalid, Missing, NotOwner, Unavailable
 from polywire.testing.loop import ManualLoop
 from polywire.testing.memory_broker import MemoryBroker
 from polywire.types import Assignor, PositionKind, TopicName
@@ -260,6 +260,21 @@ def test_silent_members_are_removed(memory: MemoryBroker) -> None:
     assert two.partitions == [0, 1, 2, 3]
     with pytest.raises(Missing):
         one.beat(is_full=False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NotOwner(ErrorCode.NOT_OWNER, "deposed"), Unavailable(ErrorCode.STORAGE_FAILED, "storage failed")],
+    ids=["deposed", "failed"],
+)
+def test_a_broker_whose_log_accepts_no_writes_removes_no_members(memory: MemoryBroker, error: BrokerError) -> None:
+    one = Consumer(memory, "m1")
+    one.beat()
+    memory.log.fail(error)
+    memory.advance(60.0)  # an error would end the loop
+    view = memory.broker.consumers.view("g")
+    assert view is not None
+    assert len(view.members) == 1
 
 
 def test_a_member_that_does_not_release_in_time_is_removed(memory: MemoryBroker) -> None:

@@ -9,10 +9,10 @@ from polywire.broker.owners import NO_CALLER
 from polywire.broker.quotas import Kind
 from polywire.broker.settings import BrokerSettings, TopicSettings
 from polywire.broker.state import State
-from polywire.errors import Busy, ErrorCode, Missing
+from polywire.errors import BrokerError, Busy, ErrorCode, Missing, NotOwner, Unavailable
 from polywire.testing.loop import SimulatedClock
 from polywire.testing.memory_broker import MemoryBroker
-from polywire.types import Assignor, Level, PositionKind
+from polywire.types import Assignor, Level, PositionKind, TopicName
 from tests.unit.broker.answers import batch_of
 
 HOUR = 3600.0
@@ -199,3 +199,21 @@ def test_expiry_stops_once_storage_has_failed(idle: MemoryBroker) -> None:
     idle.log.fail()
     idle.advance(2 * HOUR)  # a timer that raises would end the test
     assert groups(idle) == ["g"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NotOwner(ErrorCode.NOT_OWNER, "deposed"), Unavailable(ErrorCode.STORAGE_FAILED, "storage failed")],
+    ids=["deposed", "failed"],
+)
+def test_a_broker_whose_log_accepts_no_writes_expires_nothing(error: BrokerError) -> None:
+    memory = MemoryBroker(OFTEN)
+    topic = memory.broker.create_topic(TopicName.parse("t"), 1, TopicSettings(retention_bytes=1))
+    memory.broker.produce(topic.partitions[0], batch_of(b"old"), level=Level.SYNCED, done=None)
+    memory.broker.produce(topic.partitions[0], batch_of(b"new"), level=Level.SYNCED, done=None)
+    memory.broker.groups.join("g", "t", "m", wire="flux", named_alone=True)
+    memory.run()
+    memory.log.take_snapshot()
+    memory.log.fail(error)
+    memory.advance(30 * DAY)  # an error would end the loop
+    assert (groups(memory), topic.partitions[0].log.first_offset) == (["g"], 0)

@@ -64,6 +64,16 @@ def test_generations_count_from_two_and_rejoining_is_free(memory: MemoryBroker) 
     assert join(memory, "c").generation == 5
 
 
+def test_nothing_is_remembered_of_groups_that_ended_with_their_topics(memory: MemoryBroker) -> None:
+    broker = memory.broker
+    for number in range(100):
+        topic = broker.create_topic(TopicName("default", f"short-{number}"), 1)
+        broker.groups.join("g", topic.name.topic, "a", wire="flux")
+        broker.delete_topic(topic)
+    assert len(broker.groups._seen) < 20
+    assert len(broker.groups._changed) < 20
+
+
 def test_a_protocol_whose_generations_count_from_zero(memory: MemoryBroker) -> None:
     assert memory.broker.groups.join("g", "t", "a", wire="cursus", first_generation=0).generation == 1
 

@@ -123,6 +123,18 @@ def test_refusals_are_audited_with_the_owner(guarded: MemoryBroker) -> None:
     assert event.reason.endswith("it belongs to another user (ask an administrator) owner='alice'")
 
 
+def test_lists_of_share_groups_omit_those_of_others_without_an_audit_event(guarded: MemoryBroker) -> None:
+    directory = guarded.broker.shares.directory
+    directory.create("workers", user(guarded, "alice"))
+    guarded.run()
+    audited: list[AuditEvent] = []
+    guarded.broker.access.audit = audited.append
+    assert directory.names(by=user(guarded, "alice")) == ["workers"]
+    assert directory.names(by=user(guarded, "bob")) == []
+    assert not directory.exists("workers", by=user(guarded, "bob"))
+    assert audited == []
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_other_users_are_refused(guarded: MemoryBroker, verb: str) -> None:
     fill(guarded, user(guarded, "alice"))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from polywire.broker.record_verbs import Bounds
 from polywire.broker.settings import BrokerSettings

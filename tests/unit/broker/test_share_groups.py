@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polywire.broker.changes import SHARED_VERSION, decode_snapshot
-from polywire.broker.groups.share import Batch
+from polywire.broker.groups.share import NO_MEMBER, Batch, Run, SharePartition, ShareProgress
 from polywire.broker.groups.share_members import LEAVING, READ_MAX, ShareBeat, assigned
 from polywire.broker.owners import Caller, caller_of
 from polywire.broker.settings import BrokerSettings
 from polywire.broker.state import State
 from polywire.broker.topics import Partition
-from polywire.errors import BrokerError, ErrorCode
+from polywire.errors import BrokerError, Busy, ErrorCode
 from polywire.log.base import Read
 from polywire.records.columns import Record
 from polywire.records.rows import from_records, to_records
@@ -42,8 +43,9 @@ class Queue:
         *,
         count: int = 5,
         broker_settings: BrokerSettings | None = None,
+        delays: Path | None = None,
     ) -> None:
-        self.memory = MemoryBroker(broker_settings)
+        self.memory = MemoryBroker(broker_settings, delays=delays)
         self.memory.broker.create_topic(TopicName.parse("t"), 2)
         self.shares.directory.configure("g", EARLIEST | (settings or {}))
         self.produce(count)
@@ -128,7 +130,7 @@ def test_records_are_acquired_once_and_acknowledged() -> None:
     assert queue.acknowledge(2, 4, member="b") is None
     assert queue.shares.offsets("g", queue.partition)[:3] == (0, 5, 2)
     assert queue.acknowledge(0, 1, member="a") is None
-    assert queue.shares.offsets("g", queue.partition) == (5, 5, 0, {}, 0, 5)
+    assert queue.shares.offsets("g", queue.partition)[:6] == (5, 5, 0, {}, 0, 5)
     assert queue.acknowledge(0, member="a") is ErrorCode.RECORD_NOT_ACQUIRED
 
 
@@ -158,14 +160,22 @@ def test_a_record_is_released_with_a_delay(restart: bool) -> None:
     assert queue.acknowledge(1, outcome=Outcome.RELEASE) is None
     if restart:
         queue.memory.restart()
-    assert queue.shares.offsets("g", queue.partition) == (0, 2, 2, {}, 1, 1), "the delay is known before a member reads"
+    assert queue.shares.offsets("g", queue.partition)[:6] == (0, 2, 2, {}, 1, 1), (
+        "the delay is known before a member reads"
+    )
     assert queue.acquire() == [(1, 1, 2)]
     assert queue.acknowledge(1) is None
-    assert queue.shares.offsets("g", queue.partition) == (0, 2, 1, {}, 1, 2)
+    assert queue.shares.offsets("g", queue.partition)[:6] == (0, 2, 1, {}, 1, 2)
     queue.memory.advance(89)
     assert queue.acquire() == []
     queue.memory.advance(2)
     assert queue.acquire() == [(0, 0, 2)]
+
+
+def test_a_delay_that_is_over_is_no_lock_after_a_restart() -> None:
+    share = SharePartition(ShareProgress(0, 2, [Run(0, 1, 1)], {0: 1_000, 1: 1_001}), now=5.0, now_ms=1_000)
+    assert share.holders() == {NO_MEMBER: 1}
+    assert share.next_offset(100) == 0
 
 
 def test_delivery_counts_survive_a_restart_and_locks_do_not() -> None:
@@ -174,6 +184,21 @@ def test_delivery_counts_survive_a_restart_and_locks_do_not() -> None:
     assert queue.acknowledge(1, member="a") is None
     queue.memory.restart()
     assert queue.acquire("b") == [(0, 0, 2), (2, 2, 2), (3, 4, 1)]
+
+
+@pytest.mark.parametrize("letters", ["", "dead"])
+def test_a_full_disk_at_a_restart_gives_no_record_another_delivery(letters: str) -> None:
+    queue = Queue({DELIVERIES: "2", DEAD_LETTERS: letters} if letters else {DELIVERIES: "2"}, count=1)
+    queue.acquire("a")
+    queue.memory.restart()
+    assert queue.acquire("a") == [(0, 0, 2)]
+    queue.memory.restart()
+    queue.memory.log.disk_full = True
+    if not letters:  # otherwise the copy waits, and nothing is stored now
+        for _ in range(2):
+            assert code_of(lambda: queue.acquire("a")) is ErrorCode.DISK_FULL
+    queue.memory.log.disk_full = False
+    assert queue.acquire("a") == []
 
 
 def test_a_snapshot_has_the_whole_progress() -> None:
@@ -198,7 +223,7 @@ def test_a_record_that_is_released_too_often_is_finished() -> None:
         assert queue.acquire() == [(0, 0, count)]
         assert queue.acknowledge(0, outcome=Outcome.RELEASE) is None
     assert queue.acquire() == []
-    assert queue.shares.offsets("g", queue.partition) == (1, 1, 0, {}, 0, 1)
+    assert queue.shares.offsets("g", queue.partition)[:6] == (1, 1, 0, {}, 0, 1)
 
 
 def test_rejected_records_are_copied_to_the_dead_letter_topic() -> None:
@@ -221,7 +246,7 @@ def test_rejected_records_are_copied_to_the_dead_letter_topic() -> None:
         b"dead.deliveries": b"1",
     }
     assert (headers[1][b"dead.reason"], headers[1][b"dead.deliveries"]) == (b"delivered too often", b"2")
-    assert queue.shares.offsets("g", queue.partition) == (3, 3, 0, {}, 0, 3)
+    assert queue.shares.offsets("g", queue.partition)[:6] == (3, 3, 0, {}, 0, 3)
 
 
 def test_a_dead_letter_topic_that_cannot_be_written_does_not_hold_up_others() -> None:
@@ -244,6 +269,126 @@ def test_a_dead_letter_topic_that_cannot_be_written_does_not_hold_up_others() ->
     queue.memory.advance(1)
     assert [letter.value for letter in queue.values("lost")] == [b"v0"]
     assert len(done) == 1
+
+
+def _with_stuck_letter() -> tuple[Queue, list[Any]]:
+    """Return a queue whose first record was rejected, while its dead-letter topic is missing."""
+    queue = Queue({}, count=0, broker_settings=BrokerSettings(auto_create=False))
+    broker = queue.memory.broker
+    broker.create_topic(TopicName.parse("dead"), 1)
+    queue.shares.directory.configure("g", EARLIEST | {DEAD_LETTERS: "dead", DELIVERIES: "2"})
+    queue.produce(5)
+    queue.acquire(count_max=1)
+    broker.delete_topic(broker.topic("dead"))
+    done: list[Any] = []
+    queue.shares.acknowledge("g", queue.partition, "m", [Batch(0, 0, [Outcome.REJECT], 0.0)], done=done.append)
+    queue.memory.run()
+    assert done == []
+    return queue, done
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_a_rejection_of_a_record_that_is_deleted_is_answered(is_deleted: bool) -> None:
+    queue, done = _with_stuck_letter()
+    broker, partition = queue.memory.broker, queue.partition
+    if is_deleted:
+        broker.delete_topic(broker.topic("t"))
+    else:
+        broker.trim_partition(partition, 1, level=Level.WRITTEN)
+    queue.memory.advance(2)
+    assert len(done) == 1
+    assert not isinstance(done[0], BrokerError)
+
+
+@pytest.mark.parametrize("change", ["reset", "delete", "delete topic"])
+def test_a_group_that_is_reset_forgets_its_rejected_records(change: str) -> None:
+    queue, done = _with_stuck_letter()
+    reported: list[Any] = []
+    if change == "reset":
+        queue.shares.alter_offsets("g", {queue.partition: 0}, done=reported.append)
+    elif change == "delete":
+        queue.shares.delete_offsets("g", [queue.partition], done=reported.append)
+    else:
+        queue.shares.delete_topic("g", queue.memory.broker.topic("t"), done=reported.append)
+        queue.shares.directory.configure("g", EARLIEST)
+    queue.memory.run()
+    assert len(reported) == 1
+    queue.memory.broker.create_topic(TopicName.parse("dead"), 1)
+    queue.memory.advance(2)
+    assert len(done) == 1
+    assert queue.values("dead") == []
+    assert queue.acquire() == [(0, 4, 1)]
+
+
+def test_a_rejection_that_cannot_be_stored_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue({DEAD_LETTERS: "dead"}, count=2)
+    queue.acquire()
+    batches = [Batch(0, 0, [Outcome.REJECT]), Batch(1, 1, [Outcome.ACCEPT])]
+    with monkeypatch.context() as patch:
+
+        def busy(*_: Any, **__: Any) -> None:
+            raise Busy(ErrorCode.DISK_FULL, "disk is full")
+
+        patch.setattr(type(queue.memory.broker), "change_all", busy)
+        with pytest.raises(Busy):
+            queue.shares.acknowledge("g", queue.partition, "m", batches, done=lambda _: None)
+    assert queue.shares.offsets("g", queue.partition).acquired == {"m": 2}
+    queue.shares.acknowledge("g", queue.partition, "m", batches, done=lambda _: None)
+    queue.memory.run()
+    assert [letter.value for letter in queue.values("dead")] == [b"v0"]
+
+
+def test_a_copy_and_the_end_of_its_record_are_one_write() -> None:
+    queue = Queue({DEAD_LETTERS: "dead"}, count=2)
+    queue.acquire()
+    assert queue.acknowledge(0) is None
+    log, steps = queue.memory.log, []
+    for name in ("reserve", "append", "change"):
+        verb = getattr(log, name)
+
+        def noted(*args: Any, name: str = name, verb: Any = verb, **named: Any) -> Any:
+            steps.append((name, args))
+            return verb(*args, **named)
+
+        setattr(log, name, noted)
+    queue.memory.broker._append = log.append
+    assert queue.acknowledge(1, outcome=Outcome.REJECT) is None
+    assert [name for name, _ in steps] == ["reserve", "append", "change"]
+    size, batch, change = steps[0][1][0], steps[1][1][1], steps[2][1][0]
+    assert size >= len(batch) + len(change) + 2 * 40
+
+
+def test_a_record_that_is_too_large_to_copy_does_not_hold_up_others() -> None:
+    queue = Queue(count=0, broker_settings=BrokerSettings(batch_bytes_max=2_000, record_bytes_max=2_000))
+    queue.shares.directory.configure("g", EARLIEST | {DEAD_LETTERS: "dead"})
+    small = from_records([Record(b"small")])
+    large = from_records([Record(b"." * (2_000 - len(from_records([Record(b"." * 1_000)])) + 1_000))])
+    assert len(large) <= 2_000
+    for batch in (large, small):
+        queue.memory.broker.produce(queue.partition, batch, level=Level.WRITTEN, done=None)
+    queue.memory.run()
+    queue.acquire()
+    batches = [Batch(0, 1, [Outcome.REJECT], 0.0)]
+    queue.shares.acknowledge("g", queue.partition, "m", batches, done=lambda _: None)
+    queue.memory.advance(2)
+    assert [letter.value for letter in queue.values("dead")] == [b"small"]
+    assert queue.shares.offsets("g", queue.partition)[:6] == (0, 2, 1, {}, 1, 2)
+
+
+@pytest.mark.parametrize("ahead_s", [-3600, 7200])
+def test_a_delay_ends_when_the_clock_is_corrected_after_a_restart(ahead_s: int) -> None:
+    queue = Queue(count=1)
+    queue.acquire()
+    assert queue.acknowledge(0, outcome=Outcome.RELEASE, delay_s=600.0) is None
+    queue.memory.clock.step(ahead_s)  # type: ignore[attr-defined]
+    queue.memory.restart()
+    if ahead_s < 0:
+        assert queue.acquire() == []
+        queue.memory.advance(650)
+        assert queue.acquire() == []
+        queue.memory.clock.step(-ahead_s)  # type: ignore[attr-defined]
+        queue.memory.advance(61)
+    assert queue.acquire() == [(0, 0, 2)]
 
 
 def test_a_record_delivered_too_often_before_a_restart_is_not_delivered_again() -> None:

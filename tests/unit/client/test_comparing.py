@@ -140,7 +140,7 @@ def test_a_prefix_is_equal_only_if_it_may_be(old: BrokerThread, new: BrokerThrea
     assert (row.result, row.only_copy) == ("different", 5)
     assert row.difference is not None
     [row] = compare(old.url(), new.url(), row.topic, may_continue=True)
-    assert (row.result, row.copy_records) == ("equal", 15)
+    assert (row.result, row.copy_records, row.continued) == ("equal", 15, 5)
     row = one(old, new, records(0, 15), [], is_prefix_equal=True)
     assert (row.result, row.missing) == ("prefix", 15)
     assert one(old, new, [], []).result == "equal"

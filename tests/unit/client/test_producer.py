@@ -286,7 +286,7 @@ def test_records_fail_in_the_end(served: Served) -> None:
     [
         (lambda p: p.send("t", 5), "a value must be str, bytes or None got=int"),
         (lambda p: p.send("t", "v", key=5), "a key must be str, bytes or None got=int"),
-        (lambda p: p.send("t", Record("v"), key="k"), "key, headers and timestamp must be set in the Record"),
+        (lambda p: p.send("t", Record("v"), key="k"), "key, headers, timestamp and times must be set in the Record"),
         (lambda p: p.send(5, "v"), "topic must be a str got=int"),
         (lambda p: p.send("t", "v", partition="1"), "partition must be an int of 0 or more got='1'"),
         (lambda p: p.send("t", "v", partition=-1), "partition must be an int of 0 or more got=-1"),

@@ -33,7 +33,7 @@ from polywire.broker.groups.classic_members import (
 from polywire.errors import BrokerError, Busy, Conflict, ErrorCode, Missing
 
 BROKER: Final = "broker"  # the leader of a group that is shared with other protocols; no member has this id
-# memberships (member and topic) of a shared group; each takes some 60 us, twice per generation
+# pairs of member and topic in a shared group; each takes some 60 us, twice per generation
 SEATS_MAX: Final = 2_000
 TOPICS_MAX: Final = 100_000  # topics of all members, counted per member; merging this many takes some 5 ms
 PATIENCE_MIN_S: Final = 1.0  # shortest time to wait for missing members in a phase, even if all members requested less
@@ -122,7 +122,7 @@ class ClassicGroup:
         self.changes = 0
         self._limits = limits
         self._members: dict[str, Member] = {}
-        # ids assigned to clients that have yet to join again with them, and their expiry times
+        # ids that clients have received but have not joined with yet, and the times at which these ids expire
         self._given: dict[str, float] = {}
         # member by instance id
         self._static: dict[str, str] = {}
@@ -138,7 +138,7 @@ class ClassicGroup:
 
     @property
     def member_count(self) -> int:
-        """Number of members, including ids that were assigned to clients that have not joined with them yet."""
+        """Number of members, including clients that have received an id but have not joined with it yet."""
         return len(self._members) + len(self._given)
 
     @property
@@ -155,8 +155,8 @@ class ClassicGroup:
     def can_be_shared(self, join: Join | None = None) -> bool:
         """Return whether the broker can assign partitions to all members, and to the sender of ``join``.
 
-        It can if it knows the assignment format of all of them, and they subscribe to at most ``SEATS_MAX`` topics in
-        total.
+        This requires that the broker knows the assignment format of all of them, and that they subscribe to at most
+        ``SEATS_MAX`` topics in total.
         """
         joins = [member.join for member in self._members.values() if join is None or member.id != join.member_id]
         joins += [] if join is None else [join]
@@ -301,7 +301,7 @@ class ClassicGroup:
     def _rejoin(self, member: Member, join: Join, now: float, *, id_: str | None = None) -> Member:
         """Replace a member's metadata and timeouts, and its id if ``id_`` is given.
 
-        Its position in the join order stays.
+        The member retains its position in the join order.
         """
         order = [id_ if one == member.id and id_ is not None else one for one in self._members]
         self._take(member)
@@ -404,7 +404,7 @@ class ClassicGroup:
         self._complete_if_all_joined(now)
 
     def _patience(self) -> float:
-        """Return the longest rebalance timeout of all members."""
+        """Return the longest rebalance timeout of all members, but at least ``PATIENCE_MIN_S``."""
         return max([PATIENCE_MIN_S, *[member.join.rebalance_timeout_s for member in self._members.values()]])
 
     def _complete_if_all_joined(self, now: float) -> None:
@@ -472,8 +472,9 @@ class ClassicGroup:
         """Handle a SyncGroup request.
 
         ``take_answers`` returns the response once the leader has sent the assignments. The leader's request contains
-        the assignments of all members. A protocol type or protocol of None is not compared. Raises as ``heartbeat``,
-        Conflict(GROUP_PROTOCOL_MISMATCH) for another type or protocol, Busy(BUSY) if the assignments are too large.
+        the assignments of all members. A protocol type or protocol of None is not compared. Raises the same errors as
+        ``heartbeat``, Conflict(GROUP_PROTOCOL_MISMATCH) for another type or protocol, Busy(BUSY) if the assignments are
+        too large.
         """
         member = self._find(member_id, instance_id)
         self._check_generation(generation)
@@ -494,7 +495,7 @@ class ClassicGroup:
     def settle(self, now: float) -> None:
         """Complete the rebalance of a group whose partitions the broker assigns.
 
-        All members must have got ``assign``.
+        ``assign`` must have been called for every member before.
         """
         assert self.leader == BROKER, "otherwise the leader settles the group"
         self._go(Phase.STABLE)
@@ -508,7 +509,10 @@ class ClassicGroup:
         self._put_assignments({member_id: assignment}, [self._find(member_id, None)])
 
     def _put_assignments(self, assignments: Mapping[str, bytes], members: Collection[Member]) -> None:
-        """Set the assignments of all members. A member without an assignment gets an empty one."""
+        """Set the assignments of ``members``.
+
+        A member that is not in ``assignments`` gets an empty one. Raises Busy(BUSY).
+        """
         known = {id_: data for id_, data in assignments.items() if id_ in self._members}
         size, limit = sum(map(len, known.values())), self._limits.bytes_max
         if self.bytes + size > limit:
@@ -572,8 +576,9 @@ class ClassicGroup:
     def check_commit(self, member_id: str, generation: int, *, instance_id: str | None = None, now: float) -> None:
         """Check that a member may commit offsets: it must be in the current generation.
 
-        Without members, any caller may commit. Raises as ``heartbeat``. GROUP_REBALANCING is raised only while members
-        wait for assignments: while they rejoin, they may still commit for their old assignments.
+        If the group has no members, any caller may commit with a negative generation. Raises the same errors as
+        ``heartbeat``. GROUP_REBALANCING is raised only while members wait for assignments: while they rejoin, they may
+        still commit for their old assignments.
         """
         if not self._members and generation < 0:
             return
@@ -642,7 +647,10 @@ class ClassicGroup:
 
 
 def stored(group: ClassicGroup, owner: int, *, bytes_max: int = KEPT_BYTES_MAX) -> ClassicGroupStored | None:
-    """Return a group as a change, or None if it is not stable, the broker assigns its partitions, or it is too large."""
+    """Return the change that stores a group.
+
+    Return None if the group is not stable, is too large, or the broker assigns its partitions.
+    """
     size = group.bytes + _MEMBER_BYTES * group.member_count
     if group.phase is not Phase.STABLE or group.is_shared or size > min(bytes_max, KEPT_BYTES_MAX):
         return None

@@ -1,8 +1,8 @@
 """Operations on classic groups, with timers, owners and limits (concepts: groups#classic-groups).
 
 * Every waiting request completes once, on the event loop and never from inside another call.
-* If a group of the same name has members of other protocols, the broker assigns partitions to all members. It refuses
-  classic members to which it cannot assign.
+* If a group of the same name has members of other protocols, the broker assigns partitions to all members. It rejects
+  classic members to which it cannot assign partitions.
 * A group that is not rebalancing survives a restart of the broker. Committed offsets are in the table that all
   protocols share.
 """
@@ -59,7 +59,7 @@ class _Entry(msgspec.Struct):
     """A classic group with its timer, its owner and its waiting requests.
 
     Attributes:
-        members, bytes: number and size of the members that count against the owner's quota.
+        members, bytes: number and size of the members, as charged to the owner's quota.
         has_begun: the group has had a member.
         kept: the revision that is in the journal.
         waiting: callbacks of waiting requests, by member and kind of request.
@@ -143,8 +143,8 @@ class ClassicGroups:
 
         Call ``check_topics`` first. Raises Invalid(INVALID_NAME, INVALID_SESSION_TIMEOUT), Denied(DENIED) for another
         user's group, Conflict(MEMBER_FENCED), Missing(MEMBER_MISSING), Busy(BUSY), and
-        Conflict(GROUP_PROTOCOL_MISMATCH), also if the group has members of other protocols and the broker cannot assign
-        to this member.
+        Conflict(GROUP_PROTOCOL_MISMATCH). The last one is also raised if the group has members of other protocols and
+        the broker cannot assign to this member.
 
         Args:
             new_id: unique id, for a member that has none.
@@ -209,7 +209,7 @@ class ClassicGroups:
     # Sharing with members of other protocols
 
     def _share_partitions(self, group: str, topic: str) -> None:
-        """Assign a group's partitions instead of its leader from now on: a member of another protocol is about to join.
+        """Let the broker assign a classic group's partitions, because a member of another protocol is about to join.
 
         Raises Conflict(GROUP_PROTOCOL_MISMATCH) if the broker cannot assign to the group's members.
         """
@@ -247,7 +247,7 @@ class ClassicGroups:
         """Restore the classic groups of a protocol after a restart.
 
         Members keep their generation and get a full session timeout. A group is restored without members if a later
-        generation has committed offsets, or if the broker assigned its partitions.
+        generation has committed offsets, or if the group has members of other protocols.
 
         Args:
             writing: encodes the assignments of the protocol's members.
@@ -280,7 +280,7 @@ class ClassicGroups:
         try:
             if made is not None or group.name in self._state.classic_groups:
                 self._broker.change_all((change,), level=Level.WRITTEN, done=None)
-        # the disk is full or the log is behind. The older stored generation does no harm: a restart ignores it.
+        # The disk is full or the log is busy. The older stored generation does no harm, because a restart ignores it.
         except BrokerError:
             return
         entry.kept = group.revision
@@ -309,7 +309,7 @@ class ClassicGroups:
     def _wait(self, entry: _Entry, member: str, call: WaitingCall, done: Completion[Any]) -> None:
         """Register the callback of a waiting request.
 
-        It replaces that of the member's earlier request of the same kind.
+        It replaces the callback of the member's earlier request of the same kind, which fails.
         """
         earlier = entry.waiting.get((member, call))
         if earlier is not None:
@@ -391,7 +391,7 @@ class ClassicGroups:
     ) -> None:
         """Call ``done`` with the member's assignment once the leader has sent the assignments.
 
-        Raises as ``ClassicGroup.sync``, and Denied(DENIED).
+        Raises the same errors as ``ClassicGroup.sync``, and Denied(DENIED).
         """
         entry = self._find(group, member_id, by)
         try:
@@ -411,7 +411,7 @@ class ClassicGroups:
     def heartbeat(
         self, group: str, member_id: str, generation: int, *, instance_id: str | None = None, by: Caller = NO_CALLER
     ) -> None:
-        """Record a heartbeat. Raises as ``ClassicGroup.heartbeat``, Denied(DENIED)."""
+        """Record a heartbeat. Raises the same errors as ``ClassicGroup.heartbeat``, Denied(DENIED)."""
         entry, now = self._find(group, member_id, by), self._clock.monotonic()
         if self._shared_groups.is_due(entry.group):
             entry.group.rebalance(now)
@@ -419,7 +419,7 @@ class ClassicGroups:
         entry.group.heartbeat(member_id, generation, instance_id=instance_id, now=now)
 
     def leave(self, group: str, member_id: str, *, instance_id: str | None = None, by: Caller = NO_CALLER) -> None:
-        """Remove a member. Raises as ``ClassicGroup.leave``, Denied(DENIED)."""
+        """Remove a member. Raises the same errors as ``ClassicGroup.leave``, Denied(DENIED)."""
         entry = self._find(group, member_id, by)
         try:
             entry.group.leave(member_id, instance_id=instance_id, now=self._clock.monotonic())
@@ -441,7 +441,7 @@ class ClassicGroups:
         """Check that the caller may commit. While a group has members, only they may.
 
         A group that could not be restored after a restart has no members until one joins. Until then, offsets may be
-        committed in any generation that is not older than the last one with a commit. Raises as
+        committed in any generation that is not older than the last one with a commit. Raises the same errors as
         ``ClassicGroup.check_commit``, Denied(DENIED), Conflict(GENERATION_STALE) for an older generation.
         """
         entry = self._entries.get(group)

@@ -34,7 +34,7 @@ class Writing(Protocol):
     """Encodes the assignments of one protocol's members."""
 
     def encode(self, partitions: Mapping[str, Collection[int]]) -> bytes:
-        """Encode an assignment of partitions, by topic's full name."""
+        """Encode an assignment, which is given as partitions by full name of the topic."""
 
     def decode(self, assignment: bytes) -> Mapping[str, Collection[int]]:
         """Decode the partitions of an assignment. An invalid assignment has none."""
@@ -167,7 +167,7 @@ class Member(msgspec.Struct):
 
     @property
     def reading(self) -> Mapping[str, Collection[int]]:
-        """Partitions in the member's assignment, empty if the broker cannot decode it."""
+        """Partitions that the member reads: those in its assignment or, while it rejoins, those that it has reported."""
         if self.is_joining or not self.assignment or self.join.writing is None:
             return self.join.kept
         return self.join.writing.decode(self.assignment)

@@ -34,7 +34,7 @@ class Commit(NamedTuple):
 
     Attributes:
         epoch: leader epoch of the last record read.
-        metadata: text of the client.
+        metadata: text that the client stores with the offset.
     """
 
     offset: int

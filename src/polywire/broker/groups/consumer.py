@@ -28,7 +28,7 @@ JOINING: Final = 0  # epoch of a heartbeat with which a member joins without par
 LEAVING: Final = -1
 AWAY: Final = -2  # epoch of a heartbeat with which a static member leaves and announces its return
 TOPICS_MAX: Final = 500  # topics of one member: it joins all of them at once, and every heartbeat checks each of them
-FORGET_MIN: Final = 64  # remembered topics that no member reads any more, before they are forgotten
+FORGET_MIN: Final = 64  # number of topics without readers that are remembered before they are forgotten
 
 Partitions = Mapping[bytes, Set[int]]
 """Partition numbers by topic id."""
@@ -104,7 +104,7 @@ class Member(msgspec.Struct):
         assigned: partitions that it may read.
         revoking: partitions that it must revoke.
         revoke_by: time by which it must have revoked them.
-        seen: result of the last check of its target assignment.
+        seen: inputs of the last check of its target assignment. The check is skipped while the inputs are the same.
     """
 
     id: str
@@ -156,8 +156,8 @@ class ConsumerGroup:
         self._members: dict[str, Member] = {}
         # member by instance id
         self._instances: dict[str, str] = {}
-        # latest generation of the coordinator's group in each topic, and the number of topics above which those that no
-        # member reads are forgotten; otherwise topics that are created and deleted for years would fill the memory
+        # Latest generation of the coordinator's group in each topic. Above ``_forget_above`` topics, those that no
+        # member reads are forgotten. Otherwise topics that are created and deleted for years would fill the memory.
         self._generations: dict[bytes, int] = {}
         self._forget_above = FORGET_MIN
 
@@ -240,8 +240,8 @@ class ConsumerGroup:
     def _check_epoch(self, member: Member, beat: Beat) -> None:
         """Raise Conflict(GENERATION_STALE) unless the epoch of a heartbeat is the member's current or previous one.
 
-        The previous one is accepted with the partitions that the member owns: a member sends both after a response was
-        lost.
+        The previous epoch is accepted only together with partitions that the member owns, because a member sends both
+        after it lost a response.
         """
         if beat.epoch == member.epoch:
             return
@@ -297,7 +297,10 @@ class ConsumerGroup:
     # Time
 
     def gone_at(self, member: Member) -> float:
-        """Return when a member must be removed if it neither sends a heartbeat nor confirms its revocations."""
+        """Return the time at which a member must be removed.
+
+        This is the end of its session or, if that is earlier, the time by which it must have revoked partitions.
+        """
         return min(member.heard_at + self._session_s, member.revoke_by)
 
     @property
@@ -312,7 +315,7 @@ class ConsumerGroup:
     # Assignment
 
     def note_generations(self, shares: Mapping[bytes, Share]) -> None:
-        """Begin a new group epoch if the assignment of one of these topics has a new generation."""
+        """Begin a new group epoch if one of these topics has a new generation of its assignment."""
         generations = {id_: share.generation for id_, share in shares.items()}
         if any(self._generations.get(id_) != generation for id_, generation in generations.items()):
             self._generations.update(generations)
@@ -326,7 +329,7 @@ class ConsumerGroup:
         self._forget_above = 2 * len(self._generations) + FORGET_MIN
 
     def note_generation(self, topic_id: bytes, generation: int) -> None:
-        """Record a topic's new generation that does not change the assignments of this group's members."""
+        """Record a new generation of a topic that does not change the assignments of this group's members."""
         self._generations[topic_id] = generation
 
     def reset(self, member: Member, shares: Mapping[bytes, Share]) -> None:

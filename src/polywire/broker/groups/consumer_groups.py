@@ -41,7 +41,7 @@ from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.sliced import SlicedWork
 from polywire.broker.state import State, group_size
 from polywire.clock import Clock
-from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Missing
+from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Missing, NotOwner, Unavailable
 from polywire.log.base import Completion, Loop
 from polywire.types import Assignor, Level, PositionKind
 
@@ -125,8 +125,9 @@ class ConsumerGroups:
         """Handle a ConsumerGroupHeartbeat request, with which a member joins, stays or leaves.
 
         Raises Invalid(INVALID_NAME, INVALID_REQUEST), Denied(DENIED) for another user's group, Missing(MEMBER_MISSING),
-        Conflict(MEMBER_FENCED), Conflict(GENERATION_STALE), Busy(BUSY, DISK_FULL), and
-        Conflict(GROUP_PROTOCOL_MISMATCH) if the leader of a classic group of this name assigns one of the topics.
+        Conflict(MEMBER_FENCED), Conflict(GENERATION_STALE) and Busy(BUSY, DISK_FULL). Raises
+        Conflict(GROUP_PROTOCOL_MISMATCH) if a classic group with this name reads one of the topics and its leader
+        assigns the partitions.
 
         Args:
             by: the caller, who becomes the owner of a group without an owner.
@@ -198,7 +199,7 @@ class ConsumerGroups:
     def _join_topics(self, entry: _Entry, member: Member, assignor: Assignor | None, by: Caller) -> bool:
         """Join the topics to which a member subscribes, in several passes if there are many.
 
-        Return whether all are joined. Raises as ``Coordinator.join``.
+        Return whether all are joined. Raises the same errors as ``Coordinator.join``.
         """
         name = entry.group.name
         take = partial(
@@ -227,7 +228,7 @@ class ConsumerGroups:
             member.epoch = AWAY
         elif len(member.memberships.topics) <= JOINS_AT_ONCE_MAX:
             self._remove(entry, member)
-        else:  # treat it as if its session had ended, because it must leave many topics, in slices
+        else:  # the member must leave many topics: end its session, so that it leaves them in slices
             group.depart(member)
             self._watch(entry, self._clock.monotonic())
         return BeatResponse(beat.epoch, None, is_settled=True)
@@ -240,7 +241,7 @@ class ConsumerGroups:
     def _shares(self, entry: _Entry, member: Member) -> dict[bytes, Share]:
         """Return a member's target assignment by topic.
 
-        It is empty in a topic in which the member only has to revoke partitions.
+        In a topic where the member only has to revoke partitions, its target is empty.
         """
         name = entry.group.name
         shares = self._topic_groups.shares(name, member.memberships)
@@ -292,12 +293,16 @@ class ConsumerGroups:
                     self._remove(entry, member)
         except Busy:  # the disk is full; the next pass retries
             self._watch(entry, self._clock.monotonic() + RETRY_S)
+        except (NotOwner, Unavailable):  # another broker leads, or storage has failed: this one is about to stop
+            return
         else:
             self._watch(entry, entry.group.deadline)
         self._settle(entry)
 
     def end_memberships(self, wire: str, is_ours: Callable[[str], bool]) -> None:
-        """Remove the members of groups that another shard coordinates now. They have joined there.
+        """Remove the members of groups that another shard coordinates now.
+
+        The members have joined the groups in that shard.
 
         Args:
             wire: protocol of the members.
@@ -329,7 +334,10 @@ class ConsumerGroups:
     def check_epoch(
         self, group: str, member_id: str, epoch: int, *, instance_id: str | None = None, by: Caller = NO_CALLER
     ) -> None:
-        """Raise unless a member has this epoch. After a restart, a member has the last epoch from before.
+        """Raise unless a member has this epoch.
+
+        A member that has not rejoined since a restart of the broker passes with any epoch: no other member can have got
+        its partitions meanwhile.
 
         Raises Denied(DENIED), Missing(MEMBER_MISSING), Conflict(MEMBER_FENCED), Conflict(GENERATION_STALE).
         """
@@ -395,7 +403,7 @@ class ConsumerGroups:
     def view(self, group: str) -> ConsumerGroupView | None:
         """Return a group with its members of all protocols.
 
-        Returns None unless the group has members of this protocol, or its last member was one.
+        Returns None for a group without members of this protocol, unless its last member used the protocol.
         """
         entry = self._entries.get(group)
         topics = sorted(self._state.group_topics.get(group, ()))

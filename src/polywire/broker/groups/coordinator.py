@@ -2,9 +2,9 @@
 
 * Every change of a group is written to the journal, so groups survive restarts with their generation, assignor and
   members.
-* Heartbeats are not written to the journal. After a restart every member has one full timeout, and members without
-  heartbeats, which end with their connection, are removed.
-* Expired members are removed when another member of the group calls. Until then, lists of members omit them.
+* Heartbeats are not written to the journal. After a restart every member has one full timeout. Members whose membership
+  ends with their connection are removed.
+* Expired members are removed when another member of the group sends a request. Until then, lists of members omit them.
 """
 
 from __future__ import annotations
@@ -55,10 +55,13 @@ class GroupBroker(Protocol):
         """Return the full name of the topic with this key."""
 
     def reported(self, done: Completion[int] | None) -> Completion[int] | None:
-        """Return a completion that calls ``done`` once other processes know all bindings."""
+        """Return a completion that calls ``done`` once other processes know the bindings of this one."""
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
-        """Journal changes as one group and apply them. Without changes, ``done`` is called after earlier changes."""
+        """Journal changes in one atomic write and apply them.
+
+        Without changes, ``done`` is called after earlier changes.
+        """
 
     def commit_positions(
         self,
@@ -196,9 +199,9 @@ class Coordinator:
         return Membership(wanted.generation, tuple(self._owned(wanted, member)))
 
     def _enter(self, group: str, topic: str, by: Caller) -> int:
-        """Check that a caller may use a group of this kind. Return its owner.
+        """Check that a member may join a group over this API, and that the caller may use the group.
 
-        Raises Denied(DENIED), Conflict(GROUP_PROTOCOL_MISMATCH).
+        Return the group's owner. Raises Denied(DENIED), Conflict(GROUP_PROTOCOL_MISMATCH).
         """
         self._state.shares.check_no_members(group)
         self._meet(group, topic)
@@ -230,7 +233,7 @@ class Coordinator:
     def sync(
         self, group: str, topic: str, member: str, generation: int, *, wire: str, by: Caller = NO_CALLER
     ) -> Membership:
-        """Return the member's assignment. This counts as a heartbeat. Raises as ``heartbeat``."""
+        """Return the member's assignment. This counts as a heartbeat. Raises the same errors as ``heartbeat``."""
         return self.heartbeat(group, topic, member, generation, wire=wire, by=by)
 
     def heartbeat(
@@ -259,9 +262,10 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Leave a group. The group keeps its generation even without members. A generation of None is not compared.
+        """Leave a group.
 
-        Raises as ``heartbeat``.
+        A group without members remains, and its generations continue. A generation of None is not compared. Raises the
+        same errors as ``heartbeat``.
         """
         found = self._check(group, topic, member, generation, wire=wire, by=by, now=self._clock.monotonic())
         without = found.changed(gone=(member,), partition_count=found.partition_count)
@@ -285,7 +289,7 @@ class Coordinator:
     ) -> None:
         """Store the group's next offset of a partition that this member owns.
 
-        Raises as ``heartbeat``, then Conflict(PARTITION_NOT_ASSIGNED).
+        Raises the same errors as ``heartbeat``, then Conflict(PARTITION_NOT_ASSIGNED).
 
         Args:
             refresh: whether the commit counts as a heartbeat.
@@ -309,7 +313,7 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Store the group's next offsets by partition number, all or none. Raises as ``commit``."""
+        """Store the group's next offsets by partition number, all or none. Raises the same errors as ``commit``."""
         self.check_member(group, topic, member, generation, offsets, wire=wire, refresh=refresh, by=by)
         self._broker.commit_positions(
             topic, offsets, PositionKind.GROUP, group, generation=generation, by=by, level=level, done=done
@@ -329,7 +333,7 @@ class Coordinator:
     ) -> None:
         """Raise unless a member owns these partitions in this generation. None stands for the current generation.
 
-        Raises as ``commit``.
+        Raises the same errors as ``commit``.
         """
         now = self._clock.monotonic()
         found = self._check(group, topic, member, generation, wire=wire, by=by, now=now)
@@ -346,8 +350,8 @@ class Coordinator:
     ) -> None:
         """Raise unless a member may commit offsets of these partitions.
 
-        If the member reads the topic, it must own the partitions. Otherwise no other member may read them. Raises as
-        ``check_member``.
+        If the member reads the topic, it must own the partitions. Otherwise no other member may read them. Raises the
+        same errors as ``check_member``.
         """
         if self.has_member(group, topic, member):
             self.check_member(group, topic, member, None, partitions, wire=wire, by=by)
@@ -382,9 +386,9 @@ class Coordinator:
         level: Level = Level.WRITTEN,
         done: Completion[int] | None = None,
     ) -> None:
-        """Delete a group, its offsets, and the bindings of its name, as far as they exist.
+        """Delete a group, its offsets, and the bindings of its name. Any of these may be missing.
 
-        Raises Denied(DENIED) for another user's group, Missing(GROUP_MISSING) if none exists.
+        Raises Denied(DENIED) for another user's group, Missing(GROUP_MISSING) if all are missing.
         """
         key = self._state.topic_key(topic)
         made: list[changes.Change] = []
@@ -404,7 +408,10 @@ class Coordinator:
         self._changed.pop((topic, group), None)
 
     def sweep(self, group: str, topic: str) -> None:
-        """Remove the expired members of a group, in case none of its members makes a call. Raises Busy(DISK_FULL)."""
+        """Remove all members of a group if none of them has sent a request for ``group_expiry_us``.
+
+        Raises Busy(DISK_FULL). Usually, expired members are removed when another member sends a request.
+        """
         found = self._state.groups.get((topic, group))
         if found is None or not found.members:
             return
@@ -503,7 +510,7 @@ class Coordinator:
     def take_touched(self) -> set[str]:
         """Return the names of groups of every protocol that changed or got heartbeats since the last call.
 
-        Consumers with committed offsets are included.
+        Groups that have only committed offsets are included.
         """
         touched, self._state.touched = self._state.touched, set()
         return touched or set()
@@ -668,11 +675,15 @@ class Coordinator:
         self._state.touch(group.name)
 
     def _forget(self, group: Group) -> None:
-        """Drop the heartbeat times of former members of a group."""
+        """Record that a group has changed, and drop the heartbeat times of its former members."""
         self.holdings.turned(group.name)
         self._changed[group.topic, group.name] = self._clock.now_us()
-        if len(self._changed) > 2 * len(self._state.groups) + 16:
-            self._changed = {key: at for key, at in self._changed.items() if key in self._state.groups}
+        # groups that expire or end with their topic are removed from the state only
+        groups = self._state.groups
+        if len(self._changed) > 2 * len(groups) + 16:
+            self._changed = {key: at for key, at in self._changed.items() if key in groups}
+        if len(self._seen) > 2 * len(groups) + 16:
+            self._seen = {key: seen for key, seen in self._seen.items() if key in groups}
         seen = self._seen.get((group.topic, group.name), {})
         for member in [member for member in seen if not group.has(member)]:
             del seen[member]

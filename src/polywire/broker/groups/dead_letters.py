@@ -1,8 +1,9 @@
 """Copy rejected records of a share group to its dead-letter topic.
 
-* The copy and the end of the original are one journal write, so a record is neither lost nor copied twice.
+* One journal write stores the copy and finishes the original, so a record is neither lost nor copied twice.
 * The copy has the headers ``dead.*`` of all dead letters: reason, original topic, partition and offset, and also the
   group and the number of deliveries.
+* The times of a record become ``dead.deliver.at`` and ``dead.expires.at``, so that the copy does not expire in turn.
 * A record that cannot be copied now, for example because the disk is full, is retried. No member can acquire it meanwhile.
 """
 
@@ -10,12 +11,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from polywire.broker.api import Records, Topics
+from polywire.broker.events import CHANGE_BYTES, ENTRY_BYTES
 from polywire.broker.owners import ITSELF
 from polywire.broker.topics import Partition, Topic
+from polywire.delivery_times import DELIVER_AT, EXPIRES_AT
 from polywire.errors import BrokerError, ErrorCode
 from polywire.log.base import Loop, Read
 from polywire.records.columns import Header
@@ -29,10 +34,15 @@ READ_BYTES: Final = 4096  # the read has at least the batch with the record, how
 REASON_BYTES_MAX: Final = 1024
 REJECTED: Final = "rejected by the consumer"
 EXHAUSTED: Final = "delivered too often"
+LAPSED: Final = "expired before it was delivered"
+_TIMES: Final = frozenset({DELIVER_AT.encode(), EXPIRES_AT.encode()})
 
 
 class LetterBroker(Topics, Records, Protocol):
     """The methods of the broker that copying needs."""
+
+    def reserve(self, size: int) -> None:
+        """Ensure that the next ``size`` bytes of appends and changes get into one atomic journal write."""
 
 
 class Letter(NamedTuple):
@@ -40,6 +50,7 @@ class Letter(NamedTuple):
 
     Attributes:
         topic: full name of the dead-letter topic.
+        is_wanted: returns False if the group was deleted, or set to other offsets. The record is not copied then.
         stored: called in the same journal write as the copy, to end the record.
     """
 
@@ -49,11 +60,12 @@ class Letter(NamedTuple):
     reason: str
     group: str
     topic: str
+    is_wanted: Callable[[], bool]
     stored: Callable[[], None]
 
 
 class DeadLetters:
-    """Copies rejected records, those for one dead-letter topic one after another."""
+    """Copies rejected records to dead-letter topics. A topic gets its records one after another."""
 
     __slots__ = ("_broker", "_copiers", "_loop")
 
@@ -71,7 +83,7 @@ class DeadLetters:
 
 
 class _Copier:
-    """Copies the records for one dead-letter topic, so that one that cannot be written does not hold up the others."""
+    """Copies the records for one dead-letter topic. A topic that cannot be written does not delay the others."""
 
     __slots__ = ("_broker", "_done", "_is_busy", "_loop", "_waiting")
 
@@ -120,19 +132,24 @@ class _Copier:
     def _is_gone(self, letter: Letter, error: BrokerError) -> bool:
         """Return whether to continue with the next record, because this one was deleted. Otherwise retry later."""
         if letter.partition.ended or error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._waiting.popleft()
-            return True
+            with suppress(BrokerError):
+                letter.stored()
+                self._waiting.popleft()
+                return True
+        if error.code is ErrorCode.RECORD_TOO_LARGE:  # the headers of a copy need space, too
+            self._waiting.rotate(-1)  # it must not hold up the others
         self._loop.call_later(RETRY_S, self._copy_next)
         return False
 
     def _copy(self, letter: Letter, read: Read) -> None:
-        """Copy a record and end it. Raises BrokerError if that must be tried again."""
+        """Copy a record and finish it. Raises BrokerError if that must be tried again."""
         try:
             batch = _single(read, letter)
         finally:
             read.pin.release()
-        if batch is not None:
+        if batch is not None and letter.is_wanted():
             topic = self._broker.ensure_topic(letter.topic, by=ITSELF)
+            self._broker.reserve(len(batch) + len(letter.group) + CHANGE_BYTES + 2 * ENTRY_BYTES)
             self._broker.produce(_target(topic, letter), batch, by=ITSELF, level=Level.WRITTEN, done=None)
         letter.stored()
         self._waiting.popleft()
@@ -150,8 +167,13 @@ def _single(read: Read, letter: Letter) -> bytearray | None:
         rows = Rows(expand_body(batch[: read_header(batch).length]))
         for index in range(rows.count):
             if rows.offset(index) == letter.offset:
-                return rows.copy(index, has_origin_time=True, added=_headers(letter))
+                added = [*_headers(letter), *_times(rows, index)]
+                return rows.copy(index, omitted=_TIMES, has_origin_time=True, added=added)
     return None
+
+
+def _times(rows: Rows, index: int) -> list[Header]:
+    return [replace(header, key=b"dead." + header.key) for header in rows.headers(index) if header.key in _TIMES]
 
 
 def _headers(letter: Letter) -> list[Header]:

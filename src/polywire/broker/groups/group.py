@@ -183,7 +183,7 @@ class Holdings:
         return self._held.keys()
 
     def enter(self, member: str) -> None:
-        """Track what a member owns. From now on it must revoke partitions before other members get them."""
+        """Track the partitions that a member owns. From now on it must revoke them before other members get them."""
         self._held.setdefault(member, set())
 
     def of(self, member: str) -> Set[int]:

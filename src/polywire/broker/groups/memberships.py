@@ -89,7 +89,7 @@ class TopicGroups:
     ) -> bool:
         """Join those of the given topics that exist, and leave all others.
 
-        Return False if ``at_most`` joins were not enough. Raises as ``Coordinator.join``.
+        Return False if ``at_most`` joins were not enough. Raises the same errors as ``Coordinator.join``.
 
         Args:
             at_most: maximum number of joins in this call.
@@ -267,7 +267,7 @@ class SharedGroup:
         self._freed: dict[bytes, None] = {}
         # remaining steps of the current assignment
         self._assigning: Iterator[None] | None = None
-        # what the assignments of this generation were computed from, by topic
+        # by topic, the inputs from which the assignments of this generation were computed
         self._inputs: dict[str, object] = {}
         # topics in which a member got less than its share, with the number of releases at that time
         self._missing_partitions: dict[bytes, int] = {}
@@ -291,7 +291,7 @@ class SharedGroup:
     # Changes of the group
 
     def begin(self, group: ClassicGroup) -> None:
-        """Assign the partitions of a group from now on, instead of its leader.
+        """Begin to assign a group's partitions in place of its leader.
 
         Members keep the partitions that they read until they rejoin.
         """
@@ -303,7 +303,7 @@ class SharedGroup:
                     self._topic_groups.hold(self._name, self._current[member.membership_id], topic, partitions)
 
     def end(self) -> None:
-        """Remove all members from their topics. ``step`` does it piece by piece."""
+        """Remove all members from their topics. ``step`` does this in small steps."""
         self._leaving |= self._current
         self._current.clear()
         self._unjoined.clear()
@@ -453,9 +453,7 @@ class SharedGroup:
         return [topics[(first + at) % len(topics)] for at in range(count)]
 
     def _has_changed(self, topic: str) -> bool:
-        """Return whether a topic's members, partitions or assignor differ from those that this generation was assigned
-        for.
-        """
+        """Return whether a topic's members, partitions or assignor have changed since this generation was assigned."""
         topic_group = self._topic_groups.group_in(self._name, topic)
         has_other_protocols = topic_group is not None and any(member.id not in self for member in topic_group.members)
         self._topics_alone = 0 if has_other_protocols else self._topics_alone + 1
@@ -550,7 +548,7 @@ class SharedGroups:
         return found is not None and any(member.id not in ours for member in found.members)
 
     def share(self, group: ClassicGroup, by: Caller) -> None:
-        """Assign a group's partitions instead of its leader, from the next generation on.
+        """Let the broker assign a group's partitions in place of its leader, from the next generation on.
 
         Args:
             by: user who owns the members.

@@ -9,15 +9,15 @@ from polywire.broker import changes
 from polywire.broker.api import Topics
 from polywire.broker.groups.coordinator import GroupBroker
 from polywire.broker.groups.share_table import ShareTable, share_group_size
-from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, next_owner
+from polywire.broker.owners import ITSELF, NO_CALLER, UNOWNED, Caller, Owners, next_owner
 from polywire.broker.permissions import Action
 from polywire.broker.quotas import Kind
 from polywire.broker.settings import BrokerSettings, check_name
 from polywire.broker.state import State
 from polywire.broker.topics import Topic
-from polywire.errors import Conflict, Denied, ErrorCode, Invalid
+from polywire.errors import Conflict, ErrorCode, Invalid
 from polywire.log.base import Completion
-from polywire.share_settings import DEAD_LETTERS, ShareSettings, check, decoded
+from polywire.share_settings import DEAD_LETTERS, ShareSettings, check
 from polywire.types import Level, TopicName
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ class DirectoryBroker(GroupBroker, Topics, Protocol):
 
     @property
     def access(self) -> Access: ...
+
+    @property
+    def owners(self) -> Owners: ...
 
     def group_resource(self, full_name: str) -> Topic | TopicName:
         """Return the resource for permission checks on a full name, in any shard."""
@@ -57,11 +60,7 @@ class ShareDirectory:
         return sorted(name for name, group in self._table.groups.items() if group.has_members and self._may(by, name))
 
     def _may(self, by: Caller, name: str) -> bool:
-        try:
-            self.check_owner(name, by)
-        except Denied:
-            return False
-        return True
+        return self._broker.owners.may_use(by, self._table.owner(name))
 
     def exists(self, name: str, *, by: Caller = ITSELF) -> bool:
         """Return whether a share group exists that the caller may use."""
@@ -69,7 +68,7 @@ class ShareDirectory:
         return stored is not None and stored.has_members and self._may(by, name)
 
     def settings(self, name: str) -> ShareSettings:
-        return decoded(self.stored_settings(name))
+        return self._table.settings(name)
 
     def create(self, name: str, by: Caller) -> None:
         """Create a group unless it exists.
@@ -111,7 +110,7 @@ class ShareDirectory:
         return sorted(name for name, group in self._table.groups.items() if group.settings and self._may(by, name))
 
     def check_configuration(self, name: str, settings: Mapping[str, str], *, by: Caller = NO_CALLER) -> None:
-        """Check all settings of a group. Raises as ``configure``."""
+        """Check all settings of a group. Raises the same errors as ``configure``."""
         check_name(name, self._settings.name_bytes_max)
         self.check_owner(name, by)
         for key, value in settings.items():

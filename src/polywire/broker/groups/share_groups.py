@@ -12,16 +12,30 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from polywire.broker import changes
-from polywire.broker.groups.dead_letters import EXHAUSTED, REJECTED, DeadLetters, Letter, LetterBroker
-from polywire.broker.groups.share import NO_DELAYS, NO_MEMBER, Batch, Settled, SharePartition
+from polywire.broker.groups.dead_letters import EXHAUSTED, LAPSED, REJECTED, DeadLetters, Letter, LetterBroker
+from polywire.broker.groups.delay_index import DelayIndex
+from polywire.broker.groups.delivery_marks import read_marks
+from polywire.broker.groups.share import (
+    FINISHED,
+    NO_DELAYS,
+    NO_KEYS,
+    NO_MEMBER,
+    Acquired,
+    Batch,
+    Settled,
+    SharePartition,
+    runs_of,
+)
+from polywire.broker.groups.share_delays import Delayed, DueWatch, moved_change
 from polywire.broker.groups.share_directory import DirectoryBroker, ShareDirectory
+from polywire.broker.groups.share_keys import KeyReader, read_keys
 from polywire.broker.groups.share_members import ShareMembers
 from polywire.broker.groups.share_table import ShareTable, progressed
 from polywire.broker.owners import NO_CALLER, Caller
@@ -37,6 +51,7 @@ from polywire.types import Level, Outcome
 
 RETRY_S: Final = 1.0  # seconds until expired locks are checked again if the disk was full
 PRUNE_MIN: Final = 1_000  # partitions of groups below which the state of deleted ones is not searched
+_WRITTEN: Final = Level.WRITTEN  # read for every request; a module constant is ten times as fast as an attribute
 BEGUN_MAX: Final = 1_000  # partitions that ``configure`` begins to read, some 5 us each
 
 
@@ -51,9 +66,12 @@ class ShareOffsets(NamedTuple):
         start: all records below this offset are finished.
         end: no record from this offset on was delivered.
         unfinished: records below ``end`` that are not finished.
-        acquired: number of those of them that members hold now, by member. Members that wait for records hold none.
-        delayed: number of those of them that were released with a delay, or are copied to a dead-letter topic.
+        acquired: number of unfinished records that each member holds now. Members that wait for records hold none.
+        delayed: number of unfinished records that were released with a delay, or wait to be copied to a dead-letter
+            topic.
         available: offset of the first record that a member could acquire. It is ``end`` if none was delivered before.
+        scheduled: number of records below ``end`` that were sent with a delay and are not due yet.
+        next_due_ms: when the next of them is due, in milliseconds since 1970, if that is known.
     """
 
     start: int
@@ -62,6 +80,8 @@ class ShareOffsets(NamedTuple):
     acquired: Mapping[str, int]
     delayed: int
     available: int
+    scheduled: int = 0
+    next_due_ms: int | None = None
 
 
 class ShareCounts(msgspec.Struct):
@@ -72,12 +92,14 @@ class ShareCounts(msgspec.Struct):
         released: records that a member released, or that were released because its connection ended.
         rejected: records that a member rejected, or that were delivered too often.
         expired: records whose lock ended before the member acknowledged them.
+        lapsed: records whose time (``expires.at``) was over before they were delivered.
     """
 
     accepted: int = 0
     released: int = 0
     rejected: int = 0
     expired: int = 0
+    lapsed: int = 0
 
 
 NO_COUNTS: Final = ShareCounts()
@@ -105,12 +127,16 @@ class _Reading(msgspec.Struct, eq=False):
         timer: fires when the first lock may have expired.
         waiting: members that wait for records, longest first.
         log_wait: registration for the next record of the log.
+        due: makes records available that were sent with a delay.
+        keys: reads keys from the log if the group has an order per key.
         is_waking: whether a check of ``waiting`` is scheduled.
     """
 
     group: str
     partition: Partition
     share: SharePartition
+    due: DueWatch
+    keys: KeyReader
     counts: ShareCounts
     timer: Any = None
     timer_at: float = math.inf
@@ -120,7 +146,7 @@ class _Reading(msgspec.Struct, eq=False):
 
 
 class _Countdown:
-    """A completion that calls another one when it was called a number of times, with the first error if there is one."""
+    """A completion that expects several calls and then calls another completion, with the first error if any."""
 
     __slots__ = ("_done", "_left", "_result")
 
@@ -148,8 +174,10 @@ class ShareGroups:
     __slots__ = (
         "_broker",
         "_clock",
+        "_connections",
         "_counts",
         "_dead_letters",
+        "_delay_index",
         "_loop",
         "_prune_above",
         "_readings",
@@ -160,7 +188,14 @@ class ShareGroups:
     )
 
     def __init__(
-        self, broker: ShareBroker, state: State, *, settings: BrokerSettings, loop: Loop, clock: Clock
+        self,
+        broker: ShareBroker,
+        state: State,
+        *,
+        settings: BrokerSettings,
+        loop: Loop,
+        clock: Clock,
+        delays: DelayIndex,
     ) -> None:
         self._broker = broker
         self._state = state
@@ -171,40 +206,66 @@ class ShareGroups:
         self.members: Final = ShareMembers(
             broker, state, self.directory, settings=settings, loop=loop, clock=clock, gone=self.release_member
         )
+        self._connections: dict[tuple[str, str], int] = {}  # open ones that use a member, by group and member
         self._readings: dict[tuple[str, int], _Reading] = {}
         self._counts: dict[tuple[str, str], ShareCounts] = {}  # by names of the group and the topic
         self._prune_above = PRUNE_MIN
         self._dead_letters: Final = DeadLetters(broker, loop)
+        self._delay_index: Final = delays
 
     # Records
 
     def _reading(self, name: str, partition: Partition) -> _Reading | None:
-        """Return the group's state in a partition, or None if it has no progress there yet."""
+        """Return the group's state in a partition, or None if it has no progress there yet. Raises Busy(DISK_FULL)."""
         key = name, partition.incarnation
-        progress = self._table.find(*key)
         reading = self._readings.get(key)
-        if reading is not None and reading.share.progress is progress:
-            return reading
-        if reading is not None:  # deleted, or set to other offsets
+        if reading is not None:
+            if not reading.share.progress.is_dropped:
+                return reading
             self._forget(key)
+        progress = self._table.find(*key)
         if progress is None:
             return None
         self._prune()
         share = SharePartition(progress, now=self._clock.monotonic(), now_ms=self._clock.now_us() // 1000)
         counts = self._counts.setdefault((name, partition.topic.name.full), ShareCounts())
-        reading = self._readings[key] = _Reading(name, partition, share, counts)
+        due, keys = self._watches(key, partition, share)
+        reading = self._readings[key] = _Reading(name, partition, share, due, keys, counts)
         self._watch_locks(reading)
+        reading.due.check()
         settings = self.directory.settings(name)
         if exhausted := reading.share.exhausted(settings.deliveries_max):
-            self._settle(reading, exhausted, settings, None)
+            try:
+                self._settle(reading, exhausted, settings, None)
+            except BrokerError:  # the next request must find it exhausted again, and not deliver it
+                self._forget(key)
+                raise
         return reading
+
+    def _watches(self, key: tuple[str, int], partition: Partition, share: SharePartition) -> tuple[DueWatch, KeyReader]:
+        def offered() -> None:
+            reading = self._readings.get(key)
+            if reading is not None:
+                self._wake_soon(reading)
+
+        due = DueWatch(
+            key[0],
+            partition,
+            share,
+            broker=self._broker,
+            table=self._table,
+            index=self._delay_index,
+            loop=self._loop,
+            clock=self._clock,
+            space=lambda: self.directory.settings(key[0]).unfinished_max - len(share.progress.counts),
+            offered=offered,
+        )
+        return due, KeyReader(partition, share, broker=self._broker, loop=self._loop, read_all=offered)
 
     def _prune(self) -> None:
         """Forget the state of deleted groups and partitions, now and then."""
         if len(self._readings) + len(self._counts) >= self._prune_above:
-            for key in [
-                key for key, reading in self._readings.items() if self._table.find(*key) is not reading.share.progress
-            ]:
+            for key in [key for key, reading in self._readings.items() if reading.share.progress.is_dropped]:
                 self._forget(key)
             self._prune_counts()
             self._prune_above = 2 * (len(self._readings) + len(self._counts)) + PRUNE_MIN
@@ -216,12 +277,18 @@ class ShareGroups:
 
     def _forget(self, key: tuple[str, int]) -> None:
         reading = self._readings.pop(key)
+        reading.due.stop()
+        reading.keys.stop()
         for handle in (reading.timer, reading.log_wait):
             if handle is not None:
                 handle.cancel()
         waiting, reading.waiting = reading.waiting, {}
         for waiter in waiting:
             self._loop.call_soon(waiter.wake)
+
+    def _is_current(self, reading: _Reading) -> bool:
+        """Return False if the partition or the group was deleted, or the group was set to other offsets."""
+        return not reading.share.progress.is_dropped and not reading.partition.ended
 
     def begin(self, name: str, partition: Partition, then: Completion[int], *, by: Caller) -> Handle | None:
         """Begin to read a partition, where the group's settings say, unless it already does.
@@ -239,11 +306,15 @@ class ShareGroups:
             return None
 
         def found(offset: int | BrokerError) -> None:
-            if not isinstance(offset, BrokerError) and self._reading(name, partition) is None and not partition.ended:
-                try:
+            try:
+                if (
+                    not isinstance(offset, BrokerError)
+                    and not partition.ended
+                    and self._reading(name, partition) is None
+                ):
                     self._begin_at(name, partition, offset, by)
-                except BrokerError as error:
-                    offset = error
+            except BrokerError as error:
+                offset = error
             then(offset)
 
         offset = log.offset_at(max(int(self._clock.now_us()) - age_us, 0), found)
@@ -258,7 +329,7 @@ class ShareGroups:
         self.directory.create(name, by)
         self._state.quotas.admit(Kind.READERS, by, READER_BYTES + len(name), owner=self.directory.owner(name))
         made = changes.ShareStored(name, partition.incarnation, offset, offset)
-        self._broker.change_all([made], level=Level.WRITTEN, done=None)
+        self._broker.change_all([made], level=_WRITTEN, done=None)
 
     def next_offset(self, name: str, partition: Partition) -> int | None:
         """Return the offset from which to read available records, or None if there are none.
@@ -270,12 +341,24 @@ class ShareGroups:
 
     def _next_offset(self, reading: _Reading) -> int | None:
         log, share = reading.partition.log, reading.share
-        if share.progress.start < log.first_offset and (gone := share.trimmed(log.first_offset)):
+        if gone := share.trimmed(log.first_offset):
             made = progressed(reading.group, reading.partition.incarnation, gone)
-            self._broker.change_all([made], level=Level.WRITTEN, done=None)
+            self._broker.change_all([made], level=_WRITTEN, done=None)
             share.drop_below(log.first_offset)
-        offset = share.next_offset(self.directory.settings(reading.group).unfinished_max)
+        settings = self._table.settings(reading.group)
+        share.set_order(by_key=settings.by_key)
+        if share.unknown:
+            reading.keys.read()
+        unfinished_max = self._new_max(reading, settings)
+        if not unfinished_max:  # there may be space now, or the system clock was set ahead
+            reading.due.check()
+            unfinished_max = self._new_max(reading, settings)
+        offset = share.next_offset(unfinished_max)
         return offset if offset is not None and offset < log.readable_offset else None
+
+    def _new_max(self, reading: _Reading, settings: ShareSettings) -> int:
+        """Return the number of unfinished records below which the group may acquire further ones."""
+        return 0 if reading.due.holds_scan else settings.unfinished_max
 
     def acquire(
         self,
@@ -287,30 +370,77 @@ class ShareGroups:
         *,
         count_max: int,
         done: Completion[int] | None,
+        chunks: Sequence[memoryview] = (),
     ) -> Sequence[tuple[int, int, int]]:
         """Acquire available records of [first, end), at most ``count_max``, for a member.
 
         Return (first offset, last offset, delivery count) of each run. If there is any, ``done`` is called once it is
         stored: a member may receive its records only then. Raises Busy(DISK_FULL).
+
+        Args:
+            chunks: batches with these records. Their headers say when records are due, and when their time is over.
         """
         reading = self._reading(name, partition)
         if reading is None:
             return ()
-        share, settings = reading.share, self.directory.settings(name)
-        deadline = self._clock.monotonic() + settings.lock_s
-        runs = share.acquire(
-            member, first, end, count_max=count_max, unfinished_max=settings.unfinished_max, deadline=deadline
+        share, settings = reading.share, self._table.settings(name)
+        new_first, new_max = share.progress.end, self._new_max(reading, settings)
+        marks = read_marks(chunks, first, end, due_from=new_first)
+        delayed = reading.due.delayed(marks.due_ms)
+        keys_end = new_first + new_max + len(delayed.waiting)  # no later record can be acquired
+        lapsed: Collection[int] = ()
+        if marks.expires_ms:
+            now_ms = self._clock.now_us() // 1000
+            lapsed = {at for at, expires_ms in marks.expires_ms.items() if expires_ms <= now_ms}
+        found = share.acquire(
+            member,
+            first,
+            marks.end,
+            count_max=count_max,
+            unfinished_max=new_max,
+            deadline=self._clock.monotonic() + settings.lock_s,
+            waiting=delayed.waiting,
+            lapsed=lapsed,
+            keys=read_keys(chunks, new_first, min(marks.end, keys_end)) if settings.by_key else NO_KEYS,
         )
-        if not runs:
-            return ()
+        if found.runs or found.passed or found.lapsed:
+            self._store_acquired(reading, found, delayed, settings, done)
+        return found.runs
+
+    def _store_acquired(
+        self,
+        reading: _Reading,
+        found: Acquired,
+        delayed: Delayed,
+        settings: ShareSettings,
+        done: Completion[int] | None,
+    ) -> None:
+        """Store what ``acquire`` has found. ``delayed`` has those of the new records that are. Raises Busy(DISK_FULL)."""
+        share, partition, runs = reading.share, reading.partition, [*found.runs, *found.passed]
+        new_first = share.progress.end
+        made: list[changes.Change] = [progressed(reading.group, partition.incarnation, runs)] if runs else []
+        if delayed.due_ms:
+            new_end = max([new_first, *(run.last + 1 for run in runs)])
+            made = [moved_change(reading.group, partition, runs, delayed.cursor_at(new_end))]
         try:
-            made = progressed(name, partition.incarnation, runs)
-            self._broker.change_all([made], level=Level.WRITTEN, done=done)
+            self._broker.change_all(made, level=_WRITTEN, done=done if found.runs else None)
         except BrokerError:
-            share.undo(runs)
+            share.undo([*found.runs, *runs_of(found.lapsed)])
             raise
+        share.learn(found.keys)
+        reading.due.scanned(new_first, share.progress.end, delayed)
+        if found.lapsed:
+            self._reject_lapsed(reading, found.lapsed, settings)
         self._watch_locks(reading)
-        return runs
+
+    def _reject_lapsed(self, reading: _Reading, lapsed: Sequence[tuple[int, int]], settings: ShareSettings) -> None:
+        offsets = [offset for offset, _ in lapsed]
+        finished = runs_of((offset, FINISHED) for offset in offsets)
+        rejected = [(offset, count, LAPSED) for offset, count in lapsed]
+        try:
+            self._settle(reading, Settled(finished, offsets, rejected=rejected, lapsed=len(offsets)), settings, None)
+        except BrokerError:  # the disk is full: they are found again
+            reading.share.offer(offsets)
 
     def acknowledge(
         self,
@@ -333,7 +463,7 @@ class ShareGroups:
         reading = self._reading(name, partition)
         if reading is None:
             raise Conflict(ErrorCode.RECORD_NOT_ACQUIRED, f"the group does not read this partition group={name!r}")
-        settings = self.directory.settings(name)
+        settings = self._table.settings(name)
         if not settings.renews and any(Outcome.RENEW in batch.outcomes for batch in batches):
             raise Invalid(ErrorCode.INVALID_REQUEST, f"the group does not renew locks group={name!r}")
         effect = reading.share.acknowledge(
@@ -344,8 +474,9 @@ class ShareGroups:
             lock_s=settings.lock_s,
         )
         self._settle(reading, effect, settings, done)
-        delayed = sum(lock.member == NO_MEMBER for _, lock in effect.renewed)
-        reading.counts.released += len(effect.released) + delayed
+        if effect.renewed or effect.released:
+            delayed = sum(lock.member == NO_MEMBER for _, lock in effect.renewed)
+            reading.counts.released += len(effect.released) + delayed
 
     def _settle(
         self, reading: _Reading, effect: Settled, settings: ShareSettings, done: Completion[int] | None
@@ -355,27 +486,34 @@ class ShareGroups:
         Rejected records are first copied to the group's dead-letter topic, if it has one.
         """
         topic = settings.dead_letters
-        rejected_count = len(effect.rejected)
+        rejected_count = len(effect.rejected) - effect.lapsed
         # a queue is not its own dead-letter topic: its records would come back for ever
         rejected = effect.rejected if topic and topic != reading.partition.topic.name.full else ()
         if rejected:
-            effect = reading.share.hold(effect)
+            effect = reading.share.without_rejected(effect)
             done = _Countdown(len(rejected) + 1, done) if done is not None else None
+        delays = self._delays(effect) if effect.renewed else NO_DELAYS
         made = []
-        if (delays := self._delays(effect)) or effect.finished:
+        if delays or effect.finished:
             made.append(progressed(reading.group, reading.partition.incarnation, effect.finished, delays))
-        self._broker.change_all(made, level=Level.WRITTEN, done=done)
+        self._broker.change_all(made, level=_WRITTEN, done=done)
+        if rejected:
+            reading.share.hold({offset for offset, *_ in rejected})
         reading.share.settle(effect)
         counts = reading.counts
         counts.accepted += effect.accepted
         counts.rejected += rejected_count
         counts.expired += effect.expired
-        self._watch_locks(reading)
+        counts.lapsed += effect.lapsed
+        if effect.renewed:  # otherwise no lock expires earlier than before
+            self._watch_locks(reading)
+        reading.due.check()
         self._wake_soon(reading)
         for offset, deliveries, reason in rejected:
             reason = reason or (REJECTED if deliveries < settings.deliveries_max else EXHAUSTED)
             end = partial(self._end_letter, reading, offset, done)
-            letter = Letter(reading.partition, offset, deliveries, reason, reading.group, topic, end)
+            is_wanted = partial(self._is_current, reading)
+            letter = Letter(reading.partition, offset, deliveries, reason, reading.group, topic, is_wanted, end)
             self._dead_letters.put(letter)
 
     def _delays(self, effect: Settled) -> Mapping[int, int]:
@@ -388,17 +526,33 @@ class ShareGroups:
 
     def _end_letter(self, reading: _Reading, offset: int, done: Completion[int] | None) -> None:
         """End a record that was copied to a dead-letter topic. Raises Busy(DISK_FULL)."""
-        if self._readings.get((reading.group, reading.partition.incarnation)) is reading:
+        if self._is_current(reading):
             self._settle(reading, reading.share.finish(offset), self.directory.settings(reading.group), done)
-        elif done is not None:  # the group was deleted meanwhile
-            self._broker.change_all([], level=Level.WRITTEN, done=done)
+        elif done is not None:  # the group was deleted meanwhile, or set to other offsets
+            self._broker.change_all([], level=_WRITTEN, done=done)
+
+    def member_connected(self, name: str, member: str) -> None:
+        """Note that a connection uses a member. Call ``member_disconnected`` when it closes."""
+        key = name, member
+        self._connections[key] = self._connections.get(key, 0) + 1
+
+    def member_disconnected(self, name: str, member: str) -> None:
+        """Release the records of a member whose last connection has closed.
+
+        A worker that reconnects may have acquired records before the broker notices that its old connection is lost.
+        """
+        key = name, member
+        self._connections[key] -= 1
+        if not self._connections[key]:
+            del self._connections[key]
+            self.release_member(name, member)
 
     def release_member(self, name: str, member: str) -> None:
         """Release all records of this broker that a member has acquired, because it is gone."""
         settings = self.directory.settings(name)
         for incarnation in list(self._table.incarnations(name)):
             reading = self._readings.get((name, incarnation))
-            if reading is not None:
+            if reading is not None and self._is_current(reading):
                 effect = reading.share.release_member(member, deliveries_max=settings.deliveries_max)
                 try:
                     self._settle(reading, effect, settings, None)
@@ -407,7 +561,7 @@ class ShareGroups:
                 reading.counts.released += len(effect.released)
 
     def _watch_locks(self, reading: _Reading) -> None:
-        """Set the timer for the lock that expires first. It may fire too early, after a lock has ended."""
+        """Set the timer for the lock that expires first. It may fire although no lock expires, if the lock ended before."""
         deadline = reading.share.deadline
         if deadline is not None and deadline < reading.timer_at:
             if reading.timer is not None:
@@ -418,10 +572,11 @@ class ShareGroups:
 
     def _on_deadline(self, reading: _Reading) -> None:
         reading.timer, reading.timer_at = None, math.inf
-        if self._readings.get((reading.group, reading.partition.incarnation)) is not reading or reading.partition.ended:
+        if not self._is_current(reading):
             return
         settings = self.directory.settings(reading.group)
-        effect, locks = reading.share.expired(self._clock.monotonic(), deliveries_max=settings.deliveries_max)
+        now, now_ms = self._clock.monotonic(), self._clock.now_us() // 1000
+        effect, locks = reading.share.expired(now, deliveries_max=settings.deliveries_max, now_ms=now_ms)
         try:
             self._settle(reading, effect, settings, None)
         except Busy:  # the disk is full
@@ -431,13 +586,14 @@ class ShareGroups:
             return
         except BrokerError:  # storage has failed, and the broker is about to stop
             return
+        self._watch_locks(reading)
 
-    # Waiting
+    # Delayed
 
     def wait(self, name: str, partition: Partition, member: str, wake: Callable[[], None]) -> Handle:
         """Call ``wake`` once, when a member may acquire a record of the partition, or the group no longer reads it.
 
-        Call ``begin`` first. The returned handle cancels this. Raises Missing(PARTITION_MISSING).
+        Call ``begin`` first. The returned handle cancels this. Raises Missing(PARTITION_MISSING), Busy(DISK_FULL).
         """
         reading = self._reading(name, partition)
         if reading is None or partition.ended:
@@ -457,7 +613,7 @@ class ShareGroups:
         reading.is_waking = False
         if not reading.waiting:
             return
-        if self._readings.get((reading.group, reading.partition.incarnation)) is not reading or reading.partition.ended:
+        if not self._is_current(reading):
             waiting, reading.waiting = reading.waiting, {}
             for waiter in waiting:
                 waiter.wake()
@@ -505,14 +661,24 @@ class ShareGroups:
             now_ms = self._clock.now_us() // 1000
             delayed = {offset for offset, due_ms in progress.due_ms.items() if due_ms > now_ms}
             available = min(progress.counts.keys() - delayed, default=progress.end)
-            return ShareOffsets(progress.start, progress.end, len(progress.counts), {}, len(delayed), available)
+            unfinished, scheduled = len(progress.counts), progress.cursor.waiting
+            return ShareOffsets(progress.start, progress.end, unfinished, {}, len(delayed), available, scheduled)
         holders = reading.share.holders()
         count = holders.pop(NO_MEMBER, 0)
         for waiting in reading.waiting:
             holders.setdefault(waiting.member, 0)
         first = reading.share.next_offset(sys.maxsize)
         available = progress.end if first is None else first
-        return ShareOffsets(progress.start, progress.end, len(progress.counts), holders, count, available)
+        return ShareOffsets(
+            progress.start,
+            progress.end,
+            len(progress.counts),
+            holders,
+            count,
+            available,
+            progress.cursor.waiting,
+            reading.due.next_due_ms,
+        )
 
     def counts(self, name: str, topic: str) -> ShareCounts:
         """Return the outcomes of the records of a group in a topic."""
@@ -543,13 +709,17 @@ class ShareGroups:
         Raises Missing(GROUP_MISSING), Conflict(GROUP_NOT_EMPTY), Denied(DENIED), Busy(DISK_FULL).
         """
         self._check_empty(name, by)
-        self._broker.change_all([changes.ShareGroupDeleted(name)], level=Level.WRITTEN, done=None)
+        self._broker.change_all([changes.ShareGroupDeleted(name)], level=_WRITTEN, done=None)
         self._forget_all(name)
 
     def _forget_all(self, name: str) -> None:
-        for key in [key for key in self._readings if key[0] == name and self._table.find(*key) is None]:
-            self._forget(key)
+        self._forget_old(name)
         self._prune_counts()
+
+    def _forget_old(self, name: str) -> None:
+        """Forget what does not belong to the stored progress of a group any more."""
+        for key in [key for key in self._readings if key[0] == name and not self._is_current(self._readings[key])]:
+            self._forget(key)
 
     def configure(
         self,
@@ -560,9 +730,9 @@ class ShareGroups:
         by: Caller = NO_CALLER,
         done: Completion[int],
     ) -> None:
-        """Change some settings of a group, which begins to read the topic if it does not yet. None is for the default.
+        """Change some settings of a group, and let it read the topic. None resets a setting to its default.
 
-        Raises as ``ShareDirectory.configure``.
+        Raises the same errors as ``ShareDirectory.configure``.
         """
         changed = {**self.directory.stored_settings(name), **settings}
         kept = {key: value for key, value in changed.items() if value is not None}
@@ -574,7 +744,7 @@ class ShareGroups:
         self.directory.configure(name, kept, by=by)
         for partition in topic.partitions[:BEGUN_MAX]:  # it begins to read further ones when a member acquires records
             self.begin(name, partition, _ignore, by=by)
-        self._broker.change_all([], level=Level.WRITTEN, done=done)
+        self._broker.change_all([], level=_WRITTEN, done=done)
 
     def alter_offsets(
         self, name: str, offsets: Mapping[Partition, int], *, by: Caller = NO_CALLER, done: Completion[int]
@@ -593,7 +763,8 @@ class ShareGroups:
         self._state.quotas.admit(
             Kind.READERS, by, (READER_BYTES + len(name)) * len(made), count=len(made), owner=self.directory.owner(name)
         )
-        self._broker.change_all(made, level=Level.WRITTEN, done=done)
+        self._broker.change_all(made, level=_WRITTEN, done=done)
+        self._forget_old(name)
 
     def delete_offsets(
         self, name: str, partitions: Iterable[Partition], *, by: Caller = NO_CALLER, done: Completion[int]
@@ -604,7 +775,8 @@ class ShareGroups:
         """
         self._check_empty(name, by)
         incarnations = tuple(partition.incarnation for partition in partitions)
-        self._broker.change_all([changes.ShareDeleted(name, incarnations)], level=Level.WRITTEN, done=done)
+        self._broker.change_all([changes.ShareDeleted(name, incarnations)], level=_WRITTEN, done=done)
+        self._forget_old(name)
 
     def delete_topic(self, name: str, topic: Topic, *, by: Caller = NO_CALLER, done: Completion[int]) -> None:
         """Delete a group's progress in a topic, and the group if it has none in another topic.
@@ -615,7 +787,7 @@ class ShareGroups:
         made: changes.ShareGroupDeleted | changes.ShareDeleted = changes.ShareGroupDeleted(name)
         if any(partition.topic is not topic for partition in self.partitions(name)):
             made = changes.ShareDeleted(name, tuple(partition.incarnation for partition in topic.partitions))
-        self._broker.change_all([made], level=Level.WRITTEN, done=done)
+        self._broker.change_all([made], level=_WRITTEN, done=done)
         self._forget_all(name)
 
 

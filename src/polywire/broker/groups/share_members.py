@@ -1,6 +1,6 @@
 """Members of share groups, which send heartbeats (KIP-932).
 
-Members are not stored: after a restart they get an error with which they join again.
+Members are not stored: after a restart they get an error that makes them join again.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ShareMember(msgspec.Struct):
 
     Attributes:
         epoch: epoch of the group when the member last received its assignment.
-        previous_epoch: the one before, with which a member repeats a heartbeat whose response was lost.
+        previous_epoch: the epoch before it. A member sends it again if the response to its heartbeat was lost.
         assigned: partitions by topic id that the member received last.
     """
 

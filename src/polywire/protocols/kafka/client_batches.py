@@ -90,8 +90,8 @@ def decode_pieces(
 ) -> tuple[list[Piece], int]:
     """Return the committed records of fetched batches from ``offset`` on, and the offset after the last batch.
 
-    Control batches, records of aborted transactions, and a truncated last batch are skipped. Decoding ends early after a
-    batch with which more than ``expanded_max`` bytes are decompressed.
+    Control batches, records of aborted transactions, and a truncated last batch are skipped. Decoding stops after the
+    batch with which the decompressed bytes exceed ``expanded_max``.
 
     Args:
         data: may come from a hostile source.

@@ -215,7 +215,7 @@ def _sizes(
 def elect_leaders(
     session: KafkaSession, answer: Answer, request: ElectLeadersRequest, /
 ) -> ElectLeadersResponse | None:
-    """Every partition already has its only leader."""
+    """ElectLeaders: report that no election is needed, because every partition already has its only leader."""
     response = schema.response(Api.ELECT_LEADERS)
     try:
         session.authorize(Action.CLUSTER_ALTER)
@@ -245,7 +245,7 @@ def elect_leaders(
 def list_partition_reassignments(
     session: KafkaSession, answer: Answer, request: ListPartitionReassignmentsRequest, /
 ) -> ListPartitionReassignmentsResponse:
-    """No reassignments are in progress."""
+    """ListPartitionReassignments: return an empty list, because partitions are never reassigned."""
     del answer, request
     return schema.response(Api.LIST_PARTITION_REASSIGNMENTS)(error=_login_error(session))
 
@@ -253,7 +253,7 @@ def list_partition_reassignments(
 def list_config_resources(
     session: KafkaSession, answer: Answer, request: ListConfigResourcesRequest, /
 ) -> ListConfigResourcesResponse:
-    """The list has the groups with settings. Topics and the broker are listed by other requests."""
+    """ListConfigResources: list the groups with settings. Other requests list the topics and the broker."""
     response = schema.response(Api.LIST_CONFIG_RESOURCES)
     error = _login_error(session)
     if (

@@ -25,6 +25,8 @@ BARE: Final = -1
 _HEAD: Final = Struct(">hhih")
 _I32: Final = Struct(">i")
 _APIS: Final = {int(api): api for api in Api}
+# read for every request; a module constant is ten times as fast as an attribute
+_API_VERSIONS: Final = Api.API_VERSIONS
 
 
 def decode_head(frame: Buffer, served: Mapping[Api, Served] = SERVED) -> tuple[Request, int]:
@@ -51,7 +53,7 @@ def _head(frame: Buffer, served: Mapping[Api, Served]) -> tuple[Api, int, int, s
         raise PeerError(f"client id is longer than the request bytes={id_bytes}", fatal=True)
     client_id = None if id_bytes < 0 else str(view[HEAD_BYTES_MIN:at], "utf-8", "replace")
     if not versions.answered_from <= version <= versions.last:
-        if api is not Api.API_VERSIONS:
+        if api is not _API_VERSIONS:
             raise PeerError(f"unsupported version api={api.name.lower()} version={version}", fatal=True)
         at = 0
     elif schema.is_flexible(api, version):
@@ -89,10 +91,10 @@ def encode_response(request: Request, body: Any) -> list[Buffer]:
     api, version = request.api, request.version
     if version == BARE:
         return [] if body.error else [_I32.pack(len(body.auth_bytes)) + body.auth_bytes]
-    if api is Api.API_VERSIONS and request.body is None:
+    if api is _API_VERSIONS and request.body is None:
         version = 0
     head = _I32.pack(request.correlation_id)
-    if schema.is_flexible(api, version) and api is not Api.API_VERSIONS:
+    if schema.is_flexible(api, version) and api is not _API_VERSIONS:
         head += b"\0"
     return encode(schema.response_program(api, version), body, head)
 

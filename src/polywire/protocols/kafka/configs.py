@@ -1,6 +1,6 @@
 """Topic, group and broker settings under Kafka's names (spec: kafka#describeconfigs, kafka#alterconfigs).
 
-* Some settings have an effect. It applies to clients of all protocols.
+* Some settings have an effect, which applies to clients of all protocols.
 * Kafka's other settings are stored and returned, but have no effect.
 * All requests reject unknown names and invalid values.
 """
@@ -533,9 +533,9 @@ def _alter(
     *,
     validate_only: bool,
 ) -> None:
-    """Change the settings of topics. Settings of the broker cannot be changed over this protocol.
+    """Change the settings of topics and groups. Settings of the broker cannot be changed over this protocol.
 
-    ``given`` returns the new values of a topic's settings, from the request's entry and the current settings.
+    ``given`` returns the new values of the settings, from the request's entry and the current settings of the topic.
     """
     body = response(responses=[])
     pending_response = PendingResponse(answer, body)

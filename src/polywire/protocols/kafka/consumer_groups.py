@@ -50,7 +50,7 @@ Looking = Callable[[Pattern, set[str], Found], None]
 def consumer_group_heartbeat(
     peer: Peer, reply: Reply, request: ConsumerGroupHeartbeatRequest, /
 ) -> ConsumerGroupHeartbeatResponse | None:
-    """ConsumerGroupHeartbeat.
+    """ConsumerGroupHeartbeat: process the heartbeat of a member.
 
     The topics that match a pattern are searched when the pattern is new, and when topics were created or deleted.
     """

@@ -18,7 +18,7 @@ varints::
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import cython
 
@@ -59,6 +59,8 @@ else:
     )
 
 BATCH_HEAD_BYTES: Final = 61
+CODEC_AT: Final = 22  # position of the byte of a batch with its codec (``CODEC_BITS``)
+CODEC_BITS: Final = 7
 BATCH_BYTES_MAX: Final = 1_048_588  # limit for a batch as it was sent; Kafka's default
 
 _HEAD_BYTES = cython.declare(cython.Py_ssize_t, 61)
@@ -76,7 +78,9 @@ _MASK32 = cython.declare(cython.longlong, 0xFFFFFFFF)
 _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 
 
-class BatchHead(NamedTuple):
+@cython.final
+@cython.cclass
+class BatchHead:
     """The header of a batch.
 
     Attributes:
@@ -85,19 +89,48 @@ class BatchHead(NamedTuple):
         producer_id: -1 if the producer is not idempotent.
     """
 
-    end: int
-    codec: int
-    record_count: int
-    has_append_time: bool
-    is_transactional: bool
-    first_time_ms: int
-    max_time_ms: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
+    if not cython.compiled:  # when compiled, decoder.pxd declares the fields
+        __slots__ = (
+            "base_sequence",
+            "codec",
+            "end",
+            "first_time_ms",
+            "has_append_time",
+            "is_transactional",
+            "max_time_ms",
+            "producer_epoch",
+            "producer_id",
+            "record_count",
+        )
+
+    def __init__(
+        self,
+        end: int,
+        codec: int,
+        record_count: int,
+        has_append_time: bool,
+        is_transactional: bool,
+        first_time_ms: int,
+        max_time_ms: int,
+        producer_id: int,
+        producer_epoch: int,
+        base_sequence: int,
+    ) -> None:
+        self.end = end
+        self.codec = codec
+        self.record_count = record_count
+        self.has_append_time = has_append_time
+        self.is_transactional = is_transactional
+        self.first_time_ms = first_time_ms
+        self.max_time_ms = max_time_ms
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.base_sequence = base_sequence
 
 
-class Built(NamedTuple):
+@cython.final
+@cython.cclass
+class Built:
     """A stored batch without sequence numbers.
 
     Attributes:
@@ -105,9 +138,13 @@ class Built(NamedTuple):
         null_keys: number of records without a key.
     """
 
-    batch: bytearray
-    max_time_ms: int
-    null_keys: int
+    if not cython.compiled:
+        __slots__ = ("batch", "max_time_ms", "null_keys")
+
+    def __init__(self, batch: bytearray, max_time_ms: int, null_keys: int) -> None:
+        self.batch = batch
+        self.max_time_ms = max_time_ms
+        self.null_keys = null_keys
 
 
 # The header
@@ -532,18 +569,18 @@ def _fill_all(
 
 
 @cython.cfunc
-def _put_producer(p: cython.p_uchar, at: cython.Py_ssize_t, head: object) -> cython.void:
+def _put_producer(p: cython.p_uchar, at: cython.Py_ssize_t, head: BatchHead) -> cython.void:
     """Write the producer's id, epoch and first sequence.
 
     The letter before the id marks producers of this protocol.
     """
     i: cython.int
-    producer_id: cython.longlong = head.producer_id  # type: ignore[attr-defined]
+    producer_id: cython.longlong = head.producer_id
     p[at] = 107  # the letter "k"
     for i in range(8):
         p[at + 1 + i] = (producer_id >> (56 - 8 * i)) & 255
-    store_i64(p, 56, head.producer_epoch)  # type: ignore[attr-defined]
-    store_u64(p, 64, head.base_sequence)  # type: ignore[attr-defined]
+    store_i64(p, 56, head.producer_epoch)
+    store_u64(p, 64, head.base_sequence)
 
 
 @cython.cfunc

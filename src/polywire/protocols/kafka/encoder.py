@@ -534,7 +534,7 @@ def _put_chunk(out: _Out, chunk: Lent, state: array[int]) -> cython.int:
 
 
 def begin(offset: int, *, at: int, limit: int) -> array[int]:
-    """Return the state for output that begins with the record at ``offset``.
+    """Return the state of an encoder, for ``put_batches``. Its output begins with the record at ``offset``.
 
     The output is written to ``out[at:limit]``.
     """

@@ -1,6 +1,7 @@
 """The entry point of the Kafka protocol: detect Kafka connections and create their sessions.
 
-ApiVersions lists only requests that have a handler. A connection of another protocol is never taken for Kafka.
+ApiVersions lists only requests that have a handler. A connection of another protocol is never mistaken for a Kafka
+connection.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from polywire.protocols.kafka import (
     produce,
     producers,
     quotas,
+    repeated,
     share_fetch,
     share_groups,
     topics,
@@ -51,7 +53,7 @@ HEAD_BYTES: Final = 14  # size of length, api key, version, correlation id, and 
 KAFKA07_TYPE_MAX: Final = 4  # highest request type of Kafka 0.7, which uses the same numbers as Kafka
 
 COMMANDS: Final[Mapping[Api, Command]] = table(
-    Command(Api.PRODUCE, produce.produce, (Action.PRODUCE,), pipelined=True),
+    Command(Api.PRODUCE, produce.produce, (Action.PRODUCE,), pipelined=True, learn=repeated.learn),
     Command(Api.FETCH, fetch.fetch, (Action.FETCH,)),
     Command(Api.LIST_OFFSETS, offsets.list_offsets, (Action.TOPIC_DESCRIBE,)),
     Command(Api.METADATA, topics.metadata, (Action.TOPIC_DESCRIBE, Action.TOPIC_CREATE)),
@@ -165,7 +167,7 @@ class KafkaFactory:
             shards=None if router is None else router.shards,
         )
         self.own: Final = make(broker)
-        """State of the sessions of other processes, which use the topics of this process only."""
+        """State for sessions that other processes open. These use only the topics of this process."""
         self.shared: Final = self.own if router is None else make(router)
         self._router: Final = router
         broker.classic.restore(WIRE, WRITING)

@@ -41,7 +41,7 @@ class Fences:
     """The latest generation of each group that has committed offsets from another shard.
 
     A generation is the start number of the coordinator's process, and the number from ``Turns``. The entries are not
-    stored: when this process ends, so do the links, and with them all late requests.
+    stored, because late requests do not survive a restart of this process: its links end with it.
     """
 
     __slots__ = ("_latest",)

@@ -175,7 +175,7 @@ class FetchSession:
             self.ready_callback()
 
     def move_back(self, wanted: SessionPartition) -> None:
-        """After a partition's records were sent, move it behind the other ready ones."""
+        """Move a partition behind the other ready partitions, after its records were sent."""
         if wanted in self.ready:
             del self.ready[wanted]
             self.ready[wanted] = None
@@ -187,7 +187,7 @@ class FetchSession:
         self._sessions.end(self)
 
     def release(self, end: float, now: Callable[[], float]) -> bool:
-        """Free the memory of an ended session, until time ``end``. Return whether partitions are left."""
+        """Free the memory of this session, which has ended, but stop at time ``end``. Return whether partitions are left."""
         self.ready.clear()
         while self._topics:
             topic = next(iter(self._topics.values()))

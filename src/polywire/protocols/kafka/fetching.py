@@ -25,12 +25,11 @@ from polywire.protocols.kafka.fetch_sessions import FetchSession, SessionPartiti
 from polywire.protocols.kafka.lookup import led_topic, missing_error, partition_of
 from polywire.protocols.kafka.messages import NO_OFFSET, Api, WireError
 from polywire.protocols.kafka.offsets import leader_error
-from polywire.protocols.kafka.replies import AT_ONCE_MAX
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.protocols.kafka.structure_encoder import PART_BYTES_MIN
 from polywire.protocols.runtime.session import QUANTUM_S
-from polywire.protocols.runtime.slices import Slices
+from polywire.protocols.runtime.slices import Slices, rest_in_slices
 from polywire.records.compression import expand_body
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ _LENGTH: Final = Struct("<4xI")
 class Fetching(Generic[_Wanted]):
     """A request that names all of its partitions.
 
-    They are checked, read, and waited for if they have too few records.
+    The partitions are checked and read. If they have too few records, the request waits.
     """
 
     __slots__ = (
@@ -90,25 +89,18 @@ class Fetching(Generic[_Wanted]):
         self._number = 0  # partitions before this one were read
         self._bytes = 0  # records in the response
         self._count = 0  # entries in the response
-        self._ticket = 0  # incremented when an operation must be ignored that was begun with an earlier ticket
+        self._ticket = 0  # incremented to make pending operations stale: callbacks with an earlier ticket are ignored
         self._has_failed = False
         self._body: Final = schema.response(Api.FETCH)(responses=[])
         answer.cancel = self._cancel
 
     def _with_pauses(self, steps: Iterator[None], then: Callable[[], None]) -> None:
         """Run the steps, then call ``then``. A few steps run immediately, many in slices."""
-        for number, _ in enumerate(steps):
-            if number == AT_ONCE_MAX:
-                break
+        slices = rest_in_slices(self._session.broker, steps, then)
+        if slices is None:
+            then()
         else:
-            then()
-            return
-
-        def done(made: list[None] | BrokerError) -> None:
-            assert not isinstance(made, BrokerError), "errors are set in the entries"
-            then()
-
-        self._slices = Slices(self._session.broker, steps, done)
+            self._slices = slices
 
     def begin(self, request: FetchRequest) -> None:
         self._with_pauses(self._check_each(request.topics), self.run)
@@ -175,9 +167,10 @@ class Fetching(Generic[_Wanted]):
         return ticket == self._ticket and self._read_until(end)
 
     def _read_until(self, end: float) -> bool:
-        """Read partitions until time ``end``.
+        """Read partitions until time ``end``. Return True if only the time is over and more partitions remain.
 
-        Return True if only the time is over, and False if data must be read from disk.
+        False means that the response was sent, that the request waits for records, or that data is read from disk
+        first.
         """
         now = self._session.broker.clock.monotonic
         while self._number < len(self._partitions):
@@ -292,7 +285,7 @@ class Fetching(Generic[_Wanted]):
             yield None
 
     def _has_ended(self, wake: Callable[[], None]) -> bool:
-        """Return whether the request need not wait for records. If it must, ``wake`` is called when that changes.
+        """Return whether the request need not wait for records. If it must wait, ``wake`` is called when that changes.
 
         Overridden for requests in a session, which wait for other events.
         """

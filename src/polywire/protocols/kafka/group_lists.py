@@ -206,7 +206,7 @@ def _partitions(peer: Peer, made: type[_Assignment], partitions: Mapping[str, Co
 def _operations(peer: Peer, name: str) -> int:
     """Return the operations that the client may perform on a group, as Kafka's bit set.
 
-    A missing group has the name "".
+    An empty ``name`` stands for a missing group.
     """
     return sum(1 << bit for bit, action in GROUP_OPERATIONS if _may(peer, action, name))
 

@@ -21,9 +21,9 @@ from polywire.protocols.kafka.groups import NULL_PROTOCOL_SINCE, group_error
 from polywire.protocols.kafka.messages import NO_ID, SERVED, Api, Request, WireError
 from polywire.protocols.kafka.positions import MANY_GROUPS_SINCE
 from polywire.protocols.kafka.reply_slots import Answer
-from polywire.protocols.kafka.routed import Bodies, RoutedKafkaSession, ask_shards, changed, routed
+from polywire.protocols.kafka.routed import Bodies, RoutedKafkaSession, ask_shards, routed
 from polywire.protocols.kafka.session import Handler, KafkaSession
-from polywire.protocols.kafka.structures import Record
+from polywire.protocols.kafka.structures import Record, changed
 
 if TYPE_CHECKING:
     from polywire.protocols.kafka.message_types import (
@@ -60,7 +60,7 @@ def coordinates(session: RoutedKafkaSession, group: str) -> bool:
 
 
 def at_coordinator(handler: Handler, refused: Callable[[Any, Request], Record]) -> Handler:
-    """Return a handler that rejects groups of other coordinators. ``refused`` builds the response to these."""
+    """Return a handler that rejects requests for groups of other coordinators. ``refused`` builds the response."""
 
     def handle(session: KafkaSession, answer: Answer, request: Any, /) -> Record | None:
         if coordinates(routed(session), request.group_id):
@@ -216,7 +216,7 @@ def _name_of(session: RoutedKafkaSession, topic: OffsetCommitRequest.Topics) -> 
 def _retriable(
     session: RoutedKafkaSession, request: OffsetCommitRequest, topics: Iterable[OffsetCommitResponse.Topics]
 ) -> Iterator[OffsetCommitResponse.Topics]:
-    """Yield the response entries of another shard. If it has rejected a commit as late, let the client retry.
+    """Yield the response entries of another shard. If that shard has rejected a commit as late, let the client retry.
 
     That can happen to a current member if the group's generation has changed while the commit was forwarded.
     """
@@ -469,7 +469,7 @@ def _collect_errors(found: Bodies, names: Iterable[str], errors: dict[str, int])
 def _joined_error(error: int, other_error: int) -> int:
     """Combine the results of two shards for deleting a group.
 
-    It is an error if one has failed, otherwise success if at least one has deleted something.
+    The result is an error if one shard has failed. Otherwise it is success if at least one shard has deleted something.
     """
     for result in (error, other_error):
         if result not in _NO_GROUP:

@@ -63,12 +63,18 @@ def group_error(error: BrokerError) -> WireError:
 
 
 def is_full(error: BrokerError) -> bool:
-    """Return whether the error is a limit on groups or members. It lasts until clients leave, unlike a full log."""
+    """Return whether the error is a limit on groups or members.
+
+    Such an error lasts until clients leave, unlike the error of a full log.
+    """
     return error.code is ErrorCode.BUSY and error.retry_after_ms is None
 
 
 def authorize_group(peer: Peer, action: Action, topics: Iterable[str]) -> None:
-    """Require permission for these topics; without topics, for any topic. Raises Denied."""
+    """Require permission for all of ``topics``, or for at least one topic of the broker if ``topics`` is empty.
+
+    Raises Denied.
+    """
     for _ in authorizing_group(peer, action, topics):
         pass
 
@@ -142,7 +148,7 @@ def random_id() -> UUID:
 
 
 def client_host(peer: Peer) -> str:
-    """Return a member's address in the form that tools display."""
+    """Return a member's address as Apache Kafka formats it: ``/127.0.0.1``."""
     return "/" + (host_of(peer.peer_address) or peer.peer_address)
 
 

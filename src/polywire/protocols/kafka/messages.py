@@ -23,6 +23,8 @@ METADATA_BYTES_MAX: Final = 4096  # limit for the metadata stored with a committ
 
 
 class Api(IntEnum):
+    __hash__ = int.__hash__  # of caches that every request reads; an enum's own is written in Python
+
     PRODUCE = 0
     FETCH = 1
     LIST_OFFSETS = 2
@@ -153,7 +155,7 @@ SERVED: Final[Mapping[Api, Served]] = {
     Api.ALTER_SHARE_GROUP_OFFSETS: _served(0, 0),
     Api.DELETE_SHARE_GROUP_OFFSETS: _served(0, 0),
 }
-"""    The versions that ApiVersions reports for requests that have a handler."""
+"""The versions that ApiVersions reports for requests that have a handler."""
 
 
 class WireError(IntEnum):

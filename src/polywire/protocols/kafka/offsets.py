@@ -134,7 +134,7 @@ def leader_error(partition: Partition, epoch: int) -> WireError | None:
 def offset_for_leader_epoch(
     session: KafkaSession, answer: Answer, request: OffsetForLeaderEpochRequest, /
 ) -> OffsetForLeaderEpochResponse | None:
-    """Return the offsets at which epochs end."""
+    """OffsetForLeaderEpoch: return the offsets at which epochs end."""
     response = schema.response(Api.OFFSET_FOR_LEADER_EPOCH)
     entries = _ends(session, request, response.Topics)
     return answer_in_slices(session.broker, answer, entries, lambda topics: response(topics=topics))

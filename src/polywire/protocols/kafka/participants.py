@@ -40,7 +40,10 @@ class Permission(msgspec.Struct, frozen=True, array_like=True):
     producer: TransactionalProducer | None = None
 
     def joined(self, by: Caller) -> Joined:
-        """Return the permission in the broker's terms, for a client. Raises Refused if it is an error."""
+        """Convert the permission for the broker, with the client as owner.
+
+        Raises Refused if the permission is an error.
+        """
         if self.error or self.producer is None:
             raise Refused(WireError(self.error), self.message)
         return Joined(self.id, self.coordinator, self.token, self.epoch, self.producer, by.owner)

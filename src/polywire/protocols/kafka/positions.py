@@ -217,7 +217,10 @@ def read_commits(
     partition_requests: Iterable[OffsetCommitRequest.Topics.Partitions | TxnOffsetCommitRequest.Topics.Partitions],
     entries: Iterable[HasError],
 ) -> dict[int, Commit]:
-    """Return the offsets to store, by partition. Entries of missing partitions or of too long metadata get an error."""
+    """Return the offsets to store, by partition.
+
+    Entries of missing partitions, or with metadata that is too long, get an error.
+    """
     found: dict[int, Commit] = {}
     for partition_request, entry in zip(partition_requests, entries, strict=True):
         if not 0 <= partition_request.index < len(topic.partitions):

@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Final
 
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
-from polywire.errors import BrokerError, ErrorCode, PeerError
+from polywire.errors import BrokerError, PeerError
 from polywire.log.base import Read
 from polywire.protocols.kafka import schema, transactions
+from polywire.protocols.kafka.checks import REPEATED, check_records, produce_error, stamp_head
 from polywire.protocols.kafka.compression import decode_batch, expand
-from polywire.protocols.kafka.configs import ProduceLimits, produce_limits
+from polywire.protocols.kafka.configs import produce_limits
 from polywire.protocols.kafka.decoder import BATCH_HEAD_BYTES, BatchHead, Built, build, check_batch
-from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.lookup import led_topic, missing_error, partition_of
 from polywire.protocols.kafka.messages import Api, Codec, Refused, WireError
-from polywire.protocols.kafka.producers import stamp_sequence
 from polywire.protocols.kafka.replies import encode_in_slices
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
-from polywire.protocols.kafka.times import earliest_ms
 from polywire.protocols.runtime.off_loop import LARGE_BYTES
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
@@ -96,7 +94,7 @@ class Producing:
         self._body: Final = schema.response(Api.PRODUCE)(responses=[])
         self._expanded_max = LARGE_BYTES  # bytes that may still be decompressed on the event loop
         self._has_failed = self._is_wide = False  # wide: the partitions are stored in slices
-        self._outstanding = 1  # results to wait for; one of them is the end of the partitions
+        self._outstanding = 1  # results to wait for; one of them is the end of the loop over the partitions
 
     # Partition by partition
 
@@ -234,7 +232,7 @@ class Producing:
         except Refused as refused:
             self._refuse(entry, refused.error, refused.message)
         except BrokerError as error:
-            self._refuse(entry, _produce_error(error), error.message)
+            self._refuse(entry, produce_error(error), error.message)
 
     def _store(self, entry: _Entry, partition: Partition, topic: Topic, head: BatchHead, built: Built) -> None:
         """Store the records of one partition. Raises Refused or BrokerError if they are not accepted."""
@@ -245,22 +243,11 @@ class Producing:
                 "batch is transactional, but the request has no transactional id",
             )
         limits = produce_limits(topic.settings)
-        if not limits.has_times_of_append:
-            _check_times(built, limits, broker.clock.now_us() // 1000)
-        if topic.settings.compaction and built.null_keys:
-            raise Refused(WireError.INVALID_RECORD, "record has no key, which a compacted topic requires")
+        check_records(topic, built, limits, broker.clock)
         if head.is_transactional and self._transactional_id is not None:
             self._stage(entry, partition, head, built.batch)
             return
-        if head.producer_id >= 0:
-            stamp_sequence(
-                broker,
-                partition,
-                built.batch,
-                producer_id=head.producer_id,
-                producer_epoch=head.producer_epoch,
-                sequence=head.base_sequence,
-            )
+        stamp_head(broker, partition, built.batch, head)
         level = self._session.shared.settings.acks_all if self._acks == ALL else LEVELS[self._acks]
         self._outstanding += 1
         stored = partial(self._stored, entry, partition)
@@ -281,23 +268,19 @@ class Producing:
     def _staged(self, entry: _Entry, partition: Partition, result: int | BrokerError) -> None:
         """Set the result of staged records.
 
-        They get no offset before the commit (spec: kafka#base-offsets-in-transactions).
+        The records get no offset before the commit (spec: kafka#base-offsets-in-transactions).
         """
         if isinstance(result, BrokerError):
-            self._refuse(entry, _produce_error(result), result.message)
+            self._refuse(entry, produce_error(result), result.message)
         else:
             entry.log_start_offset = partition.log.first_offset
         self._count_result()
 
     def _stored(self, entry: _Entry, partition: Partition, result: int | BrokerError) -> None:
         if isinstance(result, BrokerError):
-            self._refuse(entry, _produce_error(result), result.message)
+            self._refuse(entry, produce_error(result), result.message)
         elif result < 0:
-            self._refuse(
-                entry,
-                WireError.DUPLICATE_SEQUENCE_NUMBER,
-                "the batch was stored before, and its offset is no longer known",
-            )
+            self._refuse(entry, WireError.DUPLICATE_SEQUENCE_NUMBER, REPEATED)
         else:
             entry.base_offset = result
             entry.log_start_offset = partition.log.first_offset
@@ -342,20 +325,6 @@ class Producing:
             self._answer.nothing()
 
 
-def _check_times(built: Built, limits: ProduceLimits, now_ms: int) -> None:
-    """Raise Refused if timestamps differ too much from the broker's clock."""
-    if built.max_time_ms > now_ms + limits.after_ms:
-        raise Refused(
-            WireError.INVALID_TIMESTAMP,
-            f"timestamp is too far ahead ms={built.max_time_ms} limit={now_ms + limits.after_ms}",
-        )
-    if limits.before_ms is None:
-        return
-    earliest, limit = earliest_ms(built.batch), now_ms - limits.before_ms
-    if earliest is not None and earliest < limit:
-        raise Refused(WireError.INVALID_TIMESTAMP, f"timestamp is too old ms={earliest} limit={limit}")
-
-
 def _open(records: Buffer | None, bytes_max: int) -> Opened:
     try:
         return decode_batch(records, bytes_max=bytes_max)
@@ -366,8 +335,3 @@ def _open(records: Buffer | None, bytes_max: int) -> Opened:
 def _without_traceback(refused: Refused) -> Refused:
     """Remove the error's traceback. Its frames refer to the error, which would be a reference cycle."""
     return refused.with_traceback(None)
-
-
-def _produce_error(error: BrokerError) -> WireError:
-    """Return the Kafka error for records that were not stored. If the log is full, clients retry after it."""
-    return WireError.REQUEST_TIMED_OUT if error.code is ErrorCode.BUSY else wire_error(error)

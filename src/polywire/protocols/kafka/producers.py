@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from polywire.broker.changes import ProducerState
@@ -18,14 +17,13 @@ from polywire.broker.topics import Partition, Topic
 from polywire.broker.transaction_state import Transaction
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import schema, transactions
-from polywire.protocols.kafka.context import KafkaBroker
+from polywire.protocols.kafka.checks import IDENTITY
 from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.lookup import led_topic
 from polywire.protocols.kafka.messages import Api, WireError
 from polywire.protocols.kafka.replies import answer_in_slices
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
-from polywire.records.header import stamp_producer
 
 if TYPE_CHECKING:
     from polywire.protocols.kafka.message_types import (
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 
 NO_SEQUENCE: Final = -1
 EPOCH_MAX: Final = 32_767
-_IDENTITY: Final = Struct(">cq")  # the letter marks producer ids of this protocol
 
 
 def init_producer_id(
@@ -53,18 +50,6 @@ def init_producer_id(
         denied = wire_error(error, denied=WireError.CLUSTER_AUTHORIZATION_FAILED)
         return response(error=denied, producer_id=-1, producer_epoch=-1)
     return response(producer_id=session.broker.new_producer_id(), producer_epoch=0)
-
-
-def stamp_sequence(
-    broker: KafkaBroker, partition: Partition, batch: bytearray, *, producer_id: int, producer_epoch: int, sequence: int
-) -> None:
-    """Write the sequence number of the first record into a batch, before the batch is appended.
-
-    The stored number does not wrap around at 2**31. Raises Invalid(SEQUENCE_GAP).
-    """
-    producer = _IDENTITY.pack(b"k", producer_id)
-    unwrapped = broker.producer_sequence(partition, producer, epoch=producer_epoch, sequence=sequence)
-    stamp_producer(batch, 0, producer_epoch, unwrapped)
 
 
 # Producers of a partition
@@ -133,13 +118,13 @@ class _Active:
 
     def _add_remembered(self) -> Iterator[None]:
         for state in self._session.broker.producers_of(self._by_partition):
-            if state is not None and len(state.id) == _IDENTITY.size and state.id[:1] == b"k":
+            if state is not None and len(state.id) == IDENTITY.size and state.id[:1] == b"k":
                 self._by_partition[state.incarnation][1].append(self._remembered(state))
             yield None
 
     def _remembered(self, state: ProducerState) -> DescribeProducersResponse.Topics.Partitions.ActiveProducers:
         return self._made.Partitions.ActiveProducers(
-            producer_id=_IDENTITY.unpack(state.id)[1],
+            producer_id=IDENTITY.unpack(state.id)[1],
             producer_epoch=state.epoch,
             last_sequence=state.last % WRAP,
             last_timestamp=self._time_ms(state.seen_at_us),

@@ -12,12 +12,11 @@ from polywire.protocols.kafka.errors import wire_error
 from polywire.protocols.kafka.messages import WireError
 from polywire.protocols.kafka.peer import Reply
 from polywire.protocols.kafka.structures import Record
-from polywire.protocols.runtime.slices import Slices
+from polywire.protocols.runtime.slices import AT_ONCE_MAX, Slices, rest_in_slices
 
 if TYPE_CHECKING:
     from polywire.protocols.kafka.context import KafkaBroker
 
-AT_ONCE_MAX: Final = 64  # entries that are processed without a pause
 PARTITIONS_PER_STEP: Final = 16  # partitions of one entry that are processed without a pause
 
 _Entry = TypeVar("_Entry", bound=Record)
@@ -62,18 +61,12 @@ class PendingResponse:
         At most ``at_once`` steps run immediately. The others run in slices, between other requests, and stop if the
         connection closes.
         """
-        for _ in zip(range(at_once), entries, strict=False):
-            pass
-        if next(entries, _END) is _END:
+        slices = rest_in_slices(broker, entries, self.count_result, at_once=at_once)
+        if slices is None:
             self.count_result()
-            return
-        self._broker = broker
-
-        def done(results: list[None] | BrokerError) -> None:
-            assert not isinstance(results, BrokerError), "errors are set in the entries"
-            self.count_result()
-
-        self.on_cancel(Slices(broker, entries, done).cancel)
+        else:
+            self._broker = broker
+            self.on_cancel(slices.cancel)
 
     def expect(self) -> None:
         """Delay the response until ``count_result`` is called once more."""

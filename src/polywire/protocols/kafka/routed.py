@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from polywire.broker.groups.consumer import TOPICS_MAX
 from polywire.broker.owners import Caller
@@ -36,12 +36,11 @@ from polywire.types import TopicName
 LIMIT_S: Final = 5.0
 AGAIN_S: Final = 0.1  # pause before a request to a restarting process is repeated
 
-_Record = TypeVar("_Record", bound=Record)
 
 Then = Callable[[Any], None]
-"""Called with the body of a response, or with None if there will be none."""
+"""Called with the body of a response, or with None if there will be no response."""
 Send = Callable[[Then], Handle | None]
-"""Sends a request to another process. It returns what cancels the request, if that is possible."""
+"""Sends a request to another process. Returns a handle that cancels the request, or None if that is not possible."""
 Bodies = dict[int, Any]
 """Bodies of responses by shard; None if a shard did not respond."""
 
@@ -74,7 +73,7 @@ class RoutedKafkaSession(KafkaSession):
         return node_of(self.shards.shard_by_hash(name))
 
     def nodes(self) -> dict[int, tuple[str, int]]:
-        """Processes that have not reported their ports yet are missing."""
+        """Return the nodes, without processes that have not reported their ports yet."""
         host, port = self.output.local
         listener = self.shards.listener_of(port)
         found = {self.shared.node_id: self.address}
@@ -111,7 +110,10 @@ class RoutedKafkaSession(KafkaSession):
         return Sender(user, self.output.peer, self._origin)
 
     def ask(self, shard: int, request: Request, then: Then) -> Handle:
-        """Execute a request in the process of a shard. ``then`` gets the body of the response, None without one."""
+        """Execute a request in the process of a shard.
+
+        ``then`` gets the body of the response, or None if there is no response.
+        """
         return ask_shard(self.router, shard, self._sender, request, then)
 
 
@@ -135,7 +137,7 @@ def _body(request: Request, frame: bytes) -> Any:
 NODES: Final = frozenset({Api.METADATA, Api.DESCRIBE_CLUSTER, Api.FIND_COORDINATOR})
 """Requests whose response has the addresses of processes."""
 LISTS: Final = frozenset({Api.METADATA, Api.DESCRIBE_TOPIC_PARTITIONS})
-"""Requests that can be for all topics."""
+"""Requests that can ask for all topics."""
 _TOPICS: Final[Mapping[Api, str]] = {
     Api.PRODUCE: "topics",
     Api.FETCH: "topics",
@@ -293,8 +295,3 @@ def routed(session: KafkaSession) -> RoutedKafkaSession:
     """Return the session as a ``RoutedKafkaSession``; every session is one if the broker has several processes."""
     assert isinstance(session, RoutedKafkaSession), "only this type of session has these handlers"
     return session
-
-
-def changed(record: _Record, **fields: Any) -> _Record:
-    """Return a copy of a record in which these fields have other values."""
-    return type(record)(**{name: getattr(record, name) for name in record.DEFAULTS} | fields)

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -41,6 +42,7 @@ from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
+from polywire.protocols.runtime.shapes import Shapes
 from polywire.protocols.runtime.slices import Slices
 
 LENGTH_BYTES: Final = 4
@@ -51,6 +53,7 @@ LOGIN_ADVICE: Final = (
     ": this broker has users. The client sent a request without a login (set security.protocol to SASL_PLAINTEXT, or to"
     " SASL_SSL with TLS, sasl.mechanism, and the name and password)"
 )
+WORKING: Final = 32  # reason to wait, like those of ``Wait``: the session has ``work``
 BUSY_WAIT_S: Final = 2.0  # how long batches wait for space in the log before they are rejected
 
 
@@ -69,14 +72,26 @@ class Work(Protocol):
     def leave(self) -> None: ...  # called once, at its end or when the connection closes
 
 
+TakeRepeated = Callable[["KafkaSession", memoryview, int, int], bool]
+"""Executes a request if it repeats an earlier one. Otherwise it returns False, and has no effect."""
+
+
+@dataclass(frozen=True, slots=True)
 class Command(commands.Command[Api, Handler]):
-    __slots__ = ()
+    """A request type of the protocol.
+
+    Attributes:
+        learn: called with the bytes of each executed request, so that ``take_repeated`` can execute those that repeat it.
+    """
+
+    learn: Callable[[KafkaSession, memoryview, Request], None] | None = field(default=None, kw_only=True)
 
 
 class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Answer]):
     """The session of one client.
 
     Attributes:
+        shapes: the latest Produce requests with one batch, without the batch, for ``take_repeated``.
         software: name and version of the client's software; empty until the client has sent them.
         work: the request that delays later ones, if there is one.
         fetch_session: the connection's fetch session, if one is open.
@@ -91,14 +106,16 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         "_lingers",
         "_principal",
         "_served",
+        "_work",
         "append_queue",
         "fetch_session",
         "sasl",
+        "shapes",
         "share_reading",
         "share_session",
         "shared",
         "software",
-        "work",
+        "take_repeated",
     )
 
     def __init__(
@@ -118,12 +135,16 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         super().__init__(shared.broker, output, resume)
         self.shared: Final = shared
         self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._continue)
+        self._queued = self.append_queue.waiting
+        self._short_bytes_max = LOGIN_FRAME_BYTES_MAX
         self.sasl: Final = Conversation()
         self.software = ""
+        self.shapes: Final = Shapes()
+        self.take_repeated: TakeRepeated | None = None
         self.fetch_session: FetchSession | None = None
         self.share_session: ShareSession | None = None
         self.share_reading: Acquiring[Any] | None = None
-        self.work: Work | None = None
+        self._work: Work | None = None
         self._commands: Final = table
         self._served: Final[Mapping[Api, Served]] = shared.served if served is None else served
         self._principal: Principal | None = None  # the user at the last check; None before a login was required
@@ -146,9 +167,6 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
             return REQUEST_BYTES_MAX
         return LOGIN_FRAME_BYTES_MAX
 
-    def _waits(self) -> bool:
-        return self.work is not None or bool(self.append_queue.waiting) or super()._waits()
-
     def _frame_bytes(self, data: memoryview, at: int) -> int:
         """Return the size of the request at ``at``, or 0 if its length is incomplete.
 
@@ -162,6 +180,8 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return LENGTH_BYTES + size
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
+        if self.take_repeated is not None and self.take_repeated(self, data, at + LENGTH_BYTES, end):
+            return True
         frame = data[at + LENGTH_BYTES : end]
         if self._principal is None and self.sasl.takes_tokens:
             command, request = self._commands[Api.SASL_AUTHENTICATE], bare_token(frame)
@@ -179,10 +199,14 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
                 self._require_login()
         if request.client_id != self._client_id:
             self._client_id = request.client_id
+            self.shapes.clear()
+            self.take_repeated = None
             self.output.set_client_id(request.client_id)
         self._prepare(request)
         answer = self.append(Answer(self, request, blocking=not command.pipelined))
         self._handle(command, answer)
+        if command.learn is not None:
+            command.learn(self, frame, request)
         return True
 
     def _handle(self, command: Command, answer: Answer) -> None:
@@ -219,9 +243,9 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
             self.fail(error)
 
     def _handle_wide(self, command: Command, answer: Answer) -> None:
-        """Execute a request that was decoded in slices, as soon as other processes have sent what it needs.
+        """Execute a request that was decoded in slices.
 
-        Raises PeerError.
+        If it needs information from other processes, it is executed when that has arrived. Raises PeerError.
         """
         try:
             self._prepare(answer.request)
@@ -297,7 +321,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return self.shared.node_id
 
     def _prepare(self, request: Request) -> None:
-        """Raise Pending if the request needs information from other processes. Overridden for a broker with several."""
+        """Raise Pending if the request needs information from other processes. A broker with several processes overrides this."""
 
     @property
     def caller(self) -> Caller:
@@ -350,6 +374,15 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         """Close the connection, because a request that has no response (acks 0) has failed (spec: kafka#produce)."""
         error = PeerError("records with acks=0 could not be stored", fatal=True)
         self.broker.loop.call_soon(self.fail, error)
+
+    @property
+    def work(self) -> Work | None:
+        return self._work
+
+    @work.setter
+    def work(self, work: Work | None) -> None:
+        self._work = work
+        self._reasons = self._reasons & ~WORKING if work is None else self._reasons | WORKING
 
     def end_work(self) -> None:
         """End ``work``, and execute the next request."""

@@ -309,7 +309,7 @@ def _change(
     group: str,
     change: Callable[..., None],
 ) -> None:
-    """Change a group's offsets in these partitions. An error is that of the whole response."""
+    """Change a group's offsets in these partitions. An error applies to the whole response."""
     pending.expect()
     try:
         if not group:

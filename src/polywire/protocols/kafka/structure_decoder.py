@@ -2,8 +2,8 @@
 """Decode Kafka messages with the programs that ``schema`` compiles from the table of messages.
 
 * A message is decoded with one call, or in steps if it has many elements. Nothing is read beyond the given end.
-* An array must not have more elements than bytes follow it. The elements and tags of all arrays together are limited,
-  too.
+* An array must not claim more elements than there are bytes after its length. The elements and tags of all arrays
+  together are limited, too.
 * Record batches are not copied.
 
 Numbers are big-endian. In flexible versions, lengths and counts are unsigned varints plus one, where 0 is null. In
@@ -203,7 +203,7 @@ def _single(c: _Cursor, step: Step, flexible: cython.bint) -> object:
 
 @cython.cfunc
 def _spend(c: _Cursor, name: str, count: cython.longlong) -> cython.void:
-    """Subtract elements or tags from the number that may still be read. Raises Wide if it is exceeded."""
+    """Subtract elements or tags from the number that may still be read. Raises Wide if that number becomes negative."""
     c.elements_left -= count
     if c.elements_left < 0:
         raise Wide(f"a message has too many elements field={name} count={count}", fatal=True)

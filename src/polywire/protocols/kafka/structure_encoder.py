@@ -286,7 +286,7 @@ def encode_entries(program: Program, record: Any) -> Iterator[None]:
 
 
 def encode_entry(program: Program, entry: Any) -> Iterator[bytes | None]:
-    """Encode one entry of an array. ``program`` is that of the structure with the array.
+    """Encode one entry of an array. ``program`` encodes the structure that has the array.
 
     Yields None after each step, and the bytes at the end.
     """

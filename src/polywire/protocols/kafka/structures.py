@@ -6,7 +6,7 @@ A program describes how one version of a structure is encoded. It is made once a
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import cython
 
@@ -53,6 +53,14 @@ class Record:
     def __repr__(self) -> str:
         fields = [f"{name}={getattr(self, name)!r}" for name in self.DEFAULTS]
         return f"{type(self).__name__}({', '.join(fields)})"
+
+
+_Record = TypeVar("_Record", bound=Record)
+
+
+def changed(record: _Record, **fields: Any) -> _Record:
+    """Return a copy of a record in which these fields have other values."""
+    return type(record)(**{name: getattr(record, name) for name in record.DEFAULTS} | fields)
 
 
 def _values(record: Record) -> list[object]:

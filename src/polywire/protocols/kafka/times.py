@@ -2,8 +2,8 @@
 
 A record's timestamp is set by the producer, or it is the append time if the topic is configured for that. The log can
 only find records by append time. PRODUCE rejects timestamps that are too far ahead of the broker's clock: more than the
-topic's `message.timestamp.after.max.ms`, by default an hour. The search therefore starts that much before the requested
-time and scans from there.
+topic's `message.timestamp.after.max.ms`, by default an hour. The search therefore starts at the requested time minus
+this limit, and scans from there.
 
 * Among the matching records, the one with the lowest offset is found, even if timestamps are out of order.
 * The search runs in slices, and keeps no data in memory between them.
@@ -78,7 +78,7 @@ class TimeSearch:
     def _scan(self, end: float) -> bool:
         """Search data in memory until ``end``.
 
-        Return whether to call again; not if the search ended or waits for a read.
+        Return True to be called again. Return False if the search has ended or waits for a read.
         """
         now = self._broker.clock.monotonic
         while self._done is not None:

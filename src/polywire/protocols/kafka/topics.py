@@ -322,7 +322,7 @@ def _check_numbers(topic_request: CreateTopicsRequest.Topics, session: KafkaSess
 
 
 def _is_one_node(session: KafkaSession, ids: Sequence[int]) -> bool:
-    """Return whether the ids of an assignment are those of one node of this broker. Which one makes no difference."""
+    """Return whether an assignment names exactly one node of this broker, which may be any node."""
     return len(ids) == 1 and ids[0] in session.nodes()
 
 
@@ -395,7 +395,7 @@ def _grow(
 
 
 def delete_topics(session: KafkaSession, answer: Answer, request: DeleteTopicsRequest, /) -> None:
-    """DeleteTopics. The request names topics by name or by id."""
+    """DeleteTopics: delete topics that the request names by name or by id."""
     response = schema.response(Api.DELETE_TOPICS)
     body = response(responses=[])
     pending_response = PendingResponse(answer, body)

@@ -95,7 +95,7 @@ def _matches(pattern: Pattern, id_: str) -> bool:
 def describe_transactions(
     session: KafkaSession, answer: Answer, request: DescribeTransactionsRequest, /
 ) -> DescribeTransactionsResponse | None:
-    """DescribeTransactions. The partitions are included only while the transaction is open."""
+    """DescribeTransactions: describe transactions. The partitions are included only while the transaction is open."""
     response = schema.response(Api.DESCRIBE_TRANSACTIONS)
     entries = (_described(session, response.TransactionStates, id_) for id_ in request.transactional_ids)
     return answer_in_slices(session.broker, answer, entries, lambda made: response(transaction_states=made))

@@ -31,11 +31,10 @@ from polywire.protocols.kafka.routed import (
     ShardRequest,
     ask_each,
     ask_shards,
-    changed,
     routed,
 )
 from polywire.protocols.kafka.session import Handler, KafkaSession
-from polywire.protocols.kafka.structures import Record
+from polywire.protocols.kafka.structures import Record, changed
 from polywire.types import Buffer
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def _refused_each(head: Request, error: WireError) -> AddPartitionsToTxnResponse
 def init_producer_id(
     session: KafkaSession, answer: Answer, request: InitProducerIdRequest, /
 ) -> InitProducerIdResponse | None:
-    """InitProducerId without a transactional id, or with one that this shard coordinates."""
+    """InitProducerId: handle requests without a transactional id, or with one that this shard coordinates."""
     if request.transactional_id is not None and not session.shared.coordinates(request.transactional_id):
         return schema.response(Api.INIT_PRODUCER_ID)(error=WireError.NOT_COORDINATOR)
     return producers.init_producer_id(session, answer, request)

@@ -162,7 +162,10 @@ def hold(session: KafkaSession, answer: Answer, request: InitProducerIdRequest, 
 def _hold(
     session: KafkaSession, request: InitProducerIdRequest, fenced: WireError, done: Completion[int]
 ) -> Transaction:
-    """Assign the transactional id to the client's producer. Raises Refused or BrokerError if it must not have it."""
+    """Assign the transactional id to the client's producer.
+
+    Raises Refused or BrokerError if the producer must not have the id.
+    """
     id_, transactions, level = request.transactional_id, session.broker.transactions, session.shared.settings.acks_all
     session.broker.access.authorize_somewhere(session.principal, Action.TRANSACTION)
     if not id_:
@@ -455,7 +458,7 @@ def _hold_offsets(session: KafkaSession, transaction: Transaction, scope: Scope,
 def not_added(version: int) -> Refused:
     """Return the error for records whose partition is not in the transaction.
 
-    ``version`` is that of the Produce request.
+    ``version`` is the version of the Produce request.
     """
     error = WireError.TRANSACTION_ABORTABLE if version >= ABORTABLE_SINCE else WireError.INVALID_TXN_STATE
     return Refused(error, "the partition is not in the transaction")
@@ -472,7 +475,7 @@ def stage(
 ) -> None:
     """Stage the records of one partition until the transaction ends.
 
-    ``version`` is that of the Produce request. Raises Refused or BrokerError if the records are not accepted.
+    ``version`` is the version of the Produce request. Raises Refused or BrokerError if the records are not accepted.
     """
     transactions = session.broker.transactions
     transaction = held_by(

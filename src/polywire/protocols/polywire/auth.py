@@ -49,7 +49,7 @@ class Rights(ABC):
     @property
     @abstractmethod
     def caller(self) -> Caller:
-        """The client's user, against whose quota the topics and groups that it creates count."""
+        """The client as the owner of the topics and groups that it creates, for quotas."""
 
     @abstractmethod
     def sees_files(self) -> bool:
@@ -70,7 +70,7 @@ class Rights(ABC):
 
 
 class Admission(Rights):
-    """The login of one connection. Before a login, the user is that of the TLS certificate, or None."""
+    """The login of one connection. Before a login, it has the user of the TLS certificate, or None."""
 
     __slots__ = ("_caller", "_has_logged_in", "_output", "_principal")
 

@@ -46,7 +46,8 @@ FORBIDDEN_COLUMNS: Final = _bits(
     Column.OFFSET_DELTAS,
     Column.ADDRESS_DELTAS,
 )
-# Columns that links must not send, because publishing already prevents duplicates. The others come from their source.
+# Columns that links must not send, because publishing already prevents duplicates. Links copy the other columns from
+# their source.
 LINK_FORBIDDEN_COLUMNS: Final = _bits(Column.PRODUCER_ID)
 _LINK_FORBIDDEN_FLAGS: Final = ~int(BatchFlags.WIDE | BatchFlags.COMPACTED)
 _FORBIDDEN_FLAGS: Final = ~int(BatchFlags.WIDE)  # a plain integer, because a test with an enum is slow
@@ -77,7 +78,7 @@ def accepted_batches(payload: memoryview, *, by_key: bool, is_link: bool = False
 
     Args:
         by_key: the broker chooses the partition of each record. Then batches with a producer id are rejected, because
-            their sequence numbers are those of one partition.
+            their sequence numbers count the batches of one partition.
         is_link: the caller is a link of this broker, whose batches may cover offsets without a record.
     """
     forbidden_flags = _LINK_FORBIDDEN_FLAGS if is_link else _FORBIDDEN_FLAGS

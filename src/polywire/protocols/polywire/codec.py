@@ -7,7 +7,7 @@ PeerError(fatal=False). Payloads are never copied.
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -43,7 +43,7 @@ _requests: Final = {verb: msgspec.msgpack.Decoder(head) for verb, head in REQUES
 _H = TypeVar("_H", bound=Head)
 
 
-class Prefix(NamedTuple):
+class Prefix(msgspec.Struct, frozen=True, gc=False):  # made in a third of the time of a named tuple
     """The first 16 bytes of a frame, before its header and payload."""
 
     length: int

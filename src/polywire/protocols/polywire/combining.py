@@ -20,7 +20,7 @@ from polywire.protocols.polywire.errors import CODES, failure_of
 from polywire.protocols.polywire.messages import Failure, Head, Verb
 from polywire.protocols.runtime.shards import Shards
 
-EPOCH_REQUESTS_MAX: Final = 10  # per shard; it needs one or two unless other processes take over the writer, too
+EPOCH_REQUESTS_MAX: Final = 10  # per shard; one or two suffice unless other processes begin epochs of the writer, too
 _ONE_PROCESS: Final = (
     "; the records and offsets of one publish or transaction must be in topics of one process of the broker (start the"
     " broker with one process, or use transactions of a Kafka client, which may include topics of several)"
@@ -61,10 +61,10 @@ class CombinedResponse(ABC):
 
 
 class _CombinedList(CombinedResponse, Generic[_Entry]):
-    """Combines the sorted lists that shards return, and one page of which the client gets.
+    """Combines the sorted lists of all shards into one page.
 
-    If a shard returns the first page of a longer list, entries of other shards after its last entry are left for the
-    next page.
+    A shard may return only the first page of its list. Entries of other shards that sort after the last entry of that
+    page are left for the next page.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class _CombinedBounds(CombinedResponse):
 class _FirstFound(CombinedResponse):
     """A request about a group or another object whose shard is unknown.
 
-    The response is that of the shard that has it. ``is_all``: several shards may have such an object, and all of them
+    The response comes from the shard that has the object. With ``is_all``, several shards may have one, and all shards
     execute the request.
     """
 

@@ -86,7 +86,7 @@ KINDS: Final[dict[type[BrokerError], int]] = {
     Unavailable: 7,
     Corrupt: 8,
 }
-# The code to use instead of an unknown one: the most general code of its kind.
+# By kind of error: the code to use instead of an unknown code, which is the most general one of the kind.
 _KINDS_BY_NUMBER: Final[dict[int, tuple[type[BrokerError], ErrorCode]]] = {
     1: (Invalid, ErrorCode.INVALID_REQUEST),
     2: (Denied, ErrorCode.DENIED),

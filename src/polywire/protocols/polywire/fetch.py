@@ -29,6 +29,9 @@ class FetchOwner(Protocol):
     def ready(self, fetch: RangeFetch) -> None:
         """Continue ``fetch``, which has data or can read some."""
 
+    def woken(self, fetch: RangeFetch) -> None:
+        """Continue ``fetch``, for which records may have arrived."""
+
     def failed(self, fetch: RangeFetch, error: BrokerError) -> None:
         """End ``fetch`` with this error."""
 
@@ -188,7 +191,7 @@ class RangeFetch:
 
     def _woken(self) -> None:
         self._stop_waiting()
-        self._owner.ready(self)
+        self._owner.woken(self)
 
     def _arrived(self, result: Read | BrokerError) -> None:
         self._waits.clear()
@@ -253,7 +256,7 @@ def check_range(partition: Partition, head: OffsetRange) -> None:
 
 
 def check_identity(partition: Partition, head: OffsetRange) -> None:
-    """Raise as ``check_range``, and raise Conflict if records of the range were lost when a new leader epoch began."""
+    """Raise like ``check_range``, and raise Conflict if records of the range were lost when a new leader epoch began."""
     check_range(partition, head)
     if head.epoch == ANY_EPOCH:
         return

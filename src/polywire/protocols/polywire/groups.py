@@ -34,9 +34,7 @@ GROUP_ENTRIES_MAX: Final = 20_000  # members and offsets in one response; a sing
 def commit(session: ReplyOwner, correlation: int, request: messages.Commit, _: memoryview) -> None:
     """COMMIT: commit an offset. Raises BrokerError if it is rejected immediately."""
     broker, by = session.broker, session.admission.caller
-    if (
-        by.owner == LINKS_CALLER.owner
-    ):  # the offsets of a group belong to its users, and not to the link that carries them
+    if by.owner == LINKS_CALLER.owner:  # the offsets of a group belong to its users, not to the link that copies them
         by = ITSELF
     check_name("owner", request.owner)
     find_partition(broker, request.name, request.partition)
@@ -87,7 +85,7 @@ def check_offset_count(broker: PolywireBroker, groups: Sequence[messages.GroupOf
 
 
 def checked_offsets(session: ReplyOwner, groups: Sequence[messages.GroupOffsets]) -> Iterator[changes.PositionsStored]:
-    """Yield the changes that store offsets of members who own the partitions. Raises BrokerError."""
+    """Check the offsets that a publish commits, and yield the changes that store them. Raises BrokerError."""
     broker, by = session.broker, session.admission.caller
     for group in groups:
         check_name("group", group.group)

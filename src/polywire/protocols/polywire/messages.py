@@ -290,7 +290,8 @@ class GroupOffsets(Head, frozen=True):
     """Next offsets of a group in a topic, by partition.
 
     Attributes:
-        member, generation: of the member that has read the records. If the member is empty, nothing is checked.
+        member, generation: member that has read the records, and its generation. For an empty member, nothing is
+            checked.
     """
 
     name: str
@@ -519,8 +520,9 @@ class QueuePartition(Head, frozen=True):
         end: no record from this offset on was delivered.
         next_offset: offset of the topic's next record.
         available: unfinished records below ``end`` that can be acquired now.
-        delayed: unfinished records that wait for their delay, or are copied to the dead-letter topic.
+        delayed: records below ``end`` that are not due yet, or are copied to the dead-letter topic.
         held: unfinished records that members hold.
+        next_due_ms: when the next record is due that was sent with a delay, in milliseconds since 1970. 0 if unknown.
     """
 
     partition: Int
@@ -530,6 +532,7 @@ class QueuePartition(Head, frozen=True):
     available: Int
     delayed: Int
     held: Int
+    next_due_ms: Int = 0
 
 
 class QueueEntry(Head, frozen=True):
@@ -565,7 +568,8 @@ class ResetQueue(Head, frozen=True):
     """Header of RESET_QUEUE.
 
     Attributes:
-        offsets: where each partition continues, by number. Without any, all continue at their ends.
+        offsets: by partition number, the offset at which the partition continues. If empty, all partitions continue at
+            their ends.
     """
 
     group: str
@@ -574,7 +578,7 @@ class ResetQueue(Head, frozen=True):
 
 
 class DeleteQueue(Head, frozen=True):
-    """Header of DELETE_QUEUE. A share group without another topic is deleted with its settings."""
+    """Header of DELETE_QUEUE. If the share group has no other topic, its settings are deleted, too."""
 
     group: str
     name: str
@@ -616,7 +620,7 @@ class TransactionEntry(ListedEntry, frozen=True):
 
 
 class WriterEntry(ListedEntry, frozen=True):
-    """A writer, its epoch, and the sequence number of its last publish in it."""
+    """A writer, its epoch, and the sequence number of its last publish in that epoch."""
 
     number: Int
     idle_ms: Int

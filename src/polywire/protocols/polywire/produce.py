@@ -40,7 +40,7 @@ TOKENS_MAX: Final = 10_000  # tokens of one publish (spec: polywire#limits)
 class _BatchesResponse:
     """The response to a request with several batches.
 
-    It is sent when ``end`` was called, and the completion of each batch that ``expect`` has returned.
+    It is sent after ``end`` and all completions that ``expect`` has returned were called.
     """
 
     __slots__ = ("_correlation", "_counts", "_error", "_offsets", "_outstanding", "_session", "_verb", "chosen")
@@ -57,8 +57,8 @@ class _BatchesResponse:
         """The partition of each record, if the broker chose it."""
 
     def expect(self, part: Part) -> Completion[int]:
-        # Read it now, because the receive buffer may have other content when the response is sent.
         """Return the completion for a batch."""
+        # read the count now, because the receive buffer may have other content when the response is sent
         self._counts.append((part.partition.number, part.record_count))
         self._offsets.append(-1)
         self._outstanding += 1
@@ -122,7 +122,7 @@ class RunOwner(ReplyOwner, Protocol):
 class _RunResponse:
     """The responses to consecutive requests whose records were joined in one batch.
 
-    ``done`` is called when it is stored.
+    ``done`` is called when the batch is stored.
     """
 
     __slots__ = ("_partition", "_run_requests", "_session")
@@ -307,7 +307,7 @@ def _ended(
 ) -> None:
     """Call ``end`` with the result of a request, and release its memory.
 
-    Its bytes stay in memory until the batches are written, because the batches may refer to them.
+    The request's bytes stay in memory until its batches are written, because the batches may refer to them.
     """
     ended = result if isinstance(result, BrokerError) else None
 

@@ -1,4 +1,4 @@
-"""Handle consecutive PRODUCE requests that differ only in their batches, together.
+"""Handle consecutive PRODUCE requests together if they differ only in their batches.
 
 Their records are joined in one batch, with one call for all requests. Each request gets the same response as if it were
 handled alone.

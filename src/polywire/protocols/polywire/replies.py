@@ -31,7 +31,7 @@ class Reading(Protocol):
     def is_over(self) -> bool: ...
 
     def stop(self) -> None:
-        """Respond soon with what there is."""
+        """Respond soon, with the records found so far."""
 
     def cancel(self) -> None: ...
 
@@ -66,7 +66,7 @@ class ReplyOwner(Protocol):
     def release(self) -> None: ...
 
     def share(self, group: str, member: str, reading: Reading) -> None:
-        """Cancel the reading, and release the records of the member, when the connection closes."""
+        """When the connection closes, cancel ``reading`` and release the records that the member holds."""
 
     def pin(self) -> Callable[[], None]:
         """Keep the request's bytes in the receive buffer until the returned function is called."""

@@ -32,7 +32,7 @@ from polywire.protocols.runtime.session import Output
 from polywire.protocols.runtime.shards import Router
 
 LOCAL_VERBS: Final = frozenset({Verb.PING, Verb.LOGIN, Verb.CANCEL, Verb.FETCH})
-FORWARDED_BYTES_MIN: Final = 8 * 1024  # of batches that are passed on; smaller ones are merged by the router's session
+FORWARDED_BYTES_MIN: Final = 8 * 1024  # batches of at least this size are forwarded; the router merges smaller ones
 
 
 class RoutedPolywireBroker(Topics, Records, WireBroker, Router, Protocol):
@@ -96,7 +96,7 @@ class RoutedSession(PolywireSession):
         if isinstance(request, messages.CreateTopic):
             shard = shards.shard_of(created_name(request).full)
             return shards.least_loaded() if shard is None else shard
-        name = getattr(request, "name", None)  # BOUNDS of topics of this process has none
+        name = getattr(request, "name", None)  # BOUNDS has none: its topics are all in this process
         topic = None if name is None else self.broker.find_topic(name)
         return shards.own if topic is None else self.router.shard_of_topic(topic)
 
@@ -122,7 +122,7 @@ class RoutedSession(PolywireSession):
         self._frames.append(frame)
 
     def end_request(self, *, holds: bool) -> None:
-        """Count a response as sent. ``holds``: whether the request has delayed later ones."""
+        """Count a response as sent. ``holds``: whether the request has delayed the session's later requests."""
         if holds:
             self.release()
         self._count_response()
@@ -139,7 +139,10 @@ def routed(commands: Mapping[int, Command]) -> Mapping[int, Command]:
 
 
 class _SeveralShards:
-    """A request that several shards execute, one after the other. The session's later requests wait until all have."""
+    """A request that several shards execute, one after the other.
+
+    The session's later requests wait until all shards have executed it.
+    """
 
     __slots__ = ("_combined", "_correlation", "_session", "_verb")
 

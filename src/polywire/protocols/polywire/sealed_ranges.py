@@ -1,7 +1,7 @@
 """LOCATE of the `polywire` protocol: return the byte ranges of segments that contain given records.
 
-Clients that can read the broker's files or bucket use it (spec: polywire#reading-sealed-segments-directly). It returns
-only the locations of records that FETCH would send.
+Clients that can read the broker's files or bucket use it (spec: polywire#reading-sealed-segments-directly). LOCATE
+returns only the locations of records that FETCH would send.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The session of the `polywire` protocol: execute requests and encode responses (docs/specs/polywire.md).
 
 * Requests take effect in order. Complete requests are executed even if the client has closed its side.
-* A response that must wait does not delay others, so they may be sent in another order.
+* A response that must wait does not delay other responses, so responses may be sent in another order than requests.
 * Batches are passed to the broker without a copy.
 * Nothing is written after ``close``.
 """
@@ -221,7 +221,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
             reading.cancel()
         members, self._members = self._members, set()
         for group, member in members:
-            self.broker.shares.release_member(group, member)
+            self.broker.shares.member_disconnected(group, member)
 
     # Used by handlers and fetches
 
@@ -242,15 +242,18 @@ class PolywireSession(FramedSession[PolywireBroker]):
         self._continue()
 
     def share(self, group: str, member: str, reading: Reading) -> None:
-        """Cancel the reading, and release the records of the member, when the connection closes.
+        """When the connection closes, cancel ``reading`` and release the records that the member holds.
 
         Raises Busy if the connection has too many members or requests.
         """
         self._readings = [other for other in self._readings if not other.is_over]
-        if len(self._readings) >= FETCHES_MAX or len(self._members | {(group, member)}) > MEMBERS_MAX:
+        is_new = (group, member) not in self._members
+        if len(self._readings) >= FETCHES_MAX or (is_new and len(self._members) >= MEMBERS_MAX):
             raise Busy(ErrorCode.BUSY, f"too many open requests or members of share groups limit={FETCHES_MAX}")
         self._readings.append(reading)
-        self._members.add((group, member))
+        if is_new:
+            self._members.add((group, member))
+            self.broker.shares.member_connected(group, member)
 
     def pin(self) -> Callable[[], None]:
         """Keep the content of the receive buffer until the returned function is called.
@@ -296,6 +299,14 @@ class PolywireSession(FramedSession[PolywireBroker]):
             # its bytes had to be read from disk, so other connections are waiting, too
             self._is_heavy |= fetch.holds_bytes
             self._schedule()
+
+    def woken(self, fetch: RangeFetch) -> None:
+        """Continue a fetch that has waited for records. It is written at once, which costs less than another pass of
+        the event loop.
+        """
+        self._ready.append(fetch)
+        if not self._is_writing and not self._is_scheduled:
+            self._write_now()
 
     def failed(self, fetch: RangeFetch, error: BrokerError) -> None:
         fetch.drop()
@@ -413,7 +424,7 @@ class PolywireSession(FramedSession[PolywireBroker]):
     def _write_ready(self, end: float) -> bool:
         """Write the next frames of open fetches until time ``end``, but at least one. Return whether there are more.
 
-        If the client has not received the last frames yet, read the data of the next ones instead.
+        While the client has not received the last frames, only read the data of the next frame.
         """
         now = self.broker.clock.monotonic
         begun = now()

@@ -93,7 +93,7 @@ def configure(session: ReplyOwner, correlation: int, request: messages.Configure
 
 
 def link(session: ReplyOwner, correlation: int, request: messages.LinkTopic, _: memoryview) -> None:
-    """LINK_TOPIC: let only a link write the topic, or every client again. Raises BrokerError."""
+    """LINK_TOPIC: make a link the only writer of a topic, or let all clients write to it again. Raises BrokerError."""
     topic, level = session.broker.topic(request.name), level_of(request.level)
     if request.link:
         check_name(request.link, session.broker.settings.name_bytes_max)
@@ -250,7 +250,7 @@ class _BoundsAnswer:
             then(found)
 
     def _found_at(self, offsets: list[int], index: int, found: int | BrokerError) -> None:
-        """Store the offset at a time. It is at most the end offset, which was determined before."""
+        """Keep the offset that was found for a time in the response, but not above the end offset that is there already."""
         if isinstance(found, BrokerError):
             self._error = self._error or found
         else:

@@ -8,7 +8,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -20,6 +21,12 @@ from polywire.errors import BrokerError
 from polywire.log.base import Handle, Read
 from polywire.protocols.runtime.broker import WireBroker
 from polywire.protocols.runtime.session import QUANTUM_S
+from polywire.protocols.runtime.slices import Slices, rest_in_slices
+from polywire.records.columns import BatchHeader
+from polywire.records.compression import expand_body
+from polywire.records.reshape import keep
+from polywire.records.rows import Rows
+from polywire.types import Buffer
 
 READ_BYTES_MIN: Final = 4096  # smallest useful read, because a batch has a header in addition to its records
 PARTITION_BYTES_MAX: Final = 1024 * 1024  # records of one partition in a response; a single record may be larger
@@ -28,11 +35,38 @@ _Place = TypeVar("_Place")
 """How a protocol identifies a partition."""
 
 
+def chosen(header: BatchHeader, batch: memoryview, runs: Sequence[tuple[int, int, int]]) -> Iterator[Buffer]:
+    """Yield a batch with those records of a stored batch that are in the runs, if there are any.
+
+    A run is (first offset, last offset, delivery count).
+    """
+    base, end = header.base_offset, header.next_offset
+    spans = [range(max(first, base), min(last + 1, end)) for first, last, _ in runs if first < end and last >= base]
+    if not spans:
+        return
+    if len(spans[0]) == end - base:
+        yield batch
+        return
+    plain = expand_body(batch)
+    if header.record_count == end - base:
+        rows = array("i")
+        for span in spans:
+            rows.extend(range(span.start - base, span.stop - base))
+    else:
+        found = Rows(plain)
+        rows = array("i", [i for i in range(found.count) if any(found.offset(i) in span for span in spans)])
+    if rows:
+        yield keep(plain, rows, base_offset=base, base_address=header.base_address)
+
+
 class SharingBroker(Records, WireBroker, Protocol):
     """The methods of the broker that acquiring records needs."""
 
     @property
     def shares(self) -> ShareGroups: ...
+
+    @property
+    def uncommitted(self) -> bool: ...
 
 
 class Acquiring(ABC, Generic[_Place]):
@@ -50,12 +84,14 @@ class Acquiring(ABC, Generic[_Place]):
         "_bytes_max",
         "_deadline",
         "_finds",
+        "_has_committed",
         "_is_finished",
         "_number",
         "_pending",
         "_places",
         "_read_handle",
         "_records_max",
+        "_slices",
         "_stops",
         "_ticket",
         "bytes",
@@ -84,12 +120,14 @@ class Acquiring(ABC, Generic[_Place]):
         self._bytes_max: Final = bytes_max
         self._deadline: Final = broker.clock.monotonic() + wait_s
         self._stops: list[Handle] = []
+        self._slices: Slices[None] | None = None
         self._read_handle: Handle | None = None
         self._places: Sequence[_Place] = ()
         self._number = 0  # partitions before this one were read
         self._finds: dict[_Place, Partition] = {}
         self._pending = 0  # writes to the journal that the response waits for
         self._is_finished = False
+        self._has_committed = False
         self._ticket = 0  # incremented when an operation must be ignored that was begun with an earlier ticket
         self.bytes = self.records = 0
         self.must_respond = False
@@ -101,8 +139,10 @@ class Acquiring(ABC, Generic[_Place]):
         """Return a partition. Raises BrokerError if it does not exist or the client may not read it in a group."""
 
     @abstractmethod
-    def encode(self, read: Read, partition: Partition, offset: int, *, bytes_max: int) -> tuple[object, int]:
-        """Encode records from ``offset`` on. Return them, and the offset after the last one.
+    def encode(
+        self, read: Read, partition: Partition, offset: int, offset_end: int, *, bytes_max: int
+    ) -> tuple[object, int]:
+        """Encode the records of [offset, offset_end). Return them, and the offset after the last one.
 
         They have at most ``bytes_max`` bytes, unless the first record is larger. Raises BrokerError.
         """
@@ -134,6 +174,14 @@ class Acquiring(ABC, Generic[_Place]):
         self._pending -= 1
         if self._is_finished and not self._pending:
             self.respond()
+
+    def with_pauses(self, steps: Iterator[None], then: Callable[[], None]) -> None:
+        """Run the steps, then call ``then``. A few steps run immediately, many in slices."""
+        slices = rest_in_slices(self._broker, steps, then)
+        if slices is None:
+            then()
+        else:
+            self._slices = slices
 
     @property
     def is_over(self) -> bool:
@@ -184,8 +232,14 @@ class Acquiring(ABC, Generic[_Place]):
             if not self._read(self._places[self._number]):
                 return False
             self._number += 1
-            if now() >= end and self._number < len(self._places):
+            if self._number < len(self._places) and now() >= end:
                 return True
+        if not self.records and not self._has_committed and self._broker.uncommitted:
+            self._has_committed = True
+            ticket = self._ticket
+            self._broker.commit()  # earlier records of the connection must be readable
+            self._number = 0
+            return ticket == self._ticket and self._read_until(end)
         if self.records or self.must_respond or now() >= self._deadline:
             self.finish()
         else:
@@ -201,14 +255,19 @@ class Acquiring(ABC, Generic[_Place]):
         shares = self._broker.shares
         try:
             partition = self._finds[place] = self.find(place)
-            arrived = partial(self._arrived, self._ticket, place, partition)
-            handle = shares.begin(self.group, partition, arrived, by=self._by)
+            begun = partial(self._arrived, self._ticket, place, partition, 0)
+            handle = shares.begin(self.group, partition, begun, by=self._by)
             if handle is None:
                 offset = shares.next_offset(self.group, partition)
                 if offset is None:
                     return True
-                bytes_max = max(self._space, READ_BYTES_MIN)
-                read = self._broker.fetch(partition, offset, bytes_max=bytes_max, then=arrived)
+                read = self._broker.fetch(
+                    partition,
+                    offset,
+                    bytes_max=max(self._space, READ_BYTES_MIN),
+                    then=partial(self._arrived, self._ticket, place, partition, offset),
+                    offset_end=self._end(offset),
+                )
                 if isinstance(read, Read):
                     self._take(place, partition, read, offset)
                     return True
@@ -219,6 +278,10 @@ class Acquiring(ABC, Generic[_Place]):
         self._read_handle = handle
         return False
 
+    def _end(self, offset: int) -> int:
+        """Return the offset below which records are read from ``offset`` on, so that a small request reads few."""
+        return offset + self._records_max - self.records
+
     @property
     def _space(self) -> int:
         return min(self._bytes_max - self.bytes, PARTITION_BYTES_MAX)
@@ -227,8 +290,14 @@ class Acquiring(ABC, Generic[_Place]):
         self.must_respond = True
         self.refuse(place, error)
 
-    def _arrived(self, ticket: int, place: _Place, partition: Partition, read: Read | int | BrokerError) -> None:
-        """Continue after a read from disk, or after a search for the offset at which a new group begins."""
+    def _arrived(
+        self, ticket: int, place: _Place, partition: Partition, first: int, read: Read | int | BrokerError
+    ) -> None:
+        """Continue after a read from disk, or after a search for the offset at which a new group begins.
+
+        Args:
+            first: offset from which the records were read. Lower ones may be available by now, which were not read.
+        """
         if ticket != self._ticket:
             if isinstance(read, Read):
                 read.pin.release()
@@ -239,6 +308,7 @@ class Acquiring(ABC, Generic[_Place]):
             self._number += 1
         elif isinstance(read, Read):
             offset = self._broker.shares.next_offset(self.group, partition)
+            offset = None if offset is None else max(offset, first)
             if offset is None or not read.next_offset > offset >= partition.log.first_offset:
                 read.pin.release()
             else:
@@ -249,7 +319,7 @@ class Acquiring(ABC, Generic[_Place]):
     def _take(self, place: _Place, partition: Partition, read: Read, offset: int) -> None:
         """Encode the records of a read, and acquire those of them that are available."""
         try:
-            records, end = self.encode(read, partition, offset, bytes_max=self._space)
+            records, end = self.encode(read, partition, offset, self._end(offset), bytes_max=self._space)
             runs = self._broker.shares.acquire(
                 self.group,
                 partition,
@@ -258,6 +328,7 @@ class Acquiring(ABC, Generic[_Place]):
                 end,
                 count_max=self._records_max - self.records,
                 done=partial(self._acquired, place),
+                chunks=read.chunks,
             )
         except BrokerError as error:
             self._refuse(place, error)
@@ -267,7 +338,8 @@ class Acquiring(ABC, Generic[_Place]):
         if runs:
             self._pending += 1
             self.bytes += self.add(place, records, runs)
-            self.records += sum(last - first + 1 for first, last, _ in runs)
+            for first, last, _ in runs:
+                self.records += last - first + 1
 
     def _acquired(self, place: _Place, result: int | BrokerError) -> None:
         if isinstance(result, BrokerError):
@@ -280,15 +352,21 @@ class Acquiring(ABC, Generic[_Place]):
         broker = self._broker
         wake: Callable[[], None] = partial(self._woken, self._ticket)
         self._stops.append(broker.loop.call_later(max(self._deadline - broker.clock.monotonic(), 0.0), wake))
+        self.with_pauses(self._wait_for_each(self._ticket, wake), _nothing)
+
+    def _wait_for_each(self, ticket: int, wake: Callable[[], None]) -> Iterator[None]:
         for place in self._places:
+            if ticket != self._ticket:  # it was notified meanwhile
+                return
             partition = self._finds.get(place)
             if partition is None:
                 continue
             try:
-                self._stops.append(broker.shares.wait(self.group, partition, self.member, wake))
+                self._stops.append(self._broker.shares.wait(self.group, partition, self.member, wake))
             except BrokerError:  # the topic was deleted in the meantime
-                self._stops.append(broker.loop.call_soon(wake))
+                self._stops.append(self._broker.loop.call_soon(wake))
                 return
+            yield None
 
     def _woken(self, ticket: int) -> None:
         if ticket == self._ticket:
@@ -300,3 +378,9 @@ class Acquiring(ABC, Generic[_Place]):
         stops, self._stops = self._stops, []
         for stop in stops:
             stop.cancel()
+        if self._slices is not None:
+            self._slices.cancel()
+
+
+def _nothing() -> None:
+    pass

@@ -17,7 +17,7 @@ class Command(Generic[_Name, _Handler]):
     """A request type of a protocol. Each protocol has a subclass, which adds the handler's type and further fields.
 
     Attributes:
-        name: the name in requests: a word, or a number as a member of the protocol's enum.
+        name: name of the command in requests: a word, or a number as a member of the protocol's enum.
         handler: executes one request.
         actions: permissions to check. If there are several, the protocol decides which one is needed.
         pipelined: whether the command may start before earlier requests are answered. Other commands wait, so that they

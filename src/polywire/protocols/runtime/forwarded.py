@@ -44,7 +44,10 @@ class Execution(Handle, Protocol):
         """End the requests, as if the client had closed its connection. Their callbacks are not called any more."""
 
     def credit(self, count: int) -> None:
-        """Report that the client has received ``count`` bytes of those passed to ``more``, so that more are sent."""
+        """Report that the client has received ``count`` more bytes of those passed to ``more``.
+
+        Then further bytes are sent.
+        """
 
 
 class ForwardedRequests:
@@ -115,7 +118,7 @@ class ForwardedRequests:
             while self._at < len(self._data) and not session.paused():
                 taken = session.receive(self._data[self._at :])
                 if not taken:
-                    session.paused()  # so that a session that waits calls ``_offer``
+                    session.paused()  # lets a waiting session call ``_offer`` later
                     break
                 self._at += taken
         except PeerError as error:

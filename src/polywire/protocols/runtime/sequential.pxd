@@ -8,6 +8,7 @@ cdef class BareSequential:
     cdef public bint _receiving
     cdef public object _rest
     cdef public object _resume
+    cdef public long long _short_bytes_max
     cdef public long long _wanted
     cdef public object broker
     cdef public object output

@@ -94,6 +94,7 @@ class BareSequential:
             "_receiving",
             "_rest",
             "_resume",
+            "_short_bytes_max",
             "_wanted",
             "broker",
             "output",
@@ -112,6 +113,7 @@ class BareSequential:
         self._reasons = 0  # bits of ``Wait``
         self._rest = b""  # requests that were not executed when the client finished sending; used in FINISHING only
         self._wanted = 0  # bytes to allocate for the incomplete request
+        self._short_bytes_max = 0  # see ``FramedSession``
 
     def _receive(self, data: memoryview) -> int:
         return 0  # overridden by protocols

@@ -35,9 +35,9 @@ class Output(Protocol):
 
     @property
     def backlog_max(self) -> int:
-        """Value of ``backlog`` above which the connection stops reading. Negative while a quota delays the client.
+        """Value of ``backlog`` above which the connection stops reading; negative while a quota delays the client.
 
-        A session that sends data without requests must then stop until ``drained`` is called.
+        A session that sends data without requests must stop at this value, until ``drained`` is called.
         """
 
     @property
@@ -58,7 +58,7 @@ class Output(Protocol):
     def certified(self) -> Principal | None:
         """The user of the client's TLS certificate; None without a certificate, or if authentication is off.
 
-        Before the first bytes are received, it is not known and None.
+        It is also None until the first bytes are received.
         """
 
     @property
@@ -82,7 +82,7 @@ class Output(Protocol):
         """Close the connection when all output was sent."""
 
     def fail(self, error: PeerError) -> None:
-        """Close the connection as if ``receive`` had raised this error. For errors that are found after ``receive``."""
+        """Close the connection as if ``receive`` had raised this error. Used for errors found after ``receive``."""
 
     def identified(self, principal: Principal | None) -> None:
         """Set the client's user after a login.
@@ -132,7 +132,7 @@ class Session(Protocol):
         """Whether a request is unanswered."""
 
     def drained(self) -> None:
-        """Continue to send data, because few enough sent bytes are waiting in the connection again."""
+        """Continue to send data: the ``backlog`` of the connection is low enough again."""
 
     def finish(self, data: memoryview) -> None:
         """Handle the end of the client's data. ``data`` are the bytes not consumed before.

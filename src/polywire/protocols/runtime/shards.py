@@ -92,17 +92,17 @@ class Parts(Protocol):
         """Raise Pending until all processes have reported their topics and values, or Unavailable if one does not."""
 
     def require_latest(self) -> None:
-        """Raise Pending until the topics and values are known that other processes have at the time of this call.
+        """Raise Pending until this process knows the topics and values that others have at the time of the call.
 
-        Requests for lists and for names that seem to be missing need this. A process that does not respond within a
-        second is represented by what it has reported. Raises Unavailable as ``require_reported``.
+        Requests for lists and for names that seem to be missing need this. If a process does not respond within a
+        second, its last report is used. Raises Unavailable like ``require_reported``.
         """
 
     def call_part(self, shard: int, part: str, function: Callable[..., Any], *values: Any, **options: Any) -> Any:
         """Call a function in another process, with that process's object named ``part`` as the first argument.
 
         If the function has a completion parameter, the completion is called with the result. Otherwise, Pending is
-        raised until the result has arrived, which a repeated call returns.
+        raised. Once the result has arrived, a repeated call returns it.
         """
 
     def watch_values(self, changed: Callable[[Any], None]) -> None:

@@ -5,12 +5,14 @@ Other connections are served between two slices. In each pass of the loop, all l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
 
 from polywire.errors import BrokerError
 from polywire.log.base import Completion
 from polywire.protocols.runtime.broker import WireBroker
+
+AT_ONCE_MAX: Final = 64  # steps that run without a pause: entries of a request or a response
 
 _Part = TypeVar("_Part")
 
@@ -18,8 +20,8 @@ _Part = TypeVar("_Part")
 class Slices(Generic[_Part]):
     """Runs an iterator in several passes of the loop, then calls ``done`` with the yielded values, or with its error.
 
-    The iterator must yield often: ``b""`` or None if there is no value. Other code runs between two passes, so it must
-    read the broker's state again after each yield.
+    The iterator must yield often: ``b""`` or None if there is no value. Other code runs between two passes, so the
+    iterator must read the broker's state again after each yield.
 
     ``done`` is called at most once, not after ``cancel``, and not before the constructor has returned.
     """
@@ -53,3 +55,23 @@ class Slices(Generic[_Part]):
 
     def cancel(self) -> None:
         self._cancelled = True
+
+
+def rest_in_slices(
+    broker: WireBroker, steps: Iterator[None], then: Callable[[], None], *, at_once: int = AT_ONCE_MAX
+) -> Slices[None] | None:
+    """Run the first steps. Return None if there are no others: the caller continues with ``then`` itself.
+
+    Otherwise the others run in slices, and ``then`` is called after the last one. The steps raise no BrokerError.
+    """
+    for number, _ in enumerate(steps):
+        if number == at_once:
+            break
+    else:
+        return None
+
+    def done(made: list[None] | BrokerError) -> None:
+        assert not isinstance(made, BrokerError), "errors are set in the entries"
+        then()
+
+    return Slices(broker, steps, done)

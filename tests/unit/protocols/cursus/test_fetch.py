@@ -6,6 +6,7 @@ import struct
 from typing import Any
 
 from polywire.protocols.cursus.messages import enveloped, frame
+from polywire.testing.loop import ManualLoop
 from polywire.types import Level, PositionKind
 from tests.processor import processor_used
 from tests.unit.protocols.cursus.dialogue import Dialogue, World
@@ -168,6 +169,16 @@ def test_a_stream_pushes_records_and_keepalives_and_can_be_replaced() -> None:
     world.memory.advance(11)
     assert peer.closed
     assert world.factory.state.stream_count == 1
+
+
+def test_a_stream_pushes_records_as_soon_as_the_log_notifies_it() -> None:
+    world, peer = filled(5)
+    peer.say(b"STREAM topic=c1 partition=0 group=sg offset=5")
+    producer = world.connect()
+    producer.feed(frame(batch("c1", 0, messages(6))))
+    assert isinstance(world.memory.loop, ManualLoop)
+    world.memory.loop.run_pass()  # in which the log in memory notifies readers
+    assert [offset for offset, _, _ in unpack(peer.take_bodies()[0])[2]] == [5]
 
 
 def test_a_stream_ends_with_its_topic() -> None:

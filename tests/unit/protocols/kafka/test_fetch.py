@@ -15,7 +15,7 @@ from polywire.protocols.kafka.client_codec import decode_response
 from polywire.protocols.kafka.context import KafkaSettings
 from polywire.protocols.kafka.fetching import ENCODED_AT_ONCE_MAX
 from polywire.protocols.kafka.messages import NO_ID, SERVED, Api, WireError
-from polywire.protocols.kafka.replies import AT_ONCE_MAX
+from polywire.protocols.runtime.slices import AT_ONCE_MAX
 from polywire.records.columns import Record
 from polywire.records.compression import Compression, compress_body
 from polywire.records.rows import from_records

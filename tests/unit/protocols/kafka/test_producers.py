@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from polywire.broker.producers import WRAP
+from polywire.protocols.kafka.checks import stamp_sequence
 from polywire.protocols.kafka.messages import Api, WireError
-from polywire.protocols.kafka.producers import stamp_sequence
 from polywire.records.columns import BatchHeader
 from polywire.records.header import read_header
 from polywire.testing.memory_broker import MemoryBroker

@@ -14,8 +14,8 @@ from polywire.protocols.kafka.client_codec import decode_response, encode_reques
 from polywire.protocols.kafka.codec import encode_response
 from polywire.protocols.kafka.messages import SERVED, Api
 from polywire.protocols.kafka.positions import POSITIONS_AT_ONCE_MAX
-from polywire.protocols.kafka.replies import AT_ONCE_MAX
 from polywire.protocols.kafka.structure_decoder import AT_ONCE_MAX as READ_AT_ONCE_MAX
+from polywire.protocols.runtime.slices import AT_ONCE_MAX
 from polywire.types import TopicName
 from tests.unit.protocols.kafka.dialogue import World
 

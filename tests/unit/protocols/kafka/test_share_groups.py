@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.client_batches import encode_batch
+from polywire.protocols.kafka.client_batches import decode_batches, encode_batch
+from polywire.protocols.kafka.client_codec import decode_response
 from polywire.protocols.kafka.messages import Api, WireError
 from polywire.protocols.kafka.share_sessions import EPOCH_MAX
-from polywire.records.columns import Record
-from polywire.types import Outcome, TopicName
+from polywire.protocols.runtime.slices import AT_ONCE_MAX
+from polywire.records.columns import Header, Record
+from polywire.records.rows import from_records
+from polywire.types import Level, Outcome, TopicName
 from tests.unit.protocols.kafka.dialogue import Dialogue, World
 from tests.unit.protocols.kafka.requests import frame_of
+from tests.unit.protocols.kafka.test_fetch import CountedSlices
 
 GROUP = 32  # resource with settings
 Batch = tuple[int, int, Sequence[int]]
@@ -29,7 +33,8 @@ class Share(World):
         self.memory.broker.shares.directory.configure("g", {"share.auto.offset.reset": "earliest"})
         self.memory.run()
         self.admin = self.connect()
-        self.produce(count)
+        if count:
+            self.produce(count)
 
     @property
     def topic_id(self) -> bytes:
@@ -300,3 +305,112 @@ def test_every_request_survives_being_cut_short() -> None:
         peer.pass_by()
         assert peer.gave_up is not None
     assert share.memory.broker.shares.partitions("g") == []
+
+
+def test_a_small_request_gets_few_records_of_a_large_batch(share: Share) -> None:
+    peer = share.connect()
+    fetched = part(fetch(peer, share, 0, max_records=2))
+    assert [record.value for record in decode_batches(fetched.records)] == [b"v0", b"v1"]
+    second = part(fetch(peer, share, 1, [(0, 1, [1])], max_records=3))
+    assert [record.value for record in decode_batches(second.records)] == [b"v2", b"v3", b"v4"]
+    assert acquired(fetch(peer, share, 2, [(2, 4, [1])], max_records=3)) == [(5, 5, 1)]
+
+
+WIDE = 3 * AT_ONCE_MAX
+
+
+class Wide(Share):
+    """A topic with many partitions of one record each, and slices that end after one step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.memory.broker.create_topic(TopicName.parse("w"), WIDE)
+        for number in range(WIDE):
+            self.put(number)
+        self.slices: list[int] = []
+        monkeypatch.setattr(self.memory.broker, "sliced", CountedSlices(self.memory.broker.sliced, self.slices))
+        monkeypatch.setattr("polywire.protocols.runtime.acquiring.QUANTUM_S", -1.0)
+
+    @property
+    def topic_id(self) -> bytes:
+        return self.memory.broker.topic("w").id
+
+    def put(self, number: int) -> None:
+        partition = self.memory.broker.topic("w").partitions[number]
+        self.memory.broker.produce(partition, from_records([Record(b"v")]), level=Level.WRITTEN, done=None)
+        self.memory.run()
+
+    def topics(self, api: Api, batches: Sequence[Batch] = ()) -> list[Any]:
+        topics = schema.request(api).Topics
+        [entry] = entries(api, self.topic_id, batches)
+        batch = entry.partitions[0].batches
+        made = [topics.Partitions(index=number, batches=batch) for number in range(WIDE)]
+        return [topics(topic_id=self.topic_id, partitions=made)]
+
+
+def test_a_session_with_many_partitions_is_served_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    share = Wide(monkeypatch)
+    peer = share.connect()
+    asked: dict[str, Any] = {"group_id": "g", "member_id": "m", "max_records": 500, "max_wait_ms": 1_000}
+    fetched = peer.ask(Api.SHARE_FETCH, session_epoch=0, topics=share.topics(Api.SHARE_FETCH), **asked)
+    assert sum(len(one.acquired_records) for one in fetched.responses[0].partitions) == WIDE
+    assert len(share.slices) > 2 * (WIDE - AT_ONCE_MAX), "each partition is added and read in a step"
+    share.slices.clear()
+    renewed = share.topics(Api.SHARE_FETCH, [(0, 0, [int(Outcome.RENEW)])])
+    fetched = peer.ask(Api.SHARE_FETCH, session_epoch=1, topics=renewed, is_renew=True, **asked)
+    assert [one.acknowledge_error for one in fetched.responses[0].partitions] == [WireError.NONE] * WIDE
+    assert len(share.slices) > WIDE - AT_ONCE_MAX
+    share.slices.clear()
+    ended = share.topics(Api.SHARE_ACKNOWLEDGE, [(0, 0, [int(Outcome.ACCEPT)])])
+    answer = peer.ask(Api.SHARE_ACKNOWLEDGE, group_id="g", member_id="m", session_epoch=2, topics=ended)
+    assert [one.error for one in answer.responses[0].partitions] == [WireError.NONE] * WIDE
+    assert len(share.slices) > WIDE - AT_ONCE_MAX
+    share.slices.clear()
+    peer.tell(Api.SHARE_FETCH, 1, schema.request(Api.SHARE_FETCH)(session_epoch=3, topics=[], **asked))
+    peer.pass_by()
+    assert not peer.sent
+    assert len(share.slices) > 2 * (WIDE - AT_ONCE_MAX), "each partition is read and watched in a step"
+    share.put(WIDE - 1)
+    peer.pass_by()
+    fetched = decode_response(Api.SHARE_FETCH, 1, next(peer.frames()))[1]
+    assert [one.index for one in fetched.responses[0].partitions] == [WIDE - 1]
+    closed = peer.ask(Api.SHARE_FETCH, session_epoch=-1, **asked)
+    assert (closed.error, closed.responses) == (WireError.NONE, [])
+
+
+def test_a_session_with_too_many_partitions_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    share = Wide(monkeypatch)
+    monkeypatch.setattr("polywire.protocols.kafka.share_fetch.PARTITIONS_MAX", WIDE - 1)
+    peer = share.connect()
+    asked: dict[str, Any] = {"group_id": "g", "member_id": "m", "max_records": 500}
+    refused = peer.ask(Api.SHARE_FETCH, session_epoch=0, topics=share.topics(Api.SHARE_FETCH), **asked)
+    assert (refused.error, refused.responses) == (WireError.INVALID_REQUEST, [])
+    assert peer.ask(Api.SHARE_FETCH, session_epoch=1, **asked).error == WireError.SHARE_SESSION_NOT_FOUND
+
+
+def test_a_closed_connection_ends_a_request_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    share = Wide(monkeypatch)
+    peer = share.connect()
+    body = schema.request(Api.SHARE_FETCH)(
+        group_id="g", member_id="m", session_epoch=0, max_records=500, topics=share.topics(Api.SHARE_FETCH)
+    )
+    peer.tell(Api.SHARE_FETCH, 1, body)
+    peer.session.close()
+    peer.pass_by()
+    assert share.memory.broker.shares.partitions("g") == []
+
+
+def test_records_have_delays_and_an_order_per_key() -> None:
+    share = Share(1)
+    share.memory.broker.shares.directory.configure("g", {"share.auto.offset.reset": "earliest", "share.order": "key"})
+    due_ms = share.memory.clock.now_us() // 1000 + 10_000
+    header = Header(b"deliver.at", str(due_ms).encode())
+    topics = schema.request(Api.PRODUCE).Topics
+    made = [Record(b"later", headers=(header,)), Record(b"2", key=b"k"), Record(b"3")]
+    one = topics(name="t", partitions=[topics.Partitions(index=0, records=encode_batch(made))])
+    assert share.admin.ask(Api.PRODUCE, 9, acks=1, topics=[one]).responses[0].partitions[0].error == 0
+    peer = share.connect()
+    assert acquired(fetch(peer, share, 0)) == [(0, 0, 1), (3, 3, 1)]
+    assert acquired(fetch(peer, share, 1, [(0, 0, [Outcome.ACCEPT]), (3, 3, [Outcome.ACCEPT])])) == [(2, 2, 1)]
+    share.memory.advance(11)
+    assert acquired(fetch(peer, share, 2, [(2, 2, [Outcome.ACCEPT])], max_wait_ms=500)) == [(1, 1, 1)]

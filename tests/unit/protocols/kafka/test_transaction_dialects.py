@@ -103,6 +103,20 @@ def test_an_end_that_increments_the_epoch(world: World, producer: Producer) -> N
     assert position(world)[0] == 3
 
 
+def test_a_late_end_does_not_end_the_next_transaction(world: World, producer: Producer) -> None:
+    """Apache Kafka's KAFKA-17754: a request that was delayed in the network arrives during the next transaction."""
+    producer.produce(0, b"a", version=12)
+    late = Producer(producer.peer, "T", producer.number, producer.epoch)
+    assert producer.finish() == 0
+    producer.produce(0, b"b", version=12)
+    assert late.finish(commits=True) == late.finish(commits=False) == WireError.PRODUCER_FENCED
+    assert late.offsets() == WireError.PRODUCER_FENCED
+    assert stored(world) == [b"a"], "the next transaction is still open"
+    producer.produce(1, b"c", version=12)
+    assert producer.finish() == 0
+    assert stored(world) == [b"a", b"b", b"c"]
+
+
 def test_offsets_start_a_transaction_in_the_second_version(world: World, producer: Producer) -> None:
     assert producer.move(1, version=4) == WireError.INVALID_TXN_STATE
     assert producer.move(7, version=5) == 0

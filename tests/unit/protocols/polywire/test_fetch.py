@@ -200,6 +200,15 @@ def test_a_long_poll_completes_with_a_record_and_blocks_nothing(peer: Peer) -> N
     assert offsets_of([answer]) == [0]
 
 
+def test_a_long_poll_completes_as_soon_as_the_log_notifies_it(peer: Peer) -> None:
+    waiting = peer.send(Verb.FETCH, messages.Fetch("t", 0, 0, wait_ms=5000))
+    peer.loop.run_pass()
+    peer.another().send(Verb.PRODUCE, messages.Produce("t", 0), batch_of(b"x"))
+    peer.broker.commit()
+    peer.loop.run_pass()  # in which the log in memory notifies readers
+    assert [answer.correlation for answer in peer.frames()] == [waiting]
+
+
 def test_a_long_poll_ends_empty_at_its_timeout(peer: Peer) -> None:
     peer.send(Verb.FETCH, messages.Fetch("t", 0, 0, wait_ms=5000))
     peer.loop.advance(4.9)

@@ -1,0 +1,14 @@
+# C-level face of shapes.py for the other compiled modules; it holds declarations only.
+
+
+cdef class BareShape:
+    cdef public bytes before
+    cdef public object level
+    cdef public object partition
+
+
+cdef class Shapes:
+    cdef object _latest
+    cdef BareShape find(
+        self, const unsigned char *p, Py_ssize_t at, Py_ssize_t end, Py_ssize_t any_at, Py_ssize_t any_end
+    )
