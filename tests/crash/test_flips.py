@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from polywire.errors import Corrupt
+from polywire.errors import BrokerError, Corrupt
 from polywire.log.doctor import Finding, Severity, examine, open_offline
 from polywire.log.partition.partition import FilePartition
 from polywire.types import Level
@@ -21,6 +22,7 @@ from tests.unit.log.rig import SMALL, Memory, Rig, RigLoop, batch_of, records_of
 
 TOKENS = [bytes([number]) * 16 for number in (1, 2)]
 KINDS = ("journal/seed", "journal/seed.copy", "journal/slot-", "segments/", "snapshots/", "LOCK")
+STORED = ("segments", "snapshots")
 SAMPLES = 30  # flips of each kind of file
 
 
@@ -123,3 +125,59 @@ def test_a_flipped_byte_is_harmless_or_reported(tmp_path: Path, stop: str, kind:
     if kind in ("journal/seed", "journal/seed.copy", "snapshots/", "LOCK"):
         assert not refused
         assert not damaged
+
+
+Harm = Callable[[bytes], bytes | None]
+"""Damages the content of a file. None means that the file is missing."""
+
+HARMS: Mapping[str, Harm] = {
+    "missing": lambda content: None,
+    "empty": lambda content: b"",
+    "truncated": lambda content: content[: len(content) // 2],
+    "zeros": lambda content: bytes(len(content)),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("with_copy", [False, True], ids=["one", "with its copy"])
+def test_a_damaged_file_costs_no_other_file(tmp_path: Path, harm: str, *, with_copy: bool) -> None:
+    """A damaged list of files must not make the files look as if they were no longer needed.
+
+    A start can lose what only the newest journal file has: its groups may as well have been lost in a power failure.
+    """
+    origin = tmp_path / "origin"
+    values, changes = write_history(origin, clean=False)
+    for path in sorted(path for path in origin.rglob("*") if path.is_file()):
+        copy = tmp_path / "copy"
+        shutil.copytree(origin, copy)
+        names = (
+            {path.name} if not with_copy else {path.stem if path.suffix == ".copy" else path.name, f"{path.name}.copy"}
+        )
+        harmed = [copy / path.relative_to(origin).with_name(name) for name in names]
+        for other in [found for found in harmed if found.exists()]:
+            content = HARMS[harm](other.read_bytes())
+            other.unlink()
+            if content is not None:
+                other.write_bytes(content)
+        before = stored_files(copy)
+        try:
+            rig = Rig(copy, SMALL)
+        except BrokerError:
+            assert stored_files(copy) == before, f"{path.relative_to(origin)} was harmed"
+        else:
+            for _ in range(2):  # a start deletes files, too
+                end = rig.log.partition(1).next_offset if path.name.startswith("slot-") else len(values)
+                found, reported = read_what_is_sound(rig, rig.log.partition(1))
+                assert found == {at: value for at, value in enumerate(values[:end]) if at not in reported}
+                assert not reported or path.suffix == ".pws", f"{path.relative_to(origin)} was harmed"
+                assert rig.memory.changes == changes[: len(rig.memory.changes)]
+                assert len(rig.memory.changes) == len(changes) or path.name.startswith("slot-")
+                rig.settle()
+                rig.kill()
+                rig.open()
+            rig.log.close()
+        shutil.rmtree(copy)
+
+
+def stored_files(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for part in STORED for path in (directory / part).rglob("*")}

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -19,10 +20,11 @@ import pytest
 
 from polywire.client.polywire import PolywireClient
 from polywire.cluster.nodes import NODE_INTERVAL_S
+from polywire.errors import Unavailable
 from polywire.server.placement import directory_of, shard_by_hash
 from polywire.store.url import open_bucket
 from tests.broker_process import BrokerProcess, child_environment
-from tests.crash.test_processes import Producer, go_on, opened, until
+from tests.crash.test_processes import WAIT_S, Producer, go_on, opened, until
 from tests.crash.test_standby import _cluster
 from tests.s3_server import BUCKET, s3_server
 
@@ -111,17 +113,30 @@ async def check_all(brokers: Sequence[BrokerProcess], producers: Sequence[Produc
 
 async def check(broker: BrokerProcess, producer: Producer) -> None:
     """Through any machine: acknowledged records are at their offsets, once and in order."""
-    found: dict[int, tuple[int, int]] = {}
-    async with await opened(broker) as client:
-        for bounds in await client.bounds(producer.topic):
-            for number, offset in await numbers_of(client, producer.topic, bounds.partition, bounds.next_offset):
-                assert number not in found, "nothing is duplicated"
-                found[number] = bounds.partition, offset
+    end = time.monotonic() + WAIT_S
+    while True:
+        try:
+            found = await all_of(broker, producer.topic)
+            break
+        except Unavailable:  # a shard may still be moving back to its machine, which closes connections
+            if time.monotonic() > end:
+                raise
     assert producer.acknowledged.items() <= found.items()
     for partition in {place[0] for place in found.values()}:
         placed = sorted((place, number) for number, place in producer.acknowledged.items() if place[0] == partition)
         numbers = [number for _, number in placed]
         assert numbers == sorted(numbers), "unacknowledged records may arrive late"
+
+
+async def all_of(broker: BrokerProcess, topic: str) -> dict[int, tuple[int, int]]:
+    """Return where each number of a topic is."""
+    found: dict[int, tuple[int, int]] = {}
+    async with await opened(broker) as client:
+        for bounds in await client.bounds(topic):
+            for number, offset in await numbers_of(client, topic, bounds.partition, bounds.next_offset):
+                assert number not in found, "nothing is duplicated"
+                found[number] = bounds.partition, offset
+    return found
 
 
 async def numbers_of(client: PolywireClient, topic: str, partition: int, next_offset: int) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """The checks of every history.
 
 Each checker is a pure function from a history to sentences about what is wrong with it (concepts: durability#what-a-crash-may-take,
-durability#delivery, durability#groups-and-positions).
+durability#delivery, groups#positions).
 """
 
 from __future__ import annotations

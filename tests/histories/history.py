@@ -5,11 +5,15 @@ Times are nanoseconds of the system's monotonic clock, which all processes of th
 
 from __future__ import annotations
 
+import gzip
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgspec
 
 NO_OFFSET: Final = -1
 
@@ -100,11 +104,12 @@ class Position(Event):
 
 
 class Write(NamedTuple):
-    """A record of a transaction with a unique value, and the record that it was copied from."""
+    """A record of a transaction with a unique value, the record that it was copied from, and what was read there."""
 
     topic: str
     value: bytes
     source: Place
+    read: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +160,37 @@ class History:
                 found["records read"] += len(event.values)
         found["records stored"] = sum(map(len, self.stored.values()))
         return found
+
+
+KINDS: Final = (Produce, Fetch, Assignment, Commit, Position, Transaction, Fault)
+
+
+def save(history: History, path: Path) -> None:
+    """Write a history as compressed JSON lines: the name and values of each event, then the final content."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    encode = msgspec.json.encode
+    with gzip.open(path, "wb") as file:
+        for event in history.events:
+            file.write(encode([type(event).__name__, event]) + b"\n")
+        for (topic, partition), records in history.stored.items():
+            file.write(encode(["stored", [topic, partition, records]]) + b"\n")
+        for shared, offset in history.positions.items():
+            file.write(encode(["position", [shared, offset]]) + b"\n")
+
+
+def load(path: Path) -> History:
+    """Read a history that ``save`` wrote."""
+    kinds: dict[str, Any] = {kind.__name__: kind for kind in KINDS}
+    history = History()
+    with gzip.open(path, "rb") as file:
+        for line in file:
+            name, value = msgspec.json.decode(line, type=tuple[str, msgspec.Raw])
+            if name == "stored":
+                topic, partition, records = msgspec.json.decode(value, type=tuple[str, int, list[tuple[int, bytes]]])
+                history.stored[topic, partition] = records
+            elif name == "position":
+                shared, offset = msgspec.json.decode(value, type=tuple[Shared, int | None])
+                history.positions[shared] = offset
+            else:
+                history.events.append(msgspec.json.decode(value, type=kinds[name]))
+    return history

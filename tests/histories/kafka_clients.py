@@ -199,15 +199,15 @@ class Transformer(KafkaClient):
             self.history.events.append(Position(self.name, begun, now(), shared, offset))
         return found
 
-    async def _take(self, connection: Connection, partition: int, offset: int) -> list[int]:
-        """Return offsets of the next records."""
+    async def _take(self, connection: Connection, partition: int, offset: int) -> list[Record]:
+        """Return the next records."""
         topics = schema.request(Api.FETCH).Topics
         entries = [topics.Partitions(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 16)]
         asked = [topics(topic=self._source, partitions=entries)]
         reported = await connection.ask(Api.FETCH, max_bytes=1 << 16, isolation_level=READ_COMMITTED, topics=asked)
         entry = reported.responses[0].partitions[0]
         _check(entry.error)
-        return [record.offset for record in decode_batches(entry.records or b"", offset=offset)[:TAKEN_MAX]]
+        return decode_batches(entry.records or b"", offset=offset)[:TAKEN_MAX]
 
     async def _transact(
         self,
@@ -215,16 +215,19 @@ class Transformer(KafkaClient):
         who: dict[str, Any],
         sequences: Counter[int],
         positions: dict[int, int],
-        taken: dict[int, list[int]],
+        taken: dict[int, list[Record]],
     ) -> None:
         attempt = next(self._numbers)
-        after = {number: offsets[-1] + 1 for number, offsets in taken.items() if offsets}
+        after = {number: records[-1].offset + 1 for number, records in taken.items() if records}
         writes = tuple(
             Write(
-                self._target, f"{self.name}:{attempt}:{number}:{offset}".encode(), Place(self._source, number, offset)
+                self._target,
+                f"{self.name}:{attempt}:{number}:{record.offset}".encode(),
+                Place(self._source, number, record.offset),
+                record.value or b"",
             )
-            for number, offsets in taken.items()
-            for offset in offsets
+            for number, records in taken.items()
+            for record in records
         )
         moved = tuple((Shared(self.name, self._source, number), offset) for number, offset in after.items())
         begun, outcome = now(), Outcome.REFUSED  # until the commit is requested

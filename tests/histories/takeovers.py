@@ -1,7 +1,8 @@
 """Histories of three brokers on one bucket: the leader is killed, suspended, raced and drained, and another takes over.
 
 ``python -m tests.histories.takeovers --count 30 --seed 7``. The bucket is versitygw if ``POLYWIRE_S3_SERVER`` names it,
-otherwise a directory.
+otherwise a directory. With versitygw, a proxy before each broker cuts it off from the bucket, delays or loses responses,
+and returns errors.
 
 The seed determines the order; every killed broker is restarted.
 """
@@ -25,14 +26,25 @@ from typing import Final
 
 from polywire.client.connect import connect
 from tests.broker_process import BrokerProcess
-from tests.histories.checkers import judge
 from tests.histories.clients import IdempotentProducer, read_everything
+from tests.histories.faulty_proxy import (
+    FAULTS,
+    LOST_REPLIES,
+    NONE,
+    RESET,
+    SILENT,
+    SILENT_REPLIES,
+    UNAVAILABLE,
+    FaultyProxy,
+)
 from tests.histories.history import Fault, History
 from tests.histories.kafka_clients import IdempotentKafkaProducer
-from tests.histories.run import COPY, GROUP, ONCE, PARTITIONS, TOPIC, WIRES, everybody, everybody_is_answered
+from tests.histories.outside import judge_everything
+from tests.histories.run import COPY, GROUP, ONCE, PARTITIONS, TOPIC, WIRES, everybody, silent_clients
 from tests.s3_server import BUCKET, S3Server, s3_binary
 
 BROKERS: Final = ("a", "b", "c")
+ENDPOINT: Final = "AWS_ENDPOINT_URL"
 LED: Final = "leading the shard"
 PART: Final = 25  # takeovers of one history, which is kept in memory
 CALM_S: Final = (0.5, 2.5)  # in which clients make progress
@@ -44,11 +56,14 @@ KEPT: Final = Path("build/takeovers")
 class Cluster:
     """Three brokers, and their leader according to their logs."""
 
-    def __init__(self, folder: Path, bucket: str, chance: random.Random) -> None:
+    def __init__(self, folder: Path, bucket: str, proxies: Sequence[FaultyProxy], chance: random.Random) -> None:
+        options = ("--bucket", bucket, "--slot-mib", "17")
+        places = [{ENDPOINT: f"http://127.0.0.1:{proxy.port}"} for proxy in proxies] or [{} for _ in BROKERS]
         self.brokers: Final = [
-            BrokerProcess(folder / name, "--bucket", bucket, "--node", name, "--slot-mib", "17", wires=WIRES)
-            for name in BROKERS
+            BrokerProcess(folder / name, *options, "--node", name, wires=WIRES, environment=place)
+            for name, place in zip(BROKERS, places, strict=True)
         ]
+        self.proxies: Final = dict(zip(self.brokers, proxies, strict=False))
         self._chance: Final = chance
 
     def url(self, wire: str) -> str:
@@ -94,6 +109,8 @@ class Nemesis:
             "go": (2, self._go),
             "pause": (2, self._pause),
             "bucket restarts": (2 if server is not None else 0, self._restart_bucket),
+            "leader cut off": (6 if server is not None else 0, self._cut_off),
+            "network": (6 if server is not None else 0, self._disturb),
         }
         self._deeds: Final = {name: deed for name, (_, deed) in deeds.items()}
         self._weights: Final = [weight for weight, _ in deeds.values()]
@@ -164,6 +181,26 @@ class Nemesis:
         for broker in (first, second):
             await asyncio.to_thread(broker.start)
 
+    async def _cut_off(self) -> None:
+        """Let the leader reach its bucket no more, or hear nothing from it, until another one leads."""
+        leader, before = self._cluster.leader(), self._cluster.takeovers()
+        proxy = self._cluster.proxies[leader]
+        proxy.fault = self._chance.choice((SILENT, SILENT_REPLIES, RESET, LOST_REPLIES, UNAVAILABLE))
+        try:
+            await self._wait_for_leader(before)
+            await asyncio.sleep(self._chance.choice((0.0, 0.2, 2.0)))
+        finally:
+            proxy.fault = NONE
+
+    async def _disturb(self) -> None:
+        """Disturb the network of any brokers for a while. They may or may not change the leader."""
+        proxies = self._chance.sample(list(self._cluster.proxies.values()), self._chance.choice((1, 1, 2, 3)))
+        for proxy in proxies:
+            proxy.fault = self._chance.choice(FAULTS)
+        await asyncio.sleep(self._chance.uniform(0.2, 8.0))
+        for proxy in proxies:
+            proxy.fault = NONE
+
     async def _pause(self) -> None:
         """Suspend it for less than any timeout."""
         leader = self._cluster.leader()
@@ -200,7 +237,9 @@ def run(folder: Path, *, seed: int, count: int) -> History:
     """Make a history in which a broker starts to lead that many times."""
     chance = random.Random(seed)
     with bucket_in(folder) as (url, server), ExitStack() as running:
-        cluster = Cluster(folder, url, chance)
+        ports = [] if server is None else [server.port] * len(BROKERS)
+        proxies = [running.enter_context(FaultyProxy(port, random.Random(chance.random()))) for port in ports]
+        cluster = Cluster(folder, url, proxies, chance)
         for broker in cluster.brokers:
             running.enter_context(broker)
         history = asyncio.run(_run(cluster, server, chance, count))
@@ -224,7 +263,8 @@ async def _run(cluster: Cluster, server: S3Server | None, chance: random.Random,
         while cluster.takeovers() < begun + count:
             await asyncio.sleep(chance.uniform(*CALM_S))
             await nemesis.act()
-        await everybody_is_answered(clients)
+        silent = await silent_clients(clients)
+        assert not silent, f"not served again: {silent}"
         for client in clients:
             client.running = False
     for client in clients:
@@ -250,7 +290,7 @@ def main(words: Sequence[str] | None = None) -> int:
             folder = Path(name)
             try:
                 history = run(folder, seed=seed, count=min(PART, given.count - totals["takeover"]))
-                wrong = judge(history)
+                wrong = judge_everything(history)
             except BaseException:
                 _keep(folder, seed)
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.histories.history import (
     Assignment,
     Commit,
     Event,
+    Fault,
     Fetch,
     History,
     Outcome,
@@ -21,6 +23,8 @@ from tests.histories.history import (
     Shared,
     Transaction,
     Write,
+    load,
+    save,
 )
 
 SHARED = Shared("g", "t", 0)
@@ -208,6 +212,13 @@ def test_a_broken_promise_is_detected(what: str) -> None:
 
 def test_every_checker_has_a_history_that_it_refuses() -> None:
     assert {promise for promise, _ in BAD.values()} == {checker.__name__ for checker in CHECKERS}
+
+
+def test_a_history_can_be_stored(tmp_path: Path) -> None:
+    transactions = copies([copied(1, 0, "ab"), copied(3, 2, "xy", REFUSED), Fault("kill -9", 5, 6)], "ab", at=2)
+    for made in (GOOD, transactions):
+        save(made, tmp_path / "kept" / "history.jsonl.gz")
+        assert load(tmp_path / "kept" / "history.jsonl.gz") == made
 
 
 def test_checking_changes_nothing() -> None:

@@ -18,7 +18,7 @@ def test_no_promise_is_broken(tmp_path: Path) -> None:
     run = Run(tmp_path, SEED, FAULTS)
     with run.broker:
         asyncio.run(run.run())
-    assert run.history.wrong == []
+    assert run.wrong == []
     assert run.faults.total() == FAULTS
     assert any(record.ended for record in run.history.records.values())
 

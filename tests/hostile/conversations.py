@@ -17,6 +17,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from itertools import chain
+from pathlib import Path
 from typing import Final
 
 from tests.broker_process import BrokerProcess
@@ -26,6 +27,7 @@ from tests.hostile.peers import ANSWER_S_MAX, End, PoliteClient, connect, hang_u
 
 ANSWERS_S: Final = 0.02  # how long a client waits for responses before it continues
 STALLED_MAX: Final = 32  # connections that stall at once
+WORKER_DESCRIPTORS: Final = 3  # of a broker for each of its worker processes: two pipes, and a connection
 FLOOD: Final = 40  # repetitions of a stream
 # longer than a request may wait, because a client that vanishes meanwhile is noticed at its end
 SETTLED_S_MAX: Final = 75.0
@@ -142,10 +144,17 @@ def read(peer: socket.socket) -> bytes:
     return b""
 
 
-def descriptors(broker: BrokerProcess) -> int:
-    """Return the number of a broker's descriptors (Linux; 0 elsewhere)."""
+def workers(broker: BrokerProcess) -> int:
+    """Return the number of a broker's worker processes: a client that creates a link starts one (Linux; 0 elsewhere)."""
     with suppress(OSError):
-        return len(os.listdir(f"/proc/{broker.pid}/fd"))
+        return len(Path(f"/proc/{broker.pid}/task/{broker.pid}/children").read_text("ascii").split())
+    return 0
+
+
+def descriptors(broker: BrokerProcess) -> int:
+    """Return the number of a broker's descriptors, without those of its worker processes (Linux; 0 elsewhere)."""
+    with suppress(OSError):
+        return len(os.listdir(f"/proc/{broker.pid}/fd")) - WORKER_DESCRIPTORS * workers(broker)
     return 0
 
 
@@ -163,8 +172,8 @@ def converse(broker: BrokerProcess, wire: str, numbers: range, seed: int, *, vis
         ]
         for visit in visits:
             visit.result()
-        after = min(settled(broker, before))
-        figures.connections = connected, connections(broker)
+        after = min(settled(lambda: descriptors(broker), before))
+        figures.connections = connected, min(settled(lambda: connections(broker), connected))
         times = sorted(chain.from_iterable(beside.times for beside in polite))
         figures.held_ms = max(beside.held_s for beside in polite) * 1000
     figures.seconds = time.monotonic() - begun
@@ -186,19 +195,23 @@ def _visit(hostile: Hostile, numbers: range, polite: PoliteClient) -> None:
 
 
 def connections(broker: BrokerProcess) -> int:
-    """Return the number of connections that a broker reports, without the asking one."""
+    """Return the number of connections that a broker reports, without this one and those of its worker processes."""
     metrics = HTTPConnection(*broker.addresses["http"], timeout=ANSWER_S_MAX)
     with closing(metrics):
         metrics.request("GET", "/metrics")
         lines = metrics.getresponse().read().decode().splitlines()
-    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("polywire_connections{")) - 1
+    return (
+        sum(int(float(line.split()[-1])) for line in lines if line.startswith("polywire_connections{"))
+        - 1
+        - workers(broker)
+    )
 
 
-def settled(broker: BrokerProcess, expected: int) -> Iterator[int]:
-    """Return the number of descriptors, once it is as low as expected or time is up."""
+def settled(count: Callable[[], int], expected: int) -> Iterator[int]:
+    """Return a count repeatedly, until it is as low as expected or time is up."""
     deadline = time.monotonic() + SETTLED_S_MAX
     while True:
-        held = descriptors(broker)
+        held = count()
         yield held
         if held <= expected or time.monotonic() > deadline:
             return

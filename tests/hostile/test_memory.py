@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from polywire.protocols.polywire import messages
-from polywire.protocols.polywire.codec import ERROR
+from polywire.protocols.polywire.codec import ERROR, MAGIC
 from polywire.protocols.polywire.messages import Verb
 from tests.broker_process import BrokerProcess
 from tests.crash.test_hostile_peers import RawPeer, record_batch
@@ -18,6 +18,7 @@ from tests.crash.test_hostile_together import unfinished
 from tests.hostile.peers import PoliteClient, connect, push
 
 HALF_SENT = 1_100
+LOCKED_OUT_S_MAX = 60  # it was ten minutes when one connection after the other was closed
 MEMORY_GROWN_MAX = 200_000_000  # 64 MiB of incomplete requests, one beyond, and what sockets and the allocator add
 
 
@@ -46,6 +47,22 @@ def test_incomplete_requests_lock_no_client_out(tmp_path: Path, wire: str, size:
         assert broker.memory_bytes - before < MEMORY_GROWN_MAX
         assert broker.stop() == 0, broker.log_text()
         assert "level=error" not in broker.log_text(), broker.log_text()
+
+
+def test_large_incomplete_requests_lock_no_large_one_out(tmp_path: Path) -> None:
+    """They use up all memory, and wait for more: none of them looks stalled."""
+    large = record_batch(200_000)
+    with BrokerProcess(tmp_path / "data") as broker, ExitStack() as held:
+        for wire in [wire for wire in broker.addresses for _ in range(50)]:
+            push(held.enter_context(connect(broker, wire)), (MAGIC if wire == "polywire" else b"") + unfinished(wire))
+        begun, answered = time.monotonic(), False
+        while not answered:
+            assert time.monotonic() - begun < LOCKED_OUT_S_MAX
+            with suppress(OSError, EOFError, AssertionError), RawPeer(broker) as peer:
+                peer.ask(Verb.PRODUCE, messages.Produce("large", 0, create=True), large)
+                answered = True
+        print(f"{time.monotonic() - begun:.1f} s")
+        assert broker.stop() == 0, broker.log_text()
 
 
 def test_silent_connections_lock_no_client_out(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ mechanism that it once detected.
 from __future__ import annotations
 
 import sys
+from itertools import count, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,20 +20,25 @@ from tests.sim.classic_mutations import CLASSIC_MUTATIONS
 from tests.sim.mutation import Mutation
 from tests.sim.mutations import LOG_MUTATIONS
 from tests.sim.promises import BROKEN, Violation
+from tests.sim.queue_mutations import QUEUE_MUTATIONS, SHARE_MEMBER_MUTATIONS
 from tests.sim.readiness_mutations import READINESS_MUTATIONS
 from tests.sim.shards_mutations import SHARDS_MUTATIONS
 from tests.sim.tables_mutations import TABLES_MUTATIONS
+from tests.sim.takeovers_mutations import TAKEOVERS_MUTATIONS
 from tests.sim.wires_mutations import WIRES_MUTATIONS
 from tests.sim.worlds import WORLDS
 
 MUTATIONS: Final = (
     *LOG_MUTATIONS,
     *BROKER_MUTATIONS,
+    *QUEUE_MUTATIONS,
     *WIRES_MUTATIONS,
     *CLASSIC_MUTATIONS,
     *READINESS_MUTATIONS,
     *SHARDS_MUTATIONS,
     *TABLES_MUTATIONS,
+    *TAKEOVERS_MUTATIONS,
+    *SHARE_MEMBER_MUTATIONS,
 )
 RUNS: Final = 100
 PAGE: Final = Path(__file__).parents[2] / "benchmarks/results/reliability-2026-11.md"
@@ -60,7 +66,7 @@ def notice(mutation: Mutation, runs: int = RUNS) -> Noticed | None:
                     f"`{mutation.test.__module__.removeprefix('tests.sim.')}`",
                     mutation.test.__name__.removeprefix("test_").replace("_", " "),
                 )
-        for seed in range(runs):
+        for seed in islice((seed for seed in count(mutation.first) if seed % 16 in mutation.rests), runs):
             try:
                 WORLDS[mutation.world](seed).run()
             except Violation as violation:

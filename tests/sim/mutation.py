@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
@@ -23,7 +23,8 @@ class Mutation:
 
     ``test``: a test that fails then, for mechanisms that few runs need.
 
-    ``world``: the simulation whose runs fail. reason: why no run fails, if that is known.
+    ``world``: the simulation whose runs fail. rests: remainders of the seeds modulo sixteen that are tried; by default
+    all. first: the first seed. reason: why no run fails, if that is known.
     """
 
     name: str
@@ -32,6 +33,8 @@ class Mutation:
     test: Callable[[], None] | None = None
     world: str = "log"
     reason: str = ""
+    rests: Collection[int] = range(16)
+    first: int = 0
 
 
 def prepared(test: Callable[..., None], **makers: Callable[[], object]) -> Callable[[], None]:

@@ -23,6 +23,7 @@ from polywire.log.journal.write_batch import Draft
 from polywire.log.log import FileLog
 from polywire.log.opening import _Opening
 from polywire.log.partition.cold_reads import Window
+from polywire.log.partition.partition import FilePartition
 from polywire.log.partition.reader import SlotsPin
 from polywire.log.segments import segment
 from polywire.log.segments.sealer import Sealer
@@ -214,9 +215,12 @@ def _deferred(opening: _Opening, name: str) -> None:
     opening._disk.deleter.delete([name])
 
 
-def _image_stale(old: Callable[..., Any], state: LogState, sequence: int, touched: Any) -> Any:
+def _drop_forgotten(old: Callable[..., Any], state: LogState, partition: FilePartition) -> None:
     """Keep a dropped partition in images."""
-    return old(state, sequence, [partition for partition in touched if not partition.ended])
+    packed = state._packed.get(partition.incarnation)
+    old(state, partition)
+    if packed is not None:
+        state._packed[partition.incarnation] = packed
 
 
 def _state_stale(old: Callable[..., Any], log: FileLog) -> Any:
@@ -357,7 +361,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         wrapped(FileLog, "broker_state", _state_stale),
     ),
     Mutation(
-        "snapshot-partitions", "a dropped partition leaves the snapshot", wrapped(LogState, "image", _image_stale)
+        "snapshot-partitions", "a dropped partition leaves the snapshot", wrapped(LogState, "drop", _drop_forgotten)
     ),
     Mutation("unnamed-blobs", "names of a failed start are free at once", replaced(_Opening, "_delete", _deferred)),
     Mutation("remains", "temporary files are deleted", replaced(FileStore, "delete_remains", lambda *_: [])),

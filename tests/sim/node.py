@@ -212,11 +212,15 @@ class Node(ABC):
             return False
         except BrokerError as error:
             self.story.tell("no start", error.message)
-            full = isinstance(error, Busy) and self._disk.capacity_bytes < CAPACITY_BYTES
+            full = self._may_be_full(error) and self._disk.capacity_bytes < CAPACITY_BYTES
             require(full or self.story.counts["fault"], "a start is possible", error=error.message)
             self._disk.capacity_bytes = CAPACITY_BYTES
             return False
         return True
+
+    def _may_be_full(self, error: BrokerError) -> bool:
+        """Return whether a full disk may cause this error of a start."""
+        return isinstance(error, Busy)
 
     def _start(self) -> None:
         """Start without faults."""

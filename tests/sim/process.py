@@ -48,10 +48,13 @@ class Process(ABC):
 
     def __init__(self, disk: SimulatedDisk, clock: SimulatedClock, chance: Chance, story: Story) -> None:
         self.files: Final = SimulatedFiles(disk, chance, story)
-        self.loop: Final = Schedule(clock, chance, story)
+        self.loop: Final = self._make_loop(clock, chance, story)
         self.turns = self.loop
         self._clock = clock
         self._faults_before: Final = story.counts["fault"]
+
+    def _make_loop(self, clock: SimulatedClock, chance: Chance, story: Story) -> Schedule:
+        return Schedule(clock, chance, story)
 
     @property
     def had_faults(self) -> bool:

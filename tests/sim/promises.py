@@ -40,7 +40,7 @@ def require(holds: object, promise: str, **facts: object) -> None:
 
 @dataclass(slots=True)
 class Acknowledged:
-    """How far data was acknowledged: ``written`` survives a kill, ``synced`` a power loss."""
+    """How far data was acknowledged: ``written`` survives a kill, ``synced`` a power loss, and also a takeover."""
 
     written: int = 0
     synced: int = 0
@@ -49,7 +49,7 @@ class Acknowledged:
         """Note that everything below ``reached`` is acknowledged."""
         if level is not Level.MEMORY:  # MEMORY survives nothing
             self.written = max(self.written, reached)
-        if level is Level.SYNCED:
+        if level >= Level.SYNCED:
             self.synced = max(self.synced, reached)
 
     def floor(self, *, powerless: bool) -> int:

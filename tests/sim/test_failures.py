@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from polywire.errors import BrokerError, Busy, Corrupt
+from polywire.errors import BrokerError, Busy, Corrupt, Unavailable
 from polywire.log.base import Ranges, Read
 from polywire.log.log import FileLog
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
+from polywire.store.base import BlobExists
 from polywire.store.file import FileStore
 from polywire.store.file_objects import FileObjects
+from polywire.store.objects import ObjectChanged
 from polywire.types import Level
 from tests.sim.log.client import records_of
 from tests.sim.machine import SETTINGS, Machine
@@ -198,6 +202,59 @@ def test_a_directory_of_objects_whose_sync_failed_is_synced_before_its_objects_c
     objects.create("deep/below/second", [b"second"])
     machine.disk.lose_power(machine.chance, 0.0)
     assert objects.read("deep/below/second").content == b"second"
+
+
+@pytest.mark.parametrize("failing", range(1, 256))
+def test_an_object_is_there_after_any_syncs_of_directories_failed(
+    failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """failing: the syncs that fail, as bits."""
+    machine = Machine()
+    machine.open()
+    files, sync, left = machine.process.files, machine.process.files.sync_directory, failing
+
+    def sync_or_fail(path: Path) -> None:
+        nonlocal left
+        fails, left = left & 1, left >> 1
+        if fails:
+            _fail(path)
+        sync(path)
+
+    monkeypatch.setattr(files, "sync_directory", sync_or_fail)
+    objects, is_stored = FileObjects(DIRECTORY / "new", files), False
+    while not is_stored:
+        try:
+            objects.create("deep/first", [b"first"])
+            is_stored = True
+        except Unavailable:
+            continue
+        except BlobExists:
+            is_stored = objects.read("deep/first").content == b"first"
+    machine.disk.lose_power(machine.chance, 0.0)
+    assert objects.read("deep/first").content == b"first"
+
+
+@pytest.mark.parametrize("kept", [0.0, 1.0])
+def test_an_object_that_was_replaced_is_there_after_a_failed_sync(kept: float) -> None:
+    machine = Machine()
+    machine.open()
+    files = machine.process.files
+    objects = FileObjects(DIRECTORY, files)
+    objects.create("some/floor", [b"first"])
+    tag = objects.read("some/floor").tag
+    sync = files.sync_directory
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "sync_directory", lambda path: _fail(path) if path.name == "some" else sync(path))
+        with pytest.raises(Unavailable):
+            objects.replace("some/floor", b"second", tag)
+    with pytest.raises(ObjectChanged):
+        objects.replace("some/floor", b"second", tag)
+    machine.disk.lose_power(machine.chance, kept)
+    assert objects.read("some/floor").content == b"second"
+
+
+def _fail(path: Path) -> None:
+    raise OSError(errno.EIO, "Input/output error", str(path))
 
 
 def _fill(machine: Machine, log: FileLog) -> None:

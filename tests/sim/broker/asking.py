@@ -17,11 +17,15 @@ from polywire.types import Level, PositionKind
 from tests.sim.broker.history import Key, State
 from tests.sim.broker.model import Model
 from tests.sim.broker.process import BrokerProcess
+from tests.sim.broker.queue_model import LETTERS
 from tests.sim.promises import require
 from tests.sim.story import Story
 
-BY_ITSELF: Final = frozenset(("group", "transaction", "holds"))
-"""Parts of the state that change without a request: members and transactions expire."""
+BY_ITSELF: Final = frozenset(("group", "transaction", "holds", "share", "share group", "letters"))
+"""Parts of the state that change without a request: members, transactions and locks of records expire."""
+
+FAILED: Final = (ErrorCode.STORAGE_FAILED, ErrorCode.REPLICATION_TIMEOUT, ErrorCode.NOT_OWNER)
+"""Errors of a broker that is about to stop: its disk or its bucket failed, or another broker leads."""
 
 Watcher = Callable[[Key, object, object], None]
 """Checks a changed part of the state: its value before and after, None if it did not exist."""
@@ -38,7 +42,8 @@ def look(broker: Broker, bounds: Callable[[Partition], tuple[int, int]], staged:
         name = topic.name.full
         found["topic", name] = (topic.id.hex(), len(topic.partitions))
         for partition in topic.partitions:
-            first, found["end", name, partition.incarnation] = bounds(partition)
+            end = "letters" if name == LETTERS else "end"
+            first, found[end, name, partition.incarnation] = bounds(partition)
             if topic.settings.retention_bytes is None:
                 found["first", name, partition.incarnation] = first
     for topic_name, group in broker.groups.pairs():
@@ -56,7 +61,20 @@ def look(broker: Broker, bounds: Callable[[Partition], tuple[int, int]], staged:
         found["staged", "", token.hex()] = True
     for published in broker.staging.writers(by=NO_CALLER):
         found["writer", "", published.writer] = published.number
+    _look_at_shares(broker, found)
     return found
+
+
+def _look_at_shares(broker: Broker, found: dict[Key, object]) -> None:
+    """Add the share groups and their progress."""
+    table, partitions = broker._state.shares, broker._state.catalog
+    for stored in table.groups.values():
+        found["share group", "", stored.name] = (tuple(sorted(stored.settings.items())), stored.has_members)
+    for (group, incarnation), progress in table._progress.items():
+        partition = partitions.find_partition(incarnation)
+        assert partition is not None, "progress ends with its partition"
+        state = (progress.end, tuple(sorted(progress.counts.items())), tuple(sorted(progress.due_ms.items())))
+        found["share", partition.topic.name.full, group, incarnation] = (*state, tuple(progress.cursor))
 
 
 class Asking:
@@ -69,6 +87,8 @@ class Asking:
         self._durability = durability
         self.failure: BrokerError | None = None
         self.unanswered = 0
+        self.recovered: int | None = None
+        """The moment that the next leader recovered, if this one was replaced while it runs."""
         self._watchers: Final[dict[str, Watcher]] = {}
         self._unasked: Final[dict[str, Watcher]] = {}
         process.log.on_failure(self._failed)
@@ -93,7 +113,9 @@ class Asking:
         return max(kept.first, partition.log.first_offset), len(kept.records)
 
     def notice(self) -> None:
-        """Note the spontaneous changes since the last request."""
+        """Note the spontaneous changes since the last request, unless another machine leads by now."""
+        if self.recovered is not None:
+            return
         state, history = self.look(), self.model.history
         if state == history.latest:
             return
@@ -164,11 +186,18 @@ class Asking:
 
     def acknowledge(self, moment: int, level: Level) -> None:
         """Note that everything up to this moment is acknowledged at this level."""
-        self.model.history.acknowledge(moment, max(level, self._durability) if level is not Level.MEMORY else level)
+        is_raised = level is not Level.MEMORY or self._durability is Level.STORED
+        self.model.history.acknowledge(moment, max(level, self._durability) if is_raised else level)
+
+    def judge_late(self, what: str, moment: int) -> None:
+        """Check a success that a former leader reports: it was stored before the next leader took over."""
+        assert self.recovered is not None, "it leads no more"
+        self.story.tell("late", what)
+        require(moment <= self.recovered, "a former leader acknowledges nothing", what=what, moment=moment)
 
     def is_excused(self, error: BrokerError) -> bool:
         """Return whether this error may refuse any request."""
-        return isinstance(error, Busy) or self.failure is not None or error.code is ErrorCode.STORAGE_FAILED
+        return isinstance(error, Busy) or self.failure is not None or error.code in FAILED
 
 
 class _Answer:
@@ -198,7 +227,11 @@ class _Answer:
         asking.unanswered -= 1
         if isinstance(found, BrokerError):
             asking.story.tell("refused", self._what)
-            require(asking.is_excused(found), "refused for no reason", what=self._what, error=str(found))
+            excused = asking.is_excused(found) or asking.recovered is not None
+            require(excused, "refused for no reason", what=self._what, error=str(found))
+            return
+        if asking.recovered is not None:
+            asking.judge_late(self._what, self.moment)
             return
         asking.story.tell("answered", self._what)
         asking.acknowledge(self.moment, self._level)

@@ -10,20 +10,22 @@ from typing import Final
 
 from tests.sim.broker.group_part import GroupPart
 from tests.sim.broker.publish_part import PublishPart
-from tests.sim.broker.record_part import RecordPart
+from tests.sim.broker.queue_part import QueuePart
 from tests.sim.broker.topic_part import TopicPart
 from tests.sim.broker.transaction_part import TransactionPart
 from tests.sim.promises import require
 
 
-class Client(TopicPart, RecordPart, GroupPart, TransactionPart, PublishPart):
+class Client(TopicPart, QueuePart, GroupPart, TransactionPart, PublishPart):
     """Its requests are those of its base classes, one for each kind of client."""
 
-    def act(self, weights: Sequence[float], without: Collection[str] = ()) -> None:
-        """Make a request, unless it is excluded."""
+    def act(
+        self, acts: Sequence[Callable[[Client], None]], weights: Sequence[float], without: Collection[str] = ()
+    ) -> None:
+        """Make one of these requests, unless it is excluded."""
         story = self.asking.story
         before, story.actor = story.actor, "client"
-        chosen = self.chance.weighted(list(ACTS), weights)
+        chosen = self.chance.weighted(acts, weights)
         if chosen.__name__ not in without:
             chosen(self)
         story.actor = before
@@ -68,3 +70,16 @@ ACTS: Final[Mapping[Callable[[Client], None], float]] = {
     Client.commit: 6,
 }
 """The requests and their weights."""
+QUEUE_ACTS: Final[Mapping[Callable[[Client], None], float]] = {
+    Client.configure_queue: 2,
+    Client.open_letters: 1,
+    Client.lose_letters: 0.3,
+    Client.schedule: 6,
+    Client.connect: 2,
+    Client.disconnect: 1,
+    Client.vanish: 0.5,
+    Client.take: 12,
+    Client.acknowledge: 12,
+    Client.reset_queue: 0.7,
+}
+"""Those of share groups, in some runs."""

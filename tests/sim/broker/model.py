@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from polywire.errors import ErrorCode
 from tests.sim.broker.history import History
 from tests.sim.broker.members import Members
+from tests.sim.broker.queue_model import Queues
 from tests.sim.log.model import Content, KeptPartition
 
 OFFSET_FORGOTTEN: Final = -1
@@ -187,6 +188,7 @@ class Model:
         self.producers: Final = [Producer(b"producer-%d" % number) for number in range(3)]
         self._stored: Final[dict[tuple[int, bytes], list[Stored]]] = {}
         self.members: Final = Members()
+        self.queues: Final = Queues()
         self.ids: Final = {id_: HeldId(id_) for id_ in ("t0", "t1")}
         self.holders: Final = [Holder(self.ids[id_], id_ == "t1") for id_ in ("t0", "t0", "t1", "t1")]
         self.staged: list[StagedRecords] = []
@@ -251,6 +253,7 @@ class Model:
     def settle(self, moment: int, ends: dict[int, int], *, now: float) -> None:
         """Account for a start with the state of a moment: drop everything later. ends: next offsets of partitions."""
         self.members.settle(self.history.latest, moment, now)
+        self.queues.settle(moment, ends)
         self.torn |= {one.token for one in self.staged if one.moment > moment and one.is_answered}
         self.staged = [replace(one, moment=0) for one in self.staged if one.moment <= moment]
         self.held = [replace(one, moment=0) for one in self.held if one.moment <= moment]

@@ -14,6 +14,7 @@ from polywire.log.base import Completion
 from polywire.types import Level
 from tests.sim.broker.asking import Asking
 from tests.sim.broker.history import Key
+from tests.sim.broker.queue_model import LETTERS
 from tests.sim.chance import Chance
 from tests.sim.log.client import KEYS, VALUE_SIZES
 from tests.sim.log.model import Content
@@ -49,9 +50,13 @@ class Part:
             return None
         return found
 
+    def topics(self) -> list[Topic]:
+        """Return the existing topics, except the one to which only the broker writes."""
+        return [topic for topic in self.broker.topics() if topic.name.full != LETTERS]
+
     def topic(self) -> Topic | None:
         """Return an existing topic."""
-        topics = self.broker.topics()
+        topics = self.topics()
         return self.chance.one_of(topics) if topics else None
 
     def partition(self) -> Partition | None:

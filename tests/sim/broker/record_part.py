@@ -48,7 +48,7 @@ class RecordPart(Part):
         """Send an earlier batch once more, whatever its result was."""
         producer = self.chance.one_of(self.model.producers)
         known = [*producer.old, *(sent for waiting in producer.unanswered.values() for sent in waiting)]
-        living = {partition.incarnation: partition for topic in self.broker.topics() for partition in topic.partitions}
+        living = {partition.incarnation: partition for topic in self.topics() for partition in topic.partitions}
         there = [sent for sent in known if sent.incarnation in living]
         if there:
             sent = self.chance.one_of(there)
@@ -143,6 +143,9 @@ class RecordPart(Part):
 
     def _judge(self, kept: KeptPartition, partition: Partition, offset: int, found: Read | BrokerError) -> None:
         self.reading -= 1
+        if self.asking.recovered is not None:
+            self._judge_late(kept, offset, found)
+            return
         if isinstance(found, Missing):
             require(partition.ended or offset < partition.log.first_offset, "a record is there", offset=offset)
             return
@@ -156,4 +159,15 @@ class RecordPart(Part):
             if records:
                 kept.shown = max(kept.shown, found.next_offset)
         self.asking.story.tell("given", f"p{partition.incarnation} [{offset}, {found.next_offset})")
+        found.pin.release()
+
+    @staticmethod
+    def _judge_late(kept: KeptPartition, offset: int, found: Read | BrokerError) -> None:
+        """Check what a former leader shows: it may be old, but it was stored."""
+        if isinstance(found, BrokerError):
+            return
+        records = [record for record in records_of(found.chunks) if offset <= record.offset < found.next_offset]
+        known = {record.offset: kept.records[record.offset : record.offset + 1] for record in records}
+        lost = [at.offset for at in records if known[at.offset] != [(at.key, at.value)]]
+        require(not lost, "a former leader shows what was stored", partition=kept.incarnation, offsets=lost)
         found.pin.release()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -43,6 +43,10 @@ from tests.sim.wires.polywire_speech import PolywireSpeech
 from tests.sim.wires.process import CONNECTIONS_MAX, WiresProcess
 from tests.sim.wires.proofs import PROVING
 from tests.sim.wires.publisher import Publisher
+from tests.sim.wires.share_ledger import GROUP as SHARE_GROUP
+from tests.sim.wires.share_ledger import SETTINGS as SHARE_SETTINGS
+from tests.sim.wires.share_ledger import ShareLedger
+from tests.sim.wires.share_member import ShareMember
 from tests.sim.wires.speech import Speech
 from tests.sim.wires.transactor import SOURCE, Transactor
 
@@ -117,6 +121,7 @@ FOCUSES: Final[Mapping[str, Mapping[str, float]]] = {
     },
     "cursus copies": {"transact": 14.0, "produce": 0.5, "join": 0.3, "move": 0.3, "commit": 0.3},
     "consumers": {"join": 0.5, "stay": 5.0, "move": 3.0, "produce": 0.3, "fetch": 0.3, "commit": 0.3, "transact": 0.1},
+    "share members": {"transact": 4.0, "connect": 2.0, "flood": 0.3, "join": 0.3, "move": 0.3, "commit": 0.3},
     "classic groups": {"transact": 14.0, "produce": 0.5, "fetch": 0.3, "flood": 0.3, "commit": 0.3},
     "own records": {"connect": 2.0, "produce": 3.0, "fetch": 5.0, "commit": 0.3, "transact": 0.2, "join": 0.3},
     "levels": {"connect": 2.0, "produce": 6.0, "commit": 0.0, "transact": 0.0, "flood": 0.5},
@@ -131,6 +136,9 @@ LONE_PEERS: Final[Mapping[str, Callable[[Ledger, Chance, Story], LonePeer]]] = {
     "publishes": Publisher,
 }
 """Clients with one request at a time in some of them; the others have a Kafka transactor."""
+SHARING: Final = 2  # remainder of the seeds with members of a share group,
+SHARING_SINCE: Final = 10_700_000  # from this seed on
+SHARERS: Final = ("s0", "s1", "s2")
 FOCUSES_OF: Final = {
     1: "levels",
     3: "copies",
@@ -204,6 +212,8 @@ class WiresWorld(LoneWorld):
         chance = self._chance
         self._focus = chance.one_of(FOCUSES_CHOSEN)
         self._focus = FOCUSES_OF.get(self.rest, self._focus)
+        if self.rest == SHARING and self.seed >= SHARING_SINCE:
+            self._focus = "share members"
         durability = chance.one_of((Level.WRITTEN, Level.WRITTEN, Level.SYNCED))
         if self._focus == "own records":
             durability = Level.SYNCED
@@ -248,7 +258,12 @@ class WiresWorld(LoneWorld):
         chance, is_classic = self._chance, self._focus == "classic groups"
         timeouts = Timeouts(*[chance.one_of(TIMEOUTS_S) if is_classic else TIMEOUTS_S[0] for _ in range(2)])
         self._classic = ClassicLedger(self._group, self._clock.monotonic, timeouts.session_s)
+        self._shares = ShareLedger(self._durability, self._clock.monotonic)
         self._members: Sequence[ClassicMember] = ()
+        if self._focus == "share members":
+            self._peers = self._peers[:BESIDE_MEMBERS]
+            now = self._clock.monotonic
+            return [ShareMember(name, self._shares, now, chance, self.story) for name in SHARERS]
         if is_classic:
             self._members = [ClassicMember(name, timeouts, self._classic, chance, self.story) for name in MEMBERS]
             self._peers = self._peers[:BESIDE_MEMBERS]
@@ -273,7 +288,7 @@ class WiresWorld(LoneWorld):
             self._disk, self._log_settings, self._broker_settings, self._clock, self._chance, self.story
         )
         process.has_driver = self._has_driver
-        process.connections_max = max(CONNECTIONS_MAX, len(self._members) + BESIDE_MEMBERS)
+        process.connections_max = max(CONNECTIONS_MAX, len(self._lone_peers) + BESIDE_MEMBERS)
         process.on_refused_change = self._classic.is_behind
         return process
 
@@ -282,6 +297,7 @@ class WiresWorld(LoneWorld):
         self._process.log.on_failure(self._failed)
         self._weights = self._focused()
         self._classic.meets()
+        self._shares.restarts()
         for peer in self._everybody:
             peer.may_be_refused = False
             peer.disconnected()
@@ -294,6 +310,7 @@ class WiresWorld(LoneWorld):
         self._error = error
         self.story.tell("log failed", error.message)
         self._classic.may_lack()
+        self._shares.restarts()
         for peer in self._everybody:
             peer.may_be_refused = True
 
@@ -394,6 +411,10 @@ class WiresWorld(LoneWorld):
         broker.settle(Level.SYNCED, reported.append)
         self._process.until(lambda: reported)
         self._had_topics = not isinstance(reported[0], BrokerError)
+        if self._focus == "share members":
+            for name in TOPICS:
+                with suppress(Busy):  # the disk is full
+                    broker.shares.configure(SHARE_GROUP, broker.topic(name), SHARE_SETTINGS, done=_ignore)
         for place in PLACES:
             self._ledger.settle(place, self._content(place), powerless=self._powerless)
         self._ledger.settle_transactions({COPIERS: broker.position(*SOURCE, *COPIERS)})
@@ -408,6 +429,7 @@ class WiresWorld(LoneWorld):
             self._group.settle(partition, found, powerless=self._powerless)
         self._classic.started(powerless=self._powerless)
         self._group.started(powerless=self._powerless)
+        self._shares.started(powerless=self._powerless)
         for guest in self._guests:
             guest.rights.started(broker)
 
@@ -495,3 +517,7 @@ class WiresWorld(LoneWorld):
     def _check_end(self) -> None:
         self._process.close()
         self.story.tell("end", f"records={sum(len(shelf.known) for shelf in self._ledger.shelves.values())}")
+
+
+def _ignore(_: object) -> None:
+    pass

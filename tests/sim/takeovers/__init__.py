@@ -1,0 +1,1 @@
+"""Simulation of a broker over a bucket, which several machines lead in turn."""
