@@ -1,10 +1,11 @@
 """Users, tokens and permissions, for all protocols with authentication.
 
 * Changes of users are written to the journal, so they survive restarts.
-* Passwords are stored as Argon2id hashes and tokens as digests. SCRAM verifiers are stored only where requested.
+* Passwords are stored as Argon2id hashes and tokens as digests. A user has SCRAM verifiers only if they were set
+  explicitly.
 * User ids are never reused.
 * A change of permissions applies to the next request of every logged-in connection.
-* When a change ends a login, such as the deletion of a user, the connections that use the login are notified.
+* A change may end a login, for example by deleting the user. Connections that use this login are then notified.
 * A user can grant or revoke only permissions that it has itself.
 
 A broker without configured users requires no login. It also accepts the default login of an Iggy server.
@@ -76,7 +77,7 @@ __all__ = [
 
 KEPT_AS: Final = "access"  # users are stored like the state of a protocol of this name, one value per user
 NEXT_ID_KEY: Final = "next_id"  # stored with the users, so that a restart does not reuse ids
-REPLICATED: Final = (KEPT_AS, SALTS, QUOTAS)  # what the first process stores for all processes of a broker
+REPLICATED: Final = (KEPT_AS, SALTS, QUOTAS)  # state that the first process of a broker copies to its other processes
 TOKEN_BYTES: Final = 32
 _Stored = TypeVar("_Stored")
 
@@ -89,7 +90,8 @@ def new_token() -> str:
 class Access(Authentication):
     """All users of this broker.
 
-    Of several processes, the first one makes all changes (``routing.users``), and the others apply them (``replicate``).
+    In a broker with several processes, the first process makes all changes (``routing.users``). The other processes
+    apply them with ``replicate``.
     """
 
     __slots__ = (
@@ -131,7 +133,7 @@ class Access(Authentication):
         # decoded grants by user id, expanded with all included permissions
         self._rights: dict[int, Grants] = {}
         self._salting = b""
-        # users whose connections are notified later, because one of them may have made the change (``begin_change``)
+        # users with a change in progress: their connections are notified when it has ended (``begin_change``)
         self._changing: Counter[int] = Counter()
         self._has_file = False
         self.audit: AuditSink = discard
@@ -150,7 +152,7 @@ class Access(Authentication):
                 self._put(decode_user(value))
         self._next_id = max(
             self._next_id, max(self._users, default=ROOT_ID) + 1
-        )  # directories written by releases that did not store the next id
+        )  # for directories written by releases that did not store the next id
 
     # Audit
 
@@ -216,7 +218,10 @@ class Access(Authentication):
         return [self._default(), *users] if self.is_open else users
 
     def sees_files(self, *, on_loopback: bool) -> bool:
-        """Return whether a client may get the paths of the broker's files: with logins, only clients on its machine may."""
+        """Return whether a client may see paths of the broker's files.
+
+        If users are configured, only clients on the broker's machine may see them.
+        """
         return self.is_open or on_loopback
 
     def find_user(self, who: int | str) -> User | None:
@@ -226,7 +231,10 @@ class Access(Authentication):
         return self._users.get(who) if isinstance(who, int) else self._by_name.get(who)
 
     def name_of(self, owner: int) -> str:
-        """Return the name of a user, for lists of owned objects. The name is empty if ``owner`` is no user."""
+        """Return the name of the user with this id, for lists of owned objects.
+
+        Return ``#id`` if the user was deleted, and an empty string if ``owner`` is not the id of a user.
+        """
         if owner <= 0:
             return ""
         user = self._users.get(owner)
@@ -287,7 +295,7 @@ class Access(Authentication):
     ) -> None:
         """Rename, activate or deactivate a user. Renaming and deactivating end the user's logins.
 
-        Raises as ``create_user``, and Denied(DENIED) for a configured user.
+        Raises the same errors as ``create_user``, and Denied(DENIED) for a configured user.
         """
         self._check_over(by, user)
         if name is not None and name != user.name:
@@ -343,8 +351,8 @@ class Access(Authentication):
     def reset_password(self, user: User, new: str, *, by: Principal | None = None, done: Completion[User]) -> None:
         """Replace another user's password without the old one. This ends the user's logins and deletes its tokens.
 
-        Raises as ``change_password``. Also raises Denied(DENIED) for the caller's own password, so that someone who
-        hijacked a connection cannot take over the account.
+        Raises the same errors as ``change_password``. Also raises Denied(DENIED) for the caller's own password, so that
+        someone who hijacked a connection cannot take over the account.
         """
         if by is not None and by.user_id == user.id:
             raise self._refused("user.password", by, user.name, "changing your own password needs the old password")
@@ -426,14 +434,14 @@ class Access(Authentication):
         by: Principal | None = None,
         done: Completion[Quota] | None = None,
     ) -> None:
-        """Change limits of a user, a client id, or both. The other limits of the entity remain.
+        """Change limits of a user, a client id, or both. Other limits of the entity do not change.
 
         Raises Missing(USER_MISSING), Invalid(INVALID_REQUEST), Busy(BUSY, DISK_FULL).
 
         Args:
             user, client_id: see ``client_quotas.Entity``.
-            limits: new limits by kind; None removes a limit. Without any, what was set at run time is removed, so that
-                the configured quota applies.
+            limits: new limits by kind; None for a kind removes its limit. None instead of a mapping removes all limits
+                that were set at run time, so that the configured quota applies.
         """
         entity = user, client_id
         quota = self.check_quota(entity, limits)
@@ -446,7 +454,10 @@ class Access(Authentication):
         self._administered("quota.alter", by, entity_text(entity), str(effective.limits))
 
     def check_quota(self, entity: Entity, limits: dict[str, float | None] | None) -> Quota | None:
-        """Return the limits of an entity after a change, without changing them. Raises as ``set_quota``."""
+        """Return the quota that an entity would have after a change, None if ``limits`` is None.
+
+        Raises the same errors as ``set_quota``.
+        """
         check_entity(entity)
         if limits is None:
             return None
@@ -459,7 +470,7 @@ class Access(Authentication):
             self._check_quota_user(quota.entity)
 
     def configure_quotas(self, quotas: tuple[Quota, ...]) -> None:
-        """Replace the configured quotas. Those set at run time still take precedence. Raises Missing(USER_MISSING)."""
+        """Replace the configured quotas. Quotas set at run time still take precedence. Raises Missing(USER_MISSING)."""
         for quota in quotas:
             self._check_quota_user(quota.entity)
         self.quotas.configure(quotas)
@@ -475,7 +486,7 @@ class Access(Authentication):
         self.quotas.put(entity, quota)
 
     def _move_quotas(self, name: str, new: str | None) -> None:
-        """Give the quotas of a user to its new name. Without one, the user is deleted, and its quotas are."""
+        """Move a user's quotas to its new name. Delete them if ``new`` is None, which means that the user is deleted."""
         for quota in self.quotas.stored(name):
             self._store_quota(quota.entity, None)
             if new is not None:
@@ -493,7 +504,7 @@ class Access(Authentication):
         by: Principal | None = None,
         done: Completion[User] | None = None,
     ) -> str:
-        """Create an access token and return it. Only its digest is stored. Raises as ``add_token``."""
+        """Create an access token and return it. Only its digest is stored. Raises the same errors as ``add_token``."""
         token = new_token()
         self.add_token(user, name, digest_of(token), expires_at_us, by=by, done=done)
         return token
@@ -576,12 +587,12 @@ class Access(Authentication):
     def replicate(self, wire: str, key: str, value: bytes | None) -> None:
         """Apply a value that the first process has stored or removed.
 
-        It is stored here, too, for a start of this process while the first one is unavailable.
+        This process stores the value, too, so that it can start while the first process is unavailable.
         """
         if wire not in REPLICATED:
             return
         if self._broker.wire_state(wire).get(key) != value:
-            with suppress(BrokerError):  # after a start, the first process reports it again
+            with suppress(BrokerError):  # after a restart of this process, the first one sends it again
                 self._broker.set_wire_state(wire, key, value, level=Level.WRITTEN)
         if wire == QUOTAS:
             user, client_id = msgspec.json.decode(key)
@@ -603,7 +614,8 @@ class Access(Authentication):
     def begin_change(self, who: User | str) -> Callable[[], None]:
         """Delay notifications of a user's connections until the returned function is called.
 
-        The first process reports a change before the response to the connection that has requested it.
+        The first process sends a change to this process before it responds to the request for the change. Without the
+        delay, the connection that sent the request could be closed before it gets the response.
         """
         user = self.find_user(who) if isinstance(who, str) else who
         if user is None:
@@ -704,7 +716,7 @@ def _completion(value: _Stored, done: Completion[_Stored] | None) -> Completion[
 
 
 def _identity(user: User) -> tuple[object, ...]:
-    """Return what ends a user's logins if it changes."""
+    """Return those properties of a user whose change ends the user's logins."""
     return user.name, user.password_hash, user.verifiers
 
 

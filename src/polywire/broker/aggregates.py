@@ -51,7 +51,7 @@ class Aggregate(msgspec.Struct, eq=False):
         self.version = version
 
     def whose(self, count: int) -> Mapping[int, int]:
-        """Return how many of the ``count`` oldest offsets count against the quota of each user."""
+        """Return, for each user, how many of the ``count`` oldest offsets are charged to the user's quota."""
         return {self.owner: count} if self.owners is None else Counter(self.owners[:count])
 
     def forget(self, count: int) -> None:
@@ -135,7 +135,7 @@ class Aggregates:
             self._usage.charge(Kind.SNAPSHOT_BYTES, snapshot.owner, size, size)
 
     def encoded(self) -> Iterator[bytes]:
-        """Yield all aggregates, encoded in pieces. Later changes are not included."""
+        """Yield all aggregates as they are at the time of the call, encoded in pieces."""
         count = sum(map(len, self._by_partition.values()))
         keys = self._keys.open(list(self._by_partition))
         found = self._views.open(chain.from_iterable(keys))
@@ -153,7 +153,7 @@ class Aggregates:
         return (AggregateState(incarnation, key, found.version, found.offsets.tobytes(), found.owner, owners),)
 
     def encoded_snapshots(self) -> Iterator[bytes]:
-        """Yield all snapshots, encoded in pieces. Later changes are not included."""
+        """Yield all snapshots as they are at the time of the call, encoded in pieces."""
         return one_by_one(list(self._snapshots.values()), lambda saved: len(saved.payload) // 1024)
 
     def restore(self, states: Collection[AggregateState]) -> None:

@@ -1,4 +1,4 @@
-"""The interface through which protocols call the broker, for topics of this process and of its other processes.
+"""The broker interface that protocols call. A topic may be stored by this process or by another process of the broker.
 
 ``Broker`` implements it for the topics of its log, ``routing.RoutedBroker`` for the topics of all processes. A method
 returns its result, or passes it to a callback if it has to wait (rules in ``log.base``).
@@ -27,7 +27,7 @@ class Pending(Exception):
         """Create the exception. ``subject`` is the name of a topic or method, for the error message."""
         super().__init__(subject)
         self.then = then
-        """Calls a callback once the answer is there, unless the returned handle is cancelled."""
+        """Calls a callback when the response has arrived, unless the returned handle is cancelled."""
 
     def __enter__(self) -> None: ...
 
@@ -87,7 +87,7 @@ class Records(Protocol):
     def wait(self, partition: Partition, offset: int, wake: Callable[[], None]) -> Handle:
         """Call ``wake`` once, when the partition may have a record at ``offset`` or has been deleted.
 
-        The returned handle cancels this. Raises Missing(PARTITION_MISSING).
+        The returned handle cancels the call. Raises Missing(PARTITION_MISSING).
         """
 
     def epoch_end(self, partition: Partition, epoch: int, then: Completion[int]) -> int | Handle:
@@ -100,13 +100,13 @@ class Records(Protocol):
         """Return whether this process stores the partition."""
 
     def when_current(self, partition: Partition, then: Completion[None]) -> Handle | None:
-        """Return None if the first and end offset of the partition are current, as in the process that stores it.
+        """Return None if this process knows the current first offset and end offset of the partition.
 
-        Otherwise request them from that process, and call ``then`` when they have arrived.
+        Otherwise, request them from the process that stores the partition, and call ``then`` when they have arrived.
         """
 
     def require_current(self, partitions: Iterable[Partition]) -> None:
-        """Make sure that the offsets and sizes of these partitions are current.
+        """Make sure that this process knows the current offsets and sizes of these partitions.
 
         Raises Pending if another process must send them.
         """

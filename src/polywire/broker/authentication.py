@@ -40,8 +40,8 @@ ANONYMOUS_NAME: Final = (
     ANONYMOUS  # the user of clients whose protocol has no authentication, if the operator has configured this user
 )
 NAME_LOGGED_MAX: Final = 255  # length at which a name sent by a client is cut off in the audit log
-# The name under which a secret is stored, so that the salts of unknown names do not change at a restart, and do not
-# differ between processes.
+# Name under which the secret for salts is stored. With a stored secret, the salts of unknown names are the same after a
+# restart and in every process.
 SALTS: Final = "scram"
 KEY: Final = "key"
 KEY_BYTES: Final = 32
@@ -103,7 +103,7 @@ class Authentication(Authorization):
         return ROOT
 
     def certified(self, name: str) -> Principal | None:
-        """Return the user whose name is in a TLS certificate, or None if it is not configured."""
+        """Return the principal of the user that a TLS certificate names, or None if no such user is configured."""
         user = None if self.is_open else self._by_name.get(name)
         return None if user is None or not user.configured else self._principal(user)
 
@@ -120,7 +120,10 @@ class Authentication(Authorization):
         return self._principal(user, peer)
 
     def acting(self, sent: Principal) -> Principal:
-        """Return the principal that another process of this broker has sent. Raises as ``vouched``."""
+        """Return the principal for a user that another process of this broker has authenticated.
+
+        Raises the same errors as ``vouched``.
+        """
         known = self.vouched(sent.name, sent.peer)
         return known if known is ROOT else replace(known, token=sent.token, expires_at_us=sent.expires_at_us)
 
@@ -155,7 +158,7 @@ class Authentication(Authorization):
         became full and dropped this one. Raises Busy(BUSY) if the queue is full now.
 
         Args:
-            peer: address of the connection, by which logins are queued.
+            peer: address of the connection. Logins are queued by address.
         """
         user = self._by_name.get(name)
         if user is None and self.is_open and (name, password) == (DEFAULT_NAME, DEFAULT_PASSWORD):
@@ -201,7 +204,7 @@ class Authentication(Authorization):
         raise Denied(ErrorCode.LOGIN_FAILED, "no such token, or it has expired")
 
     def _log_in_with_id_token(self, id_tokens: IdTokens, token: str, peer: str, name: str | None) -> Principal:
-        """Return the principal of a provider's token, which ends when the token expires."""
+        """Return the principal for a token of an OpenID Connect provider. The login ends when the token expires."""
         try:
             found, expires_at_us = id_tokens.verify(token)
         except Denied as denied:
@@ -291,7 +294,7 @@ class Authentication(Authorization):
     # End of logins
 
     def on_end(self, callback: Callable[[int], None]) -> None:
-        """Call ``callback`` on the loop with the id of each user some of whose logins have ended.
+        """Call ``callback`` on the loop with a user's id whenever logins of this user have ended.
 
         ``is_current`` returns whether a certain login is still valid.
         """
@@ -327,7 +330,7 @@ class Authentication(Authorization):
     def _notify_end(self, user_id: int) -> None:
         """Notify the connections of a user in the loop's next pass.
 
-        Earlier responses are written first, because the connection that made the change may be closed, too.
+        The delay lets the connection that made the change receive its response before it is closed.
         """
         if self._on_end is not None:
             self._loop.call_soon(self._on_end, user_id)

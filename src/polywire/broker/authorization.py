@@ -40,7 +40,7 @@ INTERNAL: Final[Mapping[Principal, frozenset[Action]]] = {
         }
     ),
 }
-"""The actions that the processes of the broker may perform as its clients."""
+"""The actions that the broker's internal clients may perform: the processes for tables and for links."""
 
 Where = Topic | TopicName | str | None
 """The resource of an action: a topic, a topic's name, a stream's name, or None for everything."""

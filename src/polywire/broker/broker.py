@@ -1,8 +1,8 @@
 """The broker: a facade with every operation that protocols use.
 
-These operations are called verbs (decision 0107). A verb never blocks. It returns an available result at once, and
-raises errors. A result that depends on the log arrives in a callback, which runs on the event loop and never inside the
-call.
+These operations are called verbs (decision 0107). A verb never blocks. It returns a result at once if the result is
+available, and raises errors as exceptions. A result that depends on the log arrives in a callback, which runs on the
+event loop and never inside the call.
 
 A verb that changes state writes a description of the change to the journal, and applies it with the function that
 recovery uses.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -26,6 +27,8 @@ from polywire.broker.groups.classic_groups import ClassicGroups
 from polywire.broker.groups.commits import Commits, PositionVerbs
 from polywire.broker.groups.consumer_groups import ConsumerGroups
 from polywire.broker.groups.coordinator import Coordinator
+from polywire.broker.groups.delay_index import FILE as DELAYS_FILE
+from polywire.broker.groups.delay_index import DelayIndex
 from polywire.broker.groups.memberships import TopicGroups
 from polywire.broker.groups.share_groups import ShareBroker, ShareGroups
 from polywire.broker.owners import Owners
@@ -43,11 +46,12 @@ from polywire.broker.transactions import Transactions
 from polywire.clock import Clock, ElapsedClock
 from polywire.errors import BrokerError
 from polywire.log.base import Log, Loop, Replay
+from polywire.log.worker import LoopWorker, MakeWorker, ThreadWorker
 from polywire.records.columns import HEADER_BYTES
+from polywire.types import Level
 
 if TYPE_CHECKING:
     from polywire.log.settings import LogSettings
-    from polywire.log.worker import MakeWorker
 
 
 class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs, PositionVerbs, WireStateVerbs):
@@ -58,6 +62,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         "_append",
         "_catalog",
         "_commits",
+        "_delays",
         "_expiry",
         "_log",
         "_plain_bytes_max",
@@ -90,7 +95,15 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
 
     when_applied: Callable[[Callable[[], None]], None] | None
 
-    def __init__(self, log: Log, state: State, settings: BrokerSettings, loop: Loop, clock: Clock) -> None:
+    def __init__(
+        self,
+        log: Log,
+        state: State,
+        settings: BrokerSettings,
+        loop: Loop,
+        clock: Clock,
+        delays: DelayIndex,
+    ) -> None:
         self.settings = settings
         self.loop: Final = loop
         self.clock, self.claims, self.remote_topics, self.when_applied = clock, ALONE, NO_REMOTE_TOPICS, None
@@ -113,17 +126,8 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         self._plain_bytes_max = min(settings.record_bytes_max, settings.batch_bytes_max - HEADER_BYTES - 8)
         self.staging = StagedPublish(log, state, settings, elapsed, owners=self.owners)
         self.events: Final = Events(log, state, self._admission, settings, clock)
-        groups = _open_groups(
-            self,
-            state,
-            settings=settings,
-            loop=loop,
-            clock=clock,
-            elapsed=elapsed,
-            owners=self.owners,
-            sliced=self.sliced,
-        )
-        self._commits = groups.commits
+        groups = _open_groups(self, state, settings, loop, clock, elapsed, self.owners, self.sliced, delays)
+        self._commits, self._delays = groups.commits, delays
         self.groups = groups.coordinator
         self.classic = groups.classic
         self.consumers, self.shares = groups.consumers, groups.shares
@@ -179,7 +183,6 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         # imported here, because a broker in memory needs neither files nor a lock
         from polywire.log.opening import open_log
         from polywire.log.settings import LogSettings
-        from polywire.log.worker import ThreadWorker
 
         sizes = log_settings or LogSettings()
         own = replace(sizes, durability=settings.durability, staged_bytes_max=settings.staged_bytes_max)
@@ -192,7 +195,14 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
                 log.on_failure(on_failure)
             return log
 
-        return cls.over(recover, settings=settings, loop=loop, clock=clock)
+        return cls.over(
+            recover,
+            settings=settings,
+            loop=loop,
+            clock=clock,
+            delays=data_dir / DELAYS_FILE,
+            make_worker=make_worker or ThreadWorker,
+        )
 
     @classmethod
     def over(
@@ -203,15 +213,27 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         loop: Loop,
         clock: Clock,
         state: State | None = None,
+        delays: Path | None = None,
+        make_worker: MakeWorker = LoopWorker,
     ) -> Broker:
         """Return a broker over a log.
 
         Args:
             open_log: recovers the log and applies its state changes to the given state.
             state: empty state to use instead of a new one.
+            delays: file of the index of delayed records. It is in memory by default.
+            make_worker: creates the thread that uses the index. By default, the event loop does.
         """
         replayed = State(settings) if state is None else state
-        return cls(open_log(replayed), replayed, settings, loop, clock)
+        log = open_log(replayed)
+        index = DelayIndex(
+            delays,
+            loop=loop,
+            worker=make_worker("delays", loop),
+            live=replayed.shares.waiting_incarnations,
+            sync=partial(log.barrier, Level.SYNCED),
+        )
+        return cls(log, replayed, settings, loop, clock, index)
 
     @property
     def users(self) -> Access:
@@ -229,6 +251,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         self._expiry.stop()
         self.participants.stop()
         self.access.close()
+        self._delays.close()
         self._log.close()
 
 
@@ -244,13 +267,13 @@ class _Groups(NamedTuple):
 def _open_groups(
     broker: ShareBroker,
     state: State,
-    *,
     settings: BrokerSettings,
     loop: Loop,
     clock: Clock,
     elapsed: ElapsedClock,
     owners: Owners,
     sliced: SlicedWork,
+    delays: DelayIndex,
 ) -> _Groups:
     table: dict[str, ClassicGroup] = {}
     commits = Commits(state, settings, elapsed, owners, table)
@@ -279,5 +302,5 @@ def _open_groups(
         topic_groups=topic_groups,
         sliced=sliced,
     )
-    shares = ShareGroups(broker, state, settings=settings, loop=loop, clock=clock)
+    shares = ShareGroups(broker, state, settings=settings, loop=loop, clock=clock, delays=delays)
     return _Groups(commits, coordinated, classic, consumers, shares, table)

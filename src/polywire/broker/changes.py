@@ -27,6 +27,8 @@ DECIDED_VERSION: Final = 2
 """Version of a snapshot that contains ``decisions``. Older brokers, which would ignore them, refuse this version."""
 SHARED_VERSION: Final = 3
 """Version of a snapshot that contains share groups, for the same reason."""
+DELAYED_VERSION: Final = 4
+"""Version of a snapshot with share groups for which delayed records wait, for the same reason."""
 NO_SHARD: Final = -1
 
 TopicKey = bytes | str
@@ -494,6 +496,7 @@ class ShareStored(msgspec.Struct, frozen=True, array_like=True, tag=38):
         end: no record at or above this offset was delivered.
         runs: (first offset, last offset, delivery count) of unfinished records below ``end``, one after another.
         due_ms: system time at which records that were released with a delay are available again, by offset.
+        cursor: fields of ``share.DueCursor``. Empty if no delayed record was passed.
     """
 
     group: str
@@ -502,6 +505,7 @@ class ShareStored(msgspec.Struct, frozen=True, array_like=True, tag=38):
     end: int
     runs: tuple[int, ...] = ()
     due_ms: dict[int, int] = {}
+    cursor: tuple[int, ...] = ()
 
 
 class ShareProgressed(msgspec.Struct, frozen=True, array_like=True, tag=39):
@@ -525,7 +529,28 @@ class ShareDeleted(msgspec.Struct, frozen=True, array_like=True, tag=40):
     incarnations: tuple[int, ...]
 
 
-SHARE_CHANGES: Final = (ShareGroupStored, ShareGroupDeleted, ShareStored, ShareProgressed, ShareDeleted)
+class ShareCursorMoved(msgspec.Struct, frozen=True, array_like=True, tag=41):
+    """A share group passed records that were sent with a delay, or some of them are due now.
+
+    Attributes:
+        runs: as in ShareProgressed. Records that are due now have the count 0.
+        cursor: fields of ``share.DueCursor``.
+    """
+
+    group: str
+    incarnation: int
+    runs: tuple[int, ...]
+    cursor: tuple[int, int, int, int]
+
+
+SHARE_CHANGES: Final = (
+    ShareProgressed,  # first, because it is the most frequent, and each check before it takes as long as the change
+    ShareGroupStored,
+    ShareGroupDeleted,
+    ShareStored,
+    ShareDeleted,
+    ShareCursorMoved,
+)
 Change = (
     TopicCreated
     | PartitionsAdded
@@ -561,6 +586,7 @@ Change = (
     | ShareStored
     | ShareProgressed
     | ShareDeleted
+    | ShareCursorMoved
 )
 
 
@@ -719,7 +745,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
         snapshot = _SNAPSHOTS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _newer("state of the broker", f"bytes={len(data)} reason={error}") from error
-    if snapshot.version not in (SNAPSHOT_VERSION, DECIDED_VERSION, SHARED_VERSION):
+    if snapshot.version not in (SNAPSHOT_VERSION, DECIDED_VERSION, SHARED_VERSION, DELAYED_VERSION):
         raise _newer("state of the broker", f"version={snapshot.version}")
     return snapshot
 

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 
 class Claims(Protocol):
-    """Reserves topic names for this broker, if several shards share one set of names."""
+    """Reserves topic names, if several shards share one set of names."""
 
     def claim(self, full_name: str) -> None:
         """Reserve the name of a topic before it is created. Reserving it again has no effect.
@@ -19,7 +19,7 @@ class Claims(Protocol):
 
 
 class Alone:
-    """Implements ``Claims`` for a broker that shares its names with no other: all names are free."""
+    """The ``Claims`` of a broker that shares topic names with no other broker: every claim succeeds."""
 
     def claim(self, full_name: str) -> None:
         pass

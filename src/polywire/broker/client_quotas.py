@@ -1,9 +1,9 @@
 """Quotas of users and client ids: bytes produced, bytes fetched and requests per second (decision 0139).
 
-* A quota belongs to a user, a client id, both, or to all without a quota of their own (``DEFAULT``). The most specific
-  quota applies, in the order of Apache Kafka.
-* Quotas are enforced with token buckets. A connection that exceeds one is not read until its debt is paid. Requests are
-  never rejected.
+* A quota applies to a user, a client id, or both. ``DEFAULT`` stands for all users, or all client ids, without a quota
+  of their own. The most specific quota applies, in the order of Apache Kafka.
+* Quotas are enforced with token buckets. The broker does not read from a connection that exceeds its quota until the
+  debt is paid. Requests are never rejected.
 * Every process of a broker enforces quotas for its own connections, as every broker of a Kafka cluster does.
 """
 
@@ -20,21 +20,22 @@ from polywire.errors import Corrupt, ErrorCode, Invalid
 
 STORED_AS: Final = "quotas"  # quotas are stored like the state of a protocol of this name, one value per entity
 DEFAULT: Final = ""
-"""As a user or client id: all without a quota of their own, each with a bucket of its own."""
+"""Stands for every user, or every client id, that has no quota of its own. Each of them has its own bucket."""
 KINDS: Final = ("produce", "fetch", "requests")
 RATE_MAX: Final = 1e15
 CLIENT_ID_BYTES_MAX: Final = 255
 QUOTAS_MAX: Final = 10_000
 BURST_S: Final = 1.0  # seconds of the rate that an idle client may use at once
-# bytes a second of one connection for which it is not delayed, so that a group member's heartbeats are not delayed by
-# the records that the same user fetches over other connections
+# A connection that moves at most this many bytes per second is not delayed. Otherwise a group member's heartbeats would
+# wait for records that the same user fetches over other connections.
 SMALL_BYTES: Final = 4096
-SMALL_SHARE: Final = 8  # with a low quota, a connection is not delayed for less than this part of it
-# clients choose their ids, so the buckets of idle clients are dropped
+SMALL_SHARE: Final = 8  # with a low quota, this fraction of the quota is the limit instead: 1/8
+# Clients choose their ids, and could create any number of buckets. Above this number, buckets of idle clients are
+# dropped.
 BUCKETS_MAX: Final = 10_000
 
 Entity: TypeAlias = tuple[str | None, str | None]
-"""User and client id of a quota. None stands for any, without regard to others' quotas."""
+"""User and client id of a quota. None means that the quota does not depend on the user, or on the client id."""
 
 
 class Quota(msgspec.Struct, frozen=True, array_like=True):
@@ -176,8 +177,8 @@ class Bucket:
     """A token bucket that may go into debt.
 
     Attributes:
-        throttled_s: seconds of delay that it has caused.
-        charged: amount that was taken.
+        throttled_s: total seconds for which the bucket has delayed connections.
+        charged: total amount taken from the bucket.
     """
 
     __slots__ = ("_at", "_balance", "charged", "rate", "throttled_s")
@@ -221,7 +222,7 @@ class Meter:
     """Charges one connection's traffic to the buckets that apply to it.
 
     Attributes:
-        requests_before: the session's count of requests that are charged already.
+        requests_before: number of the session's requests that are already charged.
     """
 
     __slots__ = ("_buckets", "_now", "_small", "_until", "requests_before")
@@ -235,7 +236,7 @@ class Meter:
         self.requests_before = requests_before
 
     def succeed(self, before: Meter) -> None:
-        """Continue another meter of the same connection, whose client has changed its user or client id.
+        """Copy the delays of the connection's previous meter, after the client has changed its user or client id.
 
         Otherwise a client could avoid delays by changing its client id with every request.
         """
@@ -278,14 +279,17 @@ class Meter:
         return max(max(self._until.values(), default=0.0) - self._now(), 0.0)
 
     def delay_ms(self, size: int) -> int:
-        """Return the delay in milliseconds after a response of ``size`` bytes, which is not charged yet."""
+        """Return the delay in milliseconds to report in a response of ``size`` bytes, which is not charged yet."""
         delay, bucket = self.delay(), self._buckets.get("fetch")
         if bucket is not None and size > min(SMALL_BYTES, bucket.rate / SMALL_SHARE):
             delay = max(delay, bucket.wait(self._now(), size))
         return min(ceil(delay * 1000), 2**31 - 1)
 
     def remaining(self) -> float:
-        """Return the seconds for which a delayed connection must wait longer, because others have used its buckets."""
+        """Return the seconds that a delayed connection must still wait.
+
+        It may have to wait longer than planned, because other connections use the same buckets.
+        """
         now = self._now()
         waits = [self._buckets[kind].wait(now) for kind in self._until]
         delay = max(waits, default=0.0)
@@ -314,7 +318,10 @@ class ClientQuotas:
         self._changed: Callable[[], None] = _nothing
 
     def __iter__(self) -> Iterator[Quota]:
-        """Return the effective quotas in a fixed order. One without limits removes those of the configuration."""
+        """Return the effective quotas in a fixed order.
+
+        A quota without limits means that the configured limits were removed at run time.
+        """
         return iter([quota for _, quota in sorted(self._effective().items(), key=_order)])
 
     def _effective(self) -> Mapping[Entity, Quota]:
@@ -332,19 +339,19 @@ class ClientQuotas:
         return [quota for quota in self._stored.values() if quota.user == user]
 
     def configured(self, entity: Entity) -> Quota:
-        """Return the limits of an entity in the configuration. They are empty if it has none."""
+        """Return the configured limits of an entity: a quota without limits if there are none."""
         return self._configured.get(entity) or Quota(*entity)
 
     def of(self, entity: Entity) -> Quota:
-        """Return the limits of an entity. They are empty if it has none."""
+        """Return the limits of an entity: a quota without limits if there are none."""
         return self._stored.get(entity) or self.configured(entity)
 
     def is_as_configured(self, quota: Quota) -> bool:
-        """Return whether a quota need not be stored."""
+        """Return whether a quota equals the configured one, so that it need not be stored."""
         return quota == self.configured(quota.entity)
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Call ``changed`` after every change."""
+        """Register a function that is called after every change of quotas."""
         self._changed = changed
 
     def configure(self, quotas: tuple[Quota, ...]) -> None:
@@ -401,7 +408,7 @@ class ClientQuotas:
         return bucket
 
     def _drop_buckets(self, now: float) -> None:
-        """Drop the buckets of idle clients. If there are too few, drop the oldest ones."""
+        """Drop the buckets of idle clients. If too many remain, drop the oldest ones."""
         for key in [key for key, bucket in self._buckets.items() if bucket.is_full(now)]:
             self._drop(key)
         for key in list(self._buckets)[: max(len(self._buckets) - BUCKETS_MAX + 1, 0)]:

@@ -24,7 +24,7 @@ from polywire.errors import Busy, Conflict, ErrorCode, Invalid, Missing
 from polywire.log.base import Completion, WriteBatch
 from polywire.types import Buffer, Level
 
-ENTRY_BYTES: Final = 40  # bytes of a directory entry in a journal group, with padding (decision 0102)
+ENTRY_BYTES: Final = 40  # bytes of a directory entry in a journal write, with padding (decision 0102)
 CHANGE_BYTES: Final = 64  # bytes of a journalled change, without key and payload
 FORGET_INTERVAL_S: Final = 10.0  # seconds between two searches for events that retention has removed
 
@@ -84,8 +84,9 @@ class Events:
         return offset
 
     def offsets(self, partition: Partition, key: bytes, first_version: int) -> tuple[int, array[int]]:
-        """Return (version, offsets): the first retained version that is at least ``first_version``, and the offsets
-        from it on.
+        """Return (version, offsets) of the retained events, beginning with version ``first_version`` or a later one.
+
+        ``version`` is the version of the first of these events, and ``offsets`` has the offsets of all of them.
         """
         found = self._state.aggregates.find(partition.incarnation, key)
         if found is None:

@@ -16,7 +16,7 @@ from polywire.broker.owners import ITSELF
 from polywire.broker.settings import KEEP, SECOND_US, BrokerSettings
 from polywire.broker.state import State
 from polywire.clock import ElapsedClock
-from polywire.errors import Busy, Unavailable
+from polywire.errors import Busy, NotOwner, Unavailable
 from polywire.log.base import Loop
 from polywire.types import Level, PositionKind
 
@@ -63,7 +63,7 @@ class Expiry:
         self._loop = loop
         self._clock = clock
         self._started_at_us = clock.now_us()
-        # checks that remain until all items were checked once
+        # remaining checks of the current round, in which every item is checked once
         self._round: Iterator[Callable[[], None]] = iter(())
         self._stopped = False
 
@@ -81,13 +81,13 @@ class Expiry:
             self.run_pass()
         except Busy:  # the disk is full: retried later
             self._round = iter(())
-        except Unavailable:  # storage has failed, and the broker is about to stop
+        except (NotOwner, Unavailable):  # another broker leads, or storage has failed: this one is about to stop
             self._stopped = True
             return
         self._loop.call_later(self._settings.expiry_interval_s, self._run)
 
     def run_pass(self) -> None:
-        """Abort late transactions, and delete what has expired among the next groups and offsets.
+        """Abort late transactions, then delete expired groups, bindings and offsets.
 
         Raises Busy(DISK_FULL).
         """
@@ -103,9 +103,9 @@ class Expiry:
             check()
 
     def _all_checks(self) -> Iterator[Callable[[], None]]:
-        """Yield one function for each group, each group name with its topic, and each set of committed offsets.
+        """Yield one check for each group, each group binding and each set of committed offsets.
 
-        It checks whether this has expired.
+        Calling the check deletes the group, binding or offsets if they have expired.
         """
         for topic, name in list(self._state.groups):
             yield lambda topic=topic, name=name: self._check_group(topic, name)  # type: ignore[misc]

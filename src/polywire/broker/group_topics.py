@@ -11,7 +11,7 @@ from polywire.types import TopicName
 
 
 class GroupTopics(Protocol):
-    """The methods of ``Broker`` that look up topics of groups, also those that another shard stores."""
+    """The methods of ``Broker`` that look up topics of groups, including topics that another shard stores."""
 
     __slots__ = ()
 

@@ -1,7 +1,8 @@
 """Logins with tokens of an OpenID Connect provider (decision 0140).
 
-A token is a JSON Web Token that the provider has signed. One of its claims names a user of the broker, whose permissions
-apply. The broker knows the provider's public keys from a file or a URL, and asks the provider nothing at a login.
+A token is a JSON Web Token that the provider has signed. One of its claims names a user of the broker, whose
+permissions apply. The broker reads the provider's public keys from a file or a URL. It does not contact the provider at
+a login.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ import structlog
 from polywire.clock import SYSTEM_CLOCK, Clock
 from polywire.errors import Denied, ErrorCode, Invalid
 
-# no symmetric algorithm: the key of one is public here, and anyone could sign with it
+# No symmetric algorithms: a symmetric key would be public in the key set, and anyone could sign with it.
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 KEYS_BYTES_MAX: Final = 1024 * 1024
 TOKEN_BYTES_MAX: Final = 16 * 1024
-LEEWAY_S: Final = 30  # for the clocks of two machines
+LEEWAY_S: Final = 30  # tolerated difference between the clocks of the broker and the provider
 FETCH_S: Final = 10.0
-REFETCH_S: Final = 30.0  # between requests for keys, which any client can cause with an unknown key id
+REFETCH_S: Final = 30.0  # seconds between requests for keys, because a client can cause one with an unknown key id
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 log = structlog.get_logger("polywire.broker")
 
 
 class Provider(msgspec.Struct, frozen=True):
-    """A provider of tokens.
+    """A provider whose tokens are accepted as logins.
 
     Attributes:
         issuer, audience: required values of the claims ``iss`` and ``aud``.
@@ -80,9 +81,10 @@ class IdTokens:
         self._run: Callable[[Callable[[], None]], None] = _in_thread
 
     def load(self) -> None:
-        """Read the keys again. Those of a URL are fetched in a thread, and apply when they have arrived.
+        """Read the keys again. Keys from a URL are fetched in a thread and are used once they have arrived.
 
-        Raises Invalid(INVALID_REQUEST) and OSError for a file. The previous keys then remain.
+        If a file is invalid or cannot be read, raises Invalid(INVALID_REQUEST) or OSError; the previous keys remain in
+        use.
         """
         if self._provider.is_remote:
             self._fetch()
@@ -109,7 +111,7 @@ class IdTokens:
         self._run(self._fetch_now)
 
     def _fetch_now(self) -> None:
-        from urllib.request import urlopen  # here, because few brokers need it, and it makes a start longer
+        from urllib.request import urlopen  # imported here, because it slows down the start and few brokers need it
 
         try:
             with urlopen(self._provider.keys, timeout=FETCH_S) as response:
@@ -122,7 +124,7 @@ class IdTokens:
     def verify(self, token: str) -> tuple[str, int]:
         """Return the user's name and the time in microseconds at which the token expires.
 
-        Raises Denied(LOGIN_FAILED). The message says why, and is for the audit log.
+        Raises Denied(LOGIN_FAILED). The error's message gives the reason, for the audit log.
         """
         if len(token) > TOKEN_BYTES_MAX:
             raise _denied(f"token is too long limit={TOKEN_BYTES_MAX}")
@@ -146,7 +148,10 @@ class IdTokens:
         return name, int(claims["exp"] * 1_000_000)
 
     def _key(self, key_id: str | None) -> Any:
-        """Return the key that has signed a token. If it is unknown, fetch the keys again for later logins."""
+        """Return the key that has signed a token.
+
+        If it is unknown, fetch the keys again for later logins, and raise Denied(LOGIN_FAILED).
+        """
         keys = self._keys
         if key_id is None and len(keys) == 1:
             return next(iter(keys.values()))

@@ -49,10 +49,10 @@ NO_CALLER: Final = Caller(None, UNOWNED)
 ITSELF: Final = Caller(None, UNOWNED)
 """The broker as caller, for example to remove a member when its connection ends.
 
-It differs from every caller of a client.
+It is not equal to the caller of any client.
 """
 LINKS_CALLER: Final = Caller(LINKS, LINKS.user_id)
-"""The process that runs links. Its owner is no address, because those are hashes of 63 bits."""
+"""The process that runs links. Its owner number is not that of any address, because those are hashes of 63 bits."""
 
 
 def caller_of(principal: Principal | None, peer: str) -> Caller:
@@ -126,7 +126,7 @@ class Owners:
     def check(self, caller: Caller, owner: int, what: str, name: str) -> None:
         """Raise Denied(DENIED) if the caller may not use state that belongs to ``owner``.
 
-        Only the audit log has the owner's name, not the error.
+        The audit log contains the owner's name; the error does not.
         """
         if self.may_use(caller, owner):
             return

@@ -37,9 +37,9 @@ AGAIN_S: Final = 0.1  # seconds before a decision is sent again; doubled with ea
 AGAIN_S_MAX: Final = 5.0
 # seconds to wait until all shards have applied the outcome of an id, before its next transaction is rejected
 NEXT_S: Final = 2.0
-# seconds that a response waits until all shards have applied the outcome; they apply it even if that takes longer
+# seconds for which a response waits until all shards have applied the outcome; after that, it is sent anyway
 SETTLED_S: Final = 5.0
-LOOK_S: Final = 5.0  # seconds between two checks of participants that have been open for long
+LOOK_S: Final = 5.0  # seconds between two checks for participants that have been open for a long time
 # after this time, a participant asks its coordinator for the outcome; normally the coordinator sends it earlier
 DOUBT_US: Final = 10_000_000
 # tokens of ended participants to remember, because a permission to participate may arrive after the end
@@ -47,7 +47,7 @@ ENDED_MAX: Final = 10_000
 
 
 class Shards(Protocol):
-    """Sends requests to other shards. Callbacks are never called from inside a call."""
+    """Sends requests to other shards. A callback is never called before the method has returned."""
 
     def end_participant(self, shard: int, decided: TransactionDecided, then: Callable[[bool], None]) -> None:
         """Send the decision on a transaction to a participating shard.
@@ -336,7 +336,7 @@ class Participants:
     def _decision_applied(self, decided: TransactionDecided, shard: int, again_s: float, has_applied: bool, /) -> None:
         """Handle a participant's response to a decision.
 
-        If it has not applied it, send it again after ``again_s`` seconds.
+        If the participant has not applied the decision, send it again after ``again_s`` seconds.
         """
         if self._is_stopped:
             return
@@ -361,7 +361,7 @@ class Participants:
         except Busy:  # the disk is full
             self._loop.call_later(AGAIN_S_MAX, self._record_applied, decided)
             return
-        except BrokerError:  # storage has failed: the next process sends them again
+        except BrokerError:  # storage has failed: the process that leads next sends the decision again
             return
         self._state.apply_change(change)
         del self._in_flight[decided.token]
@@ -381,9 +381,9 @@ class Participants:
     def enter(self, joined: Joined) -> Transaction:
         """Open this shard's part of a transaction and return it. If it is already open, return it.
 
-        If this shard has an open part of an earlier transaction of this id, that is aborted. Raises
-        Conflict(PRODUCER_FENCED) if the transaction has ended, Busy(DISK_FULL), and Busy(BUSY) if there are too many
-        participants or another coordinator has not yet ended the earlier transaction.
+        An open part of an earlier transaction of this id is aborted. Raises Conflict(PRODUCER_FENCED) if the
+        transaction has ended, Busy(DISK_FULL), and Busy(BUSY) if there are too many participants or another coordinator
+        has not yet ended the earlier transaction.
         """
         name = PARTICIPANT + joined.id
         known = self._state.transactions.find(name)
@@ -416,7 +416,7 @@ class Participants:
         """Raise Conflict(PRODUCER_FENCED) or Busy(BUSY) if a transaction has ended before its permission arrived."""
         is_late = joined.token in self._ended
         if known is not None and known.coordinator == joined.coordinator:
-            # if a deleted id is used again, its epochs restart at 0, but its producer id is another one
+            # if a deleted id is used again, its epochs restart at 0, but it gets a new producer id
             is_same = (
                 known.producer is not None and joined.producer is not None and known.producer.id == joined.producer.id
             )

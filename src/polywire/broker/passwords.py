@@ -3,8 +3,8 @@
 * The event loop never waits for a hash. Each hash takes 19 MiB of memory while it is computed.
 * Logins are verified round-robin by client address, with delays after failures. An address with many logins delays each
   login of another address by at most one verification.
-* At most ``waiting_max`` attempts are queued. A full queue drops an attempt of the address with most attempts: the one
-  with most failures, or else the newest.
+* At most ``waiting_max`` attempts are queued. A full queue drops an attempt of the address that has most attempts: the
+  attempt with most failures, or the newest of several such attempts.
 * Verified passwords are cached as keyed digests, so a client that sends its password with every command is hashed once.
 * The cache and all other tables have a size limit.
 """
@@ -27,20 +27,20 @@ from polywire.errors import Busy, ErrorCode
 from polywire.log.base import Handle, Loop
 from polywire.types import host_of
 
-if TYPE_CHECKING:  # imported with the first password, because a start without users needs none
+if TYPE_CHECKING:  # imported when the first password is hashed, because a broker without users needs no hashes
     from argon2 import PasswordHasher
 
 FAILURES_KEPT_MAX: Final = (
     4_096  # addresses, connections and names with recent failures, some 200 bytes each; the oldest is dropped first
 )
 FAILURES_FORGOTTEN_S: Final = 60.0  # seconds without a new failure after which failures are forgotten
-ADDRESS_FREE: Final = 5  # failures of one address without a delay, because users mistype
+ADDRESS_FREE: Final = 5  # failures of one address without a delay, because users mistype passwords
 NAME_FREE: Final = 10  # failures of one name, from all addresses, without a delay
 DELAY_MIN_S: Final = 0.25  # seconds; doubles with each failure
 # short enough that a user who shares an address with an attacker can log in before the client times out
 ADDRESS_DELAY_MAX_S: Final = 2.0
 NAME_DELAY_MAX_S: Final = 1.0  # short, because guesses of a name's password must not lock out its owner
-PREFIX_OF_SITE: Final = 64  # bits of an IPv6 address that identify a site, which controls all addresses below
+PREFIX_OF_SITE: Final = 64  # bits of an IPv6 address that identify a site; it controls all addresses with this prefix
 THREADS: Final = 1  # a second thread would take a core from connected clients
 PASSWORD_BYTES_MAX: Final = 1024
 Result = TypeVar("Result")
@@ -205,8 +205,8 @@ class LoginQueue:
     def _worst(self) -> Attempt:
         """Return the attempt to drop.
 
-        It belongs to the address with most attempts. Of these, it is the one with most failures or, if there are
-        several, the newest attempt for the name with most attempts.
+        It belongs to the address with most attempts. Among these attempts, it is the one with most failures. If there are
+        several, it is the newest attempt for the name with most attempts.
         """
         addresses = Counter(attempt.origin.address for attempt in self._attempts)
         names = Counter((attempt.origin.address, attempt.origin.name) for attempt in self._attempts)
@@ -338,8 +338,7 @@ class Passwords:
         self.prove(lambda: check_password(kept, password), verified, origin=origin)
 
     def prove(self, check: Callable[[], bool], done: Callable[[bool | Busy], None], *, origin: Origin) -> None:
-        """Queue a check like a password's verification, run it in the thread, and call ``done`` on the loop with its
-        result.
+        """Queue a check of credentials, run it in the thread, and call ``done`` on the loop with its result.
 
         If the queue of logins drops this job, ``done`` is called with Busy. Raises Busy(BUSY) if the queue is full.
         """

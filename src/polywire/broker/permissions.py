@@ -94,10 +94,10 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         return Grants(opened(self.everywhere), {name: opened(given) for name, given in self.streams.items()}, topics)
 
     def allow(self, bits: int, stream: str | None, topic: str | None) -> bool:
-        """Return whether one of these permissions is granted for a topic, for a stream if ``topic`` is None, or else
-        everywhere.
+        """Return whether one of these permissions is granted for a resource.
 
-        The grants must be the result of ``opened``.
+        The resource is a topic, a stream if ``topic`` is None, or everything if ``stream`` is None, too. The grants
+        must be the result of ``opened``.
         """
         if bits & self.everywhere:
             return True
@@ -108,7 +108,7 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
         return topic is not None and bool(bits & self.topics.get(resource_name(stream, topic), 0))
 
     def cover(self, others: Grants) -> bool:
-        """Return whether these grants include everything that the others do. Both must be results of ``opened``."""
+        """Return whether these grants include all of ``others``. Both must be results of ``opened``."""
         if others.everywhere & ~self.everywhere:
             return False
         for stream, given in others.streams.items():
@@ -199,7 +199,7 @@ class Action(Enum):
     """One action: its name, the permission that it needs, and the kind of resource.
 
     Attributes:
-        listed: list of a topic's ``AccessList`` that must contain the user, readers or writers.
+        listed: which list of a topic's ``AccessList``, readers or writers, must contain the user.
     """
 
     CONNECT = "connect", NOTHING, Resource.NOTHING

@@ -41,7 +41,7 @@ OFFSET_UNKNOWN = -1
 JUST_NOW_US = -1  # the last use of a producer during recovery, until the current time is known
 SEQUENCE_MAX: Final = 2**63 - 1  # snapshots store sequences in 64 bits
 WRAP: Final = 1 << 31  # sequences of protocols that wrap are below this
-LOOKED_AT_ONCE: Final = 500  # producers to check, in some 50 µs, before the caller may pause
+LOOKED_AT_ONCE: Final = 500  # number of producers to check before the caller may pause: some 50 µs
 FIRST_SEQUENCE_MAX = 1  # the first sequence of a new epoch: 0 in the `polywire` and Kafka protocols, 1 in Cursus
 
 
@@ -174,7 +174,10 @@ class Producers:
                 yield from self._stored(key)
 
     def owner(self, incarnation: int, producer: bytes) -> int:
-        """Return the user or address that a producer counts for. Producers restored by recovery count for none."""
+        """Return the owner against whose quota a producer counts.
+
+        It is UNOWNED for unknown producers, and for producers that recovery has restored from batches.
+        """
         known = self._by_key.get((incarnation, producer))
         return UNOWNED if known is None else known.owner
 
@@ -354,7 +357,7 @@ class PublishDedup:
             if now_us - oldest.at_us <= self._settings.writer_expiry_us:
                 return
             self.forget(oldest.writer)
-            if oldest.owner == LINKS_CALLER.owner:  # the position of a link in a quiet partition
+            if oldest.owner == LINKS_CALLER.owner:  # holds the position of a link; never dropped
                 self._by_name[oldest.writer] = msgspec.structs.replace(oldest, at_us=now_us)
                 self._charge(oldest, 1)
 

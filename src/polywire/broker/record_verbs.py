@@ -1,6 +1,6 @@
 """The broker's operations that store and read records, and that assign producer ids.
 
-* A batch without a producer id whose body is smaller than the record limit goes to the log after one check of its
+* A batch without a producer epoch whose body is smaller than the record limit goes to the log after one check of its
   header. ``Admission`` checks all other batches before the log assigns offsets.
 * The first and next offset of a partition are returned only when all records between them are synced, so a crash cannot
   lose these records (concepts: durability#what-a-crash-may-take).
@@ -30,12 +30,12 @@ from polywire.records.columns import HEADER_BYTES, BatchFlags, Column
 from polywire.records.fields import header_fields
 from polywire.types import Buffer, Level
 
-admission_fields: Final = header_fields("length", "flags", "columns", "body_bytes_raw")
+admission_fields: Final = header_fields("length", "flags", "columns", "producer_epoch", "body_bytes_raw")
 PRODUCER_BIT: Final = 1 << Column.PRODUCER_ID
 _producer_fields: Final = header_fields("flags", "columns", "record_count", "producer_epoch", "base_sequence")
 _COMPRESSED: Final = BatchFlags.LZ4 | BatchFlags.ZSTD
 _PRODUCER_COUNT_BITS: Final = 32  # the lower bits of a producer id, which count within one start of the broker
-_SHARD_BIT: Final = 57  # the bits from here on hold the shard; the bits below leave room for 2^25 starts
+_SHARD_BIT: Final = 57  # bits from this one on hold the shard; the 25 bits below hold the number of the start
 
 
 def producer_identity(batch: Buffer) -> tuple[bytes, int, int, int] | None:
@@ -85,7 +85,7 @@ class Admission:
         size = len(batch)
         if size < HEADER_BYTES:
             raise Invalid(ErrorCode.INVALID_BATCH, f"batch is shorter than its header bytes={size}")
-        length, flags, _, body_bytes = admission_fields(batch)
+        length, flags, _, _, body_bytes = admission_fields(batch)
         if length != size:
             raise Invalid(
                 ErrorCode.INVALID_BATCH, f"length in the header of the batch is wrong bytes={size} length={length}"
@@ -103,7 +103,7 @@ class Admission:
             self._check_records(batch)
 
     def _check_records(self, batch: Buffer) -> None:
-        """Check the sizes of keys and values, unless the whole body is below the limit of one record."""
+        """Raise Invalid(RECORD_TOO_LARGE) if a key or value exceeds the limit of one record."""
         longest, limit = batches.longest_payload(batch), self._settings.record_bytes_max
         if longest > limit:
             raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"record is too large bytes={longest} limit={limit}")
@@ -111,7 +111,7 @@ class Admission:
     def produce(
         self, partition: Partition, batch: Buffer, *, by: Caller, level: Level, done: Completion[int] | None
     ) -> None:
-        """Check and append a batch. Duplicates complete with the original's offset."""
+        """Check and append a batch. For a duplicate, ``done`` is called with the offset of the original."""
         self.check(partition, batch, by=by)
         identity = producer_identity(batch)
         if identity is None:
@@ -210,7 +210,7 @@ class ManyBounds:
     """Computes the first and end offsets of many partitions, in several passes of the loop and with one sync for all.
 
     Args:
-        then: called once, never from inside a call of the caller.
+        then: called once, in a later pass of the loop.
     """
 
     __slots__ = ("_clock", "_ends", "_found", "_log", "_partitions", "_sliced", "_then")
@@ -286,7 +286,8 @@ class RecordVerbs(Protocol):
     """The methods of ``Broker`` that store and read records.
 
     Attributes:
-        appended: number of batches stored so far. A connection compares it to detect that its client produces.
+        appended: number of batches stored so far. A connection compares it before and after it handles data, to detect
+            that its client produces.
     """
 
     __slots__ = ("appended",)
@@ -315,9 +316,9 @@ class RecordVerbs(Protocol):
         producer, Busy(BUSY, DISK_FULL).
         """
         self.appended += 1
-        length, _, columns, body_bytes = admission_fields(batch)
+        length, _, columns, producer_epoch, body_bytes = admission_fields(batch)
         if (
-            columns & PRODUCER_BIT
+            (producer_epoch >= 0 and columns & PRODUCER_BIT)
             or body_bytes > self._plain_bytes_max
             or length != len(batch)
             or partition.ended
@@ -428,9 +429,10 @@ class ProducerVerbs(Protocol):
         return self._state.producers.of_partitions(incarnations, now_us=self.elapsed.now_us())
 
     def producer_sequence(self, partition: Partition, producer: bytes, *, epoch: int, sequence: int) -> int:
-        """Convert a sequence number that wraps after 2^31 - 1 to one that does not: the nearest to the expected number.
+        """Convert a sequence number that wraps after 2^31 - 1 to one that does not wrap.
 
-        Raises Invalid(SEQUENCE_GAP) for a new epoch that does not start at 0.
+        Of all possible numbers, return the one nearest to the expected number. Raises Invalid(SEQUENCE_GAP) for a new
+        epoch that does not start at 0.
         """
         now_us = self.elapsed.now_us()
         return self._state.producers.unwrapped(

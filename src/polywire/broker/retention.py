@@ -9,7 +9,7 @@ from __future__ import annotations
 from polywire.broker.settings import KEEP, BrokerSettings, TopicSettings
 from polywire.broker.topics import Catalog
 from polywire.clock import Clock
-from polywire.errors import Busy, Unavailable
+from polywire.errors import Busy, NotOwner, Unavailable
 from polywire.log.base import Loop, Partitions
 
 
@@ -49,13 +49,13 @@ class Retention:
         )  # scheduled first, so that an error does not end the timer
         try:
             self.run_pass()
-        except Unavailable:  # storage has failed, and the broker is about to stop
+        except (NotOwner, Unavailable):  # another broker leads, or storage has failed: this one is about to stop
             self._stopped = True
 
     def run_pass(self) -> int:
-        """Apply retention and compaction to the next partitions. Return how many lost records.
+        """Apply retention and compaction to the next partitions.
 
-        If the log is busy, the pass ends early.
+        Return from how many of them retention deleted records. If the log is busy, the pass ends early.
         """
         if not self._queue:
             self._queue = self._catalog.incarnations()

@@ -22,7 +22,7 @@ HOUR_US: Final = 3600 * SECOND_US
 DAY_US: Final = 24 * HOUR_US
 MEBI: Final = 1024 * 1024
 WIRE_OPTIONS_BYTES_MAX: Final = 512 * 1024  # options of one topic: Iggy stores the names of up to 1,000 groups there
-RECORD_ROOM_BYTES: Final = 4096  # bytes of a batch with one record, without key and value
+RECORD_ROOM_BYTES: Final = 4096  # maximum size of a batch with one record, apart from its key and value
 
 
 class Compression(Enum):
@@ -55,7 +55,7 @@ class TopicSetting(msgspec.Struct, frozen=True):
         allowed: range of numbers, None for other kinds.
         is_fixed: whether it cannot be changed once the topic exists.
         check: raises Invalid for an invalid text; None for other kinds.
-        form: what a text must be, for the reference page.
+        form: description of the allowed texts, for the reference page.
     """
 
     kind: type[int] | type[str] | type[Enum]
@@ -154,7 +154,7 @@ TOPIC_SETTINGS: Final[Mapping[str, TopicSetting]] = {
     "table_freshness_s": TopicSetting(
         int,
         None,
-        "seconds after which a record is in the table at the latest; by default the broker's setting",
+        "maximum seconds until a record is in the table; by default the broker's setting",
         range(1, 86_401),
     ),
     "table_history_hours": TopicSetting(
@@ -185,9 +185,9 @@ ANYBODY: Final = "*"  # on an access list: everyone, logged in or not
 
 
 class AccessList(msgspec.Struct, frozen=True):
-    """Which users may read a topic, and which may write it, over any protocol.
+    """Which users may read a topic, and which may write to it, over any protocol.
 
-    Each list has user names, or ``*`` for everyone. None restricts nothing. A listed user still needs the permission.
+    Each list has user names, or ``*`` for everyone. None means no restriction. A listed user also needs the permission.
     """
 
     readers: tuple[str, ...] | None = None
@@ -206,20 +206,22 @@ class TopicSettings:
     Attributes:
         replication_factor: stored for clients only; one broker stores one copy.
         key_hash: hash function for all protocols, so that equal keys get the same partition (concepts:
-            records#keys-and-partitions); None leaves it to each protocol.
-        retention_age_us: for each partition; None uses the broker's default, 0 retains records forever.
-        retention_bytes: for each partition, with the same special values.
+            records#keys-and-partitions); None lets each protocol use its own.
+        retention_age_us: age limit of each partition's records; None uses the broker's default, 0 retains records
+            forever.
+        retention_bytes: size limit of each partition, with the same special values.
         compaction: retain only the newest record of each key.
         compression: compression of batches when they move from the journal to segments.
         table: formats of the topic's table (concepts: tables); None uses the broker's default.
         table_columns: typed columns of the table (concepts: tables#typed-columns); empty for none.
-        table_freshness_s: seconds after which a record is in the table at the latest; None uses the broker's default.
+        table_freshness_s: maximum seconds until a record is in the table; None uses the broker's default.
         table_history_hours: hours for which older versions of the table can be read; None uses the broker's default.
         idempotent: check producers' sequences even if a request does not ask for it.
         event_sourcing: records are events of aggregates, one aggregate per key; such topics cannot grow.
         wire_options: options of single protocols (ids, policies), by protocol; the broker does not interpret them.
-        access: access list for all protocols; None restricts nothing.
-        link: name of the link that writes the topic. While it is set, no other client may (concepts: links).
+        access: access list for all protocols; None means no restriction.
+        link: name of the link that writes the topic. While it is set, no other client may write to it (concepts:
+            links).
     """
 
     replication_factor: int = 1
@@ -274,8 +276,8 @@ class BrokerSettings:
     topics_max: topics of the broker.
     partitions_max: partitions of the broker; one costs about 2 KiB of memory.
     batch_bytes_max: size of a batch, which must fit one journal write; small journal files lower it.
-    record_bytes_max: key and value of one record; the largest payload that a protocol documents is 10 MB (Iggy). Small journal files
-        lower it.
+    record_bytes_max: key and value of one record; the largest payload that a protocol documents is 10 MB (Iggy). Small
+        journal files lower it.
     durability: minimum level of every acknowledgement. With SYNCED, consumers see synced records only.
     retention_age_us: retention time of topics without their own setting; 0 retains records forever.
     retention_bytes: retention size of each partition of topics without their own setting; 0 for no limit.
@@ -294,8 +296,8 @@ class BrokerSettings:
     session_timeout_min_s: shortest session timeout that a member of a classic group may choose.
     session_timeout_max_s: longest session timeout that a member of a classic group may choose.
     consumer_session_timeout_s: session timeout of members of consumer groups.
-    group_expiry_us: when a group without members and offsets is deleted, unless it was created explicitly.
-    positions_expiry_us: when unused offsets of a group without members are deleted; 0 never deletes them.
+    group_expiry_us: age at which a group without members and offsets is deleted, unless it was created explicitly.
+    positions_expiry_us: age at which unused offsets of a group without members are deleted; 0 never deletes them.
     expiry_interval_s: interval at which the broker searches for expired state.
     expiry_count_max: objects checked per search.
     expiry_grace_s: no offsets expire for this long after a start, because reads of offsets are not stored.
@@ -303,15 +305,20 @@ class BrokerSettings:
     positions_max: committed offsets, about 150 bytes each.
     position_owners_max: consumers and groups with offsets, counted per topic, about 700 bytes each.
     position_metadata_bytes_max: metadata of one committed offset.
-    stage_expiry_us: when batches that were stored for a publish and not published are deleted; a Spark batch that takes longer is repeated.
+    stage_expiry_us: age at which batches that were stored for a publish, but not published, are deleted; a Spark batch
+        that takes longer is repeated.
     staged_bytes_max: bytes of batches that are stored for a publish and not published yet.
-    producers_max: pairs of partition and idempotent producer, about 500 bytes each. Above it, the one idle for longest is forgotten.
+    producers_max: pairs of partition and idempotent producer, about 500 bytes each. Above it, the producer that was
+        idle for longest is forgotten.
     producer_expiry_us: time after which an idle producer is forgotten; longer than any client retries.
     producer_window: latest batches per producer whose offsets are remembered, as many as clients keep in flight.
-    writers_max: writers with a remembered sequence number. A forgotten one could publish twice, so new ones are rejected when all are in use.
+    writers_max: writers with a remembered sequence number. A forgotten writer could publish twice, so at the limit new
+        writers are rejected.
     writer_expiry_us: time after which an unused writer is forgotten; a Spark query is seldom stopped for so long.
-    writer_step_max: how far a sequence number may be above the last one of its writer. A jump to the highest number would leave no more.
-    bulk_share: share of topics, partitions, aggregates, events, snapshot bytes and unpublished bytes that one user or address may use.
+    writer_step_max: how far a sequence number may be above the last one of its writer. After a jump to the highest
+        number, no numbers would remain.
+    bulk_share: share of topics, partitions, aggregates, events, snapshot bytes and unpublished bytes that one user or
+        address may use.
     owner_share: share of every other limit on state that one user, or one address without a user, may use.
     state_bytes_max: memory for groups, offsets, writers, transactional ids, aggregates and protocol state, estimated.
     reserved_count: objects of each kind that every user may have even if others have used up the limits.
@@ -321,9 +328,9 @@ class BrokerSettings:
     aggregate_key_bytes_max: key of an aggregate.
     aggregate_snapshot_bytes_max: snapshot of one aggregate; snapshots are in memory.
     aggregate_snapshots_bytes_max: snapshots of all aggregates.
-    transactional_ids_max: remembered transactional ids, about 500 bytes each. New ones are rejected when all are in use, because forgetting
-        one would unfence an old producer.
-    transactional_id_expiry_us: when an unused transactional id is forgotten.
+    transactional_ids_max: remembered transactional ids, about 500 bytes each. At the limit new ids are rejected,
+        because forgetting an id would unfence an old producer.
+    transactional_id_expiry_us: time after which an unused transactional id is forgotten.
     transaction_batches_max: batches of one transaction; records, if the protocol stages them one by one.
     transaction_partitions_max: partitions that transactions of one epoch write to.
     transaction_positions_max: offsets that one transaction commits.
@@ -333,8 +340,8 @@ class BrokerSettings:
     quotas: quotas of users and client ids that were not changed at run time.
     users_max: users of the broker.
     tokens_max: access tokens of one user.
-    logins_waiting_max: logins that wait for their password to be hashed, about 40 ms each. If more wait, logins of the address with
-        the most waiting logins get ``busy`` first.
+    logins_waiting_max: logins that wait for their password to be hashed, about 40 ms each. If more wait, logins of the
+        address with the most waiting logins get ``busy`` first.
     logins_cached_max: verified logins that are remembered, so that the same password need not be hashed again.
     """
 
@@ -419,7 +426,10 @@ class BrokerSettings:
                 f" share={self.owner_share} bytes={self.state_bytes_max}",
             )
         if not 1 <= self.batch_bytes_max <= BATCH_BYTES_MAX:
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"batch limit is out of range value={self.batch_bytes_max}")
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"batch_bytes_max must be from 1 to {BATCH_BYTES_MAX} value={self.batch_bytes_max}",
+            )
 
     def within(self, batch_bytes_max: int) -> BrokerSettings:
         """Return these settings with the limits of batches and records lowered to what the log can store."""

@@ -6,7 +6,7 @@
 * Offsets of groups can be committed in the same write. Then records and offsets are stored together or not at all.
 * Staged data is invisible until published, and expires.
 * A writer or a token can be used only by its owner.
-* A writer has epochs. Beginning one fences the processes that publish with earlier ones.
+* Beginning a new epoch of a writer fences the processes that publish with earlier epochs.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Stagers:
     """The owners of tokens. Only the owner of a token may publish or drop the batches stored under it.
 
     The table is in memory only and has at most ``STAGERS_MAX`` tokens. The oldest are dropped first. Access to the
-    batches of a dropped token is not restricted, but tokens are random, so only the client that chose it knows it.
+    batches of a dropped token is not restricted, but tokens are random, so only the client that chose a token knows it.
     """
 
     __slots__ = ("_by_token", "_sizes", "_tokens")
@@ -230,7 +230,7 @@ class StagedPublish:
             )
 
     def forget(self, tokens: Sequence[bytes]) -> None:
-        """Remove the owners of tokens whose batches a transaction has published."""
+        """Remove tokens from the table after a transaction has published their batches."""
         self._stagers.forget(tokens)
 
     def check_tokens(self, tokens: Sequence[bytes], *, by: Caller) -> None:
@@ -249,7 +249,8 @@ class StagedPublish:
     def begin_epoch(self, writer: str, *, epoch_min: int, by: Caller, done: Completion[int] | None) -> int:
         """Begin an epoch of a writer and return it. Publishes with earlier epochs are then rejected.
 
-        It is the next epoch, or ``epoch_min`` if that is higher. Batches that were staged for the writer are dropped.
+        The epoch is the writer's next one, or ``epoch_min`` if that is higher. Batches that were staged for the writer
+        are dropped.
         """
         check_name(writer, self._settings.name_bytes_max)
         known, now_us = self._state.writers.find(writer), self._clock.now_us()
@@ -265,7 +266,7 @@ class StagedPublish:
         change = changes.Published(writer, 0, now_us, (), next_owner(owner, by), epoch)
         self._log.change(changes.encode(change), level=Level.SYNCED, done=done)
         self._state.apply_change(change)
-        with suppress(Busy):  # what is not dropped now expires
+        with suppress(Busy):  # batches that are not dropped now will expire
             self.abandon(self._stagers.of(writer)[:LEFT_OVER_MAX], by=ITSELF)
         return epoch
 
@@ -293,7 +294,7 @@ class StagedPublish:
         by: Caller,
         done: Completion[PublishAnswer] | None,
     ) -> Iterator[None]:
-        """Publish in several passes of the loop: checks, layout and cleanup yield in between.
+        """Publish in several passes of the loop. The checks, the layout and the cleanup yield after each slice.
 
         The publish itself is one step. Only one such iterator may run at a time. Otherwise a retry of the same publish
         would raise STAGE_MISSING instead of waiting for the result of the first.
@@ -448,7 +449,10 @@ class StagedPublish:
                 )
 
     def _check_unlinked(self, incarnations: Iterable[int], by: Caller) -> None:
-        """Raise Conflict(TOPIC_LINKED) if a link writes a topic, and has begun after the batches were staged."""
+        """Raise Conflict(TOPIC_LINKED) if a link writes one of the topics.
+
+        The link may have begun after the batches were staged.
+        """
         for incarnation in incarnations:
             partition = self._state.catalog.find_partition(incarnation)
             if partition is not None and partition.link and by.owner != LINKS_CALLER.owner:
@@ -516,7 +520,7 @@ def check_token(token: bytes) -> None:
 
 
 def portions(tokens: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Yield the tokens in groups of ``LOT_TOKENS``."""
+    """Yield the tokens in groups of ``PORTION_TOKENS``."""
     for start in range(0, len(tokens), PORTION_TOKENS):
         yield tokens[start : start + PORTION_TOKENS]
 
@@ -589,7 +593,7 @@ class StagingVerbs(RecordVerbs, Protocol):
     ) -> Iterator[None]:
         """Publish thousands of batches in several passes of the loop.
 
-        The caller puts the iterator into ``publish_work``. Raises as ``publish``.
+        The caller puts the iterator into ``publish_work``. Raises the same errors as ``publish``.
         """
         return self.staging.publishing(writer, number, tokens, epoch=epoch, offsets=offsets, by=by, done=done)
 

@@ -40,7 +40,7 @@ from polywire.types import Level, PositionKind
 _TRACKED_MASK = 1 << Column.PRODUCER_ID | 1 << Column.SEQUENCES
 _TRACKED = 1 << Column.PRODUCER_ID
 PROBE_BYTES = 4096  # size of a typical record with its metadata
-ENTRY_BYTES = 40  # bytes of a directory entry in a journal group, with padding (decision 0102)
+ENTRY_BYTES = 40  # bytes of a directory entry in a journal write, with padding (decision 0102)
 
 
 def group_size(name: str, topic: str) -> int:
@@ -72,7 +72,7 @@ def _discard(table: dict[str, set[str]], key: str, one: str) -> None:
 class Binding(NamedTuple):
     """The topic to which a group name is bound, and the owner of the name.
 
-    For protocols that name a group without a topic.
+    Used by protocols in which the name of a group does not include a topic.
     """
 
     topic: str
@@ -153,7 +153,7 @@ class State:
         return full_name if topic is None else topic.id
 
     def group_owner(self, topic: str, name: str) -> int:
-        """Return the owner of a group or, if only its committed offsets exist, of these."""
+        """Return the owner of a group, or the owner of its committed offsets if the group itself does not exist."""
         group = self.groups.get((topic, name))
         if group is not None and group.owner > UNOWNED:
             return group.owner
@@ -368,7 +368,7 @@ class State:
         classic = list(self.classic_groups.values())
         version = changes.DECIDED_VERSION if self.transactions.decisions else changes.SNAPSHOT_VERSION
         if self.shares.groups:
-            version = changes.SHARED_VERSION
+            version = changes.DELAYED_VERSION if self.shares.has_waiting else changes.SHARED_VERSION
         return chain(
             changes.encoded_head(self.catalog.next_incarnation, version),
             self.catalog.encoded_topics(),
@@ -437,7 +437,7 @@ class WriteBatchVerbs(Protocol):
     def settle(self, level: Level, done: Completion[int]) -> None:
         """Call ``done`` once all earlier appends and changes have reached the durability ``level``.
 
-        For requests that change nothing themselves.
+        Used for requests that change nothing themselves.
         """
         self._log.barrier(level, done)
 
@@ -450,7 +450,7 @@ class WriteBatchVerbs(Protocol):
         self._log.barrier(Level.SYNCED, done)
 
     congested: bool = property(attrgetter("_log.congested"))  # type: ignore[assignment]
-    """Whether to pause reading from producers. Every request reads this twice, so the property avoids a Python call."""
+    """Whether to pause reading from producers. Every request reads it twice, so this calls no Python function."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once, on the loop, when the log's queue of pending writes is no longer full."""
@@ -462,12 +462,19 @@ class WriteBatchVerbs(Protocol):
         return self._log.uncommitted
 
     def hold(self) -> None:
-        """Do not write automatically after further appends. The caller must call ``commit`` soon."""
+        """Stop the log from writing automatically after further appends. The caller must call ``commit`` soon."""
         self._log.hold()
 
     def commit(self) -> None:
         """Write the pending appends and changes to the journal now, and call the callbacks that need no sync."""
         self._log.commit()
+
+    def reserve(self, size: int) -> None:
+        """Ensure that the next ``size`` bytes of appends and changes get into one atomic journal write.
+
+        Raises Invalid(RECORD_TOO_LARGE), Busy(BUSY, DISK_FULL).
+        """
+        self._log.reserve(size)
 
     def change_all(self, made: Sequence[changes.Change], *, level: Level, done: Completion[int] | None) -> None:
         """Apply state changes in order, and journal them in one atomic write.
@@ -482,9 +489,9 @@ class WriteBatchVerbs(Protocol):
         encoded = [changes.encode(change) for change in made]
         if len(encoded) > 1:
             self._log.reserve(sum(map(len, encoded)) + ENTRY_BYTES * len(encoded), need=Need.CHANGE)
+        last = len(made) - 1
         for index, change in enumerate(made):
-            last = index == len(made) - 1
-            self._log.change(encoded[index], level=level, done=done if last else None)
+            self._log.change(encoded[index], level=level, done=done if index == last else None)
             self._state.apply_change(change)
 
 
@@ -518,7 +525,7 @@ class WireStateVerbs(WriteBatchVerbs, Protocol):
 
     settings: BrokerSettings
     when_applied: Callable[[Callable[[], None]], None] | None
-    """Calls back once the other processes of this broker have applied all values."""
+    """Calls a function once the other processes of this broker have applied all values; None in a single process."""
 
     def reported(self, done: Completion[int] | None) -> Completion[int] | None:
         """Return a completion that calls ``done`` once other processes have applied all values."""
@@ -560,7 +567,10 @@ class WireStateVerbs(WriteBatchVerbs, Protocol):
         return partial(self._state.wire_watchers.remove, changed)
 
     def watch_bindings(self, changed: Callable[[str, str], None]) -> Callable[[], None]:
-        """Call ``changed`` with the protocol and name of each binding that changes. Returns a function that ends this."""
+        """Call ``changed`` with the protocol and name of each binding that changes.
+
+        Returns a function that stops the calls.
+        """
         self._state.binding_watchers.append(changed)
         return partial(self._state.binding_watchers.remove, changed)
 

@@ -89,7 +89,7 @@ class TopicLookup(Protocol):
         return self._catalog.topics(internal=internal)
 
     def require_latest(self) -> None:
-        """Make sure that ``topics`` returns all topics that exist now, also those of other processes.
+        """Make sure that ``topics`` returns all topics that exist now, including those of other processes.
 
         A broker with several processes raises Pending if they must report first (``api.Topics``).
         """
@@ -160,10 +160,10 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         level: Level = Level.SYNCED,
         done: Completion[int] | None = None,
     ) -> Topic:
-        """Create a topic before this returns, however many partitions it has.
+        """Create a topic before the call returns, regardless of its number of partitions.
 
-        For requests of clients use ``make_topic``. Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT,
-        INVALID_REQUEST), Conflict(TOPIC_EXISTS), Busy(BUSY, DISK_FULL).
+        Requests of clients use ``make_topic``. Raises Invalid(INVALID_TOPIC, INVALID_PARTITION_COUNT, INVALID_REQUEST),
+        Conflict(TOPIC_EXISTS), Busy(BUSY, DISK_FULL).
 
         Args:
             partition_count_min: 0 permits a topic without partitions, which cannot be written.
@@ -194,7 +194,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     ) -> bool:
         """Create a topic, in several passes of the loop if it is large.
 
-        Return whether it was created before this returns. Raises as ``create_topic``.
+        Return whether it was created before the call returns. Raises the same errors as ``create_topic``.
 
         Args:
             then: called with the topic as soon as it can be used.
@@ -216,7 +216,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     def ensure_topic(self, full_name: str, *, by: Caller = NO_CALLER) -> Topic:
         """Return the topic with this name. Create it with the default settings if it is missing.
 
-        Raises as ``create_topic``, and Missing(TOPIC_MISSING) if topics are not created automatically.
+        Raises the same errors as ``create_topic``, and Missing(TOPIC_MISSING) if topics are not created automatically.
         """
         if not self.settings.auto_create or self._catalog.find(full_name) is not None:
             return self.topic(full_name)
@@ -230,7 +230,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         *,
         by: Caller = NO_CALLER,
     ) -> None:
-        """Check whether a topic could be created, without creating it. Raises as ``create_topic``."""
+        """Check whether a topic could be created, without creating it. Raises the same errors as ``create_topic``."""
         self._check_new(name, partition_count, settings or TopicSettings(), partition_count_min=1, by=by)
 
     def grow_topic(
@@ -243,7 +243,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         then: Then | None = None,
         done: Completion[int] | None = None,
     ) -> bool:
-        """Add partitions until the topic has this count. Return whether they were added before this returns.
+        """Add partitions until the topic has this count. Return whether they were added before the call returns.
 
         Raises Missing(TOPIC_MISSING), Invalid(INVALID_PARTITION_COUNT), Conflict(TOPIC_LINKED) for the topic of a link,
         Busy(BUSY, DISK_FULL).
@@ -338,7 +338,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         """Open ``count`` partitions in the log, then journal the change that makes them visible to clients.
 
         Args:
-            check: called again before the change, because it may have become invalid meanwhile. Raises an error then.
+            check: called again before the change is made. Raises an error if the change has become invalid meanwhile.
             made: returns the change, given the incarnation number of the first partition.
             ready: called once clients can use the partitions.
         """
@@ -401,8 +401,8 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     ) -> None:
         """Delete topics one after the other, in several passes of the loop if they are many.
 
-        Topics that were deleted meanwhile are skipped. Topics deleted before an error stay deleted. For few topics,
-        errors are raised, also those of ``then``. For many, ``done`` is called with the error.
+        Topics that were deleted meanwhile are skipped. Topics deleted before an error stay deleted. If there are few
+        topics, errors are raised, including those of ``then``. If there are many, ``done`` is called with the error.
 
         Args:
             ended: called with each topic as soon as it is deleted.
@@ -480,7 +480,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
                 done(error)
 
     def _drop_orphaned_partitions(self) -> None:
-        """Drop partitions that the log has and no topic does.
+        """Drop partitions of the log that belong to no topic.
 
         They remain if the broker stopped while it created or deleted a topic.
         """
@@ -497,7 +497,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
         """Change a topic's settings, except ``link``. Raises Missing(TOPIC_MISSING), Invalid(INVALID_REQUEST), Busy."""
         settings.check()
         self._catalog.check_alive(topic)
-        settings = replace(settings, link=topic.settings.link)  # another process may not have known it yet
+        settings = replace(settings, link=topic.settings.link)  # the sender may not know the current link yet
         more = settings.size - topic.settings.size
         self._state.quotas.admit(Kind.TOPICS, NO_CALLER, more, count=0, owner=topic.owner)
         self._configure(topic, settings, level, done)
@@ -510,7 +510,7 @@ class TopicVerbs(TopicLookup, WriteBatchVerbs, Protocol):
     def link_topic(
         self, topic: Topic, link: str, *, level: Level = Level.SYNCED, done: Completion[int] | None = None
     ) -> None:
-        """Let a link write a topic, and no other client; with an empty ``link``, let clients write it again.
+        """Make a link the only writer of a topic. An empty ``link`` lets clients write to the topic again.
 
         Raises Missing(TOPIC_MISSING), Conflict(TOPIC_LINKED) for the topic of another link, and Busy(BUSY) while the
         topic has records of open transactions.
@@ -549,7 +549,7 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
     def purge_topic(self, topic: Topic, *, level: Level = Level.SYNCED, done: Completion[int] | None = None) -> bool:
         """Delete all records of a topic. Offsets continue with the next record.
 
-        Return True if all records were deleted before this returns. Otherwise they are deleted before ``done`` is
+        Return True if all records were deleted before the call returns. Otherwise they are deleted before ``done`` is
         called. After an error, some may remain. Raises Missing(TOPIC_MISSING), and Conflict(TOPIC_LINKED) for the topic
         of a link.
         """
@@ -640,12 +640,11 @@ class RemovalVerbs(WriteBatchVerbs, Protocol):
         self.change_all((), level=level, done=done)
 
     def purge_topics(self, topics: Sequence[Topic], *, level: Level = Level.SYNCED, done: Completion[int]) -> None:
-        """Delete all records of several topics, one topic after the other, in several passes of the loop if they are
-        many.
+        """Delete all records of several topics, one topic after the other.
 
-        A topic loses the records that it has when its purge begins. Topics that were deleted meanwhile are skipped.
-        After an error, some topics may be purged. For few topics, errors are raised. For many, ``done`` is called with
-        the error.
+        If there are many, this takes several passes of the loop. A topic loses the records that it has when its purge
+        begins. Topics that were deleted meanwhile are skipped. After an error, some topics may be purged. If there are
+        few topics, errors are raised. If there are many, ``done`` is called with the error.
 
         Args:
             done: called when all deletions have reached ``level``.

@@ -112,7 +112,7 @@ class Topic:
     def table_settings(self, defaults: BrokerSettings) -> TableSettings | None:
         """Return how to write the topic's table, or None if it has none.
 
-        Topics of the broker itself have none, and no topic has one if the broker has no place for tables.
+        Internal topics have no table. If ``tables_url`` is not set, no topic has a table.
         """
         own = self.settings
         formats = own.table if own.table is not None else defaults.table
@@ -341,8 +341,8 @@ class Catalog:
     def check_shrinking(self, topic: Topic, partition_count: int) -> list[Partition]:
         """Return the partitions that must be removed to reach this count, highest number first.
 
-        Raises Missing(TOPIC_MISSING), and Invalid(INVALID_PARTITION_COUNT) if the count is not below the current one,
-        or the topic is event-sourced: its keys would change their partition.
+        Raises Missing(TOPIC_MISSING), and Invalid(INVALID_PARTITION_COUNT) if the count is above the current one, or if
+        the topic is event-sourced, because its keys would change their partition.
         """
         self.check_alive(topic)
         if not 0 <= partition_count <= len(topic.partitions):

@@ -21,7 +21,7 @@ from polywire.broker.view import Views, encoded, one_by_one
 from polywire.errors import ErrorCode, Invalid
 from polywire.types import Level
 
-# epochs of one producer id: the protocol has 15 bits for them, and the last one is not used
+# Epochs of one producer id: the Kafka protocol has 15 bits for the epoch, and its last value is not used.
 PRODUCER_EPOCHS: Final = 32_767
 
 
@@ -57,7 +57,7 @@ class HeldOffsets(msgspec.Struct, frozen=True):
     """Next offsets, by partition number, that a transaction will commit.
 
     Attributes:
-        notes: leader epoch and metadata of some of them.
+        notes: leader epoch and metadata of some of these offsets, by partition number.
     """
 
     offsets: dict[int, int] = msgspec.field(default_factory=dict)
@@ -160,7 +160,7 @@ class Transaction:
 
 
 def is_participant(name: str) -> bool:
-    """Return whether this name stands for a transaction of another shard, not for a transactional id of this one."""
+    """Return whether a name stands for this shard's part of a transaction that another shard coordinates."""
     return name.startswith(PARTICIPANT)
 
 

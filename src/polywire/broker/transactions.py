@@ -76,9 +76,9 @@ class Transactions:
     """Begins, commits and aborts the transactions of all transactional ids.
 
     By default everything is synced before it is acknowledged: if a power failure lost the last part of a transaction, a
-    commit of the other part would break atomicity. A producer may request less. Its open transactions are then aborted
-    at the broker's next start. A transaction with participants in several shards is always synced (decision 0129). In
-    participating shards, ``Participants`` ends it.
+    commit of the other part would break atomicity. A producer may request less durability. Its open transactions are
+    then aborted at the broker's next start. A transaction with participants in several shards is always synced
+    (decision 0129). In participating shards, ``Participants`` ends it.
 
     Args:
         work: the queue in which large commits run.
@@ -215,10 +215,9 @@ class Transactions:
         by: Caller = NO_CALLER,
         done: Completion[int] | None,
     ) -> Transaction:
-        """Begin a new epoch of a transactional id for a Kafka producer (InitProducerId), which fences the previous
-        producer.
+        """Begin a new epoch for a Kafka producer (InitProducerId), which fences the previous producer of this id.
 
-        The producer id stays the same until its epochs are used up. Raises as ``begin_epoch``.
+        The producer id stays the same until its epochs are used up. Raises the same errors as ``begin_epoch``.
 
         Args:
             asks_again: the request has the id's current or previous epoch. A retry of such a request gets the same new
@@ -273,7 +272,7 @@ class Transactions:
     def visible(self, *, by: Caller, participants: bool = False) -> list[Transaction]:
         """Return the transactional ids that the caller may use, sorted, with their latest transactions.
 
-        Do not change these.
+        The caller must not change these objects.
 
         Args:
             participants: include transactions that other shards coordinate.
@@ -508,8 +507,8 @@ class Transactions:
 
         Args:
             raises_epoch: begin a new epoch, too.
-            by_holder: the producer with the current epoch requested this. Otherwise it must request the new epoch to
-                continue.
+            by_holder: whether the producer with the current epoch requested the abort. If not, that producer must
+                request the new epoch before it can continue.
         """
         assert transaction.is_open or raises_epoch, "an abort needs an open transaction or a new epoch"
         self._reserve_end(transaction.id)
@@ -629,7 +628,7 @@ class Transactions:
             if not _drops_deleted(transaction) or self._state.catalog.find(scope.topic) is not None:
                 with (
                     suppress(Denied) if transaction.is_participant else nullcontext()
-                ):  # skip them: the decision is final, although the group belongs to another user by now
+                ):  # skip the offsets of a group that belongs to another user by now, because the decision is final
                     yield self._stored(transaction, scope, held, by)
 
     def _stored(self, transaction: Transaction, scope: Scope, held: HeldOffsets, by: Caller) -> changes.PositionsStored:

@@ -1,6 +1,6 @@
 """Types for users, access tokens and logged-in principals, and their stored encoding.
 
-Passwords are stored as hashes and tokens as digests. SCRAM verifiers are stored only where requested.
+Passwords are stored as hashes and tokens as digests. A user has SCRAM verifiers only if they were set explicitly.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Principal:
     """The authenticated user of a connection.
 
     Attributes:
-        login: how often the user's logins had been ended when this one began. If they have been ended since, this login
-            is invalid.
+        login: how often the user's logins had been ended (by a new password, for example) before this login. If the
+            count is higher now, the login is invalid.
         token: digest of the token that was used to log in.
         expires_at_us: expiry time of that token.
         peer: address of the connection, for the audit log.
@@ -78,9 +78,9 @@ class ConfiguredUser(msgspec.Struct, frozen=True):
 
 ROOT: Final = Principal(ROOT_ID, DEFAULT_NAME)
 TABLES: Final = Principal(-1, "polywire-tables")
-"""The process that writes tables, as a client of its own broker. It may read every topic. No login leads to it."""
+"""The process that writes tables, as a client of its own broker. It may read every topic. No client can log in as it."""
 LINKS: Final = Principal(-2, "polywire-links")
-"""The process that runs links, as a client of its own broker. No login leads to it.
+"""The process that runs links, as a client of its own broker. No client can log in as it.
 
 It may create, read and write every topic, and commit the offsets of every group.
 """

@@ -321,7 +321,7 @@ class BucketStore:
         return self._kept_bytes
 
     def _evict_before(self, parts: Iterable[Buffer]) -> Iterator[Buffer]:
-        """Yield the parts. Before each one, evict cached files so that it fits."""
+        """Yield the parts. Before each part, evict cached files to make space for it."""
         size = 0
         for part in parts:
             size += len(part)

@@ -224,7 +224,7 @@ def claim(seed: int, start_object: Callable[[JournalChain], bytes]) -> Steps[Cla
 def is_last(claim: Claim) -> Steps[bool]:
     """Return whether no other broker has claimed the shard after this claim.
 
-    If one has, the objects that this broker misses may have been deleted, and are no damage.
+    If another broker has, objects that this broker cannot find may have been deleted. They are not damage.
     """
     floor, _ = yield ReadFloor()
     (after,) = yield Read((claim.number + 1,))

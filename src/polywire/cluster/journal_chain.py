@@ -151,7 +151,7 @@ class JournalChain:
     def _group_at(self, number: int, content: bytes, at: int) -> StoredGroup:
         fields = read_group(content, at, self.seed) if at % 8 == 0 else None
         if fields is None or bad_entry(content, at) >= 0:
-            raise _corrupt("checksum of a group does not match", number, at)
+            raise _corrupt("checksum of a journal write does not match", number, at)
         return StoredGroup(
             number=number,
             content=content,

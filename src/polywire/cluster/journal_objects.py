@@ -30,7 +30,7 @@ from polywire.cluster.fencing import (
     Steps,
 )
 from polywire.cluster.journal_floor import Floor
-from polywire.errors import ErrorCode, Unavailable
+from polywire.errors import Corrupt, ErrorCode, Unavailable
 from polywire.log.opening import JOURNAL
 from polywire.matching import HEX_DIGITS, consists_of
 from polywire.store.base import BlobExists, BlobMissing
@@ -82,14 +82,21 @@ class JournalObjects:
     def seed(self, make: Callable[[], bytes]) -> int:
         """Return the journal's secret, which every checksum covers. If there is none, create it.
 
-        Raises Unavailable.
+        Raises Unavailable, and Corrupt if it is damaged or lost: a journal that exists cannot be read without it.
         """
         name = "seed"
         while True:
             found = self._repeated(lambda: self._found(name))
-            if found is not None and len(found) == SEED_BYTES:
-                return int.from_bytes(found, "little")
-            self._outcome(lambda: self._objects.create(name, [make()]))
+            if found is None and not self._list(JOURNAL):  # a journal is begun after its seed
+                self._outcome(lambda: self._objects.create(name, [make()]))
+                continue
+            found = found or self._repeated(lambda: self._found(name))  # another broker may have created it meanwhile
+            if found is None or len(found) != SEED_BYTES:
+                size = 0 if found is None else len(found)
+                raise Corrupt(
+                    ErrorCode.CORRUPT, f"the seed of the journal is damaged or missing object={name!r} bytes={size}"
+                )
+            return int.from_bytes(found, "little")
 
     def finish_within(self, seconds: float) -> None:
         """Stop repeating requests after this number of seconds."""

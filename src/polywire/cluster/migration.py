@@ -255,11 +255,11 @@ class _Migration:
         return [name for name in store.list(directory) if name.startswith(f"{directory}{self._start:08x}-")]
 
     def write_journal(self) -> None:
-        """Write the bucket's journal: an object that begins it, one that names the segments, and the floor (the first
+        """Write the bucket's journal: an object that begins it, an object that names the segments, and the floor (the first
         object).
 
-        The floor makes both valid. If a broker has begun a log meanwhile, that log is left unchanged: only one of two
-        creators of the first object succeeds, and brokers ignore one that does not match a floor.
+        The floor makes the other two valid. If a broker has begun a log meanwhile, that log is left unchanged: only one of two
+        creators of the first object succeeds, and brokers ignore a first object that does not match a floor.
 
         Raises:
             Invalid: a broker has begun a log meanwhile.

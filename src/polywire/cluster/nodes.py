@@ -104,7 +104,7 @@ class Nodes:
 
     Args:
         candidate: this process, which selects its shard. With None, ``read`` returns the nodes of all shards, and
-            takeover requests are those of the first shard.
+            ``request_takeover`` refers to the first shard.
     """
 
     def __init__(self, objects: Objects, candidate: Candidate | None = None) -> None:

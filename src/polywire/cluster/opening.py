@@ -432,7 +432,8 @@ class ShardOpening:
 
     def _let_go(self, unlock: Callable[[], None]) -> None:
         self._store.stop()
-        self._bucket.close()
+        self._bucket.cancel()
         if self._sweeper is not None:
             self._sweeper.stop()
+        self._bucket.close()  # only now, because a garbage collection may have been between two requests
         unlock()

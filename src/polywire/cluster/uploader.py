@@ -259,7 +259,6 @@ class Uploader:
         self._bucket.cancel()
         self._sender.stop()
         self._sweeper.stop()
-        self._bucket.close()
 
 
 def uploading(

@@ -1,8 +1,8 @@
 """The interfaces between the log, its callers and its environment (decisions 0102, 0107).
 
-The broker calls the log through them, and the log calls the broker, the event loop and the clock. The log stores the
-broker's changes of state as bytes, without decoding them. Everything added between two commits becomes one atomic
-journal write.
+The broker calls the log through these interfaces, and the log calls the broker, the event loop and the clock through
+them. The log stores the broker's changes of state as bytes, without decoding them. Everything added between two commits
+becomes one atomic journal write.
 
 The methods of the log, the broker and the protocols return results by the same rules:
 
@@ -17,7 +17,6 @@ The methods of the log, the broker and the protocols return results by the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Protocol, TypeVar
 
@@ -84,8 +83,7 @@ class Pin(Protocol):
     def release(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(msgspec.Struct, frozen=True):  # made in a third of the time of a dataclass
     """Result of a read.
 
     Attributes:
@@ -176,17 +174,17 @@ class PartitionView(Protocol):
         """
 
     def offset_at(self, time_us: int, then: Completion[int]) -> int | Handle:
-        """Find the first offset whose append time is at or after ``time_us``.
+        """Find the first offset whose append time is at or after ``time_us``, or next_offset if there is none.
 
-        The result is next_offset if there is none. If no disk access is needed, it is returned. Otherwise a handle is
-        returned that cancels the search, and ``then`` is called later.
+        The offset is returned if no disk access is needed. Otherwise a handle that cancels the search is returned, and
+        ``then`` is called later.
         """
 
     def offset_of_address(self, address: int, then: Completion[int], *, covering: bool = False) -> int | Handle:
-        """Find the offset of the record that begins at a byte position of the partition, its offset in Kafka 0.7.
+        """Find the offset of the record that begins at a byte position of the partition.
 
-        The result is NO_OFFSET if no record begins there, and ``next_offset`` for ``next_address``. It is returned or
-        passed to ``then``, as in ``offset_at``.
+        In Kafka 0.7 the position is the offset. For ``next_address`` the result is ``next_offset``. It is NO_OFFSET if
+        no record begins at the position. As in ``offset_at``, it is returned or passed to ``then``.
 
         Args:
             covering: also accept a byte position inside a record. If compaction removed the record, the result is the
@@ -194,10 +192,10 @@ class PartitionView(Protocol):
         """
 
     def address_of_offset(self, offset: int, then: Completion[int]) -> int | Handle:
-        """Find the byte position of the record at ``offset``, or of the next record if compaction removed that one.
+        """Find the byte position of the record at ``offset``, or of the next record if compaction removed the record.
 
-        The byte position is the record's offset in Kafka 0.7. For ``next_offset`` the result is ``next_address``. It is
-        returned or passed to ``then``, as in ``offset_at``.
+        The byte position is the record's offset in Kafka 0.7. For ``next_offset`` the result is ``next_address``. As in
+        ``offset_at``, it is returned or passed to ``then``.
 
         Raises:
             Missing: OFFSET_OUT_OF_RANGE.
@@ -271,7 +269,7 @@ class Replay(Protocol):
         """Apply one encoded state change. Called in the order of the journal."""
 
     def replayed(self, header: BatchHeader, producer_id: bytes) -> None:
-        """Record the producer of a batch that was appended to a partition. Called in the order of the journal."""
+        """Record the producer's sequence numbers in an appended batch. Called in the order of the journal."""
 
     def snapshot(self) -> bytes:
         """Return the whole encoded state."""
@@ -321,7 +319,7 @@ class Partitions(Protocol):
         """Make offsets below ``first_offset`` unreadable. Their disk space is freed later."""
 
     def begin(self, incarnation: int, offset: int) -> None:
-        """Set the offset of the next record of an empty partition. Do nothing if it is not above the present one."""
+        """Set the offset of the next record of an empty partition. Do nothing if ``next_offset`` is already as high."""
 
     def compact(self, incarnation: int, *, null_age_us: int) -> None:
         """Schedule a compaction of the records in segment files, if enough of them were never compacted.
@@ -358,8 +356,8 @@ class WriteBatch(Protocol):
     def reserve(self, size: int, *, need: Need = Need.DATA) -> None:
         """Ensure that the next ``size`` bytes of appends and changes get into the same atomic journal write.
 
-        If necessary, this writes earlier ones first, without calling completions. So state that the caller has read
-        stays valid.
+        If necessary, earlier appends and changes are written first. Their completions are called later, so that state
+        that the caller has read stays valid.
 
         Args:
             size: total size of the appends and changes.
@@ -429,7 +427,8 @@ class Staging(WriteBatch, Protocol):
         """Set the clock that determines the expiry of unpublished batches. Before this call nothing expires.
 
         Args:
-            age_us_max: limit for batches stored before this start, because the clock may have been ahead at that time.
+            age_us_max: longest remaining time of batches that were stored before this start, because the clock may have
+                been ahead then.
         """
 
     def staged_partitions(self, tokens: Sequence[bytes]) -> Collection[int]:

@@ -1,5 +1,4 @@
-"""Call callbacks, and handle exceptions in the log's own callbacks differently from those in a caller's (decision
-0107).
+"""Call callbacks of the log and of its callers, and handle their exceptions (decision 0107).
 
 * An exception in the log's own code stops the log. No other callback runs before that.
 * An exception in a caller's callback is reported by the event loop. Other callbacks are still called.

@@ -28,12 +28,12 @@ from polywire.store.base import Store
 from polywire.store.files import Files
 
 PAUSE_SECONDS_MIN: Final = 0.001  # pause after each piece, so that other users of the disk come first
-# ratio of the pause to the time a piece took. Deletion gets half of the disk's time, and is faster than appends.
+# ratio of the pause to the time a piece took. Deletion gets half of the disk's time, and is still faster than appends.
 PAUSE_SHARE: Final = 1.0
-READ_SECONDS: Final = 0.05  # pause between two checks whether a blob is still being read
+READ_SECONDS: Final = 0.05  # pause between two checks whether a file is still being read
 READ_MAX: Final = (
-    # unlinked blobs that are kept open until their readers finish; if there are more, the oldest is closed at once and
-    # the system frees it
+    # unlinked files that stay open until their readers finish; if there are more, the oldest is closed at once, and the
+    # system frees it
     16
 )
 logger: Final = structlog.get_logger("polywire.log")

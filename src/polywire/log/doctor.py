@@ -83,7 +83,7 @@ class Diagnosis:
     """Result of examining a data directory.
 
     Attributes:
-        reason: why a broker does not start, None if it does.
+        reason: error that prevents a broker from starting, None if it can start.
         through: sequence number of the last journal write that a repair retains.
         loss: data that a repair loses.
         log_state: recovered state.
@@ -356,7 +356,7 @@ def is_newer(error: Exception) -> bool:
 
 
 def remedy_of(error: Exception) -> Remedy:
-    """Return the remedy for damage that prevents a start and has no intact copy."""
+    """Return the remedy for an error that prevents a start, if no intact copy of the data exists."""
     return Remedy.UPGRADE if is_newer(error) else Remedy.BACKUP
 
 

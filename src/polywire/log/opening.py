@@ -197,7 +197,6 @@ class _Opening:
         )
         self._sequence = self._checksum = 0
         self._sealed = True
-        # state after recovery, None if nothing must be sealed
         self._image: Image | None = None
         """State after recovery, if it must be sealed."""
 
@@ -212,9 +211,9 @@ class _Opening:
         state = self._make_state(segments, worker, start)
         player = None
         if chain is not None:
-            # After a broker was killed, some groups may exist only in the page cache; after a disk failure, even groups
-            # that count as synced. The following steps delete files that those groups make unnecessary, so sync the
-            # groups first.
+            # After a broker was killed, some journal writes may exist only in the page cache; after a disk failure,
+            # even writes that count as synced. The following steps delete files that those writes make unnecessary, so
+            # sync the writes first.
             for slot in slots:
                 slot.recover()
             self._journal.assign_serials(dict.fromkeys(group.slot for group in chain.groups))
@@ -382,7 +381,7 @@ class _Opening:
             last = chain.groups[-1]
             self._journal.continue_in(last.slot, last.position + last.length)
             pages = -(-head.size // PAGE_BYTES)
-            if self._journal.capacity - pages * PAGE_BYTES <= NAMING_BYTES:  # leave the sealer's reserve untouched
+            if self._journal.capacity - pages * PAGE_BYTES <= NAMING_BYTES:  # keep the sealer's reserve free
                 raise busy
         self._write_start(head, parts, start)
         self._note_current(state)
@@ -396,7 +395,7 @@ class _Opening:
 
     def _unsealed(self, player: Player, state: LogState, chain: Chain) -> list[tuple[Slot, Image]]:
         if not chain.groups or self._image is None:
-            return player.full  # exclude the last slot, which is still being written
+            return player.full  # without the last journal file, which is still being written
         return [*player.full, (chain.groups[-1].slot, self._image)]
 
     def _delete(self, name: str) -> None:

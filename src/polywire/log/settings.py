@@ -13,11 +13,11 @@ PAGE_BYTES: Final = 4096
 SLOT_BYTES_MIN: Final = 8 * PAGE_BYTES
 SLOT_MARGIN_BYTES: Final = (
     4 * PAGE_BYTES
-)  # end of a slot that data cannot use: up to a page of padding, and the sealer's own groups
+)  # end of a journal file that data cannot use: up to a page of padding, and writes of the sealer
 MERGE_SLACK_BYTES: Final = 2048  # a merged batch may need wider alignment than its parts
-# reserved in the last slot: 128 removals, each synced separately, and as many groups of the sealer
+# reserved in the last file: 128 removals, each synced separately, and as many writes of the sealer
 KEPT_BYTES: Final = 2 * 1024 * 1024
-# size of a group with one batch, without the batch
+# size of a journal write with one batch, without the batch
 GROUP_OVERHEAD_BYTES: Final = GROUP_HEADER_BYTES + ENTRY_BYTES + MERGE_SLACK_BYTES
 
 
@@ -26,17 +26,19 @@ class LogSettings:
     """Limits of one log.
 
     Attributes:
-        slot_bytes: size of a journal file; 64 MiB are written to segments at 1.1 to 1.3 GB/s (concepts:
-            storage#what-it-costs). A journal write is at most 16 MiB and never spans two files.
+        slot_bytes: size of a journal file. A journal write is at most 16 MiB and never spans two files. Files of 64 MiB
+            are written to segments at 1.1 to 1.3 GB/s.
         slot_count_min: journal files created when the log opens: one to write and a free one.
-        slot_count_max: maximum number of journal files. They are mapped and count as the broker's memory, so four of 64 MiB
-            keep it below 500 MB. When all wait to be written to segments, producers wait.
-        sync_interval_ms: longest time until a sync of ``written`` data, or the writing of its journal file to segments, begins.
-        unsynced_bytes_max: above it producers wait; at half of it a sync starts at once.
+        slot_count_max: maximum number of journal files. They are mapped and count as the broker's memory, so four of 64
+            MiB keep it below 500 MB. When all wait to be written to segments, producers wait.
+        sync_interval_ms: longest time until a sync of ``written`` data, or the writing of its journal file to segments,
+            begins.
+        unsynced_bytes_max: unsynced bytes above which producers wait; above half of this, a sync starts at once.
         staged_bytes_max: limit of the bytes of unpublished batches.
         staged_batches_max: limit of the number of unpublished batches; each costs some 300 bytes of memory.
         group_bytes_max: size limit of a journal write (decision 0102); smaller journal files lower it.
-        disk_reserve_bytes: free space reserved for deletion, retention, offsets and segments; below it appends are refused.
+        disk_reserve_bytes: free space reserved for deletion, retention, offsets and segments; below it appends are
+            refused.
         scrub_hours: period in which every segment is read and verified once; 0 for never. A week detects bit rot before
             a monthly backup is replaced.
         cache_bytes: bytes of recent segments cached for readers that are slightly behind; 0 for none.
@@ -90,5 +92,5 @@ class LogSettings:
 
     @staticmethod
     def slot_bytes_for(batch_bytes: int) -> int:
-        """Return the minimum size of a journal file for batches of this size."""
+        """Return the minimum size of a journal file that can hold batches of this size."""
         return batch_bytes + GROUP_OVERHEAD_BYTES + SLOT_MARGIN_BYTES

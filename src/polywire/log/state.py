@@ -25,7 +25,7 @@ LOST_AT_ONCE_MAX: Final = 8
 
 
 class Contents(msgspec.Struct):
-    """The partitions with batches in a journal file, in order, and the unpublished batches in it."""
+    """The partitions that a journal file changes and that are not dropped, in order, and its unpublished batches."""
 
     partitions: dict[FilePartition, None] = msgspec.field(default_factory=dict)
     staged: list[StagedBatch] = msgspec.field(default_factory=list)
@@ -63,7 +63,7 @@ class LogState:
         self._hides_unsynced: Final = hides_unsynced
         # (runs that are no longer needed but still counted by their segments, whether their partition was dropped)
         self._released: deque[tuple[RunIndex, bool]] = deque()
-        # state of each partition at the last image
+        # encoded state of each partition, as of the last ``image``
         self._packed: dict[int, bytes] = {}
         self._next_published = 0
 
@@ -87,6 +87,9 @@ class LogState:
         partition.ended = True
         self.partitions.pop(partition.incarnation, None)
         self.clean.pop(partition.incarnation, None)
+        self._packed.pop(partition.incarnation, None)
+        for contents in self.contents.values():  # else it would use memory until the journal file is full
+            contents.partitions.pop(partition, None)
         partition.first_offset = partition.next_offset
         self._forget(partition.drop_tail(partition.next_offset))
         self._release(partition.take_runs(), dropped=True)
@@ -144,7 +147,7 @@ class LogState:
         """Add a published batch to its partition.
 
         Args:
-            header: header with offsets.
+            header: the batch's header, in which the publish has set the offsets.
             serial: serial of the journal file with the publish.
         """
         number = self.add_published(PublishedBatch(PublishedGroup(header, serial), 0, batch))
@@ -187,6 +190,6 @@ class LogState:
         for partition in touched:
             if partition.opened and self.partitions.get(partition.incarnation) is partition:
                 self._packed[partition.incarnation] = partition.pack()
-            else:
+            else:  # a drop that is being written
                 self._packed.pop(partition.incarnation, None)
         return Image(sequence, list(self._packed.values()), list(self.staging))

@@ -81,7 +81,7 @@ def attempt(job: Callable[[], _Result]) -> _Result | BrokerError:
         return error
     except OSError as error:
         return storage_failed(error)
-    except BlobMissing as error:  # the blob was deleted between lookup and job
+    except BlobMissing as error:  # the segment was deleted between lookup and job
         return Missing(ErrorCode.OFFSET_OUT_OF_RANGE, f"blob was removed name={error}")
 
 
@@ -92,8 +92,22 @@ def storage_failed(error: OSError) -> BrokerError:
     )
 
 
+class LoopWorker:
+    """Runs jobs on the event loop, for a broker in memory."""
+
+    def __init__(self, name: str, loop: Loop) -> None:
+        del name
+        self._loop = loop
+
+    def run(self, job: Callable[[], _Result], completed: Completion[_Result]) -> None:
+        self._loop.call_soon(completed, attempt(job))
+
+    def stop(self) -> None:
+        """Do nothing, because every job has finished."""
+
+
 class Pending(Generic[_Result]):
-    """A completion callback that can be cancelled. It passes the result to another one."""
+    """A completion callback that can be cancelled. It passes the result to another completion."""
 
     __slots__ = ("_then",)
 

@@ -18,9 +18,9 @@ HEADER_BYTES: Final = 104
 RECORD_BYTES_MAX: Final = (
     10_000_000  # limit of a key and of a value: the longest payload that any protocol documents is 10 MB (Iggy)
 )
-BATCH_BYTES_MAX: Final = 16 * 1024 * 1024 - 4096  # a batch always fits one journal group
+BATCH_BYTES_MAX: Final = 16 * 1024 * 1024 - 4096  # a batch always fits one journal write
 MERGED_BYTES_MAX: Final = (
-    # small batches are merged into batches of this size, small enough to be fetched, sliced and sent one by one
+    # small batches are merged up to this size, which is still small enough to read and send single batches
     262_144
 )
 RECORD_COUNT_MAX: Final = 4_194_304
@@ -106,8 +106,7 @@ class HeaderKind(IntEnum):
     FLOAT64 = 15
 
 
-@dataclass(frozen=True, slots=True)
-class BatchHeader:
+class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     """Fixed header of a batch. Decision 0101 describes the fields."""
 
     length: int

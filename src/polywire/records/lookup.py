@@ -85,7 +85,10 @@ def first_row(
 
 
 def address_of(batch: Buffer, index: int) -> int:
-    """Return the byte position of record ``index``, its offset in Kafka 0.7. Raises IndexError if it does not exist."""
+    """Return the offset of record ``index`` in Kafka 0.7: its byte position in the partition's messages.
+
+    Raises IndexError if the record does not exist.
+    """
     lent: Lent = lend(batch)
     i: cython.Py_ssize_t = index
     if cython.compiled:

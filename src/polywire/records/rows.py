@@ -7,7 +7,7 @@ records, with two exceptions: an id of zeros becomes None, and empty event metad
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from polywire.errors import ErrorCode, Invalid
@@ -187,12 +187,19 @@ class Rows:
         )
 
     def copy(
-        self, index: int, *, without: bytes = b"", has_origin_time: bool = False, added: Sequence[Header] = ()
+        self,
+        index: int,
+        *,
+        without: bytes = b"",
+        omitted: Collection[bytes] = (),
+        has_origin_time: bool = False,
+        added: Sequence[Header] = (),
     ) -> bytearray:
         """Return a batch with only this record, without offsets.
 
         Args:
             without: headers whose keys begin with this prefix are not copied.
+            omitted: headers with these keys are not copied either.
             has_origin_time: copy the time that the producer set, too.
             added: further headers, after those of the record.
         """
@@ -202,7 +209,7 @@ class Rows:
             _put_payload(columns, Column.KEY_OFFSETS, key)
         if has_origin_time and (time_us := self.origin_time_us(index)) is not None:
             columns[Column.ORIGIN_TIMES_US] = array("q", [time_us]).tobytes()
-        self._put_headers(columns, self._runs_without(index, without), added)
+        self._put_headers(columns, self._runs_without(index, without, omitted), added)
         return from_columns(columns, 1)
 
     def _numbers_of_headers(self, index: int) -> range:
@@ -221,14 +228,15 @@ class Rows:
         key_kind, value_kind = views[Column.HEADER_KEY_KINDS][number], views[Column.HEADER_VALUE_KINDS][number]
         return Header(bytes(key), bytes(value) if value_kind else None, HeaderKind(key_kind), HeaderKind(value_kind))
 
-    def _runs_without(self, index: int, prefix: bytes) -> list[range]:
-        """Return index ranges of a record's headers, without headers whose keys begin with ``prefix``."""
+    def _runs_without(self, index: int, prefix: bytes, omitted: Collection[bytes]) -> list[range]:
+        """Return index ranges of a record's headers, without those whose keys begin with ``prefix`` or are omitted."""
         numbers = self._numbers_of_headers(index)
-        if not prefix:
+        if not prefix and not omitted:
             return [numbers]
         keys, ends, runs, start = self._keys_of_headers(), self._key_ends, [], numbers.start
         for number in numbers:
-            if keys.startswith(prefix, ends[number], ends[number + 1]):
+            key = keys[ends[number] : ends[number + 1]]
+            if (prefix and key.startswith(prefix)) or key in omitted:
                 runs.append(range(start, number))
                 start = number + 1
         return [run for run in (*runs, range(start, numbers.stop)) if run]

@@ -781,7 +781,7 @@ def _grow(
 
 
 def _has(broker: Broker, ids: tuple[bytes, ...]) -> bool:
-    """Return whether this process has one of these topics. If so, the topic is reported before the result."""
+    """Return whether this process has one of these topics. The calling process gets the topic before this result."""
     return any(broker.topic_of_id(topic_id) is not None for topic_id in ids)
 
 

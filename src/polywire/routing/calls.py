@@ -50,10 +50,10 @@ class Receiver(Protocol):
     """Converts received arguments to objects of the process that executes the call. Raises Missing or Denied."""
 
     def caller(self, by: By, /) -> Caller:
-        """Return the caller. Raises Denied if its user was deleted or deactivated."""
+        """Convert a sent caller. Raises Denied if its user was deleted or deactivated."""
 
     def principal(self, sent: Principal, /) -> Principal:
-        """Return the principal with this process's state of its logins. Raises Denied, as ``caller``."""
+        """Return the principal with this process's state of its logins. Raises Denied like ``caller``."""
 
     def user(self, user_id: int, /) -> User:
         """Return the user with this id."""
@@ -95,7 +95,10 @@ class Method:
 
     @cached_property
     def result(self) -> Any:
-        """The type of the return value, or else of what the completion gets. None for ``done`` with an int, always 0."""
+        """The type of the return value, or else of what the completion gets.
+
+        None for a ``done`` that gets an int, which is always 0.
+        """
         if self.returns or not self.completion:
             return self._hints["return"]
         hint = self._hints[self.completion]

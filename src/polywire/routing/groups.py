@@ -50,7 +50,7 @@ class RoutedGroups:
     _views_of_topic = routed("groups.views", Coordinator.views, "topic")
 
     def bound_to(self, wire: str, group: str) -> str | None:
-        """See ``Coordinator.bound_to``. Bindings of other processes are known once these have reported their topics."""
+        """See ``Coordinator.bound_to``. The bindings of a process are known once it has reported its topics."""
         return self.local.bound_to(wire, group)
 
     def views(self, topic: str | None = None) -> list[GroupView]:

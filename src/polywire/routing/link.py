@@ -199,7 +199,8 @@ class ShardLink:
         self.request_process(_ignore)
 
     def request_process(self, then: Callable[[object], None]) -> Call:
-        """Request the ``Process`` of the other end. ``then`` gets it once ``TopicsOwner`` has applied it, or an error."""
+        """Request the ``Process`` of the other end, and pass it to ``then`` after ``TopicsOwner`` has applied it. On failure, ``then`` gets
+        the error."""
 
         def received(process: messages.Process | BrokerError) -> None:
             if not isinstance(process, BrokerError):

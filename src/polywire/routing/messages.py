@@ -47,10 +47,10 @@ class Verb(IntEnum):
     FORWARD = 10
     """Execute a request of the `polywire` protocol.
 
-    The payload is its frame; that of the response is the response's frame.
+    The payload is its frame; the payload of the response is the response's frame.
     """
     CALL = 11
-    """Call a method of the broker. The payload is the arguments; that of the response is the result (``calls``)."""
+    """Call a method of the broker. The payloads are the arguments and the result (``calls``)."""
     PROCESS = 12
     """Report the address and the start number of the process."""
 

@@ -224,7 +224,7 @@ class LinkSession(FramedSession["Broker"]):
         return False
 
     def _topic_changed(self, topic_id: bytes) -> None:
-        """Report the state of a topic after the current pass of the loop. The change comes after this call."""
+        """Report the state of a topic after the current pass of the loop. The change is made after this call."""
         self._changed.add(topic_id)
         if len(self._changed) == 1:
             self.broker.loop.call_soon(self._report_changes)

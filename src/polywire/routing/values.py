@@ -22,7 +22,7 @@ Watcher = Callable[["Value | WireStateSet"], None]
 
 
 class Values:
-    """The values of the first shard in any process. In other processes they are as it has reported them last.
+    """The values of the first shard in any process. In other processes they are as the first shard last reported them.
 
     Attributes:
         are_known: whether the first shard has reported its values since this process started.
@@ -88,7 +88,10 @@ class Subscribers:
         self.all: Final[set[Subscriber]] = set()
 
     def when_applied(self, then: Callable[[], None]) -> None:
-        """Call ``then`` once all processes have applied all present values. None delays it longer than ``APPLIED_S``."""
+        """Call ``then`` once all processes have applied all present values.
+
+        No process delays it longer than ``APPLIED_S``.
+        """
         behind = {subscriber for subscriber in self.all if subscriber.is_behind}
         if not behind:
             then()

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from polywire.broker.broker import Broker
+from polywire.broker.groups import delay_index
 from polywire.broker.state import State
 from polywire.clock import SystemClock
 from polywire.errors import BrokerError, ErrorCode, Invalid, Unavailable
@@ -81,7 +82,17 @@ async def open_in_bucket(
     log = opening.begin()
     log.on_failure(on_failure)
     watch.leads(bucket_id=shard_config.root.mark.hex(), node=shard_config.node, shard=opening.state)
-    return Broker.over(lambda _: log, settings=settings, loop=loop, clock=clock, state=state)
+    delays = config.data_dir / delay_index.FILE
+    delay_index.delete(delays)  # another machine may have led the log since it was written
+    return Broker.over(
+        lambda _: log,
+        settings=settings,
+        loop=loop,
+        clock=clock,
+        state=state,
+        delays=delays,
+        make_worker=make_worker,
+    )
 
 
 async def _in_thread(loop: asyncio.AbstractEventLoop, work: Callable[[], _Result]) -> _Result:

@@ -21,9 +21,9 @@ SECRET: Final = "POLYWIRE_PASSWORD"  # clients read it; the broker's processes m
 
 
 async def start_child(module: str, *words: str, **options: Any) -> tuple[Process, socket.socket]:
-    """Start a module as a process with pipes and one end of a socket pair, and return the other end, too.
+    """Start a module as a process that has pipes and one end of a socket pair. Return the process and the other end.
 
-    The arguments of the module are the descriptor of its end, and ``words``. ``options`` are those of
+    The module's arguments are the descriptor of its end, and ``words``. ``options`` are passed to
     ``create_subprocess_exec``. Raises OSError.
     """
     ours, theirs = socket.socketpair()
@@ -51,7 +51,8 @@ async def connect_child(
 ) -> Connection:
     """Serve a process at the other end of a socket pair as a user, and return the connection.
 
-    Raises Busy(BUSY) if users have too many connections. The process is then served as long as there are other slots.
+    Raises Busy(BUSY) if users have too many connections. The connection then stays open, but a new connection may
+    replace it.
     """
     loop: Any = asyncio.get_running_loop()
     connection = Connection(hub, factories)

@@ -30,7 +30,7 @@ from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.protocols.kafka07.decoder import PAYLOAD_BYTES_MAX
 from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
 from polywire.server.logins import LOGIN_WIRES
-from polywire.server.resources import memory_bytes, reached_at
+from polywire.server.resources import MemoryShares, memory_bytes, memory_shares, reached_at
 from polywire.store.metered import Charge
 from polywire.types import DEFAULT_PARTITION_COUNT, PORT_DIGITS_MAX, PORT_MAX, SHARDS_MAX, Level, spell_address
 
@@ -55,7 +55,7 @@ WIRES: Final = (
 )  # fields of ``ServeConfig``, and names of listeners
 CURSUS_IDLE_TIMEOUT_S: Final = 60.0  # as in the original broker
 CACHE_MIB: Final = 512  # eight journal files: enough for a consumer that lags by a second at full speed
-CACHE_SHARE: Final = 4  # divisor: the cache takes at most a quarter of the memory
+MEMORY_MIB_MIN: Final = 256  # what a process needs with the smallest journal files
 # limit because the broker would use a whole processor while clients wait for slow requests
 IDLE_POLL_US_MAX: Final = 10_000
 HTTP: Final = "http"  # the listener of health, metrics, the admin API and the console
@@ -86,7 +86,7 @@ STORED_AT_ONCE_BYTES: Final[Mapping[str, int]] = {
     "iggy": 10 * MEBI + 100 * 1024 + RECORD_ROOM_BYTES,  # the values of one request, with headers of maximum size
     "polywire": BATCH_BYTES_MAX,
 }
-"""Size of the journal group for the largest request that the protocol allows."""
+"""By protocol, the size of the journal write that the largest allowed request causes."""
 
 
 def parse_prices(text: str) -> Mapping[Charge, float]:
@@ -185,7 +185,7 @@ class ServeConfig:
     * ``insecure``: allow non-loopback addresses without authentication, or with passwords in clear text.
     * ``quotas``: quotas of users and client ids, such as ``user=alice produce=1MB; client-id=* requests=100``; those
       changed at run time take precedence (``broker.client_quotas``).
-    * ``reread_quotas``: reads the quotas of the settings file again; None if they are from elsewhere.
+    * ``reread_quotas``: reads the quotas of the settings file again; None if they are not in the file.
     * ``audit_log``: file for audit events, which are also in the log.
 
     Storage:
@@ -203,10 +203,11 @@ class ServeConfig:
       tables).
     * ``tables_url``: URL below which tables are written; by default ``tables`` in the bucket or the data directory.
     * ``partition_count``: partition count of topics that are created automatically.
-    * ``cache_mib``: size of the memory cache of the latest segments; at most a quarter of the memory of the machine or
-      container.
-    * ``state_mib``, ``owner_share``: memory limit for groups, offsets, writers and protocol state, and the share of it
-      that one user or address can use.
+    * ``memory_mib``: memory that all processes together may use, of which the following sizes are at most fixed shares;
+      0 for the memory of the machine or container.
+    * ``cache_mib``: size of the memory cache of the latest segments; at most a quarter of the memory.
+    * ``state_mib``, ``owner_share``: memory limit for groups, offsets, writers and protocol state, at most an eighth of
+      the memory, and the share of it that one user or address can use.
 
     Bucket:
 
@@ -286,6 +287,7 @@ class ServeConfig:
     node: str = ""
     advertise: str = ""
     cache_gib: float = 20.0
+    memory_mib: int = 0
     cache_mib: int = CACHE_MIB
     delete_grace_s: float = 900.0
     bucket_prices: str = ""
@@ -343,7 +345,7 @@ class ServeConfig:
             table_history_hours=self.table_history_hours,
             tables_url=self.tables_at,
             positions_expiry_us=int(self.offsets_retention_hours * HOUR_US),
-            state_bytes_max=self.state_mib * MEBI,
+            state_bytes_max=min(self.state_mib * MEBI, self.memory.state),
             owner_share=self.owner_share,
         )
 
@@ -356,15 +358,23 @@ class ServeConfig:
 
     def log_settings(self) -> LogSettings:
         """Return the settings of the log. Those that are not set have the log's defaults."""
-        default = LogSettings()
+        default, memory = LogSettings(), self.memory
+        # smaller if memory is short, but sufficient for every protocol
+        least_mib = -(-LogSettings.slot_bytes_for(max(STORED_AT_ONCE_BYTES.values())) // MEBI)
+        slot_bytes_max = max(memory.journal_file // MEBI, least_mib) * MEBI
         return LogSettings(
-            slot_bytes=self.slot_bytes or default.slot_bytes,
+            slot_bytes=min(self.slot_bytes or default.slot_bytes, slot_bytes_max),
             slot_count_min=self.slot_count_min or default.slot_count_min,
             slot_count_max=self.slot_count_max or default.slot_count_max,
             sync_interval_ms=self.sync_interval_ms or default.sync_interval_ms,
             scrub_hours=self.scrub_hours,
-            cache_bytes=min(self.cache_mib * MEBI, memory_bytes() // CACHE_SHARE) // max(self.processes, 1),
+            cache_bytes=min(self.cache_mib * MEBI // max(self.processes, 1), memory.cache),
         )
+
+    @property
+    def memory(self) -> MemoryShares:
+        """Limits for the parts of one process's memory."""
+        return memory_shares(self.memory_mib * MEBI or memory_bytes(), processes=self.processes)
 
     def reached_at(self, address: Address) -> str:
         """Return the host at which other machines reach a listener."""
@@ -379,30 +389,7 @@ class ServeConfig:
         parse_prices(self.bucket_prices)
         parse_quotas(self.quotas)
         self._check_provider()
-        for name, value, limit in (
-            ("idle_poll_us", self.idle_poll_us, IDLE_POLL_US_MAX),
-            ("retention_hours", self.retention_hours, RETENTION_HOURS_MAX),
-            ("offsets_retention_hours", self.offsets_retention_hours, RETENTION_HOURS_MAX),
-            ("scrub_hours", self.scrub_hours, RETENTION_HOURS_MAX),
-            ("cache_gib", self.cache_gib, RETENTION_MIB_MAX),
-            ("cache_mib", self.cache_mib, RETENTION_MIB_MAX),
-            ("delete_grace_s", self.delete_grace_s, DELETE_GRACE_S_MAX),
-            ("balance_s", self.balance_s, DELETE_GRACE_S_MAX),
-            ("drain_timeout", self.drain_timeout_s, DELETE_GRACE_S_MAX),
-            ("shard_port", self.shard_port, PORT_MAX - 20 * SHARDS_MAX),
-            ("retention_mib", self.retention_mib, RETENTION_MIB_MAX),
-            ("flux_line_bytes_max", self.flux_line_bytes_max, MEBI),
-            ("kafka_replication_factor_max", self.kafka_replication_factor_max, KAFKA_REPLICATION_FACTOR_MAX),
-        ):
-            if not 0 <= value <= limit:
-                raise Invalid(
-                    ErrorCode.INVALID_REQUEST, f"setting is out of range name={name} value={value} limit={limit}"
-                )
-        if self.flux_line_bytes_max < FLUX_LINE_BYTES_MIN:
-            raise Invalid(
-                ErrorCode.INVALID_REQUEST,
-                f"flux_line_bytes_max is too small got={self.flux_line_bytes_max} least={FLUX_LINE_BYTES_MIN}",
-            )
+        self._check_numbers()
         if not 1 <= self.flux_min_isr <= self.flux_replication_factor <= FLUX_REPLICATION_FACTOR_MAX:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST,
@@ -476,6 +463,39 @@ class ServeConfig:
                 raise Invalid(
                     ErrorCode.INVALID_REQUEST, "logins with tokens need --users, because a token names one of the users"
                 )
+
+    def _check_numbers(self) -> None:
+        for name, value, limit in (
+            ("idle_poll_us", self.idle_poll_us, IDLE_POLL_US_MAX),
+            ("retention_hours", self.retention_hours, RETENTION_HOURS_MAX),
+            ("offsets_retention_hours", self.offsets_retention_hours, RETENTION_HOURS_MAX),
+            ("scrub_hours", self.scrub_hours, RETENTION_HOURS_MAX),
+            ("cache_gib", self.cache_gib, RETENTION_MIB_MAX),
+            ("memory_mib", self.memory_mib, RETENTION_MIB_MAX),
+            ("cache_mib", self.cache_mib, RETENTION_MIB_MAX),
+            ("delete_grace_s", self.delete_grace_s, DELETE_GRACE_S_MAX),
+            ("balance_s", self.balance_s, DELETE_GRACE_S_MAX),
+            ("drain_timeout", self.drain_timeout_s, DELETE_GRACE_S_MAX),
+            ("shard_port", self.shard_port, PORT_MAX - 20 * SHARDS_MAX),
+            ("retention_mib", self.retention_mib, RETENTION_MIB_MAX),
+            ("flux_line_bytes_max", self.flux_line_bytes_max, MEBI),
+            ("kafka_replication_factor_max", self.kafka_replication_factor_max, KAFKA_REPLICATION_FACTOR_MAX),
+        ):
+            if not 0 <= value <= limit:
+                raise Invalid(
+                    ErrorCode.INVALID_REQUEST, f"setting is out of range name={name} value={value} limit={limit}"
+                )
+        if 0 < self.memory_mib < MEMORY_MIB_MIN * max(self.processes, 1):
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"memory_mib is too small: use {MEMORY_MIB_MIN} or more for each process, or 0 for all memory"
+                f" got={self.memory_mib} processes={max(self.processes, 1)}",
+            )
+        if self.flux_line_bytes_max < FLUX_LINE_BYTES_MIN:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"flux_line_bytes_max is too small got={self.flux_line_bytes_max} least={FLUX_LINE_BYTES_MIN}",
+            )
 
     def _check_machines(self) -> None:
         if self.tls_machine_authority is not None and (self.tls_certificate is None or not self.bucket):

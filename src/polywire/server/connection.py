@@ -32,6 +32,7 @@ from polywire.server.phases import CLOSED, ENDING, OPEN, SILENT, TRANSITIONS, UN
 from polywire.server.receive_buffer import BYTES_PER_S_MIN, SHORT_BYTES_PER_S_MIN, STALLED_TICKS, ReceiveBuffer
 from polywire.server.recognition import host_and_port, recognise
 from polywire.server.scheduling import HEAVY_S
+from polywire.server.socket_state import was_reset
 
 if cython.compiled:
     from cython.cimports.polywire.server.hub import Hub
@@ -43,6 +44,7 @@ else:
 if TYPE_CHECKING:
     from polywire.broker.access import Principal
 
+CHECK_TICKS = 4  # seconds between two checks whether the client of a paused connection is gone
 # seconds after which the debt of a delayed connection is checked again
 DELAY_S_MAX = 60.0
 UNMETERED = frozenset({"link"})  # connections between processes of the broker; clients' connections are metered instead
@@ -616,6 +618,10 @@ class BareConnection(SendingHalf):
     def sweep(self) -> None:
         """Close the connection if it has stalled for too long. Called once a second."""
         hub, buffer, quiet = self._hub, self._buffer, self._hub.tick - self.seen_tick
+        is_deaf = self._pauses or self._phase >= ENDING
+        if is_deaf and quiet and quiet % CHECK_TICKS == 0 and was_reset(self._transport):
+            self._transport.abort()
+            return
         if self._throttle is not None:
             return
         if self._clogged and hub.tick - self.clogged_tick > hub.limits.stalled_s:

@@ -5,8 +5,8 @@ The first of these that exists is closed:
 1. The oldest connection that has never sent anything.
 2. An unauthenticated connection that has sent nothing for ``QUIET_TICKS`` seconds, from the address with most
    connections.
-3. If one address has more than half of the slots: one of its connections, even if it is active. It is closed only for
-   an address that has few connections.
+3. If one address has more than half of the slots: one of its connections, even if it is active. This is done only in
+   favour of an address that has few connections.
 """
 
 from __future__ import annotations

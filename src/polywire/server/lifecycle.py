@@ -58,7 +58,7 @@ from polywire.server.overview import Overview, WorkTimes
 from polywire.server.placement import DATA_MARKS
 from polywire.server.queries import Queries
 from polywire.server.readiness import ReadinessDriver, is_available
-from polywire.server.resources import Collector, raise_limit, share
+from polywire.server.resources import Collector, MemoryShares, raise_limit, share
 from polywire.server.scheduling import IdlePoll
 from polywire.server.shard import BEGIN_POLL_S, Shard
 from polywire.server.signals import Load, Reload, Signals, quotas_loader, users_loader
@@ -80,7 +80,8 @@ log = structlog.get_logger("polywire.server")
 
 
 Factories = tuple[Sequence["SessionFactory"], "RouterFactory | None", "RoutedBroker | None"]
-"""The factories for clients, the one for other processes, and the broker of all processes."""
+"""The factories for connections of clients and of other processes, and the broker of all processes.
+"""
 
 
 class OtherBrokers(Protocol):
@@ -161,7 +162,7 @@ async def serve(
     if shard is not None:
         await shard.begin(broker)
     idle = IdlePoll(broker.loop, broker.clock, limit_us=config.idle_poll_us)
-    limits = ConnectionLimits(connections_max=min(ConnectionLimits().connections_max, server.shares.connections))
+    limits = _connection_limits(server.shares.connections, config.memory)
     hub = Hub(broker, limits, idle=idle, identities=broker.access, quotas=broker.access.quotas)
     hub.logins.audit = audit.record
     broker.access.on_end(hub.logins.end)
@@ -183,7 +184,7 @@ async def serve(
         server.registration = _registration(config, listeners, 0 if shard is None else shard.own)
         if server.exports is not None:
             server.exports.start()
-        _serve_children(server, overview, broker, factories)
+        _serve_children(server, overview, broker, factories, config.memory)
     except BrokerError:
         broker.close()
         raise
@@ -224,7 +225,19 @@ def _factories(broker: Broker, config: ServeConfig, shard: Shard | None) -> Fact
     return factories_of(broker, config), None, None
 
 
-def _serve_children(server: Server, overview: Overview, broker: Broker, factories: Factories) -> None:
+def _connection_limits(connections: int, memory: MemoryShares) -> ConnectionLimits:
+    usual = ConnectionLimits()
+    return replace(
+        usual,
+        connections_max=min(usual.connections_max, connections),
+        receive_total_bytes_max=min(usual.receive_total_bytes_max, memory.requests),
+        backlog_total_bytes_max=min(usual.backlog_total_bytes_max, memory.responses),
+    )
+
+
+def _serve_children(
+    server: Server, overview: Overview, broker: Broker, factories: Factories, memory: MemoryShares
+) -> None:
     """Begin to record the activity, and to serve the processes that write tables and run queries.
 
     These processes are started when they are needed.
@@ -234,7 +247,7 @@ def _serve_children(server: Server, overview: Overview, broker: Broker, factorie
     server.tables = overview.written = Tables(broker, hub, server.driver)
     # the protocol of the clients, because it reaches the topics of all processes
     factory = next(factory for factory in factories[0] if factory.wire == POLYWIRE)
-    server.queries = overview.queries = Queries(hub, factory, server.driver)
+    server.queries = overview.queries = Queries(hub, factory, server.driver, memory_bytes_max=memory.query)
     server.links = overview.links = Links(broker, hub, factory, server.driver)
     router = factories[2]
     if not _has_copy(router):
@@ -243,7 +256,7 @@ def _serve_children(server: Server, overview: Overview, broker: Broker, factorie
 
 
 def _has_copy(router: RoutedBroker | None) -> bool:
-    """Return whether another process of the broker has the users, and this one a copy."""
+    """Return whether another process of the broker has the users, and this process has only a copy."""
     return router is not None and router.shards.own != VALUES_SHARD
 
 
@@ -255,7 +268,7 @@ async def _know_users(
 ) -> None:
     """Apply the users file, or receive the users from the first process.
 
-    If that does not respond, the users of the last start remain until it does. Raises Missing(USER_MISSING) if a
+    While the first process does not respond, the users of the last start remain. Raises Missing(USER_MISSING) if a
     configured quota is for a user who does not exist.
     """
     if provider is not None:

@@ -62,7 +62,7 @@ STALE_S: Final = 60.0  # interval of warnings about a link that fails
 
 
 class _Waiting(msgspec.Struct):
-    """A cut-over of a topic that waits until the source is at rest. It ends if no client asks for it any more."""
+    """A cut-over of a topic that waits until the source is at rest. It is cancelled when no client waits for it any more."""
 
     closing: Closing
     until: float
@@ -99,9 +99,10 @@ class Links(WorkerProcess):
         self._send(is_needed=bool(self._synced))
 
     def release(self, topics: Callable[[], Sequence[Topic]]) -> None:
-        """Start the process also if there are topics of deleted links, which it makes writable for clients.
+        """Start the process if topics still belong to a deleted link. The process makes them writable for clients.
 
-        They remain if the broker crashed after the last link was deleted. ``topics`` returns those of all processes.
+        Such topics exist if the broker crashed after its last link was deleted. ``topics`` returns the topics of all
+        processes.
         """
         if any(topic.settings.link for topic in topics()):
             self._send(is_needed=True)
@@ -214,13 +215,13 @@ class Links(WorkerProcess):
             self.begin()
 
     async def cut_over(self, name: str, patterns: Sequence[str], *, quiet_ms: int, reverse: bool = False) -> LinkView:
-        """Let the topics that match be cut over as soon as everything is copied. Wait for a change.
+        """Request that topics are cut over as soon as everything is copied, and wait for a change of their state.
 
-        It has to be called again and again: after ``LEASE_S`` without a call, the link follows the topics as before.
-        Raises Missing(LINK_MISSING, TOPIC_MISSING), Conflict(TOPIC_LINKED) if the link is paused, and
-        Invalid(INVALID_REQUEST) if the protocol of the source does not permit to reverse it.
+        The call must be repeated: after ``LEASE_S`` without a call, the link follows the topics as before. Raises
+        Missing(LINK_MISSING, TOPIC_MISSING), Conflict(TOPIC_LINKED) if the link is paused, and Invalid(INVALID_REQUEST)
+        if the protocol of the source does not permit ``reverse``.
 
-        Without ``reverse``, topics that match a pattern and were cut over with it cannot fall back any more.
+        If ``reverse`` is not set, matching topics that were cut over with ``reverse`` cannot fall back any more.
         """
         if patterns and not reverse:
             await self._end_returns(name, patterns)
@@ -238,7 +239,7 @@ class Links(WorkerProcess):
         return await self._close(link, topics, Closing(0, quiet_ms, reverse=reverse), phase, done)
 
     async def _end_returns(self, name: str, patterns: Sequence[str]) -> None:
-        """Do not copy to the source any more what clients write here to topics that match."""
+        """Stop copying records of clients back to the source, for matching topics that were cut over with ``reverse``."""
         link = self._definition(name)
         topics = [topic for topic in self._matching(link, patterns) if (end := link.cut_over(topic)) and end.reverse]
         if not topics:
@@ -249,9 +250,10 @@ class Links(WorkerProcess):
         await self._store(name, msgspec.structs.replace(link, cut_overs=tuple(ends)))
 
     async def fall_back(self, name: str, patterns: Sequence[str], *, quiet_ms: int) -> LinkView:
-        """Follow topics again whose cut-over was reversed, as soon as the source has everything. See ``cut_over``.
+        """Request that the link follows topics again that were cut over with ``reverse``. See ``cut_over``.
 
-        Raises Conflict(TOPIC_LINKED) if a topic that matches was cut over without ``reverse``.
+        A topic falls back as soon as the source has all of its records. Raises Conflict(TOPIC_LINKED) if a matching
+        topic was cut over without ``reverse``.
         """
         link = self._definition(name)
         known = self._matching(link, patterns)
@@ -270,7 +272,10 @@ class Links(WorkerProcess):
     async def _close(
         self, link: LinkDefinition, topics: Sequence[str], request: Closing, phase: Phase, done: Sequence[str]
     ) -> LinkView:
-        """Let these topics reach a phase, and wait a moment for it. ``done``: topics that may have reached it."""
+        """Request that topics reach a phase, and wait for that, at most ``CHANGE_S``.
+
+        ``done``: further topics to wait for, which have probably reached the phase already.
+        """
         name = link.name
         if link.paused:
             raise Conflict(
@@ -310,8 +315,8 @@ class Links(WorkerProcess):
     def _matching(self, link: LinkDefinition, patterns: Sequence[str]) -> list[str]:
         """Return the topics of a link that match; none if the link has not found all its topics yet.
 
-        After a start of the broker, a part of them would be taken for all. Raises Missing(TOPIC_MISSING) for a name or
-        pattern without one.
+        After a start of the broker, the link finds its topics one after the other, and a part of them must not be
+        mistaken for all. Raises Missing(TOPIC_MISSING) for a name or pattern that matches none.
         """
         if not self._view(link).is_complete:
             return []

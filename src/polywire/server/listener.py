@@ -181,7 +181,7 @@ async def open_listeners(
 
 
 def cannot_listen(name: str, address: Address, error: OSError) -> Busy:
-    """Return the error to raise for an address that is not available. If it is in use, the message has advice."""
+    """Return the error to raise for an address that is not available. If it is in use, the message says what to do."""
     reason = error.strerror or str(error)
     advice = ""
     if error.errno == errno.EADDRINUSE:

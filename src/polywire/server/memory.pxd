@@ -26,6 +26,7 @@ cdef class ReceiveMemory:
     cdef long long _looked
     cdef object _soon
     cdef dict _waiting
+    cdef int _wasted
     cdef public Arena arena
     cdef public SharedChunk shared_chunk
     cdef public long long tick

@@ -8,7 +8,8 @@ This module is compiled.
   request can be completed. Meanwhile, other requests that make progress wait and are not closed.
 * When memory is short, connections with stalled requests are closed: first those of unauthenticated clients, then those
   of the address that uses most memory, the slowest first. Bytes that have arrived at the socket but were not read yet
-  count as received.
+  count as received. If a connection that had waited for memory does not complete its request, some of those that still
+  wait are closed as well, because they would hold the memory for just as long.
 * Memory is reused only when no uncommitted batch refers to it any more. Buffers that are not reused for a while are
   returned to the allocator.
 * ``Arena.take`` and ``Arena.give`` run no other Python code, so the ``get_buffer`` callback of the event loop may call
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import mmap
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, Protocol
 
 import cython
@@ -30,6 +31,7 @@ from polywire.server.logins import Standing
 BUFFER_BYTES_MIN: Final = 2 * 1024  # large enough for the beginning of a request
 # Larger buffers are allocated with mmap, because the allocator's heap may not return freed memory to the system.
 MAPPED_BYTES_MIN: Final = 16 * 1024
+WASTED_MAX: Final = 10  # limits the connections that are closed at once to 1,023
 POOLED_BYTES_MAX: Final = 16 * 1024 * 1024  # limit for the size of free buffers in the pool
 
 Memory = bytearray | mmap.mmap
@@ -209,6 +211,7 @@ class ReceiveMemory:
         "_looked",
         "_soon",
         "_waiting",
+        "_wasted",
         "arena",
         "shared_chunk",
         "tick",
@@ -228,6 +231,7 @@ class ReceiveMemory:
         self._feeding = False
         self._beyond: Receiver | None = None  # the one connection that may exceed the limit
         self._looked = -1
+        self._wasted = 0  # how many of the latest connections beyond the limit did not complete their request
         self.tick = 0
         self.write_batch = 0
 
@@ -249,7 +253,7 @@ class ReceiveMemory:
         If not, ``asking`` is called back when it may try again.
         """
         if self._beyond is not None and not self._beyond.is_receiving:
-            self._beyond = None
+            self._end_beyond(is_wasted=self._beyond.is_stalled)
         if self._beyond is asking or self._fits(grown):
             return True
         self._reclaim(grown, asking)
@@ -277,8 +281,12 @@ class ReceiveMemory:
     def leave(self, connection: Receiver) -> None:
         self._waiting.pop(connection, None)
         if self._beyond is connection:
-            self._beyond = None
+            self._end_beyond(is_wasted=connection.is_receiving)
         self.freed()
+
+    def _end_beyond(self, *, is_wasted: bool) -> None:
+        self._beyond = None
+        self._wasted = min(self._wasted + 1, WASTED_MAX) if is_wasted else 0
 
     def _feed(self) -> None:
         """Let waiting connections try again, the longest waiting first, until one of them gets no memory."""
@@ -296,20 +304,33 @@ class ReceiveMemory:
         """Free idle buffers, then close stalled connections, until ``grown`` more bytes are within the limit.
 
         It does this at most once a second, because stalls are measured in seconds.
+
+        A connection that waits for memory is not stalled. If connections that got it did not complete their requests,
+        others of those that wait for longest probably would not either, so some are closed: twice as many each time.
         """
         if self._looked == self.tick:
             return
         for connection in self._connections:
             if connection is not asking:
                 connection.free_idle_buffer()
-        slow = [connection for connection in self._connections if connection is not asking and connection.is_stalled]
-        held: Counter[str] = Counter()
-        for connection in slow:
-            held[connection.host] += connection.held_bytes
-        slow.sort(key=lambda connection: (connection.standing, -held[connection.host], connection.rate))
-        for connection in slow:
+        for connection in self._worst([other for other in self._connections if other.is_stalled], asking):
             if self._fits(grown):
                 return
-            connection.abort("receive memory is short, and this request arrives too slowly")
-            connection.release()
+            self._close(connection)
         self._looked = self.tick
+        waiting = [connection for connection in self._waiting if connection.held_bytes > BUFFER_BYTES_MIN]
+        for connection in self._worst(waiting, asking)[: (1 << self._wasted) - 1]:
+            self._close(connection)
+
+    def _worst(self, connections: Iterable[Receiver], asking: Receiver) -> list[Receiver]:
+        """Return connections other than ``asking``. The first one should be closed first."""
+        others = [connection for connection in connections if connection is not asking]
+        held: Counter[str] = Counter()
+        for connection in others:
+            held[connection.host] += connection.held_bytes
+        others.sort(key=lambda connection: (connection.standing, -held[connection.host], connection.rate))
+        return others
+
+    def _close(self, connection: Receiver) -> None:
+        connection.abort("receive memory is short, and this request arrives too slowly")
+        connection.release()

@@ -191,7 +191,7 @@ class Placement:
         self._remove(_link_name(full_name))
 
     def begin(self, names: Iterable[str]) -> list[str]:
-        """Also remove links of this shard to topics that do not exist any more."""
+        """Register the topics. Also remove links of this shard for topics that do not exist any more."""
         conflicts = []
         current = {_link_name(name) for name in names}
         for link in os.listdir(self._directory):

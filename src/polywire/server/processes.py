@@ -403,7 +403,7 @@ def _check_inside(config: ServeConfig, served: Mapping[str, Address]) -> None:
 def inside_of(config: ServeConfig, served: Mapping[str, Address]) -> Address:
     """Return the address of a listener whose host other machines can reach.
 
-    If there are listeners with TLS, those without are often only on loopback, so the former are preferred.
+    If there are listeners with TLS, those without are often only on loopback, so the listeners with TLS are preferred.
     """
     usual = served.get("polywire") or next(iter(served.values()))
     if config.tls_machine_authority is None or not usual.is_loopback:

@@ -1,8 +1,9 @@
 """Run SQL statements of HTTP clients, each in a process of its own (operate: console#query-topics-in-sql).
 
-* The process reads records over a socket pair, as the user that sent the statement, so it sees what that user may see.
+* The process reads records over a socket pair, as the user that sent the statement, so it sees only what that user may
+  see.
 * A query that takes too long, is cancelled, or whose client has disconnected is killed.
-* Queries wait for nothing: a statement that exceeds the number of queries is rejected.
+* Queries are not queued: if too many run already, a statement is rejected.
 """
 
 from __future__ import annotations
@@ -56,11 +57,14 @@ class _Query(msgspec.Struct, eq=False):
 class Queries:
     """The queries of one broker process. Implements ``http.process.Queries``."""
 
-    def __init__(self, hub: Hub, factory: SessionFactory, driver: ReadinessDriver | None) -> None:
-        """``factory`` serves the processes, over the protocol `polywire`."""
+    def __init__(
+        self, hub: Hub, factory: SessionFactory, driver: ReadinessDriver | None, *, memory_bytes_max: int
+    ) -> None:
+        """``factory`` serves the processes, over the protocol `polywire`. A query needs at most ``memory_bytes_max``."""
         self._hub: Final = hub
         self._factory: Final = factory
         self._driver: Final = driver
+        self._memory_bytes: Final = min(SQL_MEMORY_BYTES_MAX, memory_bytes_max)
         self._running: Final[set[_Query]] = set()
         self.outcomes: Final[Counter[str]] = Counter(dict.fromkeys((DONE, FAILED, REJECTED), 0))
         self._is_stopping = False
@@ -78,7 +82,7 @@ class Queries:
             self.outcomes[outcome] += 1
 
     async def _run(self, query: _Query, statement: str, rows_max: int) -> bytes:
-        order = SqlOrder(statement, rows_max, SQL_RESULT_BYTES_MAX, SQL_MEMORY_BYTES_MAX, SQL_SECONDS_MAX, THREADS)
+        order = SqlOrder(statement, rows_max, SQL_RESULT_BYTES_MAX, self._memory_bytes, SQL_SECONDS_MAX, THREADS)
         self._running.add(query)
         query.task = task = asyncio.get_running_loop().create_task(self._execute(query.caller, order))
         task.add_done_callback(partial(self._ended, query))
@@ -181,7 +185,7 @@ async def _result(process: Process, order: SqlOrder) -> bytes:
     except (OSError, ValueError):  # it has ended: msgspec.DecodeError is a ValueError
         parts = []
     if await process.wait() or not parts:
-        raise _no_result(process.returncode)
+        raise _no_result(process.returncode, order.memory_bytes_max)
     return b"".join(parts)
 
 
@@ -193,10 +197,10 @@ def _error(reply: SqlReply) -> BrokerError:
     return found
 
 
-def _no_result(code: int | None) -> BrokerError:
+def _no_result(code: int | None, memory_bytes_max: int) -> BrokerError:
     """Return the error for a process that has ended without a result."""
     if code == -signal.SIGABRT:  # a library could not allocate memory
-        message = f"query needs too much memory: select fewer rows or columns limit={SQL_MEMORY_BYTES_MAX}"
+        message = f"query needs too much memory: select fewer rows or columns limit={memory_bytes_max}"
         return Invalid(ErrorCode.INVALID_REQUEST, message)
     reason = f"signal={signal.Signals(-code).name}" if code is not None and code < 0 else f"exit_code={code}"
     return Busy(ErrorCode.BUSY, f"the process of the query ended unexpectedly: try again {reason}")

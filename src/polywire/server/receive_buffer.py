@@ -8,12 +8,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from fcntl import ioctl
-from sys import byteorder
-from termios import FIONREAD
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from polywire.server.memory import READ_BYTES, Memory, ReceiveMemory, rounded
+from polywire.server.socket_state import unread_bytes
 
 FREE_BYTES_MIN: Final = 4 * 1024  # with less free memory, a new buffer is better than a short read
 # factor: a buffer grows to at most this many times the bytes received, even if a request claims to be longer
@@ -21,14 +19,6 @@ GROWTH: Final = 4
 STALLED_TICKS: Final = 2  # ticks (one to two seconds) after which a slow request can be closed when memory is short
 SHORT_BYTES_PER_S_MIN: Final = 16 * 1024  # while memory is short, a slower request counts as stalled
 BYTES_PER_S_MIN: Final = 64  # a slower request always counts as stalled
-
-
-def unread_bytes(transport: Any) -> int:
-    """Return how many bytes the socket has received that the event loop has not read yet; 0 if it is closed."""
-    try:
-        return int.from_bytes(ioctl(transport.get_extra_info("socket").fileno(), FIONREAD, bytes(4)), byteorder)
-    except (AttributeError, OSError, ValueError):
-        return 0
 
 
 class ReceiveBuffer:
@@ -223,7 +213,7 @@ class ReceiveBuffer:
         return self._memory.tick - self._began_tick >= ticks and self.rate() < bytes_per_s
 
     def is_fast_enough(self, transport: object) -> bool:
-        """Return whether the request arrives fast enough to be retained while memory is short.
+        """Return whether the request arrives fast enough to keep its connection open while memory is short.
 
         Unread bytes in the socket count as received.
         """

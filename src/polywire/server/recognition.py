@@ -31,12 +31,12 @@ def recognise(factories: Sequence[SessionFactory], received: memoryview) -> Sess
 
 
 def format_address(name: Any) -> str:
-    """A process of the broker, which is connected by a socket pair, has no address."""
+    """Return an address as text: ``localhost`` for a process of the broker, whose socket pair has no address."""
     return spell_address(*host_and_port(name)) if isinstance(name, tuple) else str(name or "localhost")
 
 
 def host_and_port(name: Any) -> tuple[str, int]:
-    """An IPv4 address in IPv6 notation is converted to IPv4."""
+    """Return host and port of an address. An IPv4 address in IPv6 notation is converted to IPv4."""
     if not isinstance(name, tuple):
         return "localhost", 0
     host: str = name[0]

@@ -28,6 +28,7 @@ from polywire.store.base import OPEN_BLOBS_MAX
 WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _MEMBERSHIP: Final = Path("/proc/self/cgroup")
+RESERVED_BYTES: Final = 160 * 1024 * 1024  # code and libraries, and one request of the maximum size
 _UNKNOWN_BYTES: Final = 1024 * 1024 * 1024  # used if the system does not report its memory
 
 # File descriptors
@@ -48,19 +49,56 @@ ALONE_S: Final = 60
 MIDDLE_RUNS: Final = 1  # collections of the middle generation before a full one, which then visits some 10,000 objects
 
 
+class MemoryShares(msgspec.Struct, frozen=True):
+    """Upper limits for the parts of one process's memory, in bytes.
+
+    Attributes:
+        cache: records most recently moved to segments.
+        journal_file: one of up to four mapped journal files.
+        state: groups, committed offsets, writers and protocol state.
+        requests: incomplete requests of all connections.
+        responses: unsent responses of all connections.
+        query: one SQL query, in a process of its own.
+    """
+
+    cache: int
+    journal_file: int
+    state: int
+    requests: int
+    responses: int
+    query: int
+
+
+def memory_shares(total: int, *, processes: int) -> MemoryShares:
+    """Divide ``total`` bytes of memory among processes, and among the parts of each.
+
+    Each process keeps ``RESERVED_BYTES`` for itself, or half of its memory if that is less.
+    """
+    own = total // max(processes, 1)
+    divided = max(own - RESERVED_BYTES, own // 2)
+    return MemoryShares(
+        cache=divided // 4,
+        journal_file=divided // 16,
+        state=divided // 8,
+        requests=divided // 16,
+        responses=divided // 16,
+        query=divided // 8,
+    )
+
+
 def memory_bytes(groups: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> int:
     """Return how many bytes of memory this process can use: the limit of its control group, or all of the machine.
 
-    ``groups`` is the mount point of control groups, version 2. ``membership`` is the file that names this process's
-    group.
+    ``groups`` is the mount point of control groups, version 1 or 2. ``membership`` is the file that names this
+    process's groups.
     """
     try:
         limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         limit = _UNKNOWN_BYTES
-    for directory in _group_directories(groups, membership):
+    for file in _limit_files(groups, membership):
         with suppress(OSError, ValueError):  # ValueError for "max", which means no limit
-            limit = min(limit, int((directory / "memory.max").read_text()))
+            limit = min(limit, int(file.read_text()))
     return limit
 
 
@@ -69,15 +107,21 @@ def reached_at(host: str) -> str:
     return socket.gethostname() if host in WILDCARDS else host
 
 
-def _group_directories(groups: Path, membership: Path) -> list[Path]:
-    """Return the directories of this process's control group and its parents. Each of them can set a limit."""
+def _limit_files(groups: Path, membership: Path) -> list[Path]:
+    """Return the memory limits of this process's control groups and their parents. Each of them can set one."""
+    found: list[Path] = []
     with suppress(OSError):
         for line in membership.read_text().splitlines():
-            number, _, path = line.partition("::")
+            number, controllers, path = line.split(":", 2)
             if number == "0":
-                inner = groups / path.lstrip("/")
-                return [inner, *(above for above in inner.parents if above.is_relative_to(groups))]
-    return []
+                root, name = groups, "memory.max"
+            elif "memory" in controllers.split(","):
+                root, name = groups / "memory", "memory.limit_in_bytes"
+            else:
+                continue
+            inner = root / path.lstrip("/")
+            found += [above / name for above in (inner, *inner.parents) if above.is_relative_to(root)]
+    return found
 
 
 class Shares(msgspec.Struct, frozen=True):
@@ -93,7 +137,7 @@ class Shares(msgspec.Struct, frozen=True):
 
 
 def share(limit: int, *, slots: int) -> Shares:
-    """Divide ``limit`` file descriptors. ``slots`` is the number of journal files.
+    """Divide ``limit`` file descriptors among files and connections. ``slots``: the number of journal files.
 
     Raises Invalid(INVALID_REQUEST) if there are too few.
     """

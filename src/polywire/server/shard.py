@@ -109,7 +109,11 @@ class Shard:
         self._broker = broker
         names = [topic.name.full for topic in broker.topics()]
         for name in self._names.begin(names):
-            log.error("two shards have a topic with this name: clients reach the other one", topic=name, shard=self.own)
+            log.error(
+                "another shard has a topic with this name: clients cannot reach the topic of this shard",
+                topic=name,
+                shard=self.own,
+            )
         broker.claims = self
         self._count(len(names) - self._topics)
         self._board.reach(self.own, Stage.RECOVERED)
@@ -171,11 +175,11 @@ class Shard:
         return self._listeners.get(port, "")
 
     def port_of(self, listener: str) -> int:
-        """Return the port at which clients reach only this process, for a listener or, if it is unknown, the first one."""
+        """Return the port of a listener at which clients reach only this process. For an unknown listener, use the first one."""
         return self._own_ports.get(listener) or next(iter(self._own_ports.values()), 0)
 
     def lasting(self, at: tuple[str, int]) -> tuple[str, int]:
-        """Return the address that all processes of this machine share. It stays valid if another one takes over."""
+        """Return the address that all processes of this machine share. It stays valid if another process takes over."""
         name = self._listeners.get(at[1], "")
         if at[1] not in self._own_ports.values() or name not in self._shared_ports:
             return at

@@ -54,7 +54,7 @@ class Signals:
             stop(pending)
 
     def keep(self) -> None:
-        """Remove the functions that ``listen`` set. Until it is called again, a stop signal stays pending."""
+        """Remove the functions that ``listen`` set. Until ``listen`` is called again, a stop signal stays pending."""
         self._loop = self._stop = self._reload = None
 
     def end(self) -> None:
@@ -122,5 +122,5 @@ def users_loader(access: Access, users: Path | None) -> Load | None:
 
 
 def quotas_loader(access: Access, read: Callable[[], str] | None) -> Load | None:
-    """Return a function that applies the quotas of the settings file; None if they are from elsewhere."""
+    """Return a function that applies the quotas of the settings file; None if they are not in the file."""
     return None if read is None else lambda: access.configure_quotas(parse_quotas(read()))

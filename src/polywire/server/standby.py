@@ -450,7 +450,7 @@ class Standby:
                 leader, request = await asyncio.to_thread(self._read_leader, now)
             except BrokerError as error:
                 log.warning("cannot read the state of the leader from the bucket", reason=error.message)
-                return self.has_waited  # a leader could not reach the bucket either, so this is no reason to take over
+                return self.has_waited  # do not take over: a leader could not reach the bucket either
             self._leader = leader
             self._balance.note_request(request, now)
             if leader is not None and request == TakeoverRequest(self._name, leader.start):
@@ -504,7 +504,7 @@ class Standby:
 
 
 class Turn:
-    """The time of a broker as leader, from recovery on. Implements ``lifecycle.OtherBrokers``."""
+    """The period in which a broker is the leader, from recovery on. Implements ``lifecycle.OtherBrokers``."""
 
     def __init__(self, presence: Presence, standby: Standby, watch: BucketWatch, signals: Signals) -> None:
         self.watch: Final = watch

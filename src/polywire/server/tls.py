@@ -174,7 +174,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
 
     @abstractmethod
     def _may_open(self) -> bool:
-        """Check the other end after the handshake. Return False if this has closed the connection."""
+        """Check the other end after the handshake. Return False if the check has closed the connection."""
 
     @abstractmethod
     def _failed(self, reason: str, error: ssl.SSLError | None) -> None:
@@ -238,7 +238,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
     # Between socket and user
 
     def _pump(self) -> None:
-        """Continue the handshake. After it, pass decrypted bytes to the protocol until it pauses."""
+        """Continue the handshake. After the handshake, pass decrypted bytes to the protocol until the protocol pauses."""
         if self._pumping or self._transport.is_closing():
             return
         self._pumping = True
@@ -354,7 +354,7 @@ class TlsTransport(asyncio.BufferedProtocol, ABC):
 
 
 class TlsConnection(TlsTransport):
-    """An accepted socket with TLS, or possibly without. A client certificate logs in the user that it names."""
+    """An accepted connection of a TLS listener. A client certificate logs in the user that it names."""
 
     __slots__ = ("_connection", "_context", "_hub", "_prefix")
 
@@ -388,9 +388,9 @@ class TlsConnection(TlsTransport):
         self._pump()
 
     def _decide(self, content: bytes) -> bool:
-        """Detect whether the client uses TLS, and return it.
+        """Return whether the bytes so far show that the client uses TLS.
 
-        If not, the connection continues without this object.
+        If the client does not use TLS, the connection continues without this object.
         """
         self._prefix += content
         found = is_hello(self._prefix)

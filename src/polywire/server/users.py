@@ -1,6 +1,6 @@
 """The users file: a line ``name:hash:permissions`` for each user.
 
-The hash is Argon2id. If they were requested, SCRAM verifiers follow it after spaces. Permissions are separated by
+The hash is Argon2id. SCRAM verifiers, if they were requested, follow the hash after spaces. Permissions are separated by
 commas; a suffix ``@stream`` or ``@stream/topic`` limits a permission to a stream or a topic. A user whose permissions
 are empty may do everything.
 

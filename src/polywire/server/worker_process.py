@@ -1,9 +1,9 @@
-"""Run a worker process of the broker, which is a client of it, and start it again whenever it ends.
+"""Run a worker process of the broker, and start it again whenever it ends.
 
-* It gets its orders as JSON lines over its standard input, and reports as JSON lines over its standard output.
-* It is served over a socket pair as an internal user. No other client can log in as that user.
-* If the broker ends in any way, so does the process, because its input ends.
-* The next process begins when all requests of the last one were executed or discarded.
+* The process reads orders as JSON lines from its standard input, and writes reports as JSON lines to its standard output.
+* The process is a client of the broker over a socket pair, as an internal user. No other client can log in as that user.
+* If the broker ends in any way, the process ends, too, because its input ends.
+* The next process starts when all requests of the previous process were executed or discarded.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class WorkerProcess(ABC):
                 await self._closed(connection)
 
     async def _closed(self, connection: Connection) -> None:
-        """Wait until a connection has ended, whose other end has."""
+        """Wait until a connection has ended, after its other end was closed. Abort it after ``CLOSE_S``."""
         end = time.monotonic() + CLOSE_S
         while connection in self._hub.connections and time.monotonic() < end:  # noqa: ASYNC110 - its end is no event
             await asyncio.sleep(CLOSE_POLL_S)

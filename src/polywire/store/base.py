@@ -20,7 +20,7 @@ from polywire.records.allocation import allocate_lasting
 from polywire.types import Buffer
 
 BLOB_NAME_BYTES_MAX: Final = 200  # leaves space for a temporary suffix within the 255 bytes that file systems allow
-# size of one direct read: 0.10 CPU seconds per GB (concepts: storage#what-it-costs)
+# size of one direct read: 0.10 CPU seconds per GB (decision 0104)
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 OPEN_BLOBS_MAX: Final = 64  # each with up to two descriptors: far below the usual limit of 1,024
 BLOCK_BYTES: Final = 4096  # direct reads start and end at multiples of this, in memory and in the file

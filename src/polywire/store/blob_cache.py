@@ -133,7 +133,7 @@ class BlobCache:
         return block
 
     def may_grow(self, size: int) -> bool:
-        """Return whether a file that has ``size`` bytes so far may still be cached when it is ``stretch_bytes`` larger."""
+        """Return whether a file of ``size`` bytes can grow by ``stretch_bytes`` and still be cached."""
         return size + self.stretch_bytes <= self._bytes_max
 
     def add(self, name: str, blocks: Sequence[memoryview], size: int) -> None:

@@ -110,9 +110,9 @@ class Bucket:
             self._check_stored(name, len(content), made)
 
     def _check_stored(self, name: str, size: int, made: PutResult) -> None:
-        """Raise Unavailable if the response to a write has an ETag that object stores do not use.
+        """Check that an object was stored if the response to its write has an ETag that no object store would send.
 
-        A proxy may answer a request with status 200 and a page of its own.
+        A proxy may answer a write with status 200 and its own page. Raises Unavailable if the object is missing.
         """
         import obstore
 
@@ -189,7 +189,7 @@ def _errors(
         what: verb for the error message.
         name: name of the object.
         exists: raised for status 409 and 412, which report a failed condition. None for requests without a condition.
-        missing: raised for status 404. None for requests that need no existing object, for which 404 means that the
+        missing: raised for status 404. None for requests without an existing object. Then 404 means that the
             bucket is missing.
     """
     from obstore import exceptions

@@ -57,6 +57,8 @@ class FileObjects:
                     file.close()
                 files.link(temporary, path)
             except FileExistsError:
+                # The sync of an earlier request may have failed, and the caller relies on the object that it reads now.
+                files.sync_directory(path.parent)
                 raise BlobExists(name) from None
             finally:
                 remove(files, temporary)
@@ -65,13 +67,11 @@ class FileObjects:
     def replace(self, name: str, content: Buffer, tag: str) -> None:
         path = self._path(name)
         with _errors("replace", path):
-            if not self._is(path, tag):
-                raise ObjectChanged(name)
+            self._check(name, tag)
             lock = self._files.open(self._lock(path), Access.KEEP)
             try:
                 lock.lock()
-                if not self._is(path, tag):
-                    raise ObjectChanged(name)
+                self._check(name, tag)
                 self._put(path, content)
             finally:
                 lock.close()
@@ -104,9 +104,9 @@ class FileObjects:
             return self._files.size(path)
 
     def list(self, prefix: str) -> list[str]:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            names = self._files.names(self._root / prefix)
-            return sorted(prefix + name for name in names if not name.startswith("."))
+        path = self._root / prefix
+        with suppress(BlobMissing), _errors("list", path):
+            return sorted(prefix + name for name in self._files.names(path) if not name.startswith("."))
         return []
 
     def delete(self, name: str) -> None:
@@ -115,10 +115,14 @@ class FileObjects:
             remove(self._files, path)
             remove(self._files, self._lock(path))
 
-    def _is(self, path: Path, tag: str) -> bool:
+    def _check(self, name: str, tag: str) -> None:
+        """Raise ObjectChanged unless the object has this tag."""
+        path = self._path(name)
         with suppress(FileNotFoundError):
-            return _tag(read_file(self._files, path)) == tag
-        return False
+            if _tag(read_file(self._files, path)) == tag:
+                return
+            self._files.sync_directory(path.parent)  # as after a create
+        raise ObjectChanged(name)
 
     def _make_directory(self, path: Path) -> None:
         if path not in self._made:  # an existing directory may come from a process whose sync failed

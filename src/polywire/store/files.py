@@ -256,15 +256,15 @@ def copy_file(files: Files, path: Path, copy: Path) -> None:
 
 def make_directories(files: Files, path: Path) -> None:
     """Create a directory and its missing parents so that they survive a power loss."""
+    # The parent's name is synced before anything is created in it. Its creator may have been killed before it did this,
+    # or the sync may have failed. So at most the last name of any existing path can be lost.
     try:
+        with suppress(PermissionError):
+            files.sync_directory(path.parent.parent)
         made = files.make_directory(path)
     except FileNotFoundError:
         make_directories(files, path.parent)
         made = files.make_directory(path)
-    # The process that created the directory may have been killed before it synced the parent, or the sync may have
-    # failed.
-    with suppress(PermissionError):
-        files.sync_directory(path.parent.parent)
     # a process that may not open the parent directory cannot have created the data directory
     with nullcontext() if made else suppress(PermissionError):
         files.sync_directory(path.parent)

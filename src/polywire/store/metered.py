@@ -54,7 +54,7 @@ CHARGED_AS: Final[Mapping[str, Charge]] = {
     "list": Charge.LIST,
     "delete": Charge.DELETE,
 }
-"""Kind of request by verb."""
+"""The kind under which each method of ``Objects`` is charged."""
 
 
 class RequestCounts(msgspec.Struct, frozen=True):

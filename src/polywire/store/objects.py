@@ -65,7 +65,7 @@ class Objects(Protocol):
     def list(self, prefix: str) -> list[str]:
         """Return, sorted, the names that begin with ``prefix``, which ends with a slash.
 
-        Lists may be outdated, so use them only for garbage collection and for display.
+        Lists may be outdated, so use them only for garbage collection and for display. Raises Unavailable.
         """
 
     def delete(self, name: str) -> None:

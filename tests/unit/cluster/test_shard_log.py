@@ -320,7 +320,7 @@ def test_staged_batches_are_published_by_the_next_leader(tmp_path: Path) -> None
     rig.log.close()
 
 
-@pytest.mark.parametrize("change", ["missing", "damaged", "floor"])
+@pytest.mark.parametrize("change", ["missing", "damaged", "floor", "seed lost", "seed truncated"])
 def test_a_damaged_journal_gets_no_leader(tmp_path: Path, change: str) -> None:
     objects = MemoryObjects()
     rig = BucketRig(objects, tmp_path)
@@ -336,6 +336,10 @@ def test_a_damaged_journal_gets_no_leader(tmp_path: Path, change: str) -> None:
         content = bytearray(objects.read(name).content)
         content[70] ^= 1
         objects.put(name, content)
+    elif change == "seed lost":
+        objects.delete(f"{SHARD}seed")
+    elif change == "seed truncated":
+        objects.put(f"{SHARD}seed", objects.read(f"{SHARD}seed").content[:-1])
     else:
         objects.put(f"{SHARD}floor", Floor(number=3, base=3, sealed=2).pack())
     before = objects.list("")

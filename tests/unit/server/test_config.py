@@ -84,6 +84,9 @@ def test_disabled_listeners_are_not_returned() -> None:
         (ServeConfig(offsets_retention_hours=float("inf")), "out of range name=offsets_retention_hours"),
         (ServeConfig(drain_timeout_s=float("nan")), "out of range name=drain_timeout"),
         (ServeConfig(retention_mib=-1), "out of range name=retention_mib"),
+        (ServeConfig(memory_mib=255), "use 256 or more for each process"),
+        (ServeConfig(memory_mib=1023, processes=4), "use 256 or more for each process"),
+        (ServeConfig(memory_mib=-1), "out of range name=memory_mib"),
         (ServeConfig(polywire="9555"), "address is invalid (use HOST:PORT or off)"),
         (
             ServeConfig(slot_bytes=16 * MEBI),
@@ -119,8 +122,20 @@ def test_the_smallest_journal_file_size_of_each_protocol(wire: str, slot_mib: in
 def test_retention_settings_reach_the_broker() -> None:
     settings = ServeConfig(retention_hours=1.5, retention_mib=3).broker_settings()
     assert (settings.retention_age_us, settings.retention_bytes) == (5_400_000_000, 3 * 1024 * 1024)
-    config = ServeConfig()
+    config = ServeConfig(memory_mib=4096)
     assert config.broker_settings() == BrokerSettings(tables_url=config.tables_at)
+
+
+def test_caches_journal_and_state_fit_the_memory() -> None:
+    half = ServeConfig(memory_mib=512)
+    log, state = half.log_settings(), half.broker_settings()
+    assert (log.cache_bytes, log.slot_bytes, state.state_bytes_max) == (88 * MEBI, 22 * MEBI, 44 * MEBI)
+    least = ServeConfig(memory_mib=256).log_settings()
+    assert least.slot_bytes == 17 * MEBI, "a request of every protocol fits"
+    own = ServeConfig(memory_mib=1024, cache_mib=10, state_mib=20, slot_bytes=18 * MEBI)
+    assert own.log_settings().cache_bytes == 10 * MEBI
+    assert own.log_settings().slot_bytes == 18 * MEBI
+    assert own.broker_settings().state_bytes_max == 20 * MEBI
 
 
 def test_tables_are_in_the_bucket_or_the_data_directory() -> None:

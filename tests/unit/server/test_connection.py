@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import socket
 
 import pytest
 
 from polywire.errors import PeerError
+from polywire.server.connection import CHECK_TICKS
 from polywire.server.connection_slots import QUIET_TICKS
 from polywire.server.hub import ConnectionLimits
 from polywire.server.memory import CHUNK_BYTES, LAST_READ_AT
 from polywire.server.phases import TRANSITIONS, Phase
+from tests.hostile.peers import End, hang_up
 from tests.unit.server.peers import FramesWire, LongWire, Place, Wire, send, stalled, taken
 
 
@@ -431,6 +434,28 @@ def test_an_address_with_most_slots_gives_way_to_one_with_few() -> None:
     assert place.connect(host="10.0.0.1").aborted
     assert not place.connect(host="10.0.0.2").aborted
     assert sum(transport.aborted for transport in many) == 1
+
+
+@pytest.mark.parametrize("has_finished", [False, True])
+def test_a_reset_is_noticed_while_a_request_waits(*, has_finished: bool) -> None:
+    """Event loops report no reset of a connection whose reading is paused, or whose stream has ended."""
+    place = Place()
+    transport = place.connect()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        transport.socket = server.accept()[0]
+        with transport.socket:
+            send(transport, b"ab!cd")
+            assert not transport.reading
+            if has_finished:
+                client.shutdown(socket.SHUT_WR)
+                transport.connection.eof_received()
+            for _ in range(CHECK_TICKS):
+                place.hub.sweep()
+            assert not transport.aborted
+            hang_up(client, End.RST)
+            for _ in range(CHECK_TICKS):
+                place.hub.sweep()
+            assert transport.aborted
 
 
 def test_a_stalled_request_closes_its_connection() -> None:

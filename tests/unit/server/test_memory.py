@@ -8,7 +8,8 @@ from socket import socketpair
 import pytest
 
 from polywire.server.hub import ConnectionLimits
-from polywire.server.memory import BUFFER_BYTES_MIN, POOLED_BYTES_MAX, Arena
+from polywire.server.logins import Standing
+from polywire.server.memory import BUFFER_BYTES_MIN, POOLED_BYTES_MAX, Arena, ReceiveMemory
 from polywire.server.scheduling import PASS_S
 from tests.unit.server.peers import Place, Wire, send, stalled, taken
 
@@ -320,3 +321,49 @@ def test_idle_connections_hold_no_memory_after_large_requests() -> None:
         place.hub.sweep()
     assert taken(place) == 0
     assert place.hub.memory.arena.pooled_bytes == 0
+
+
+class Waiting:
+    """A client in the middle of a request, which takes all memory it asks for and sends nothing more."""
+
+    host = "127.0.0.1"
+    standing = Standing.IDENTIFIED
+
+    def __init__(self, memory: ReceiveMemory, held_bytes: int) -> None:
+        self.held_bytes = held_bytes
+        self.rate = float(held_bytes)
+        self.is_receiving = True
+        self.is_stalled = False
+        self.aborted = False
+        self._memory = memory
+
+    def resume_receiving(self) -> None: ...
+
+    def free_idle_buffer(self) -> None: ...
+
+    def abort(self, reason: str = "") -> None:
+        assert reason
+        self.aborted = True
+        self._memory.leave(self)
+
+    def release(self) -> None: ...
+
+
+def test_more_connections_are_closed_each_time_one_of_them_wastes_its_turn() -> None:
+    """Connections that wait for memory are not stalled, so each one would have to get it first."""
+    connections: list[Waiting] = []
+    memory = ReceiveMemory(SIZE, connections, lambda call: None)
+    memory.arena.take(2 * SIZE)
+    small = Waiting(memory, BUFFER_BYTES_MIN)
+    connections += [*(Waiting(memory, SIZE + number) for number in range(20)), small]
+    closed = []
+    for second in range(0, 40, 10):
+        (wasteful,) = [
+            connection for connection in connections if not connection.aborted and memory.grant(SIZE, connection)
+        ]
+        wasteful.is_receiving, wasteful.is_stalled = False, True
+        memory.tick = second + 1
+        memory.grant(SIZE, next(other for other in connections if not other.aborted and other is not wasteful))
+        closed.append(sum(connection.aborted for connection in connections))
+    assert closed == [2, 6, 14, 19], "all but the one that asks last"
+    assert not small.aborted, "closing it would free next to nothing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,7 @@ from polywire.store.base import BlobExists, BlobMissing
 from polywire.store.bucket import Bucket
 from polywire.store.file_objects import FileObjects
 from polywire.store.objects import ObjectChanged, Objects, Rooted
+from polywire.store.system_files import SystemFiles
 from polywire.store.url import open_bucket
 from polywire.testing.memory_objects import MemoryObjects, ObjectFault
 from tests.s3_server import BUCKET, s3_server
@@ -89,6 +91,15 @@ def test_names_are_listed_by_directory(objects: Objects) -> None:
     for name in ("s/2", "s/1", "t/3"):
         objects.create(name, [b"x"])
     assert (objects.list("s/"), objects.list("none/")) == (["s/1", "s/2"], [])
+
+
+def test_a_directory_that_cannot_be_listed_is_unavailable(tmp_path: Path) -> None:
+    class Failing(SystemFiles):
+        def names(self, path: Path) -> list[str]:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with pytest.raises(Unavailable, match="cannot list object: Input/output error"):
+        FileObjects(tmp_path, Failing()).list("s/")
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a//b", "a/../b", "a/.", "a b", "ä", "a/" + "b" * 300])

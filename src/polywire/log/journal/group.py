@@ -17,8 +17,8 @@ group header, 64 bytes                             directory entry, 32 bytes
 ```
 
 The seed is secret, so a producer cannot forge bytes that are accepted as a group when a journal file is reused. The
-mark is 32 bits of the XXH64 of the seed and bytes 0..44. It is nearly always wrong in bytes that are not a group, so
-the checksum of their directory need not be computed.
+mark is 32 bits of the XXH64 of the seed and bytes 0..44. It is verified first. Bytes that are not a group nearly always
+fail there, before the checksum over the directory is computed.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Entry(NamedTuple):
 
 @cython.cclass
 class GroupHead:
-    """Header and list of entries of the journal write being built. The object is reused for the next one.
+    """Header and list of entries of the journal write being built. The object is reused for the next journal write.
 
     Args:
         seed: secret of the journal, included in the checksum.

@@ -35,7 +35,7 @@ if cython.compiled:
 else:
     from polywire.log.journal.write_batch import Appends, Draft, WriteBatch
 
-BUSY_RETRY_MS: Final = 50  # sealing a slot takes about this long
+BUSY_RETRY_MS: Final = 50  # sealing a journal file takes about this long
 
 _ENTRY_BYTES = cython.declare(cython.Py_ssize_t, ENTRY_BYTES)
 _GROUP_HEADER_BYTES = cython.declare(cython.Py_ssize_t, GROUP_HEADER_BYTES)
@@ -44,8 +44,7 @@ _MERGE_SLACK_BYTES = cython.declare(cython.Py_ssize_t, MERGE_SLACK_BYTES)
 
 @cython.cclass
 class GroupWriter:
-    """Collects appends and changes, and writes them to the journal, everything since the last write in one atomic disk
-    write.
+    """Collects appends and changes. Each write puts all of them into the journal with one atomic disk write.
 
     Attributes:
         write_batch: accepts appends and changes.
@@ -123,9 +122,9 @@ class GroupWriter:
         self._unsynced_bytes_max = settings.unsynced_bytes_max
         self._spare_bytes = settings.slot_bytes // 2
         self._kept_bytes = settings.kept_bytes
-        # capacities while another slot is free
+        # capacities while another journal file is free
         self._plenty = (settings.group_limit - GROUP_HEADER_BYTES,) * 3
-        # whether a commit is scheduled, or not needed because ``hold`` promises one
+        # ``_scheduled``: a commit is scheduled, or the caller of ``hold`` has promised one (``_held``)
         self._scheduled = self._held = False
         self.sequence, self.checksum = sequence, checksum
         self.write_batch, self.writing = WriteBatch(), None
@@ -233,7 +232,7 @@ class GroupWriter:
     def check_open(self) -> None:
         """Raise the log's failure if it has failed, or Unavailable if it is closed."""
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.with_traceback(None)  # each raise adds to the traceback of the same exception
         if self.closed:
             raise Unavailable(ErrorCode.STOPPING, "log is closed")
 
@@ -329,7 +328,7 @@ class GroupWriter:
     def _show(self, ends: dict[FilePartition, int], notifications: list[Call], synced: BrokerError | None) -> None:
         """Make the synced records of these partitions readable, then call the completions.
 
-        For ``durability=synced``.
+        Used only with ``durability=synced``.
 
         Args:
             ends: for each partition, the end of the records that were synced.

@@ -1,7 +1,7 @@
 """Merge small neighbouring batches of a partition before they are written, and call the completions of the appends.
 
-One call handles all batches of a partition that are about to be written. They stay in order. Batches that cannot be
-merged stay separate.
+One call handles all batches of a partition that are about to be written. The batches stay in order, and those that
+cannot be merged stay separate.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Chain(msgspec.Struct, frozen=True):
     """Result of recovery: the journal writes to replay.
 
     Attributes:
-        sealed: last journal write whose effect is in segments, like that of all earlier ones. ``groups`` follow it.
+        sealed: sequence number up to which the data of all journal writes is in segments. ``groups`` begin after it.
         snapshot: name of the newest snapshot, None if there is none.
         rests_on: last journal write that the snapshot, or the segments it lists, depend on.
         checksum: checksum of the last journal write.
@@ -113,7 +113,7 @@ class _Reference(msgspec.Struct, frozen=True):
     """A list of segments and the name of a snapshot, as found in one journal write.
 
     Attributes:
-        sealed: last journal write whose effect is in the segments.
+        sealed: sequence number up to which the data of all journal writes is in the segments.
         rests_on: last journal write that the snapshot and segments depend on. They are usable only if the journal is
             intact up to it.
     """
@@ -149,13 +149,14 @@ def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | 
 
 
 def newest_groups(slots: Sequence[Slot]) -> dict[int, FoundGroup]:
-    """Return journal writes with valid headers, by sequence number: of the broker's newest start, and of those it
-    continues.
+    """Return the journal writes with valid headers, by sequence number.
+
+    These are the writes of the broker's newest start, and of the earlier starts that it continues.
     """
     found = [group for slot in slots for group in _search(slot)]
     if not found:
         return {}
-    whole = [group for group in found if group.whole]  # a start counts only if its first group is whole
+    whole = [group for group in found if group.whole]  # a broker start counts only if its first group is complete
     start = max(map(read_start, whole or found))
     return _with_continued_starts(found, {group.sequence: group for group in found if read_start(group) == start})
 
@@ -181,10 +182,9 @@ def damaged_bodies(group: FoundGroup) -> list[Entry] | None:
 
 
 def _with_continued_starts(found: Sequence[FoundGroup], found_groups: dict[int, FoundGroup]) -> dict[int, FoundGroup]:
-    """Return the journal writes of a start of the broker and of the earlier starts that it continues, by sequence
-    number.
+    """Return the journal writes of a start, and of the earlier starts that it continues, by sequence number.
 
-    A start continues an earlier one if there was no space to write that one's journal to segments (decision 0102).
+    A start continues an earlier one if there was no space to write the earlier journal to segments (decision 0102).
 
     Args:
         found: all journal writes.
@@ -194,7 +194,7 @@ def _with_continued_starts(found: Sequence[FoundGroup], found_groups: dict[int, 
     if first.kinds & 1 << EntryKind.START and first.whole:
         sealed = _read_reference(first).sealed
         earlier = [group for group in found if sealed < group.sequence < first.sequence]
-        earlier.sort(key=read_start)  # a later start reuses the sequences that an earlier one had lost
+        earlier.sort(key=read_start)  # a later start reuses sequence numbers whose writes were lost
         found_groups = {group.sequence: group for group in earlier} | found_groups
     return found_groups
 
@@ -256,7 +256,7 @@ def _examine_end(
 ) -> Torn | None:
     """Return the torn write after the last undamaged journal write, if any.
 
-    Raises Corrupt if a synced one is damaged.
+    Raises Corrupt if a synced journal write is damaged.
     """
     expected = sequence + 1
     later = [group for group in found_groups.values() if group.sequence >= expected]
@@ -347,8 +347,8 @@ def _slots_without_group(slots: Sequence[Slot]) -> str:
 def _search(slot: Slot) -> Iterator[FoundGroup]:
     """Yield every journal write with a valid header, at any byte position of a file.
 
-    One can be valid although earlier ones were never synced, so every position is searched. Only the inside of
-    undamaged ones is skipped: newer writes may have overwritten the second half of an old one.
+    A journal write can be valid although earlier ones were never synced, so every position is searched. Only the bytes
+    inside undamaged writes are skipped. Damaged writes are searched, because newer writes may have overwritten their end.
     """
     at = slot.find(GROUP_MAGIC, 0)
     while at >= 0:
@@ -356,14 +356,14 @@ def _search(slot: Slot) -> Iterator[FoundGroup]:
         if group is not None:
             yield group
         at = slot.find(GROUP_MAGIC, at + (group.length if group is not None and group.whole else 1))
-    slot.forget()  # otherwise the pages of all slots would dominate the memory of a start
+    slot.forget()  # otherwise pages of all journal files would stay in memory after the start
 
 
 def _find_remains(slots: Sequence[Slot], *, start: int, last: FoundGroup) -> Torn | None:
     """Return the torn write that follows ``last``, or None.
 
-    Bytes count as a torn write if two of the four header fields checked are right. One of the two must be the sequence
-    number or the checksum of the previous journal write, because those of an older one at this position are wrong.
+    Four header fields are checked. Bytes count as a torn write if at least two fields have the expected value, and one of
+    them is the sequence number or the previous checksum. Remains of an older write differ in both of these.
     """
     after = last.position + last.length
     boundary = -(-after // PAGE_BYTES) * PAGE_BYTES

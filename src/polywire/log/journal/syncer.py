@@ -24,7 +24,7 @@ from polywire.log.settings import LogSettings
 from polywire.log.worker import MakeWorker
 from polywire.store.files import Mapping
 
-RECHECK_MS_MAX: Final = 10  # pause between two checks whether the sealer is still busy
+RECHECK_MS_MAX: Final = 10  # pause between two checks whether the sealer is still working
 
 
 class Syncer(Protocol):
@@ -44,8 +44,8 @@ class Syncer(Protocol):
     def is_local(self) -> bool:
         """Whether recovery reads local journal files, not a bucket.
 
-        If so, a journal write may be intact after a power loss although an earlier one is lost (decision 0102). Each
-        one then contains the last synced sequence number, by which recovery distinguishes damage from a torn write.
+        In local files, a journal write may be intact after a power loss although an earlier one is lost (decision 0102).
+        So each write contains the last synced sequence number, by which recovery distinguishes damage from a torn write.
         """
 
     @property
@@ -55,18 +55,19 @@ class Syncer(Protocol):
         """
 
     def wrote(self, sequence: int, position: int, size: int) -> None:
-        """Record that the journal write ``sequence`` ended at ``position`` of the current journal file."""
+        """Record that the journal write ``sequence`` has ``size`` bytes at ``position`` of the current journal file."""
 
     def wait(self, sequence: int, callback: Completion[None]) -> None:
         """Call ``callback`` once the journal write ``sequence`` is durable, at once if it already is."""
 
     def spare(self, slot: Slot) -> None:
-        """Do not sync a full journal file, because the last journal write names segments with its content."""
+        """Do not sync a full journal file, because the last journal write names segments that contain its data."""
 
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
         """Make only the last journal write durable, and skip those before it.
 
-        It names the segments that replace the journal file ``slot``. Only for syncers with ``is_local``.
+        The last journal write names the segments that replace the journal file ``slot``. Only for syncers with
+        ``is_local``.
         """
 
     def sealed(self, sequence: int, naming: int) -> None:
@@ -86,7 +87,7 @@ MakeSyncer = Callable[[Loop, Callable[[], None], Callable[[BrokerError], None], 
 """Creates a syncer for this loop.
 
 The syncer calls the second argument whenever ``synced`` has grown, after the waiting callbacks, and the third argument
-on failure. The last argument returns whether a slot is being sealed.
+on failure. The last argument returns whether a journal file is being written to segments.
 """
 
 
@@ -123,8 +124,8 @@ def flushing(journal: FileJournal, clock: Clock, make_worker: MakeWorker, settin
 class Flusher:
     """Makes journal writes durable with fsync, one at a time. Implements ``Syncer``.
 
-    A journal write also counts as synced once a synced one names segments with its content. ``MakeSyncer`` describes
-    the arguments.
+    A journal write also counts as synced once its data is in segments that a synced journal write names. ``MakeSyncer``
+    describes the arguments.
     """
 
     def __init__(
@@ -152,9 +153,9 @@ class Flusher:
         self._worker = make_worker("sync", loop)
         self._waiting: deque[tuple[int, Completion[None]]] = deque()
         self._unsynced: dict[int, _Unsynced] = {}
-        """Unsynced ranges by slot serial, oldest first, without those that the running sync writes."""
+        """Unsynced ranges by serial of the journal file, oldest first, without those that the running sync writes."""
         self._last_position = 0
-        """Position of the last group, in the current slot."""
+        """Position of the last journal write in the current journal file."""
         self._running = False
         self._timer = False
         self._finished = False
@@ -262,7 +263,7 @@ class Flusher:
         if self._waiting or (self.unsynced_bytes > self._bytes_soon and not self._is_sealed_soon()):
             self.start()  # producers that wait for the sync write nothing that would start it
 
-    # Ranges of slots that were sealed before they were synced
+    # Ranges of journal files that were sealed before they were synced
 
     def spare(self, slot: Slot) -> None:
         unsynced = self._unsynced.get(slot.serial)
@@ -272,8 +273,8 @@ class Flusher:
     def sync_last(self, slot: Slot, done: Callable[[], None]) -> None:
         """Sync only the last journal write, and skip those in the journal file ``slot`` and before it.
 
-        The last one names the segments that replace ``slot``, which must be the oldest file. When ``done`` is called,
-        everything up to the end of ``slot`` counts as synced.
+        The last journal write names the segments that replace ``slot``, which must be the oldest file. When ``done`` is
+        called, everything up to the end of ``slot`` counts as synced.
         """
         current, spared = self._journal.current, self._unsynced.pop(slot.serial, None)
         assert current is not None

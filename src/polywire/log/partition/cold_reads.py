@@ -1,6 +1,6 @@
 """Read sealed segments: once for all readers that wait for the same data, and ahead of sequential readers.
 
-Filling the page cache costs up to 2.7 CPU seconds per GB if its memory is new (concepts: storage#what-it-costs). Direct
+Filling the page cache costs up to 2.7 CPU seconds per GB if its memory is new (decision 0104). Direct
 reads into reused memory cost almost nothing and run at the disk's speed. So a thread reads data from disk with direct
 I/O, in pieces of up to 4 MiB, *windows*.
 
@@ -34,7 +34,7 @@ from polywire.store.base import BLOCK_BYTES, BlobMissing
 WINDOW_BYTES: Final = 4 * 1024 * 1024  # largest window: the size of one FETCH frame
 WINDOWS_MAX: Final = 6  # some 30 MiB: the window being sent and the one ahead, for several readers
 PIECES_MAX: Final = 32  # segments in one window, so that many small runs need only one read
-# read on the event loop: takes 0.3 ms, and 0.6 ms more if it must be verified
+# maximum size of a read on the event loop, which takes 0.3 ms, and 0.6 ms more if the data must be verified
 GLANCE_BYTES_MAX: Final = 6 * 1024 * 1024
 GLANCE_BYTES_AHEAD: Final = 512 * 1024  # minimum to read on the event loop for sequential readers
 GLANCES_MAX: Final = 3  # retained for readers that continue there, or other readers of the same data
@@ -124,7 +124,7 @@ class ColdReads:
     ) -> Window | None:
         """Read up to ``bytes_max`` bytes of one segment, below offset ``end``, if that needs no disk access.
 
-        Return None if it does, or if the bytes are too many.
+        Return None if disk access is needed, or if there are too many bytes.
 
         Args:
             more: the reader is sequential, so read ahead.

@@ -21,7 +21,7 @@ from polywire.records.compression import expand_body
 from polywire.store.data_directory import BlobRoot
 from polywire.types import Buffer
 
-# runs in one answer: up to 4 GiB in large segments, in less than a millisecond of the event loop
+# runs in one result: up to 4 GiB in large segments, for less than a millisecond of the event loop
 LOCATED_RUNS_MAX: Final = 64
 
 Span = tuple[int, int]

@@ -19,7 +19,7 @@ from polywire.log.segments.format import SegmentRun
 from polywire.records.compression import Compression
 from polywire.types import Buffer, Level
 
-PUBLISHED: Final = 0xFFFF_FFFF  # slot of a tail entry whose bytes are a published header and a staged body
+PUBLISHED: Final = 0xFFFF_FFFF  # in place of a serial: the entry's bytes are a published header and a staged body
 PUBLISHED_SHIFT: Final = 25  # shifts positions so that entries of published batches never look adjacent
 _NUMBERS: Final = Struct("<4QqI")
 _EPOCH: Final = Struct("<IQ")
@@ -131,7 +131,7 @@ class FilePartition:
         self.tail: Final = TailIndex()
         self.tail_bytes = 0
         self.runs = RunIndex()
-        """Sealed runs: (first offset, 0, bytes, segment's location, first address, first append time)."""
+        """The data in segments: (first offset, 0, bytes, segment's location, first address, first append time)."""
         self.sealed_bytes = 0
         self.compression: Compression | None = None
         self.clean_offset = 0
@@ -144,7 +144,7 @@ class FilePartition:
         self.published: Final[deque[int]] = deque()
         """Numbers of the published batches in the tail, in order."""
         self.pending: list[Append] | None = None
-        """Batches of the open write batch, while more can be added to them."""
+        """Appends of this partition in the current write batch. None if no more can be added to them."""
         self.wakes: Final[dict[Wait, None]] = {}
         """Waiting readers, in order of arrival."""
         self.opened = False
@@ -259,7 +259,7 @@ class FilePartition:
             excess -= self.tail.entry(number)[2]
         return self.next_offset
 
-    # Changes made by journal groups, the sealer and recovery
+    # Changes by journal writes, the sealer and recovery
 
     def add_run(self, location: int, first_offset: int, size: int, first_address: int, first_time_us: int) -> None:
         self.runs.append(first_offset, size, location, first_address, first_time_us)
@@ -283,8 +283,8 @@ class FilePartition:
     def drop_tail(self, next_offset: int) -> list[int]:
         """Remove the batches in the journal that begin below ``next_offset``.
 
-        Return the numbers of the published batches among them. The body of a published batch was written to the journal
-        before its header.
+        Return the numbers of the published batches among them. A published batch was staged before, so its body is in
+        the journal before its header.
         """
         count = self.tail.find_offset(next_offset - 1) + 1
         if count:

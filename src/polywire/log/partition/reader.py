@@ -375,7 +375,7 @@ class Reader:
     ) -> None:
         """Repeat a read after the data it was waiting for was read from disk, and pass the result to ``waiter``.
 
-        If its offset was trimmed meanwhile, the read begins at the first remaining record.
+        If the offset was trimmed meanwhile, ``waiter`` gets Missing(OFFSET_OUT_OF_RANGE).
         """
         if waiter.is_over:
             return
@@ -515,7 +515,7 @@ class Reader:
         requested: Sequence[Segment],
         window: Window | BrokerError | None,
     ) -> None:
-        """Continue a read with its buffer, or request the buffer again if one of its segments was replaced.
+        """Continue a read with the buffer that has arrived. Repeat the read if one of its segments was replaced.
 
         Raises Corrupt if a segment is missing although it was not replaced.
 

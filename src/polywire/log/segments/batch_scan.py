@@ -1,4 +1,4 @@
-"""Process many batches with one call: verify them, summarize headers, find batches to merge, copy them together.
+"""Process many batches with one call: verify, summarize or copy them, or find batches to merge.
 
 The batches may be anywhere in a buffer. Two arrays (``array("q")``) contain their positions and lengths. The functions
 release the GIL for most of their work.
@@ -61,7 +61,7 @@ _SMALL_BYTES = cython.declare(cython.Py_ssize_t, 32_768)
 _PRODUCER_ID = cython.declare(cython.uint, 1 << 6)  # bit of the producer IDs in a batch's column flags
 
 # State of a run during a survey: indexes into an array("q").
-RUN_POSITION: Final = 0  # position of the next batch in the blob
+RUN_POSITION: Final = 0  # position of the next batch in the segment
 RUN_LAST_ENTRY: Final = 1  # position of the last index entry; 64 KiB before the run if there is none
 RUN_ENTRIES: Final = 2
 RUN_FIRST_OFFSET: Final = 3  # -1 before the first batch

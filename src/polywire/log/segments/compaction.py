@@ -31,9 +31,9 @@ from polywire.store.base import Store
 from polywire.types import Buffer
 
 KEY_SLOTS: Final = 1 << 20  # 24 MiB: 786,432 keys per pass
-STEP_BYTES_MAX: Final = 64 * 1024 * 1024  # bytes read by one step; sealing a full slot may have to wait for the step
-DIRTY_BYTES_MIN: Final = 1024 * 1024  # a pass over less data is not worth a new blob
-HOLE_MAX: Final = 1 << 30  # offsets or address bytes without a record: the deltas of a batch have 32 bits
+STEP_BYTES_MAX: Final = 64 * 1024 * 1024  # bytes read by one step, for which sealing a journal file may have to wait
+DIRTY_BYTES_MIN: Final = 1024 * 1024  # a pass over less data is not worth a new segment
+HOLE_MAX: Final = 1 << 30  # longest range of offsets or address bytes without a record; deltas in a batch have 32 bits
 YIELD_BATCHES: Final = 64  # batches processed before the event loop's thread may take the GIL
 NEVER: Final = 2**62
 

@@ -26,15 +26,15 @@ from polywire.log.worker import attempt
 from polywire.records.compression import Compression
 from polywire.store.base import Store
 
-SHARED_BLOB_BYTES_MAX: Final = 64 * 1024 * 1024  # size of a slot: a merged blob does not become larger
-SMALL_BLOB_BYTES_MAX: Final = 16 * 1024 * 1024  # larger blobs are never merged
-MERGE_COUNT_MIN: Final = 4  # a merge needs at least this many blobs, which limits how often a byte is rewritten
+SHARED_BLOB_BYTES_MAX: Final = 64 * 1024 * 1024  # size of a journal file: a merged segment does not become larger
+SMALL_BLOB_BYTES_MAX: Final = 16 * 1024 * 1024  # larger segments are never merged
+MERGE_COUNT_MIN: Final = 4  # a merge needs at least this many segments, which limits how often a byte is rewritten
 RUNS_MAX: Final = 4096  # runs in one merge: planning takes some milliseconds of the event loop
 REPLACED_MAX: Final = 256  # runs replaced before the event loop may do other work: takes some milliseconds, too
 GROUPS_MAX: Final = 4  # merges planned in one pass
 LOST_US_MAX: Final = (
     600 * 1_000_000
-)  # how long data of a dropped partition stays in a shared blob, so that one merge handles many drops
+)  # how long data of a dropped partition stays in a segment, so that one merge handles many drops
 
 Source = tuple[Segment, SegmentRun]
 
@@ -45,7 +45,7 @@ class Merge(msgspec.Struct, frozen=True):
     Attributes:
         old: segments to replace.
         runs: for each partition, the locations of the batches to copy, in offset order.
-        damaged: gets each segment in which a checksum does not match.
+        damaged: the segments in which the merge has found a checksum that does not match.
         over: called with None when the new segment is on disk or not needed, or with an error.
     """
 

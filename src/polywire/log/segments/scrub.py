@@ -31,7 +31,7 @@ class Scrub:
 
     Args:
         hours: duration of a pass; 0 disables scrubbing.
-        token: returns this number of random bytes.
+        token: function that returns a given number of random bytes.
     """
 
     __slots__ = ("_block", "_hours", "_loop", "_pieces", "_segments", "_stopped", "_token", "_worker", "passes")

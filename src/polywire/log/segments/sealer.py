@@ -29,17 +29,17 @@ from polywire.log.state import Image, LogState
 from polywire.log.worker import storage_failed
 
 LEND_SECONDS: Final = (
-    0.1  # how long a sealed slot waits for its readers if a free slot is needed; active readers finish in this time
+    0.1  # longest wait for readers of a sealed file if a free file is needed; active readers finish by then
 )
-LENT_MAX: Final = 32  # slots left to slow readers until they finish or are disconnected: 2 GiB of disk
+LENT_MAX: Final = 32  # files that slow readers may keep until they finish or are disconnected: 2 GiB of disk
 RETRY_SECONDS: Final = 1.0  # seconds until a retry after the disk was full
 UNREAD_MAX: Final = 30  # seconds to wait for a body that the disk cannot read
-REMOVED_MAX: Final = 256  # segments removed by one journal group, which must fit a page
-LOST_MAX: Final = 5_000  # runs of dropped or trimmed partitions counted per pass: takes some 3 ms
+REMOVED_MAX: Final = 256  # segments removed by one journal write, which must fit a page
+LOST_MAX: Final = 5_000  # runs of dropped or trimmed partitions that are counted per pass, in some 3 ms
 LOST_SECONDS: Final = 0.01  # seconds between two passes
-REMOVE_SECONDS: Final = 0.5  # seconds for which unneeded segments are collected, to remove them together
+REMOVE_SECONDS: Final = 0.5  # seconds to wait before a removal, so that several segments are removed together
 TIDY_SECONDS: Final = 0.25  # seconds between two merges
-MERGE_GROUPS: Final = 2  # journal groups that must fit before a merge begins, because sealing has priority
+MERGE_GROUPS: Final = 2  # journal writes that must fit before a merge begins, because sealing has priority
 
 logger: Final = structlog.get_logger("polywire.log")
 
@@ -130,17 +130,17 @@ class Sealer:
         self._start: Final = start
         self._worker = disk.make_worker("seal", loop)
         self._deleter = disk.deleter
-        # full slots to seal, oldest first
+        # full journal files to seal, oldest first
         self._queue: deque[_Full] = deque()
-        # sealed slots that readers still use
+        # sealed journal files that readers still use
         self._parked: list[Slot] = []
-        # unlinked slots that readers still use
+        # unlinked journal files that readers still use
         self._lent: list[Slot] = []
         self._replacing_pinned = False
         self._running = False
         self._installing = False
         """Whether the segments of ``_named[0]`` are being installed."""
-        # slots whose segments are written but not used for reads yet, oldest first
+        # journal files whose segments are written but not used for reads yet, oldest first
         self._named: deque[_Named] = deque()
         self._snapshot_name = snapshot_name
         if snapshot_name:
@@ -155,7 +155,7 @@ class Sealer:
         """Whether a merged segment is listed in the journal and not yet installed."""
         self._stopped = False
         self._unread = 0
-        """Number of failed attempts to seal the current slot because something could not be read or opened."""
+        """Number of failed attempts to seal the current journal file because data could not be read."""
         self.sealing = False
         self.sealed = 0
         self.named = 0
@@ -180,9 +180,9 @@ class Sealer:
             return
         full = self._queue[0]
         if self._named and (self._state.reader.published or full.image.staged):
-            return  # bodies may be in slots that are about to be freed
+            return  # wait: bodies of staged batches may be in journal files that are about to be freed
         if not self._owner.has_capacity(1):
-            return  # readers pin every slot; the first one that finishes calls this again
+            return  # readers use every journal file; the first one that finishes calls this again
         self._running = True
         self.sealing = True
         state, rests_on = self._owner.broker_state()
@@ -224,7 +224,7 @@ class Sealer:
         self.sealing = self._running
 
     def _group_durable(self, named: _Named) -> None:
-        # slots are installed in the order they were filled, whichever group becomes durable first: the runs of a
+        # segments are installed in the order in which their journal files were filled: the runs of a
         # partition must be in order, and installing removes exactly the same batches from its tail
         named.is_durable = True
         self._install_next()
@@ -251,7 +251,7 @@ class Sealer:
             self._state.segments.snapshots.discard(named.replaced)
             self._deleter.delete([named.replaced], urgent=True)
         self.free_parked()
-        self.advance()  # the slot may be pinned; the next one does not wait for it
+        self.advance()  # readers may still use the file; the next one does not wait for it
         self._remove_soon()
         self._install_next()
 
@@ -344,7 +344,7 @@ class Sealer:
         """Journal the removal of segments without needed data, then delete their files."""
         self._removing = False
         if self._stopped or not self._owner.has_capacity(2):
-            return  # freeing a slot has priority; the log's timer calls this again
+            return  # freeing a journal file has priority; the log's timer calls this again
         dead = self._state.segments.take_dead(REMOVED_MAX)
         if not dead:
             return
@@ -527,7 +527,7 @@ class Sealer:
             merge.over(None)
             self._tidy_soon(again)
         elif not self._owner.has_capacity(MERGE_GROUPS):
-            self._deleter.delete([segment_name(number)])  # another pass of the timer writes it again
+            self._deleter.delete([segment_name(number)])  # the next pass of the timer writes it again
         else:
             self._name_merged(merge, self._state.segments.add(info, number), info, again)
         self.advance()
@@ -538,7 +538,7 @@ class Sealer:
         Damaged segments are never merged again, so that their intact part stays readable.
         """
         if isinstance(error, Busy):
-            return  # no space: another pass of the timer retries
+            return  # no space: the next pass of the timer tries again
         if not isinstance(error, (Corrupt, Missing)):
             self._owner.seal_failed(error)
             return

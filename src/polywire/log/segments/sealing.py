@@ -174,7 +174,7 @@ def _parts_of(taken: CollectedSlots, start: int, end: int) -> tuple[Sequence[Par
         has_published = True
         for position, length in zip(positions, lengths, strict=True):
             published = taken.reader.published.get(position >> PUBLISHED_SHIFT)
-            if published is None:  # trimmed meanwhile, like everything before it
+            if published is None:  # trimmed in the meantime, like everything before it
                 parts, size = [], 0
             elif published.serial in taken.serials:
                 parts.append(published)

@@ -87,7 +87,7 @@ class EntryCache(_Cache[bytes]):
         super().__init__(bytes_max, len)
         self.footers: Final = _Cache[SegmentInfo](footer_bytes_max, _footer_bytes)
         self.runs: Final[dict[tuple[str, int], SegmentRun]] = {}
-        """By segment and partition."""
+        """Entries of footers, by segment and partition."""
 
     def drop(self, name: str) -> None:
         super().drop(name)
@@ -154,7 +154,7 @@ class Segment:
     def run(self, partition: int) -> SegmentRun:
         """Return the footer's entry for a partition's batches, without those that are unpublished.
 
-        Raises Missing(PARTITION_MISSING), and as ``info``.
+        Raises Missing(PARTITION_MISSING), and the errors of ``info``.
         """
         run = self._cache.runs.get((self.name, partition))
         return self._found(self.info, partition) if run is None else run
@@ -186,7 +186,7 @@ class Segment:
     def locate(self, partition: int, offset: int, bytes_max: int = 0, offset_end: int = NO_END) -> tuple[int, int]:
         """Return the byte range [start, stop) that a read needs, rounded to blocks of about 64 KiB.
 
-        The first block is that of ``offset``. Reads index entries from the store unless they are cached. Raises
+        The first block contains ``offset``. Reads index entries from the store unless they are cached. Raises
         Missing(OFFSET_OUT_OF_RANGE).
         """
         return self._strides(self._checked_run(partition, offset), self._entries(), offset, bytes_max, offset_end)
@@ -266,7 +266,7 @@ class Segment:
         return self._sound(data, partition, start, stop)
 
     def verify_uncached(self, block: memoryview, partition: int, start: int, stop: int) -> list[Damage]:
-        """Return the damage in bytes [start, stop), which must be whole 64 KiB blocks. Reads bypass the page cache."""
+        """Read bytes [start, stop) past the page cache, and return the damage found. They are whole 64 KiB blocks."""
         pieces = self._read_and_verify(self.read_uncached, block, partition, start, stop)
         return [piece.damage for piece in pieces if piece.damage is not None]
 
@@ -356,7 +356,7 @@ class Segment:
         try:
             blob = self._store.open(self.name)
         except (BlobMissing, BrokerError):
-            return None  # the read that follows opens the blob again and reports the error
+            return None  # the read that follows opens the segment again and reports the error
         if only_known and self._is_new_to_the_cache and not blob.is_cached:
             return None
         target = block[: stop - start]
@@ -396,7 +396,7 @@ class Segment:
     def read_uncached(self, block: memoryview, start: int, stop: int) -> memoryview:
         """Read bytes [start, stop) into the caller's memory, bypassing the page cache. Does not verify them.
 
-        For scans that read everything once.
+        Used for scans that read everything once.
         """
         return self._read(block, start, stop, past=True)
 

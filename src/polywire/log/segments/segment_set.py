@@ -30,7 +30,8 @@ class Sealed(msgspec.Struct, eq=False):
     """One segment of the log.
 
     Attributes:
-        location: number of the segment in this process, used in indexes.
+        number: number in the journal, which also identifies the segment after a restart.
+        location: number by which the indexes of this process refer to the segment. It changes at each start.
         live: number of partitions and unpublished batches for which it is needed.
         live_bytes: total size of their data in it.
         staged: number of unpublished batches for which it is needed.
@@ -66,7 +67,7 @@ class SegmentSet:
     """All segments of a log.
 
     Attributes:
-        by_location: segments whose files must be retained.
+        by_location: segments whose files must be retained, by location.
         dead: segments without needed data.
     """
 
@@ -159,7 +160,7 @@ class SegmentSet:
         return names
 
     def names(self) -> frozenset[str]:
-        """Return the names of all files that are in use. Other files may be deleted if they are older."""
+        """Return the names of all files in use. Any other file that existed before may be deleted."""
         return frozenset([*self.snapshots, *(sealed.segment.name for sealed in self.by_location.values())])
 
     def numbers(self) -> list[int]:

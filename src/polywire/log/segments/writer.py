@@ -59,11 +59,11 @@ from polywire.records.fields import header_fields
 from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, Store, aligned_buffer, blob_corrupt
 from polywire.types import Buffer
 
-# a partition with this much data in a slot gets its own blob (decision 0102)
+# a partition with this much data in a journal file gets its own segment (decision 0102)
 OWN_BLOB_BYTES_MIN: Final = 4 * 1024 * 1024
 PACKED_BYTES_MIN: Final = 512  # smaller batches are not compressed, because most of their bytes are the header
 WRITTEN_BYTES: Final = 1024 * 1024  # bytes collected before a write, while they are still in the CPU cache
-MERGED_BYTES_MAX: Final = 256 * 1024  # small enough to be fetched, sliced and sent one by one
+MERGED_BYTES_MAX: Final = 256 * 1024  # still small enough to read and send single batches
 
 logger: Final = structlog.get_logger("polywire.log")
 
@@ -92,7 +92,7 @@ class RunSource(msgspec.Struct, frozen=True):
     Attributes:
         parts: the batches, in order.
         token: if not empty, the batches are unpublished: they have no offsets and are never merged.
-        compression: for bodies that are large enough and not yet compressed.
+        compression: compression of bodies that are large enough and not yet compressed.
     """
 
     partition: int
