@@ -21,7 +21,7 @@ FIELD_BYTES_MAX: Final = 255  # of the name of a field, which the metadata of ev
 DECIMAL_PRECISION_MAX: Final = 38
 ERROR: Final = "_error"
 FIXED: Final = ("partition", "offset", "timestamp", "timestamp_type", "key", "value", "headers", ERROR)
-"""Columns that no field may have the name of."""
+"""Names of columns that no field may have."""
 TYPES: Final = ("boolean", "int", "long", "float", "double", "string", "date", "timestamp")
 """All types but ``decimal(precision,scale)``."""
 FIRST_TYPED_ID: Final = 100
@@ -41,8 +41,8 @@ class TypedColumn:
     Attributes:
         field: name of the field; empty for the column ``_error``.
         type: one of ``TYPES`` or ``decimal(precision,scale)``.
-        name: of the column.
-        field_id: identifies the column in the table, for good; 0 before it is in a table.
+        name: name of the column.
+        field_id: identifies the column for as long as the table exists; 0 before it is in a table.
     """
 
     field: str
@@ -129,8 +129,8 @@ class ColumnPlan(msgspec.Struct):
     """The typed columns of a table under a setting.
 
     Attributes:
-        columns: all that the table has, ``_error`` first; empty if it never had one.
-        active: those that are made from values now, without ``_error``.
+        columns: all typed columns of the table, ``_error`` first; empty if the table never had typed columns.
+        active: the columns that new rows fill, without ``_error``.
         is_inferred: whether other fields become columns, too.
         last_id: greatest field id that any column of the table ever had.
         notes: what the table does differently from the setting.

@@ -28,7 +28,7 @@ class TableOrder(msgspec.Struct, frozen=True):
         topic_id: identifies the topic among all that ever had this name.
         url: where the files of the table are.
         is_latest: whether the table has only the latest record of each key.
-        columns: typed columns, as the setting ``table_columns`` spells them.
+        columns: typed columns, in the form of the setting ``table_columns``.
     """
 
     topic: str

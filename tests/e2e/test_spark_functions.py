@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
+import polywire
 from polywire.client import sync
 from polywire.client.arrow import arrow_to_batches
 from polywire.errors import Invalid
@@ -147,6 +148,58 @@ def test_headers_become_columns(spark: SparkSession, served: Served, topic: str)
     assert [tuple(row) for row in numbers.collect()] == [(-7, 2.5, None), (None, None, None)]
     with pytest.raises(Invalid, match="unknown numeric header type"):
         functions.header_number("headers", "n", "int7")
+
+
+def test_dead_letters_of_queues_pipelines_and_applications_become_columns(
+    spark: SparkSession, served: Served, topic: str
+) -> None:
+    def dead(**headers: bytes) -> tuple[Header, ...]:
+        return tuple(Header(f"dead.{name}".encode(), value) for name, value in headers.items())
+
+    with polywire.connect_sync(served.address) as client:
+        client.create_topic(topic, 1)
+        client.send(topic, '{"id": 1}')
+        with client.queue(topic, group="g", attempts=2, dead_letters=f"{topic}.dead") as queue:
+            for _ in range(2):
+                job = next(iter(queue))
+                job.retry(reason="no such customer")
+        own: dict[str, str | int] = {
+            "dead.reason": "boom",
+            "dead.topic": topic,
+            "dead.partition": 2,
+            "dead.offset": 70_000,
+        }
+        client.send(f"{topic}.dead", '{"id": 2}', headers=own, partition=0)
+        client.send(f"{topic}.dead", '{"id": 3}', partition=0)
+    with sync.connect(f"polywire://{served.address}") as wire:
+        values = [
+            dead(reason=b"not JSON", topic=b"t", partition=b"3", offset=b"123456789012"),
+            dead(reason=b"", partition=b"x", offset=b"1e3", deliveries=b"99999999999"),
+            dead(reason=b"\xff", partition=b"\xff" * 8, offset=b"\xff" * 9),
+        ]
+        for number, headers in enumerate(values, 4):
+            record = Record(b'{"id": %d}' % number, headers=headers)
+            wire.produce(f"{topic}.dead", [record], partition=0)
+    records = read(spark, served, f"{topic}.dead")
+    shown = records.select("value", functions.dead_letter("headers").alias("dead")).select("value", "dead.*")
+    assert shown.columns == ["value", "reason", "attempts", "group", "topic", "partition", "offset"]
+    rows = {bytes(row["value"])[-2:-1].decode(): tuple(row)[1:] for row in shown.collect()}
+    assert rows == {
+        "1": ("no such customer", 2, "g", topic, 0, 0),
+        "2": ("boom", None, None, topic, 2, 70_000),
+        "3": (None, None, None, None, None, None),
+        "4": ("not JSON", None, None, "t", 3, 123_456_789_012),
+        "5": ("", None, None, None, None, None),
+        "6": ("\ufffd", None, None, None, None, None),
+    }
+    parsed = functions.parse_json(records, "id long").withColumn("dead", functions.dead_letter("_headers"))
+    assert parsed.where("dead.topic = 't'").select("id").first() == Row(id=4)
+    typed = spark.read.format("polywire").options(
+        address=served.address, subscribe=f"{topic}.dead", includeHeaders="typed"
+    )
+    assert (
+        typed.load().select(functions.dead_letter("typedHeaders").alias("dead")).where("dead.offset > 0").count() == 2
+    )
 
 
 def test_text_and_parsers_by_name(spark: SparkSession, served: Served, topic: str) -> None:

@@ -45,6 +45,7 @@ PLACE: Final = (
 )  # columns of the source, each with a leading ``_``
 # each field costs an expression in the query plan, and another parse if a value is corrupt
 FIELDS_EXPLAINED: Final = 100
+INT_BYTES: Final = 8  # size of an int in a header
 FIELD_CHARS_SHOWN: Final = 60  # maximum number of characters of a wrong value in the reason
 _MALFORMED: Final = "_malformed"  # column for input that Spark's JSON reader could not read
 
@@ -249,6 +250,38 @@ def header_number(headers: str, name: str, kind: str) -> Column:
     read.__annotations__ = {"values": pa.Array, "return": pa.Array}
     number: Column = arrow_udf(read, result)(header(headers, name))  # type: ignore[call-overload]
     return number
+
+
+def dead_letter(headers: str) -> Column:
+    """Return what the headers of a dead letter say, as a struct. It is null for other records.
+
+    Fields: ``reason``, ``attempts`` (from queues), ``group`` (from queues), and ``topic``, ``partition`` and ``offset``
+    of the original record. A field is null if its header is missing or malformed.
+
+    Args:
+        headers: name of the column: ``headers`` or ``typedHeaders`` of the source, ``_headers`` of a parser.
+
+    Example:
+        records.select("value", dead_letter("headers").alias("dead")).select("value", "dead.*")
+    """
+    fields = f.struct(
+        header_text(headers, "dead.reason").alias("reason"),
+        _whole_number(headers, "dead.deliveries").try_cast("int").alias("attempts"),
+        header_text(headers, "dead.group").alias("group"),
+        header_text(headers, "dead.topic").alias("topic"),
+        _whole_number(headers, "dead.partition").try_cast("int").alias("partition"),
+        _whole_number(headers, "dead.offset").alias("offset"),
+    )
+    return f.when(header(headers, "dead.reason").isNotNull(), fields)
+
+
+def _whole_number(headers: str, name: str) -> Column:
+    """Return a header that is a number as text, as brokers and pipelines write it, or an int of the Python client."""
+    stored = header(headers, name)
+    digits = f.hex(stored)
+    reversed_digits = f.concat(*(f.substring(digits, at, 2) for at in range(2 * INT_BYTES - 1, 0, -2)))
+    as_int = f.when(f.octet_length(stored) == INT_BYTES, f.conv(reversed_digits, 16, 10).try_cast("long"))
+    return f.coalesce(stored.cast("string").try_cast("long"), as_int)
 
 
 def sound(parsed: DataFrame) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Start Spark with suitable settings (docs/spark/session.md explains them).
+"""Start Spark with suitable settings (docs/spark/cluster.md explains them).
 
 The session finds Java and ``format("polywire")``, and runs small micro-batches in tens of milliseconds. Every setting
 can be overridden.

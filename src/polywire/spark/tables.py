@@ -81,7 +81,7 @@ _GLOB: Final = re.compile(r"[\\{}\[\]*?]")
 def table(
     spark: SparkSession, topic: str, *, address: str = ADDRESS_DEFAULT, tail: bool = True, **options: str
 ) -> DataFrame:
-    """Return a topic as a table: the files of its table, and from the broker the records that these do not have yet.
+    """Return a topic as a table: the rows of the table's files, and newer records from the broker.
 
     The frame has the records that were synced when this function was called, and the columns ``partition``, ``offset``,
     ``timestamp``, ``timestamp_type``, ``key``, ``value`` and ``headers``, followed by the table's typed columns. Use it
@@ -133,9 +133,9 @@ def stream_table(
     """Pass the files of a topic's table to a function, and then each micro-batch of newer records.
 
     ``each_batch(frame, number)`` gets the table's rows with number 0, before this function returns. Micro-batches have
-    the numbers from 1 on. For a compacted topic they have all newer records, also those that a later one replaces and
-    tombstones. After a failure, a batch is repeated with the same number and the same rows, so a function
-    that ignores numbers it has finished processes each record once.
+    the numbers from 1 on. For a compacted topic they have all newer records, including those that a later one replaces
+    and tombstones. After a failure, a batch is repeated with the same number and the same rows, so a function that
+    ignores numbers it has finished processes each record once.
 
     Args:
         spark: a session, for example from ``polywire.spark.session``.
@@ -202,7 +202,8 @@ def _begin(spark: SparkSession, found: Snapshot, place: str) -> tuple[Snapshot, 
     elif any(incarnations.get(number) != known for number, known in stored["incarnations"].items()):
         raise Conflict(
             ErrorCode.TOPIC_REPLACED,
-            f"topic was deleted and created again since the query began: choose another checkpoint topic={found.topic!r}",
+            "topic was deleted and created again since the query began: start the query with a new checkpoint location"
+            f" topic={found.topic!r}",
         )
     begun = TableState()
     begun.apply(stored["files"])

@@ -40,12 +40,12 @@ STATISTICS: Final = (PARTITION, OFFSET, TIMESTAMP)
 """Columns whose smallest and largest value each file reports, so that queries skip files."""
 FIELD: Final = "polywire.field"
 FIELD_ID: Final = "polywire.id"
-"""Facts about typed columns in the schema of the Delta log."""
+"""Key of a typed column's field id in the schema of the Delta log."""
 _NOT_NULL: Final = frozenset({PARTITION, OFFSET, TIMESTAMP, TIMESTAMP_TYPE})
 
 
 class _Kind(NamedTuple):
-    """A type, in the words of each format."""
+    """A type of columns, as each format names it."""
 
     arrow: pa.DataType
     delta: str
@@ -119,7 +119,7 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     for field in schema:
         at = batch.schema.get_field_index(field.name)
         column = pa.nulls(batch.num_rows, field.type) if at < 0 else batch.column(at)
-        # an integer column that becomes a wider one may have numbers that are not exact there
+        # if an integer column becomes a float column, some numbers may not be exact
         arrays.append(column if column.type == field.type else column.cast(field.type, safe=False))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

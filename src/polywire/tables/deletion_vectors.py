@@ -28,7 +28,7 @@ _NAME: Final = "deletion_vector_"
 _ENDING: Final = ".bin"
 _RELATIVE: Final = "u"
 _FILE_VERSION: Final = b"\x01"
-_SIZE: Final = Struct(">I")  # before and after a vector: its size, and its CRC-32
+_SIZE: Final = Struct(">I")  # before the vector: its size; after it: its CRC-32
 _HEAD: Final = Struct("<IQI")  # magic number, number of bitmaps, and the key of the first
 _MAGIC: Final = 1681511377
 _UUID_CHARACTERS: Final = 20
@@ -43,9 +43,9 @@ class DeletionVector:
     """Where the deleted rows of one data file are stored.
 
     Attributes:
-        path: of the object, relative to the table.
-        offset: of the vector's size in the object.
-        size: of the vector, in bytes.
+        path: path of the object, relative to the table.
+        offset: position of the vector's size in the object.
+        size: size of the vector in bytes.
         count: number of deleted rows.
     """
 
@@ -55,7 +55,7 @@ class DeletionVector:
     count: int
 
     def descriptor(self) -> dict[str, Any]:
-        """Return the vector as actions of the Delta log spell it."""
+        """Return the vector in the form that actions of the Delta log have."""
         folder, name = self.path.rsplit("/", 1)
         unique = UUID(name.removeprefix(_NAME).removesuffix(_ENDING)).bytes
         return {
@@ -68,7 +68,7 @@ class DeletionVector:
 
     @classmethod
     def of(cls, descriptor: Mapping[str, Any]) -> DeletionVector:
-        """Return the vector of a descriptor. Raises Corrupt if another program wrote it."""
+        """Decode the form in actions of the Delta log. Raises Corrupt if another program wrote it."""
         place = descriptor["pathOrInlineDv"]
         if descriptor["storageType"] != _RELATIVE or len(place) <= _UUID_CHARACTERS:
             raise Corrupt(ErrorCode.CORRUPT, "table is damaged: another program deleted rows of it")

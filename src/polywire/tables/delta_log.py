@@ -1,10 +1,11 @@
-"""Read and write the Delta log of a table: the commits that decide which files and rows the table has.
+"""Read and write the Delta log of a table: the commits that determine which files and rows the table has.
 
 * A commit is an object that is created only if it is absent, so of two writers exactly one commits a version.
-* A commit states the next offset of each partition, as a Delta transaction identifier. Rows and offsets change together.
+* A commit states the next offset of each partition, as a Delta transaction identifier. Rows and offsets change
+  together.
 * A commit whose outcome is unknown is read again, and recognized by its content, which has a random identifier.
 
-The format is that of the Delta protocol: reader version 1 and writer version 2, or 3 and 7 with deletion vectors.
+The format follows the Delta protocol: reader version 1 and writer version 2, or 3 and 7 with deletion vectors.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from polywire.types import Buffer
 LOG: Final = "_delta_log/"
 LAST_CHECKPOINT: Final = LOG + "_last_checkpoint"
 CHECKPOINT: Final = ".checkpoint.parquet"
-CHECKPOINT_COMMITS: Final = 50  # a reader reads at most this many commits after a checkpoint
+CHECKPOINT_COMMITS: Final = 50  # commits between two checkpoints; readers read the commits since the last one
 COMMIT_TRIES: Final = 5
 COMMIT_PAUSE_S: Final = 0.2
 READER_VERSION: Final = 1
 WRITER_VERSION: Final = 2
-FEATURES_READER_VERSION: Final = 3  # from this version on, a table names its features
+FEATURES_READER_VERSION: Final = 3  # from this protocol version on, a table lists the features that it uses
 FEATURES_WRITER_VERSION: Final = 7
 DELETION_VECTORS: Final = "deletionVectors"
 INVARIANTS: Final = "invariants"  # columns that are not nullable
@@ -122,7 +123,10 @@ class PartitionKey:
 
     @property
     def application(self) -> str:
-        """The application id in Delta's transaction identifiers. Their version is the next offset."""
+        """The application id of this partition's Delta transaction identifiers.
+
+        The version of such an identifier is the partition's next offset.
+        """
         return f"{_APPLICATION}/{self.topic_id.hex()}/{self.partition}/{self.incarnation}"
 
     @classmethod
@@ -139,14 +143,15 @@ class DataFile:
     """A Parquet file of a table.
 
     Attributes:
-        path: relative to the table.
-        size: in bytes.
+        path: path relative to the table.
+        size: size in bytes.
         modified_ms: when it was written, in milliseconds since 1970.
-        row_count: rows of the file, with those that are deleted.
+        row_count: rows of the file, including deleted ones.
         bounds: smallest and largest value by column, for some columns. Times are rounded to milliseconds, outwards.
         nulls: number of nulls by column, for all columns of the file.
-        has_all_fields: whether every field of its values that can be a column is one, so that a column it lacks is null.
-        deleted: the rows that the table does not have any more; None if it has all.
+        has_all_fields: whether every JSON field of the values that can be a column has one. If so, columns that
+            the file lacks are null in all of its rows.
+        deleted: rows that were deleted from the table; None if there are none.
     """
 
     path: str
@@ -160,12 +165,12 @@ class DataFile:
 
     @property
     def live_count(self) -> int:
-        """Number of rows that the table has."""
+        """Number of rows that are not deleted."""
         return self.row_count - (0 if self.deleted is None else self.deleted.count)
 
     @property
     def live_size(self) -> int:
-        """Estimated bytes of the rows that the table has."""
+        """Estimated size of the rows that are not deleted, in bytes."""
         return self.size * self.live_count // max(self.row_count, 1)
 
     def add(self, *, data_change: bool) -> Action:
@@ -233,7 +238,7 @@ class TableState:
 
     Attributes:
         version: number of the last commit; NEW before the first.
-        files: by path.
+        files: the files of this version by path.
         removed: paths of files and deletion vectors that older versions have, with the time of their removal in
             milliseconds since 1970. Newer versions may have them too.
         offsets: next offset by partition: the table has the records below it.
@@ -288,7 +293,7 @@ class TableState:
     def _remove(self, body: Mapping[str, Any]) -> None:
         vector, removed_ms = _vector_of(body), body.get("deletionTimestamp") or 0
         known = self.files.get(body["path"])
-        if known is not None and known.deleted == vector:  # otherwise the same commit has added the file again
+        if known is not None and known.deleted == vector:  # if not equal, this commit has added the file again
             del self.files[body["path"]]
         self.removed[body["path"]] = removed_ms
         if vector is not None:
@@ -398,7 +403,7 @@ def create_once(objects: Objects, name: str, content: Buffer, pause: Callable[[f
         try:
             objects.create(name, [content])
         except BlobExists:
-            # also after a lost response to an earlier attempt, or while a store decides between two writers
+            # perhaps an earlier attempt succeeded, or the store is still deciding between two writers
             with suppress(BlobMissing):
                 return objects.read(name).content == content
             if not left:
@@ -453,13 +458,13 @@ class DeltaLog:
         return state
 
     def _load_listed(self, state: TableState) -> None:
-        """Load the newest checkpoint that a list has. Raises Corrupt if neither it nor the first commit exists."""
+        """Load the newest checkpoint that is listed. Raises Corrupt if neither it nor the first commit exists."""
         names = self._objects.list(LOG)
         checkpoints = sorted({version_of(name) for name in names if name.endswith(CHECKPOINT)}, reverse=True)
         if any(self._load_checkpoint(state, version) for version in checkpoints):
             return
         versions = [version_of(name) for name in names if version_of(name) != NEW]
-        if versions and min(versions) > 0:  # a new table in the place of this one would repeat its rows
+        if versions and min(versions) > 0:  # do not begin a new table, which would repeat the rows
             raise _corrupt("the checkpoint before the oldest commit is missing", min(versions))
 
     def _last_checkpoint(self) -> int:
@@ -524,7 +529,7 @@ class DeltaLog:
                 "operationParameters": dict(facts or {}),
                 "isBlindAppend": is_append,
                 "engineInfo": f"polywire/{VERSION}",
-                "txnId": str(uuid4()),  # no other commit has the same content
+                "txnId": str(uuid4()),  # makes the content unique, so that a lost response can be resolved
             }
         }
         every = [info, *actions]
@@ -553,12 +558,12 @@ class DeltaLog:
         state.checkpoint = state.version
 
     def _point_to(self, version: int, size: int) -> None:
-        """Name the newest checkpoint, for readers.
+        """Tell readers which checkpoint is the newest.
 
-        A writer that was suspended never names an older one, which may not exist any more.
+        A writer that was suspended never points to an older checkpoint, which may not exist any more.
         """
         content = json.dumps({"version": version, "size": size}).encode()
-        with suppress(BlobExists, ObjectChanged):  # another writer has just named one
+        with suppress(BlobExists, ObjectChanged):  # another writer has just set it
             try:
                 found = self._objects.read(LAST_CHECKPOINT)
             except BlobMissing:
@@ -588,7 +593,7 @@ class DeltaLog:
 
 
 def _pointed(content: bytes) -> int:
-    """Return the version of the checkpoint that a pointer names; NEW if a crash has torn it."""
+    """Return the version of the checkpoint that a pointer names; NEW if a crash left the pointer incomplete."""
     try:
         return int(json.loads(content)["version"])
     except (ValueError, KeyError, TypeError):
@@ -596,7 +601,7 @@ def _pointed(content: bytes) -> int:
 
 
 def _plain(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an action of a checkpoint as commits spell it: maps are lists of pairs in Arrow."""
+    """Convert an action of a checkpoint to the form that it has in commits. Arrow stores maps as lists of pairs."""
     return {
         key: dict(value)
         if isinstance(value, list) and key in ("partitionValues", "configuration", "options", "tags")

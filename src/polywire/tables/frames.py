@@ -75,7 +75,7 @@ def scan(
         address: ``host:port`` or URL of the `polywire` protocol, as for ``polywire.connect``.
         topic: full name.
         columns: any of key, value, topic, partition, offset and timestamp (append time) and, with ``table``, the other
-            columns of the table. Batches have them in this order. None for all but topic; with ``table``, followed by
+            columns of the table. Batches have them in this order. None selects all except topic; with ``table``, also
             the typed columns.
         start: "earliest", "latest", an offset, or a datetime with a time zone. It applies to each partition. Deleted
             offsets are skipped.
@@ -235,7 +235,10 @@ def _table_rows(
 
 
 def _condition(start: Bound, end: Bound) -> pc.Expression | None:
-    """Return the condition for rows between two bounds, of which neither excludes everything; None for all rows."""
+    """Return the condition for rows between two bounds; None for all rows.
+
+    Neither bound excludes every row: the caller has checked that.
+    """
     found: pc.Expression | None = None
     for bound, is_end in ((start, False), (end, True)):
         if isinstance(bound, str):
@@ -251,7 +254,7 @@ def _condition(start: Bound, end: Bound) -> pc.Expression | None:
 def _table_frame(
     library: Any, broker: BulkConnection, found: Snapshot, start: Bound, end: Bound, *, text: bool
 ) -> polars.LazyFrame:
-    """Return the files of a directory as Polars scans them, followed by the newer records."""
+    """Return a frame in which Polars scans the files of a directory, followed by the newer records."""
     names = [*READ_COLUMNS, *(column.name for column in found.columns)]
     newest = newest_of_tail(broker, found)
     rows = list(scan_tail(broker, found, names, newest=newest))

@@ -1,16 +1,15 @@
-"""Write Iceberg metadata for a table whose files and rows the Delta log decides.
+"""Write Iceberg metadata for a table whose files and rows the Delta log determines.
 
-* The metadata follows the Delta log. After a crash between both, the next writer updates it, and then several versions
-  of the Delta log may become one snapshot.
+* The metadata follows the Delta log. If a crash separates the two, the next writer updates the metadata with one
+  snapshot, which may cover several versions of the Delta log.
 * A version of the metadata is an object that is created only if it is absent. A writer that finds it created by another
   reads it and continues from there.
-* Metadata that cannot be continued is replaced by metadata with one snapshot: after the table was moved, or another
-  program has changed it.
+* If the table was moved, or another program has changed the metadata, it is replaced by metadata with one snapshot.
 * Rows that the Delta log deletes by a deletion vector are in a file of position deletes, one for each data file.
 * The name of a manifest begins with the version that adds it, as for data files. A manifest is in the lists of
-  consecutive snapshots, so the oldest snapshot decides which older manifests are garbage.
+  consecutive snapshots, so the oldest snapshot determines which older manifests are garbage.
 
-The format is that of the Iceberg specification, version 2, with the file names of Hadoop tables.
+The format follows the Iceberg specification, version 2, with the file names of Hadoop tables.
 """
 
 from __future__ import annotations
@@ -59,11 +58,11 @@ from polywire.tables.manifests import (
 DELTA_VERSION: Final = "polywire.delta-version"
 NEXT_OFFSETS: Final = "polywire.next-offsets"
 SUMMARY_TOPIC_ID: Final = "polywire.topic-id"
-SCHEMAS_MAX: Final = 20  # every commit writes them again; snapshots with older ones are removed
-SNAPSHOT_BYTES_MAX: Final = 512 << 10  # of all snapshots: about 700, because every commit writes them again
+SCHEMAS_MAX: Final = 20  # each commit writes all schemas again; snapshots with older schemas are removed
+SNAPSHOT_BYTES_MAX: Final = 512 << 10  # size of all snapshots (about 700), which each commit writes again
 PREVIOUS_MAX: Final = 10  # older versions of the metadata that are retained
-MANIFEST_MERGE: Final = 32  # manifests of one size class that are merged
-MANIFEST_FILES_MAX: Final = 4096  # a manifest with as many files is not merged any more
+MANIFEST_MERGE: Final = 32  # number of manifests of one size class that are merged
+MANIFEST_FILES_MAX: Final = 4096  # a manifest with this many files is not merged any more
 TRIES: Final = 5
 _MAIN: Final = "main"
 _JSON: Final = ".json"
@@ -75,7 +74,7 @@ _LIST: Final = "-snapshot-"
 _DELETES: Final = "-deletes-"
 _ID_MAX: Final = 2**63 - 1
 _PROPERTIES: Final = {
-    # the Delta log decides about data files, so other programs must not delete them
+    # the Delta log determines which data files are needed, so other programs must not delete any
     "gc.enabled": "false",
     "write.parquet.compression-codec": "zstd",
 }
@@ -90,8 +89,8 @@ class _Snapshot:
         sequence: number in the order of snapshots.
         timestamp_ms: when the version of the Delta log was committed.
         list_name: its list of manifests, relative to the table.
-        encoded: as JSON.
-        schema_id: the schema of the table then.
+        encoded: the snapshot as JSON.
+        schema_id: id of the schema that the table had.
     """
 
     snapshot_id: int
@@ -110,11 +109,11 @@ class _Metadata:
         version: number in its name; 0 before the first.
         delta_version: the version of the Delta log that the newest snapshot has.
         positions: next offsets of the newest snapshot, as in its summary.
-        snapshots: from the oldest.
-        manifests: of the newest snapshot.
+        snapshots: all snapshots, the oldest first.
+        manifests: manifests of the newest snapshot.
         holders: the manifest of each file, by the path of the file.
         history: previous versions, as in the metadata's log.
-        schemas: of the snapshots, the current one last.
+        schemas: schemas of the snapshots, the current one last.
         last_column_id: greatest field id that any schema ever had.
     """
 
@@ -144,7 +143,7 @@ class IcebergMetadata:
 
     Args:
         objects: the files of the table.
-        url: of the table, which the metadata contains.
+        url: URL of the table, which the metadata contains.
         now_ms: returns the time in milliseconds since 1970.
         pause: waits for some seconds between attempts.
     """
@@ -180,10 +179,13 @@ class IcebergMetadata:
         return self._collect(newest)
 
     def _update(self, state: TableState, change: Callable[[_Metadata], _Metadata | None]) -> _Metadata:
-        """Store what ``change`` makes of the newest metadata, unless that is nothing, and return the newest."""
+        """Call ``change`` with the newest metadata, and store the version that it returns, if any.
+
+        Return the newest metadata.
+        """
         for _ in range(TRIES):
             newest = self._newest or self._load(state)
-            self._newest = None  # what follows may fail half-way
+            self._newest = None  # unknown if the following steps fail
             changed = change(newest)
             if changed is None or self._store(changed, state):
                 self._newest = changed or newest
@@ -197,12 +199,12 @@ class IcebergMetadata:
         version, content = self._find(hint)
         if content is None:
             return _Metadata()
-        if version != hint:  # a writer ended before it wrote the hint, or wrote an old one
+        if version != hint:  # a writer was killed before it wrote the hint, or wrote an outdated one
             self._objects.put(ICEBERG_HINT, str(version).encode())
         try:
             return self._parsed(version, json.loads(content), state)
         except (BlobMissing, LookupError, TypeError, ValueError):
-            # the table was moved, or the files are not ours: make all of it again, with later numbers
+            # the table was moved, or another program wrote the files: write all metadata again, with later numbers
             return _Metadata(version=version, sequence=version)
 
     def _hint(self) -> int:
@@ -212,7 +214,7 @@ class IcebergMetadata:
             return 0
 
     def _find(self, version: int) -> tuple[int, bytes | None]:
-        """Return the newest metadata. The hint may be older."""
+        """Return the newest metadata. The hint may name an older version."""
         content = self._read(version)
         if content is None and version:
             version = max(map(_number, self._objects.list(ICEBERG_METADATA)), default=0)
@@ -453,7 +455,7 @@ class IcebergMetadata:
                 continue
             if name.endswith(_JSON):
                 is_garbage = version < newest.version - PREVIOUS_MAX
-            elif _LIST not in name:  # younger snapshots than the oldest may need younger manifests and deletes
+            elif _LIST not in name:  # manifests and delete files; newer ones may be needed
                 is_garbage = version <= _number(oldest.list_name)
             else:
                 is_garbage = version <= newest.version
@@ -469,7 +471,7 @@ def remove_metadata(objects: Objects) -> int:
     Raises Unavailable if the storage fails.
     """
     names = [name for name in objects.list(ICEBERG_METADATA) if name == ICEBERG_HINT or _number(name)]
-    for name in sorted(names, key=lambda name: name != ICEBERG_HINT):  # readers look for the hint first
+    for name in sorted(names, key=lambda name: name != ICEBERG_HINT):  # hint first: readers begin with it
         objects.delete(name)
     return len(names)
 
@@ -503,7 +505,7 @@ def _mergeable(manifests: Iterable[Manifest]) -> list[Manifest]:
 
 
 def _schemas(newest: _Metadata, state: TableState) -> tuple[Mapping[str, Any], ...]:
-    """Return the schemas with that of a version of the table last."""
+    """Return the schemas, the last of which is the schema of this version of the table."""
     last = newest.schemas[-1] if newest.schemas else None
     made = iceberg_schema(state.columns, 0 if last is None else last["schema-id"] + 1)
     if last is not None and last["fields"] == made["fields"]:
@@ -574,7 +576,7 @@ def _operation(newest: _Metadata, summary: Mapping[str, str], change: _Change, d
         return "append"
     if not change.added:
         return "delete"
-    # the table has exactly the records below the next offsets, so with the same offsets it has the same rows
+    # a table has exactly the records below its next offsets: if these have not changed, neither have the rows
     return "replace" if _positions(summary) == newest.positions else "overwrite"
 
 

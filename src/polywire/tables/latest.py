@@ -1,7 +1,7 @@
 """Find the latest record of each key, for the tables of compacted topics.
 
-The latest record of a key is that with the highest offset in its partition. Records without a key replace nothing and
-are not replaced. If the latest record of a key is a tombstone (null value), the key has no row.
+The latest record of a key is the one with the highest offset in its partition. Records without a key replace nothing
+and are not replaced. If the latest record of a key is a tombstone (null value), the key has no row.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _groups(objects: Objects, file: DataFile, columns: list[str]) -> Iterator[tu
     """Yield the row groups of a file, each with the number of its first row."""
     first = 0
     content: Any = ObjectFile(objects, file.path)
-    with pq.ParquetFile(content, pre_buffer=False) as source:  # in this thread, which needs only some columns
+    with pq.ParquetFile(content, pre_buffer=False) as source:  # in this thread: few columns are needed
         for group in range(source.num_row_groups):
             rows = source.read_row_group(group, columns=columns, use_threads=False)
             yield first, rows

@@ -1,7 +1,7 @@
 """Encode and decode the files of Iceberg metadata: position deletes, manifests, which list files, and lists of manifests.
 
-The format is that of the Iceberg specification, version 2, without partitions. A position delete file has the deleted
-rows of one data file.
+The format follows the Iceberg specification, version 2, without partitions. A position delete file has the deleted rows
+of one data file.
 """
 
 from __future__ import annotations
@@ -196,14 +196,14 @@ def encode_manifest(
 
     Args:
         manifest: with its name, snapshot and sequence number.
-        paths: of the table.
-        schema: of the table.
+        paths: converts paths of the table.
+        schema: schema of the table.
         added: files that the snapshot adds.
         existing: files of rewritten manifests.
         deleted: files of rewritten manifests that the snapshot removes.
     """
     records: list[dict[str, object]] = []
-    # Iceberg counts the elements of a list, not the lists
+    # no statistics for headers: Iceberg would count the elements of the lists, not the lists
     fields = {item["name"]: item for item in schema["fields"] if item["name"] != HEADERS}
 
     def append(status: int, entry: Entry) -> None:
@@ -216,7 +216,7 @@ def encode_manifest(
             {
                 "status": status,
                 "snapshot_id": entry.snapshot_id if status != DELETED else manifest.snapshot_id,
-                # readers take the number of an added file from the list of manifests
+                # for an added file, readers use the sequence number in the list of manifests
                 "sequence_number": entry.sequence if status != ADDED else None,
                 "file_sequence_number": entry.sequence if status != ADDED else None,
                 "data_file": _file_record(entry, paths, fields),
@@ -290,10 +290,10 @@ def decode_manifest(manifest: Manifest, content: bytes, paths: Paths, files: Map
     """Set the entries of a manifest.
 
     Args:
-        manifest: as the list of manifests describes it.
-        content: of the manifest.
-        paths: of the table.
-        files: known files by path, to which entries refer instead of to copies.
+        manifest: the manifest, as the list of manifests describes it.
+        content: bytes of the manifest.
+        paths: converts paths of the table.
+        files: known files by path. Entries refer to these objects, and not to copies.
 
     Raises ValueError if a file is not below the table.
     """
@@ -360,7 +360,7 @@ def encode_list(
 
 
 def decode_list(content: bytes, paths: Paths) -> list[Manifest]:
-    """Return the manifests of a list, without their entries. Raises ValueError if they cannot be of this table."""
+    """Return the manifests of a list, without their entries. Raises ValueError if they cannot belong to this table."""
     manifests = []
     for record in _decoded(content):
         manifest = Manifest(

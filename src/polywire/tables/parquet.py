@@ -28,12 +28,12 @@ from polywire.tables.columns import (
 )
 
 ROW_GROUP_ROWS: Final = 1_000_000  # few enough for parallel scans of one file, many enough for compression
-ROW_GROUP_BYTES: Final = 128 << 20  # of keys and values: limits the memory of a group of large records
-TYPED_STATISTICS_MAX: Final = 32  # of typed columns, because each commit has them; Delta's default is 32, too
+ROW_GROUP_BYTES: Final = 128 << 20  # bytes of keys and values, to limit the memory for a group of large records
+TYPED_STATISTICS_MAX: Final = 32  # typed columns with statistics, which each commit contains; Delta's default
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _WITHOUT_DICTIONARY: Final = frozenset({OFFSET, TIMESTAMP, KEY, VALUE, HEADERS})
 _WITHOUT_STATISTICS: Final = frozenset({TIMESTAMP_TYPE, VALUE, HEADERS})
-_TIME_MAX_US: Final = 253_402_300_799_999_000  # the last millisecond that has a text
+_TIME_MAX_US: Final = 253_402_300_799_999_000  # the last millisecond that can be written as text
 _DATE_CHARS: Final = len("2026-11-27")
 _OPTIONS: Final[dict[str, Any]] = {
     "compression": "zstd",
@@ -55,7 +55,7 @@ class Bounds:
     """Smallest and largest value of one column.
 
     Attributes:
-        kind: of the values: numbers, microseconds since 1970, or days since 1970.
+        kind: kind of the values: numbers, microseconds since 1970, or days since 1970.
     """
 
     lower: int
@@ -63,7 +63,7 @@ class Bounds:
     kind: Measure = Measure.NUMBER
 
     def joined(self, other: Bounds) -> Bounds:
-        """Return the bounds of both."""
+        """Return bounds that include both."""
         return Bounds(min(self.lower, other.lower), max(self.upper, other.upper), self.kind)
 
 
@@ -72,7 +72,7 @@ class Written:
     """A complete Parquet file in memory.
 
     Attributes:
-        bounds: by column, for the columns in ``STATISTICS`` and the first typed columns with numbers and times.
+        bounds: bounds of columns, for the columns in ``STATISTICS`` and the first typed columns with numbers and times.
         nulls: number of nulls by column, for all columns of the file.
     """
 
@@ -86,7 +86,7 @@ class ParquetWriter:
     """Collects record batches of one schema into one file in memory.
 
     Attributes:
-        schema: of the batches.
+        schema: schema of the batches.
         row_count: rows so far.
         byte_count: bytes of the rows so far, uncompressed.
     """
@@ -115,7 +115,7 @@ class ParquetWriter:
         return self._writer is not None
 
     def widen(self, schema: pa.Schema) -> None:
-        """Change the schema before it is fixed. Columns that rows so far do not have are null."""
+        """Change the schema before it is fixed. Columns that the rows so far lack are null there."""
         assert not self.is_fixed
         self._pending = [conformed(batch, schema) for batch in self._pending]
         self.schema, self._measured = schema, _measured(schema)
@@ -168,7 +168,7 @@ def _measured(schema: pa.Schema) -> list[str]:
 
 
 def _has_order(kind: pa.DataType) -> bool:
-    # readers differ in how they compare 0.0 and -0.0
+    # not floating-point numbers, because readers differ in how they compare 0.0 and -0.0
     return pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)
 
 
@@ -185,7 +185,7 @@ def _bounds(column: pa.ChunkedArray[Any]) -> Bounds | None:
 
 
 def stated(found: Bounds) -> tuple[int, int] | tuple[str, str] | None:
-    """Return bounds as the Delta log's statistics spell them; None if they cannot be spelled."""
+    """Convert bounds to the form of the Delta log's statistics; None if they cannot be represented."""
     match found.kind:
         case Measure.NUMBER:
             return found.lower, found.upper
@@ -198,7 +198,7 @@ def stated(found: Bounds) -> tuple[int, int] | tuple[str, str] | None:
 
 
 def bounds_of(lower: int | str, upper: int | str) -> Bounds:
-    """Return the bounds that the Delta log's statistics state."""
+    """Decode bounds from the Delta log's statistics."""
     if not isinstance(lower, str) or not isinstance(upper, str):
         return Bounds(int(lower), int(upper))
     if len(lower) == len(upper) == _DATE_CHARS:
@@ -208,7 +208,7 @@ def bounds_of(lower: int | str, upper: int | str) -> Bounds:
 
 
 def time_text(time_us: int, *, up: bool = False) -> str:
-    """Return a time as the Delta log's statistics spell it: ISO 8601 with milliseconds, rounded down, or up."""
+    """Return a time in ISO 8601 with milliseconds, as in the Delta log's statistics, rounded down or ``up``."""
     time_ms = -(-time_us // 1000) if up else time_us // 1000
     return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

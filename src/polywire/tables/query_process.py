@@ -4,8 +4,8 @@ It reads the statement and its limits from its standard input, and writes the re
 reads records over a socket pair whose other end is the broker, as a client with the permissions of the user.
 
 * The statement is not trusted: it can contain whatever a user of the console types. DuckDB is isolated
-  (``tables.sql``). Should it fail to isolate a statement, this process can still write no file, and has limits on
-  memory and processor time.
+  (``tables.sql``). If the isolation fails, this process still cannot write a file, and has limits on memory and
+  processor time.
 * The process ends when its input ends, so it never outlives the broker. The broker cancels it by killing it.
 """
 
@@ -33,7 +33,7 @@ from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.table_orders import SqlOrder, SqlReply
 
 NICE: Final = 19  # the broker and its clients come first
-BATCH_ROWS: Final = 2_048  # DuckDB's own number of rows
+BATCH_ROWS: Final = 2_048  # the number of rows that DuckDB itself uses
 CELL_BYTES_MAX: Final = 64 * 1024  # bytes or characters of one value
 NUMBER_MAX: Final = 2**53 - 1  # integers above it are not exact in JavaScript, so they become text
 # Memory besides that of DuckDB: of pyarrow, of the result on its way to JSON, and of threads.
@@ -46,7 +46,7 @@ _SHOWN_CONTROLS: Final = frozenset("\t\n\r")
 def restrict(order: SqlOrder) -> None:
     """Set limits of the operating system on this process. They cannot be removed."""
     os.nice(NICE)
-    with suppress(OSError):  # Linux only: the system ends a query before it ends the broker
+    with suppress(OSError):  # Linux only: if memory is short, the system kills a query before the broker
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     statm = Path("/proc/self/statm")  # not on macOS, where nothing enforces RLIMIT_DATA either
     pages = int(statm.read_text(encoding="ascii").split()[DATA_FIELD]) if statm.exists() else 0
@@ -106,7 +106,7 @@ class JsonRows:
                 return self._bytes(value)
             case Mapping():
                 return {self._text(str(name)): self._cell(item) for name, item in value.items()}
-            case Decimal() if value.as_tuple().exponent == 0:  # of HUGEINT, for example a sum
+            case Decimal() if value.as_tuple().exponent == 0:  # a HUGEINT, for example a sum
                 return self._cell(int(value))
             case list() | tuple():
                 return [self._cell(item) for item in value]
@@ -144,7 +144,7 @@ def _columns(batch: Any) -> list[list[Any]]:
         )
         try:
             found.append((column.cast(pa.string()) if is_text else column).to_pylist())
-        except (pa.ArrowException, ValueError, OverflowError):  # such as a time in nanoseconds inside of a list
+        except (pa.ArrowException, ValueError, OverflowError):  # for example a time in nanoseconds within a list
             found.append([_value(scalar) for scalar in column])
     return found
 
@@ -165,7 +165,7 @@ def _rows(reader: Any) -> Iterator[list[Any]]:
 
 def answer(source: BulkConnection, order: SqlOrder) -> bytes:
     """Return the result of a statement as JSON. Raises BrokerError."""
-    from polywire.tables.sql import EngineLimits, isolated_rows  # first: it reports missing libraries
+    from polywire.tables.sql import EngineLimits, isolated_rows  # imported first, because it reports missing libraries
     from polywire.tables.frames import with_new_snapshot  # isort: skip
 
     begun = time.monotonic()
@@ -229,7 +229,7 @@ def main(arguments: list[str]) -> int:
     reply, content = _reply(BulkConnection.over(socket.socket(fileno=int(arguments[0]))), order)
     sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n" + content)
     sys.stdout.buffer.flush()
-    os._exit(0)  # without waiting for threads of a query that a limit has shortened
+    os._exit(0)  # does not wait for threads of a query that a limit has ended
 
 
 if __name__ == "__main__":

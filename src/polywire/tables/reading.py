@@ -1,10 +1,10 @@
 """Read the table of a topic, followed by the records that only the log has.
 
-* A snapshot is one version of the table and, for each partition, the range of the log after it. Together they have
-  each record once, up to the synced end of the log when the snapshot was taken.
+* A snapshot is one version of the table and, for each partition, the range of the log after it. Together they have each
+  record once, up to the synced end of the log when the snapshot was taken.
 * A range names the incarnation of its partition, so a topic that was deleted and created again is never mistaken for
   the old one.
-* Files that a later version does not have are deleted after ``table_history_hours``, so take a snapshot for each query.
+* Files that later versions do not need are deleted after ``table_history_hours``, so take a snapshot for each query.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Snapshot:
         row_count: number of rows in the files.
         ranges: the log after the table, for each partition.
         columns: typed columns, ``_error`` first.
-        active: those that are made from values of the log.
+        active: typed columns that are made from values of the log.
         present: names of all columns that at least one file has.
     """
 
@@ -191,7 +191,7 @@ def _load(topic: str, url: str) -> TableState:
 def _joined(detail: TopicDetail, state: TableState, partitions: Sequence[PartitionRange]) -> Snapshot:
     if state.version == NEW:
         _check_reachable(detail, partitions)
-    if state.topic_id != detail.id:  # its rows are of a deleted topic
+    if state.topic_id != detail.id:  # the table has the rows of a deleted topic with the same name
         state = TableState(version=state.version)
     plan = plan_columns(state.columns, str(detail.settings.get("table_columns") or "") if detail.table else "")
     ranges = []
@@ -295,7 +295,7 @@ def _file_rows(
         buffering: dict[str, Any] = {"pre_buffer": False, "buffer_size": BUFFER_BYTES} if found.is_local else {}
         groups = _row_groups(path, where) if found.is_local and where is not None else None
         with pq.ParquetFile(source, **buffering) as opened:
-            names = [name for name in wanted if name in opened.schema_arrow.names] or [OFFSET]  # for the number of rows
+            names = [name for name in wanted if name in opened.schema_arrow.names] or [OFFSET]  # to count rows
             if file.deleted is None:
                 batches = opened.iter_batches(BATCH_ROWS, row_groups=groups, columns=names)
             else:
@@ -350,7 +350,7 @@ def deleted_rows(found: Snapshot) -> pa.Table:
 def newest_of_tail(connection: BulkConnection, found: Snapshot) -> pa.Table | None:
     """Return the partition, key and offset of the latest record of each key that only the log has.
 
-    It is None if the table has a row for every record, or all records. Raises the same as ``scan_tail``.
+    It is None if the table has a row for every record, or has all records already. Raises the same errors as ``scan_tail``.
     """
     if not (found.is_latest and found.tail):
         return None
@@ -367,7 +367,7 @@ def scan_tail(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records that only the log has, with the columns of the table: partition by partition, in offset order.
 
-    With ``newest``, which ``newest_of_tail`` returned, only the latest record of each key, without tombstones.
+    With ``newest``, which ``newest_of_tail`` returned, yield only the latest record of each key, without tombstones.
 
     Raises:
         Invalid: a column is unknown.

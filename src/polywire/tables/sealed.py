@@ -37,8 +37,8 @@ from polywire.store.objects import Objects
 from polywire.store.url import open_bucket
 from polywire.types import Buffer
 
-CHUNK_BYTES: Final = 4 << 20  # size of one request: what a connection transfers during a round trip of 40 ms
-READS_AT_ONCE: Final = 4  # concurrent requests of one run: with more, the CPU would be the limit, not the bucket
+CHUNK_BYTES: Final = 4 << 20  # bytes of one request: as many as a connection transfers in a round trip of 40 ms
+READS_AT_ONCE: Final = 4  # concurrent requests of one run; with more, the CPU would be the bottleneck, not the bucket
 TIMEOUT_S: Final = 30.0
 TRIES: Final = 4
 PAUSE_FIRST_S: Final = 0.1
@@ -52,7 +52,7 @@ RUN_BYTES_MIN: Final = 1 << 20
 # 2,000 records.
 READER_RECORDS_MIN: Final = 2_000
 READER_RUN_BYTES_MIN: Final = 64 << 10
-REQUEST_BYTES: Final = 16 << 20  # requested at a time over a connection that cannot be opened again
+REQUEST_BYTES: Final = 16 << 20  # bytes requested at a time over a connection that cannot be opened again
 RANGE_RECORDS_MIN: Final = 50_000  # smaller ranges are read from the broker, because locating a range takes 0.2 ms
 logger: Final = logging.getLogger("polywire.sealed")
 _inaccessible: Final[set[BulkConnection]] = set()
@@ -265,8 +265,8 @@ class SealedAccess:
     """Whether records are read from segments without the broker.
 
     Attributes:
-        allowed: whether they may be.
-        required: whether they must be, so that an error is raised otherwise.
+        allowed: whether records may be read from segments.
+        required: whether they must be read from segments; otherwise an error is raised.
         bucket: options of the library that reads the bucket.
         records_min: smaller ranges are read from the broker. None means ``RANGE_RECORDS_MIN``.
         run_bytes_min: smaller runs are read from the broker. None means ``RUN_BYTES_MIN``.
@@ -386,7 +386,7 @@ class _RangeRead:
         return None
 
     def _refuse(self, reason: str) -> None:
-        """Raise Unavailable if the options do not allow to read the records of segments from the broker."""
+        """Raise Unavailable if the options forbid reading records of segments from the broker."""
         if self._access.required:
             raise Unavailable(
                 ErrorCode.STORAGE_FAILED,
@@ -404,7 +404,7 @@ class _RangeRead:
             if limit < 0:
                 return
             if self._at == before:
-                limit = -1  # compaction removed the rest, or the broker reports what is wrong
+                limit = -1  # compaction has removed the rest; otherwise the broker reports the error
 
     def _request(self, offset_end: int, limit: int, *, bodies: bool) -> Iterator[StoredChunk]:
         wanted = self._wanted

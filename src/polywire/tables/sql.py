@@ -62,7 +62,7 @@ def sql(statement: str, *, address: str = ADDRESS_DEFAULT) -> pa.Table:
 
     Args:
         statement: SQL of DuckDB. It may also use files and databases of this machine. Of several statements, separated
-            by semicolons, the result is that of the last.
+            by semicolons, the last one returns the result.
         address: ``host:port`` or URL of the `polywire` protocol, as for ``polywire.connect``.
 
     Raises:
@@ -117,7 +117,7 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class SqlRows:
-    """The result of a statement, which is calculated while it is read. Errors of the reader are those of ``query``.
+    """The result of a statement, which is calculated while it is read. The reader raises the same errors as ``query``.
 
     Attributes:
         types: types of the columns, as DuckDB names them.
@@ -132,9 +132,9 @@ class SqlRows:
 def isolated_rows(
     broker: BulkConnection, statement: str, limits: EngineLimits | None = None, *, batch_rows: int = BATCH_ROWS
 ) -> Iterator[SqlRows]:
-    """Run a single SELECT that reaches nothing but topics that the client may consume, and return its rows as a stream.
+    """Run a single SELECT that can read only topics that the client may consume, and return its rows as a stream.
 
-    Raises as ``query``. Topics that the client may not consume do not exist.
+    Raises the same errors as ``query``. Topics that the client may not consume do not exist.
     """
     library = _duckdb()
     with library.connect(":memory:") as engine, Topics(broker, engine, is_isolated=True) as topics:
@@ -194,7 +194,7 @@ class Topics:
                     self._known = [other for other in self._known if other != name]
                 else:
                     self._failures.append(error)
-            except BrokerError as error:  # it matters only if the statement refers to the topic
+            except BrokerError as error:  # the error matters only if the statement refers to the topic
                 self._failures.append(error)
             except self._library.Error as error:
                 self._failures.append(self.translated(error, statement))
@@ -212,7 +212,7 @@ class Topics:
         if found.is_local and found.files:
             files = ", ".join(_literal(_GLOB.sub(r"[\g<0>]", path)) for path in found.paths)
             options = ""
-            if found.columns:  # otherwise DuckDB opens one file only to know the columns of all
+            if found.columns:  # otherwise DuckDB opens one file only to find the columns of all files
                 options += ", union_by_name = true"
             if found.has_deleted:
                 options += ", filename = true, file_row_number = true"
@@ -243,7 +243,10 @@ class Topics:
         self._registered.append(name)
 
     def isolate(self, limits: EngineLimits | None) -> None:
-        """Restrict the connection, for good, to the files of the views: no other file, extension, setting or network."""
+        """Restrict the connection permanently to the files of the views.
+
+        Other files, extensions, settings and the network cannot be used.
+        """
         paths = ", ".join(_literal(path) for found in self._snapshots if found.is_local for path in found.paths)
         self._limits = limits
         if limits is not None:
@@ -335,7 +338,10 @@ def _check_consumable(broker: BulkConnection, topic: str) -> None:
 
 
 def _mentioned(statement: str, topics: Iterable[str]) -> list[str]:
-    """Return the topics whose names occur in a statement. A word that is no table adds a view that nothing uses."""
+    """Return the topics whose names occur in a statement.
+
+    If a word is a topic's name but means something else, its view is not used.
+    """
     words = {(quoted or word).replace('""', '"') for quoted, word in _IDENTIFIER.findall(statement)}
     found = []
     for topic in topics:

@@ -24,13 +24,13 @@ from polywire.table_columns import COLUMNS_MAX, ERROR_COLUMN, ColumnPlan, TypedC
 from polywire.tables.columns import OFFSET, PARTITION, VALUE, arrow_schema, arrow_type
 
 ERROR_CHARS_MAX: Final = 200
-EXCERPT_CHARS_MAX: Final = 60  # of a value in an error
-WATCHED_MAX: Final = 200  # fields that are no columns and that the fast decoder knows nevertheless
+EXCERPT_CHARS_MAX: Final = 60  # length of an excerpt of a value in an error
+WATCHED_MAX: Final = 200  # number of fields without a column that the fast decoder also knows
 NOTES_MAX: Final = 5
 _FLOAT_MAX: Final = 3.4028234663852886e38
 _INT_MAX: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
-# Readers in Python can represent these. A time with a zone may be outside although its text is not.
+# The times that Python can represent. A time with a zone may be outside even if its text seems to be inside.
 _TIMES_US: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _DECODED: Final[dict[str, Any]] = {
     "boolean": bool,
@@ -43,24 +43,24 @@ _DECODED: Final[dict[str, Any]] = {
     "timestamp": datetime,
 }
 _REJECTED: Final = (msgspec.DecodeError, ValueError, ArithmeticError, RecursionError)
-"""Errors of the decoders for some value."""
+"""Errors that the decoders raise for values that they reject."""
 _UNFIT: Final = (pa.ArrowException, ValueError, ArithmeticError, TypeError)
-"""Errors of Arrow for some decoded value."""
+"""Errors that Arrow raises if a column cannot have a decoded value."""
 _object: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 _text: Final = msgspec.json.Decoder(str).decode
 
 
 @dataclass(slots=True)
 class Extracted:
-    """Columns of a batch, and what its values have that the columns cannot represent.
+    """Typed columns of a batch, and the parts of its values that do not fit the columns.
 
     Attributes:
         arrays: one for each column.
         errors: the column ``_error``.
         rejected: number of rows with an error.
         sample: number and error of the last such row.
-        unknown: fields that are no columns, with the number of their values by type.
-        wider: fields of integer columns that have other numbers.
+        unknown: fields without a column, with the number of their values by type.
+        wider: fields of integer columns with numbers that only a ``double`` column can have.
     """
 
     arrays: list[pa.Array[Any]]
@@ -76,11 +76,11 @@ class Extractor:
 
     Args:
         columns: without ``_error``.
-        reports_unknown: whether to report fields that are no columns.
+        reports_unknown: whether to report fields without a column.
     """
 
     def __init__(self, columns: Sequence[TypedColumn], *, reports_unknown: bool = False) -> None:
-        self._mixed: Final[set[str]] = set()  # string columns that have other values, too
+        self._mixed: Final[set[str]] = set()  # string columns that also have values of other types
         self._null: Final[set[str]] = set()  # fields that were always null
         self._ignored: Final[set[str]] = set()
         self.change(columns, reports_unknown=reports_unknown)
@@ -219,7 +219,7 @@ class Extractor:
 
 
 class _Batch:
-    """The values of a batch, and what is wrong with them."""
+    """The values of a batch, and their errors."""
 
     __slots__ = ("_errors", "unknown", "values", "wider")
 
@@ -228,7 +228,7 @@ class _Batch:
         self.unknown: Final[dict[str, Counter[str]]] = {}
         self.wider: Final[set[str]] = set()
         self._errors: Final[dict[int, list[tuple[int, str]]]] = {}
-        # The decoders check only the text that they use, so without this check a row would depend on the columns.
+        # The decoders check only the text that they use. Without this check, a row would depend on the set of columns.
         try:
             values.cast(pa.string())
         except pa.ArrowInvalid:
@@ -390,8 +390,8 @@ class ColumnMaker:
     """Makes typed columns of rows.
 
     Args:
-        columns: those that are made from values.
-        names: columns to make.
+        columns: all columns that are made from values.
+    names: names of the columns to make.
     """
 
     def __init__(self, columns: Iterable[TypedColumn], names: Iterable[str]) -> None:

@@ -1,11 +1,13 @@
 """The process that writes the tables of one broker process.
 
 It reads the tables to write from its standard input, reports the state of each to its standard output, and ends with
-the input. It reads records over a socket pair whose other end is the broker, so it needs neither an address nor a login.
+the input. It reads records over a socket pair whose other end is the broker, so it needs neither an address nor a
+login.
 
 * Tables are written one after the other, the one that is due first, at most one file at a time.
 * Small files are merged in a thread, so that merging does not delay new rows.
-* Whatever fails is tried again, with growing pauses, and reported. Other tables are not affected.
+* A step that fails is reported, and repeated after a pause, which grows with each failure. Other tables are not
+  affected.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ from polywire.tables.writer import MergePlan, Progress, TopicTable, merged
 PAUSE_FIRST_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
 CONFLICT_PAUSE_S: Final = 0.2
-STEP_MIN_S: Final = 0.05  # shortest time between two attempts for a table, whatever its freshness
+STEP_MIN_S: Final = 0.05  # shortest time between two attempts to append rows, whatever the table's freshness
 MAINTAIN_S: Final = 0.5  # interval of checks whether a merge has ended
-RESERVE: Final = 2.0  # an attempt begins this many times its own duration before its rows are due
+RESERVE: Final = 2.0  # an attempt begins this many durations of the last one before rows are due
 VACUUM_S: Final = 600.0
-STORE_TIMEOUT_S: Final = 120.0  # for files of 64 MiB over slow networks
+STORE_TIMEOUT_S: Final = 120.0  # enough for files of 64 MiB over slow networks
 NICE: Final = 19  # the broker and its clients come first
 EXIT_LOST: Final = 3  # the broker closed the socket pair
 
@@ -83,7 +85,7 @@ class Job:
     def __init__(self, order: TableOrder, source: SegmentReader, merger: ThreadPoolExecutor) -> None:
         self.order = order
         self.due = 0.0
-        self._append_at = 0.0  # when rows are due
+        self._append_at = 0.0  # time of the next attempt to append rows
         self._merger: Final = merger
         self._pause_s = 0.0
         self._skipped = 0
@@ -91,7 +93,7 @@ class Job:
         self._sample = ""
         self._complete_ms = 0
         self._last = TableReport(order.topic, NEW, 0, 0, 0, 0, 0, 0, 0, 0.0)
-        self._vacuumed_at = float("-inf")  # the files of a writer that crashed are deleted soon
+        self._vacuumed_at = float("-inf")  # so that files of a writer that crashed are deleted soon
         self._merging: tuple[MergePlan, Future[Written]] | None = None
         self._source: Final = source
         self._table: TopicTable | None = None
@@ -163,7 +165,7 @@ class Job:
 
     def _report(self, progress: Progress, took: float, error: str) -> TableReport:
         state = None if self._table is None else self._table.known
-        if state is None:  # after an error: the files are as before
+        if state is None:  # after an error, the files have not changed
             return msgspec.structs.replace(self._last, commit_s=took, error=error)
         return TableReport(
             topic=self.order.topic,

@@ -2,7 +2,7 @@
 
 * Only records that are synced to disk are written, so the table never has a record that the log can lose.
 * Every commit moves the offsets together with the rows. After a crash, the next writer continues at these offsets.
-* The name of a file has the version that adds it. If that version exists and does not have the file, no later
+* The name of a file contains the version that adds it. If that version exists and does not have the file, no later
   commit can add it, so it is garbage. This makes garbage collection safe while another writer runs.
 """
 
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     from pyroaring import BitMap
 
 DATA: Final = "data/"
-FILE_BYTES_MAX: Final = 64 << 20  # of compressed rows: a file of this size is not merged any more
-RAW_BYTES_MAX: Final = 512 << 20  # of uncompressed rows in one file
-HELD_BYTES_MAX: Final = 128 << 20  # of rows in memory until it is known which of them are the latest of their keys
-MERGE_COUNT: Final = 16  # files of one size class that are merged: each row is rewritten about three times
+FILE_BYTES_MAX: Final = 64 << 20  # bytes of compressed rows; a file of this size is not merged any more
+RAW_BYTES_MAX: Final = 512 << 20  # bytes of uncompressed rows in one file
+HELD_BYTES_MAX: Final = 128 << 20  # bytes of rows in memory until it is known which are the latest of their keys
+MERGE_COUNT: Final = 16  # number of files of one size class that are merged; each row is rewritten about three times
 MERGE_CLASS: Final = 8  # ratio between size classes
 SMALLEST_CLASS_BYTES: Final = 1 << 20
-LASTING: Final = (LAST_COLUMN_ID, ENABLE_VECTORS)  # what a table has in common with an earlier one in its place
-LIVE_MIN: Final = 0.5  # share of a file's rows that are not deleted: with fewer, it is written again
-TYPED_BATCH_ROWS: Final = 10_000  # so that the decoded values of a batch stay in the processor's cache
+LASTING: Final = (LAST_COLUMN_ID, ENABLE_VECTORS)  # settings that remain when a table is replaced
+LIVE_MIN: Final = 0.5  # share of a file's rows that are not deleted; below it, the file is rewritten
+TYPED_BATCH_ROWS: Final = 10_000  # few enough that the decoded values of a batch stay in the processor's cache
 _SOURCE_COLUMNS: Final = tuple(READ_NAMES.get(name, name) for name in ARROW_SCHEMA.names)
 
 
@@ -95,11 +95,12 @@ class Progress:
 class _Rows:
     """The rows of a commit, with the offsets that it states.
 
-    They are one file, and one more whenever new columns are found after rows were written.
+    They are in one file. Another file begins whenever new columns are found after rows were written.
 
     Args:
         typed: makes typed columns; None if there are none.
-        is_latest: whether later rows of the commit replace earlier ones, so that all are in memory until ``take_latest``.
+        is_latest: whether later rows of the commit replace earlier ones, so that all are in memory until
+            ``take_latest``.
     """
 
     def __init__(self, typed: TypedRows | None, *, is_latest: bool) -> None:
@@ -140,7 +141,7 @@ class _Rows:
         self._writer = ParquetWriter(schema)
 
     def take_latest(self) -> pa.Table:
-        """Write the latest row of each key, and return what ``newest`` does of all rows."""
+        """Write the latest row of each key, and return ``newest`` of all rows."""
         held, self._held = self._held or (), None
         found = newest(held)
         offsets = by_partition(found, OFFSET)
@@ -160,8 +161,8 @@ class MergePlan:
 
     Attributes:
         columns: typed columns of the result.
-        made: those that are made from values.
-        lacking: paths of the files that need them.
+        made: typed columns that are made from values.
+        lacking: paths of the files to which these columns must be added.
     """
 
     objects: Objects
@@ -197,7 +198,7 @@ class TopicTable:
         now_ms: returns the time in milliseconds since 1970.
         pause: waits for some seconds between attempts.
         iceberg: the Iceberg metadata of the table. Without it, ``vacuum`` removes such metadata.
-        columns: typed columns, as the setting ``table_columns`` spells them.
+        columns: typed columns, in the form of the setting ``table_columns``.
         is_latest: whether to write only the latest record of each key.
     """
 
@@ -275,7 +276,7 @@ class TopicTable:
         return self._typed is not None and self._typed.plan.columns != self.state.columns
 
     def _adopt(self, topic_id: bytes) -> None:
-        """Make the table one of this topic: create it, or remove the rows of a deleted topic with the same name."""
+        """Make this the table of the topic: create it, or remove the rows of a deleted topic with the same name."""
         state = self.state
         if state.topic_id == topic_id:
             return
@@ -286,7 +287,7 @@ class TopicTable:
             configuration={
                 TOPIC: self._topic,
                 TOPIC_ID: topic_id.hex(),
-                # neither column ids nor a version of the protocol may be used again
+                # column ids must not be reused, and the protocol version must not decrease
                 **{name: state.configuration[name] for name in LASTING if name in state.configuration},
             },
         )
@@ -298,7 +299,7 @@ class TopicTable:
             del state.offsets[key]
 
     def _convert(self) -> None:
-        """Begin, or end, to have only the latest record of each key."""
+        """Start or stop having only the latest record of each key, as the setting requires."""
         state = self.state
         if state.is_latest == self._is_latest:
             return
@@ -387,7 +388,7 @@ class TopicTable:
             self._log.checkpoint(state)
 
     def _project(self) -> None:
-        """Update the Iceberg metadata, also after an earlier writer did not."""
+        """Add the table's newest version to the Iceberg metadata, even if earlier versions were not added."""
         if self._iceberg is not None:
             self._iceberg.project(self.state)
 
@@ -398,7 +399,7 @@ class TopicTable:
         state, active = self.state, self._plan().active
         made = (ERROR_COLUMN, *active) if active else ()
         inactive = {column.name for column in state.columns} - {column.name for column in made}
-        # merging must not add a column to a file that is not made from its values
+        # a column that is not derived any more must not be added to a file that lacks it
         groups: dict[frozenset[str], list[DataFile]] = {}
         for file in state.files.values():
             groups.setdefault(frozenset(inactive & file.nulls.keys()), []).append(file)
@@ -460,14 +461,14 @@ class TopicTable:
         if self._iceberg is None:
             count = remove_metadata(self._objects)
         else:
-            count = self._iceberg.expire(state, before_ms)  # first, because snapshots need data files
+            count = self._iceberg.expire(state, before_ms)  # before the data files, because snapshots refer to them
         used = state.used()
         for name in self._objects.list(DATA):
             if name not in used and self._is_garbage(name, before_ms):
                 self._objects.delete(name)
                 state.removed.pop(name, None)
                 count += 1
-        # files that a list did not have any more
+        # files that the listing did not contain
         for path in [path for path, removed_ms in state.removed.items() if removed_ms < before_ms]:
             if path not in used:
                 self._objects.delete(path)

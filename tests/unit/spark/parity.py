@@ -1,4 +1,4 @@
-"""The tests that show each row of docs/spark/options.md."""
+"""The tests that show each row of docs/reference/spark.md."""
 
 from __future__ import annotations
 

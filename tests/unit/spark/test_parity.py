@@ -1,4 +1,4 @@
-"""The comparison in docs/spark/options.md is complete, and an existing test shows every row."""
+"""The comparison in docs/reference/spark.md is complete, and an existing test shows every row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polywire.spark import options
 from tests.unit.spark.parity import SHOWN_BY
 
 ROOT: Final = Path(__file__).parents[3]
-PAGE: Final = (ROOT / "docs" / "spark" / "options.md").read_text("utf-8")
+PAGE: Final = (ROOT / "docs" / "reference" / "spark.md").read_text("utf-8")
 TESTS: Final = sorted({test for rows in SHOWN_BY.values() for test in rows.values()})
 
 

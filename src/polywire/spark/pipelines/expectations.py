@@ -67,7 +67,7 @@ class Expectations:
         return checked.withColumn(CORRUPT, f.coalesce(CORRUPT, *reasons))
 
     def _checked(self, rows: DataFrame) -> DataFrame:
-        """Return the rows, which are counted, and fail the query if they must."""
+        """Count the rows that fail a condition, by its name. Fail the query if the condition is one of ``expect_or_fail``."""
         if not self._all:
             return rows
         counts = [f.count_if(_is_unmet(rows, condition)).alias(name) for name, condition in self._all.items()]

@@ -73,7 +73,7 @@ def refine(
 
 
 def distinct(rows: DataFrame, id: str, *, delay: str) -> DataFrame:
-    """Return the rows of which no other with the same id was appended within ``delay`` before.
+    """Return the rows without duplicates: another row with the same id was appended up to ``delay`` earlier.
 
     A row without an id is never a duplicate.
     """

@@ -64,7 +64,7 @@ class Setting:
 
     @property
     def kinds(self) -> list[Any]:
-        """Types that the setting accepts, in the order in which its text is tried."""
+        """Types of the setting's value. The text is converted to the first one that accepts it."""
         return _alternatives(self.kind)
 
 
