@@ -29,8 +29,8 @@ class S3Server:
         (directory / BUCKET).mkdir(parents=True)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            self._port: Final = probe.getsockname()[1]
-        command = [binary, "--port", f"127.0.0.1:{self._port}", "--access", _KEY, "--secret", _KEY, "--quiet", "posix"]
+            self.port: Final = int(probe.getsockname()[1])
+        command = [binary, "--port", f"127.0.0.1:{self.port}", "--access", _KEY, "--secret", _KEY, "--quiet", "posix"]
         self._command: Final = [*command, str(directory)]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -38,7 +38,7 @@ class S3Server:
     def environment(self) -> Mapping[str, str]:
         """Return the environment by which clients find it."""
         return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._port}",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
             "AWS_ACCESS_KEY_ID": _KEY,
             "AWS_SECRET_ACCESS_KEY": _KEY,
             "AWS_REGION": "us-east-1",
@@ -48,7 +48,7 @@ class S3Server:
     def start(self) -> None:
         """Start, and wait until it accepts connections."""
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        _wait(self._port, self._process)
+        _wait(self.port, self._process)
 
     def kill(self) -> None:
         """Kill it like ``kill -9``."""

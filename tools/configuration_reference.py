@@ -22,7 +22,7 @@ TOPICS: Final[Mapping[str, Sequence[str]]] = {
     "Users and audit": (
         "users", "quotas", "insecure", "audit-log", "oidc-issuer", "oidc-audience", "oidc-keys", "oidc-user-claim",
     ),
-    "Storage": ("data-dir", "durability", "slot-mib", "cache-mib", "scrub-hours"),
+    "Storage": ("data-dir", "durability", "memory-mib", "slot-mib", "cache-mib", "scrub-hours"),
     "Topics and retention": ("partitions", "retention-hours", "retention-mib", "offsets-retention-hours"),
     "Tables": ("table", "table-freshness-s", "table-history-hours", "tables-url"),
     "Limits": ("state-mib", "owner-share"),

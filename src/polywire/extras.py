@@ -9,7 +9,10 @@ from polywire.errors import ErrorCode, Invalid
 
 
 def required(module: str, need: str, extra: str) -> Any:
-    """Return a module. Raises Invalid, which says what needs it and how to install it, if it is missing."""
+    """Import a module and return it.
+
+    Raises Invalid if it is not installed. The message has ``need``, and how to install the extra.
+    """
     try:
         return import_module(module)
     except ImportError as error:

@@ -33,10 +33,10 @@ class Phase(Enum):
     """The state of one topic of a link.
 
     Attributes:
-        FOLLOWING: it copies the topic, which is read-only for other clients.
+        FOLLOWING: the link copies the topic, which is read-only for other clients.
         WAITING: as ``FOLLOWING``, and a cut-over waits until everything is copied.
-        CUT_OVER: it has ended the copy, and clients may write the topic.
-        REVERSED: as ``CUT_OVER``, and it copies what they write to the source, so that they can go back.
+        CUT_OVER: the link has ended the copy, and clients may write to the topic.
+        REVERSED: as ``CUT_OVER``, and the link copies new records to the source, so that clients can go back.
     """
 
     FOLLOWING = "following"
@@ -53,7 +53,7 @@ class LinkStart(Enum):
 
 
 class CutOver(msgspec.Struct, frozen=True):
-    """The end of the copy of one topic, from which on clients write the topic here.
+    """The end of the copy of one topic. After it, clients write to the topic here.
 
     Attributes:
         topic: full name.
@@ -117,13 +117,13 @@ class LinkDefinition(msgspec.Struct, frozen=True):
 
 
 class Closing(msgspec.Struct, frozen=True):
-    """A cut-over of one topic that waits, or the end of one: a fall-back.
+    """A requested cut-over of one topic, or a requested fall-back, which ends a cut-over.
 
     Attributes:
         number: identifies the request.
-        quiet_ms: for how long nothing must be written before.
-        reverse: whether the cut-over is reversed.
-        is_held: it is being stored. The topic must not be copied until it is decided.
+        quiet_ms: milliseconds for which nothing must be written before it.
+        reverse: whether later records are copied to the source.
+        is_held: it is being stored. The topic must not be copied until the broker has decided.
     """
 
     number: int
@@ -136,7 +136,7 @@ class LinkOrders(msgspec.Struct, frozen=True):
     """All links. They replace the links of earlier messages.
 
     Attributes:
-        closing: cut-overs that wait, by link and topic.
+        closing: requested cut-overs and fall-backs, by link and topic.
     """
 
     links: tuple[LinkDefinition, ...]
@@ -172,7 +172,7 @@ class LinkReport(msgspec.Struct, frozen=True):
         copied: records copied since the process was started.
         lag: records of the source that are not copied. Bytes, if the source is Kafka 0.7.
         lag_s: age of the newest record that was copied, in seconds; 0 if there is no lag.
-        rate: records per second that were copied lately.
+        rate: records per second that were copied in the last seconds.
         skipped: records that retention removed at the source before they were copied.
         shifted: partitions in which records have another offset than at the source.
         settings: settings of the source that the topic here does not have, as ``name=value``, separated by commas.

@@ -95,6 +95,10 @@ class Page:
         """Return the text of the main part."""
         return str(self.evaluate("(document.querySelector('main') || document.body)?.innerText ?? ''"))
 
+    def text_of(self, selector: str) -> str:
+        """Return the text of the first element that matches, or an empty string if there is none yet."""
+        return str(self.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
+
     def until(self, seen: Callable[[str], bool] | str) -> str:
         """Return the text once it contains the expected words."""
         end = time.monotonic() + WAIT_SECONDS_MAX
@@ -113,16 +117,24 @@ class Page:
                 self.call("Input.dispatchKeyEvent", type=kind, key=key, **(text if kind == "keyDown" else {}))
 
     def fill(self, label: str, text: str) -> None:
-        """Type into the field with this label."""
-        found = (
-            f"[...document.querySelectorAll('main label')].find((one) => one.innerText.trim() == {json.dumps(label)})"
-        )
+        """Type into the field with this label, once it is there."""
+        fields = "[...document.querySelectorAll('main label')]"
+        found = f"{fields}.find((field) => field.innerText.trim() == {json.dumps(label)})"
+        self._exists(found)
         self.evaluate(f"{found}.querySelector('input, textarea').value = {json.dumps(text)}")
 
     def click(self, label: str) -> None:
-        """Press the button, or follow the link, with this text."""
-        found = "[...document.querySelectorAll('main button, main a, main summary')]"
-        self.evaluate(f"{found}.find((one) => one.innerText == {json.dumps(label)}).click()")
+        """Press the button, or follow the link, with this text, once it is there."""
+        buttons = "[...document.querySelectorAll('main button, main a, main summary')]"
+        found = f"{buttons}.find((button) => button.innerText == {json.dumps(label)})"
+        self._exists(found)
+        self.evaluate(f"{found}.click()")
+
+    def _exists(self, expression: str) -> None:
+        end = time.monotonic() + WAIT_SECONDS_MAX
+        while not self.evaluate(f"Boolean({expression})"):
+            assert time.monotonic() < end, f"{expression}: {self.text()}"
+            time.sleep(0.05)
 
     def settle(self) -> None:
         """Wait until the page has been laid out and painted again."""
@@ -176,3 +188,14 @@ def browser(program: str, profile: Path) -> Iterator[Page]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def checked_page(profile: Path) -> Iterator[Page]:
+    """Start a browser with one wide page, which must report no error until the end."""
+    program = find_browser()
+    assert program is not None
+    with browser(program, profile) as page:
+        page.look(width=1200, height=800)
+        yield page
+        assert page.errors == []

@@ -1,4 +1,4 @@
-"""Every page of the console fits wide and narrow windows, in both color schemes."""
+"""Every page of the console fits wide and narrow windows, in both color schemes, and the overview has all listeners."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from polywire.client.sync import SyncClient
 from tests.broker_process import BrokerProcess
+from tests.certificates import AUTHORITY, Certificates
 from tests.e2e.browser import Page, find_browser
 from tools import screenshots
 
@@ -38,3 +40,23 @@ def test_every_page_fits_wide_and_narrow(
         )
     page.screenshot(tmp_path / picture.file)
     assert (screenshots.DOCS / picture.file).exists(), "make screenshots"
+
+
+def test_connections_with_tls_count_for_their_protocol(
+    filled: tuple[BrokerProcess, Page], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = filled[1]
+    made = Certificates(tmp_path)
+    tls = ("--tls-certificate", made.path("server"), "--tls-key", made.path("server", "key"))
+    options = (*tls, "--polywire-tls", "127.0.0.1:0")
+    with BrokerProcess(tmp_path / "data", *options, wires=("polywire", "http")) as broker:
+        address = ":".join(map(str, broker.addresses["polywire-tls"]))
+        monkeypatch.setenv("SSL_CERT_FILE", made.path(AUTHORITY))
+        with SyncClient(f"polywire+tls://{address}") as client:
+            client.create_topic("secret", 1)
+            page.look(width=1200, height=800)  # narrow windows have no column for addresses
+            page.open(screenshots.url(broker, "/"))
+            page.until(f"{address} (TLS)")
+            row = "[...document.querySelectorAll('tr')].find((row) => row.innerText.startsWith('polywire'))"
+            assert page.evaluate(f"{row}.cells[2].innerText") == "1"
+            assert "polywire-tls" not in page.text()

@@ -12,7 +12,7 @@ import polywire
 from polywire.client.sync import SyncClient
 from polywire.records.columns import Record
 from tests.broker_process import BrokerProcess
-from tests.e2e.browser import Page, browser, find_browser
+from tests.e2e.browser import Page, checked_page, find_browser
 from tools.screenshots import url
 
 PROGRAM = find_browser()
@@ -32,11 +32,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Page]:
-    assert PROGRAM is not None
-    with browser(PROGRAM, tmp_path / "profile") as page:
-        page.look(width=1200, height=800)
+    with checked_page(tmp_path / "profile") as page:
         yield page
-        assert page.errors == []
 
 
 def cards(page: Page, *expected: str) -> None:

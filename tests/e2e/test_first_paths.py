@@ -1,12 +1,13 @@
-"""The first steps of each kind of user, in a new environment on a machine whose processors are busy.
+"""The first steps of each kind of user, in a new environment.
 
 They run exactly the commands of their pages. The README's quickstart starts with a checkout, all other pages with an
-installed wheel.
+installed wheel. ``POLYWIRE_HOGS=3`` keeps the processors busy meanwhile, which makes all other tests slower, too.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from tests.e2e.followed_page import ROOT, differences, follow, path_of
 from tests.e2e.installation import WITH_KAFKA_CLIENT, copy_checkout
 from tests.installed_clients import installed
 
-FIRST_SPARK_PAGES: Final = ("get-started/spark",)  # PySpark engineers
+FIRST_SPARK_PAGES: Final = ("get-started/spark", "spark/dead-letters")  # PySpark engineers
 FIRST_PAGES: Final = (
     "get-started/application",  # application developers
     "migrate/kafka",  # users of Kafka
@@ -30,7 +31,7 @@ FIRST_PAGES: Final = (
     "get-started/quickstart",
 )
 WITH_KAFKA_CLIENT_PAGES: Final = ("migrate/kafka",)
-HOGS: Final = 3
+HOGS: Final = int(os.environ.get("POLYWIRE_HOGS", "0"))
 DONE: Final = (".made", ".base", ".built", ".installed", ".demo")  # what make would download and compile
 SPARK_STEP: Final = "```sh\nmake spark\n"
 END_OF_BLOCK: Final = "\n```\n"
@@ -47,7 +48,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module", autouse=True)
 def busy_machine() -> Iterator[None]:
-    """Run other programs that would use all processors."""
+    """Run other programs that would use all processors, if the environment asks for them."""
     hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(HOGS)]
     try:
         yield

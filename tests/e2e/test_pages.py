@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.e2e.conftest import Followed
-from tests.e2e.followed_page import ROOT, differences, matches, path_of, read_page
+from tests.e2e.followed_page import ROOT, differences, follow, matches, path_of, read_page
 from tests.e2e.test_first_paths import FIRST_PAGES, FIRST_SPARK_PAGES
 
 PAGES: Final = (
@@ -20,10 +21,7 @@ PAGES: Final = (
     "develop/recipes/replay",
     "develop/recipes/schema-change",
     "develop/queues",
-    "migrate/cursus",
-    "migrate/flux",
-    "migrate/iggy",
-    "migrate/kafka07",
+    "migrate/others",
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -34,11 +32,34 @@ def test_a_page_can_be_followed(name: str, followed: Followed) -> None:
     assert differences(path_of(name), followed[name].result()) == []
 
 
+@pytest.mark.parametrize(("wire", "old", "new"), [("cursus", "19000", "9000"), ("flux", "19092", "9092")])
+def test_the_page_for_other_systems_can_be_followed_with_each(
+    wire: str, old: str, new: str, python: Path, tmp_path: Path
+) -> None:
+    text = path_of("migrate/others").read_text("utf-8")
+    for before, after in (
+        (f"--{wire} off", "--iggy off"),
+        ("--iggy 127.0.0.1:18090", f"--{wire} 127.0.0.1:{old}"),
+        ("iggy://iggy:iggy@127.0.0.1:18090", f"{wire}://127.0.0.1:{old}"),
+        ("iggy://iggy:iggy@127.0.0.1:8090", f"{wire}://127.0.0.1:{new}"),
+        ("old iggy://", f"old {wire}://"),
+        ("--topics orders\n", "--topics orders --groups billing\n"),
+        ("--topics orders --dry-run", "--topics orders --groups billing --dry-run"),
+    ):
+        assert before in text
+        text = text.replace(before, after)
+    page = tmp_path / "page.md"
+    page.write_text(text, "utf-8")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert differences(page, list(follow(page, python, folder))) == []
+
+
 def test_every_page_for_newcomers_is_followed() -> None:
     docs = ROOT / "docs"
     with_commands = {
         page.relative_to(docs).with_suffix("").as_posix()
-        for folder in ("get-started", "develop", "migrate")
+        for folder in ("get-started", "develop", "migrate", "spark")
         for page in (docs / folder).rglob("*.md")
         if read_page(page.read_text("utf-8")).steps
     }

@@ -87,6 +87,7 @@ def test_every_protocol_is_slowed_to_its_rate(broker: BrokerProcess, wire: str) 
         assert asyncio.run(write(url, topic)) > EXPECTED_S * 0.9
     finally:
         assert command("quota", "remove", "--user", "*", at=broker)[0] == 0
+        assert command("quota", "remove", "--user", "*", at=broker)[0] == 1, "there is none any more"
 
 
 class KafkaPeer:

@@ -167,7 +167,7 @@ def test_a_stream_begins_with_the_table_and_reads_each_record_once(
     assert in_order([first, *batches.values()]) == rows_of_log(served.address, topic)
     served.connection.delete_topic(topic)
     served.connection.create_topic(topic, 3, {"table": "delta"})
-    with pytest.raises(Conflict, match="choose another checkpoint"):
+    with pytest.raises(Conflict, match="start the query with a new checkpoint"):
         run()
 
 

@@ -144,10 +144,10 @@ def test_look_alikes_are_ignored(line: str) -> None:
 
 
 def test_positions_match_the_header() -> None:
-    assert list(PLACES) == ["magic", *BatchHeader.__dataclass_fields__]
+    assert list(PLACES) == ["magic", *BatchHeader.__struct_fields__]
     batch = b"--" + from_records([Record(b"value", key=b"key"), Record(b"more")])
     header = read_header(batch, 2)
-    for name in BatchHeader.__dataclass_fields__:
+    for name in BatchHeader.__struct_fields__:
         assert header_fields(name)(batch, 2) == (getattr(header, name),), name
     both = header_fields("length", "record_count", "offset_span")
     assert both(batch, 2) == (header.length, header.record_count, header.offset_span)

@@ -11,7 +11,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Annotated, Any, Final
 from urllib.parse import quote, urlsplit
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 from polywire.cli.output import Failed
 from polywire.client.address import SCHEME_SUFFIX, Login, split_address, split_brokers, split_login
@@ -23,14 +23,37 @@ HTTP_PORT: Final = 9080
 HTTP_DEFAULT: Final = f"http://127.0.0.1:{HTTP_PORT}"
 TIMEOUT_S: Final = 30.0  # creating a link waits for its source
 
+HTTP_VARIABLE: Final = "POLYWIRE_HTTP"
+HTTP_HELP: Final = (
+    "Address of the broker's HTTP listener. Defaults to port 9080 of the host in POLYWIRE_ADDRESS, or of this machine. "
+    "With http://name@host:port, the password is read from POLYWIRE_PASSWORD."
+)
+
+
+class GuessedUrl(str):
+    """An HTTP address that was derived from the address for clients."""
+
+    __slots__ = ()
+
+
+def _http_url(_: type, tokens: Sequence[Token]) -> str:
+    token = tokens[-1]
+    return GuessedUrl(default_http(token.value)) if token.keyword in CLIENT_ADDRESS else token.value
+
+
+CLIENT_ADDRESS: Final = ("--address", "-a")
 HttpAddress = Annotated[
     str | None,
     Parameter(
-        env_var="POLYWIRE_HTTP",
-        help="Address of the broker's HTTP listener. Defaults to port 9080 of the host in POLYWIRE_ADDRESS, or of this machine. "
-        "With http://name@host:port, the password is read from POLYWIRE_PASSWORD.",
+        name=("--http", *CLIENT_ADDRESS),
+        env_var=HTTP_VARIABLE,
+        converter=_http_url,
+        help=f"{HTTP_HELP} With --address polywire://host:port, port 9080 of that host is used.",
     ),
 ]
+"""The options of a command that uses only the admin API."""
+HttpListener = Annotated[str | None, Parameter(env_var=HTTP_VARIABLE, help=HTTP_HELP)]
+"""The option of a command that also connects to ``--address``."""
 
 
 def default_http(address: str) -> str:
@@ -53,7 +76,7 @@ class AdminApi:
 
     def __init__(self, url: str | None) -> None:
         """Without a URL, that of the environment is used. Raises Failed for an invalid one."""
-        self._is_guessed: Final = not url
+        self._is_guessed: Final = not url or isinstance(url, GuessedUrl)
         url = url or default_http(os.environ.get("POLYWIRE_ADDRESS", ""))
         login, without_login = split_login(url)
         parts = urlsplit(without_login)

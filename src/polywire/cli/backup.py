@@ -44,7 +44,7 @@ from polywire.cli.doctor import (
 )
 from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.progress import reported
-from polywire.cli.usage import DataDir, examples
+from polywire.cli.usage import DATA_DIR, DataDir, examples, settings_file
 from polywire.clock import Clock, SystemClock
 from polywire.errors import BrokerError, Busy, Corrupt, ErrorCode, Invalid, Unavailable
 from polywire.log.base import Loop, Replay
@@ -503,8 +503,11 @@ app = App(
 )
 
 
-@app.command(help_epilogue=examples("polywire backup create /mnt/backups --data-dir polywire-data", exits=DAMAGED))
-def create(shelf: Shelf, *, data_dir: DataDir) -> int:
+@app.command(
+    help_epilogue=examples("polywire backup create /mnt/backups --data-dir polywire-data", exits=DAMAGED),
+    config=settings_file,
+)
+def create(shelf: Shelf, *, data_dir: DataDir = DATA_DIR) -> int:
     """Back up a data directory, whether a broker is running or not. Segments that an earlier backup contains are not copied again."""
     make_private()
     close_to_others(shelf, marks=(f"*/{FACTS}",))

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from cyclopts import App, Parameter
 
-from polywire.cli.admin import AdminApi, HttpAddress
+from polywire.cli.admin import AdminApi, GuessedUrl, HttpListener, default_http
 from polywire.cli.connection import ADDRESS_DEFAULT, Address
 from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.progress import counted
@@ -61,19 +61,20 @@ Ignored = Annotated[
 ]
 Prefix = Annotated[
     bool,
-    Parameter(negative="", help="A copy that ends before the source is equal; the number of missing records is shown."),
+    Parameter(negative="", help="Accept a copy that ends before the source, and show the number of missing records."),
 ]
 Overlap = Annotated[
     bool,
     Parameter(
-        negative="", help="Compare only offsets from the first one of the copy on, if it does not begin at the start."
+        negative="",
+        help="Skip the records before the first offset of the copy, if the copy does not begin at the start of the source.",
     ),
 ]
 Compacted = Annotated[
     bool,
     Parameter(
         negative="",
-        help="Records that only one side has are equal, because compaction may have removed them on the other side.",
+        help="Accept records that only one side has, because compaction may have removed them on the other side.",
     ),
 ]
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
@@ -175,6 +176,10 @@ def _note_results(found: Sequence[Compared]) -> None:
         facts = f"topic={row.topic} partition={row.partition}"
         if row.removed:
             note(f"note: the source does not have the first offsets of the copy any more offsets={row.removed} {facts}")
+        if row.continued:
+            note(
+                f"note: the copy continues after the end of the source, which is not compared offsets={row.continued} {facts}"
+            )
         if row.difference is not None:
             first = row.difference
             note(
@@ -216,22 +221,22 @@ def compare_link(
     ignore: Ignored = (),
     output: Output = ListFormat.TABLE,
     address: Address = ADDRESS_DEFAULT,
-    http: HttpAddress = None,
+    http: HttpListener = None,
 ) -> int:
     """Compare the topics of a link with those of its source record by record, and show the first difference.
 
     While the link follows a topic, it is compared up to the end of the copy, and the number of records that are not copied yet is shown.
-    After a cut-over, it is compared up to the end of the source.
+    After a cut-over, it is compared up to the end of the source, and the number of records that the copy has after it is shown.
 
     Parameters
     ----------
     from_
-        URL of the source, if it is not that of the link. The password of the source is read from POLYWIRE_SOURCE_PASSWORD.
+        URL of the source, if it differs from the URL of the link. The password of the source is read from POLYWIRE_SOURCE_PASSWORD.
     """
     from polywire.client.comparing import Rules
     from polywire.link_orders import LinkStart
 
-    link = AdminApi(http).request("GET", f"links/{name}")
+    link = AdminApi(http or GuessedUrl(default_http(address))).request("GET", f"links/{name}")
     rules = Rules(
         ignored=frozenset(words_of(ignore)),
         is_prefix_equal=True,

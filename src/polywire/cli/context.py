@@ -121,7 +121,7 @@ def use(name: Name) -> None:
 
 @app.command(name="list", help_epilogue=examples("polywire context list", "polywire context list --output json"))
 def list_contexts(*, output: Output = ListFormat.TABLE) -> None:
-    """List contexts, and which one is used: that of POLYWIRE_CONTEXT, or else the current one."""
+    """List contexts, and which one is used: the one in POLYWIRE_CONTEXT, or else the current one."""
     contexts = load()
     used = os.environ.get(VARIABLE, contexts.current)
     print_list([_row(name, context, used) for name, context in contexts.by_name.items()], columns=COLUMNS, form=output)
@@ -140,7 +140,7 @@ def _row(name: str, context: Context, used: str) -> dict[str, object]:
 
 @app.command(help_epilogue=examples("polywire context show prod", "polywire context show --output json"))
 def show(
-    name: Annotated[str | None, Parameter(help="Name of the context; by default the used one.")] = None,
+    name: Annotated[str | None, Parameter(help="Name of the context; by default the one that is used.")] = None,
     *,
     output: Output = ListFormat.TABLE,
 ) -> None:

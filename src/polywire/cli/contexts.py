@@ -44,8 +44,8 @@ class Context:
     """One broker.
 
     Attributes:
-        address: of the ``--address`` option, without a login.
-        http: of the ``--http`` option, without a login. If it is empty, the default for the address applies.
+        address: value of the ``--address`` option, without a login.
+        http: value of the ``--http`` option, without a login. If it is empty, the default for the address applies.
         user: name of the user.
         password, password_file, password_command: the password, the file with it, or the command that prints it.
         tls_authority: file with the certificates of the authorities that clients trust.
@@ -157,7 +157,7 @@ def _lines(contexts: Contexts) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """Return a TOML string. Its escapes are those of JSON, except for one control character."""
+    """Return a TOML string. TOML has the escapes of JSON, and one more control character must be escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -199,8 +199,8 @@ def apply(name: str | None, words: Sequence[str]) -> None:
     Raises Failed, Invalid(INVALID_REQUEST) and OSError if the context or its password cannot be read.
 
     Args:
-        name: of the option; None if it is not given. Then a broker's address in the environment has precedence over the
-            context of the environment, and over the current one.
+        name: value of the option; None if it is not given. Then a broker's address in the environment has precedence
+            over the context of the environment, and over the current one.
         words: the command with its options.
     """
     is_explicit = name is not None

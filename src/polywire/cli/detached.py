@@ -1,6 +1,6 @@
 """``polywire serve --detach`` and ``polywire stop``: a broker in the background.
 
-A detached broker has three files next to its data directory. Their names are that of the directory and a suffix:
+A detached broker has three files next to its data directory. They are named like the directory, with a suffix:
 
 * ``.log``: its log lines.
 * ``.ready``: its addresses, while it accepts connections.
@@ -21,13 +21,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
 from polywire.cli.output import Failed, note
 from polywire.cli.progress import reported
-from polywire.cli.usage import examples
+from polywire.cli.usage import DATA_DIR, DataDir, examples, settings_file
 from polywire.server.config import ServeConfig
 
 PRIVATE_MODE: Final = 0o600
@@ -38,13 +38,14 @@ STOP_S_MAX: Final = 60.0  # seconds to wait: enough for a broker to send pending
 app = App(
     name="stop",
     help_epilogue=examples("polywire stop", "polywire stop --data-dir /var/lib/polywire"),
+    config=settings_file,
 )
 
 
 @app.default
 def stop(
     *,
-    data_dir: Annotated[Path, Parameter(help="Data directory of the broker.")] = Path("polywire-data"),
+    data_dir: DataDir = DATA_DIR,
 ) -> int:
     """Stop a broker that was started with polywire serve --detach, and wait until it has exited."""
     pid = running(data_dir)
@@ -96,7 +97,7 @@ def serve_detached(config: ServeConfig, serve: Callable[[ServeConfig], int]) -> 
         fallback = lines[-1] if lines else "it logged nothing"
         last = next((line for line in reversed(lines) if "level=error" in line), fallback)
         raise Failed(f"the broker did not start: {last.partition(' reason=')[2] or last} log={str(log)!r}")
-    option = "" if data_dir == Path("polywire-data") else f" --data-dir {data_dir}"
+    option = "" if data_dir == DATA_DIR else f" --data-dir {data_dir}"
     note(f"ready pid={child} log={str(log)!r}; end it with: polywire stop{option}")
     return 0
 

@@ -1,7 +1,7 @@
 """``polywire dev``: a local broker with all protocols and a sample topic that receives records.
 
-Without ``--data-dir`` the data is deleted at the end. The listeners have the addresses of ``polywire serve``, also those
-from the environment.
+Without ``--data-dir`` the data is deleted at the end. The listeners have the addresses of ``polywire serve``, including
+those from the environment.
 """
 
 from __future__ import annotations

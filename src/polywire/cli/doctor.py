@@ -21,7 +21,7 @@ from polywire.broker.settings import BrokerSettings
 from polywire.broker.state import State
 from polywire.cli.output import Failed, ListFormat, note, print_list
 from polywire.cli.progress import reported
-from polywire.cli.usage import examples
+from polywire.cli.usage import DATA_DIR, DataDir, examples, settings_file
 from polywire.clock import SystemClock
 from polywire.log.base import Replay
 from polywire.log.doctor import Finding, OfflineLog, Severity, examine, open_offline, rebuild
@@ -44,6 +44,7 @@ app = App(
         "polywire doctor --data-dir polywire-data --output jsonl | jq .path",
         exits=EXITS,
     ),
+    config=settings_file,
 )
 COLUMNS: Final = ("state", "path", "topic", "partition", "first_offset", "next_offset", "remedy", "message")
 
@@ -52,10 +53,6 @@ empty_state: Final = partial(State, BrokerSettings())
 """Creates an empty broker state, into which a log is replayed."""
 
 
-Directory = Annotated[
-    Path | None,
-    Parameter(env_var="POLYWIRE_SERVE_DATA_DIR", help="Data directory, as passed to polywire serve --data-dir."),
-]
 Bucket = Annotated[
     str | None, Parameter(help="Check a log in a bucket instead, read-only: s3://, gs://, az:// or file:///.")
 ]
@@ -90,7 +87,7 @@ def logs_on_stderr() -> Iterator[None]:
 @app.default
 def doctor(
     *,
-    data_dir: Directory = None,
+    data_dir: DataDir = DATA_DIR,
     bucket: Bucket = None,
     rebuild_copies: Annotated[
         bool, Parameter(name="--rebuild", negative="", help="Rewrite damaged copies from intact ones.")
@@ -104,7 +101,6 @@ def doctor(
         found = examined(bucket)
         print_examined(found, output)
         return exit_code([finding for part in found for finding in part.findings])
-    data_dir = required(data_dir)
     with opened(data_dir) as offline:
         findings = examine(offline)
         rebuilt = rebuild(offline, findings) if rebuild_copies else []
@@ -116,13 +112,6 @@ def doctor(
             findings = examine(offline)
             _print(offline, findings, output)
     return exit_code(findings)
-
-
-def required(data_dir: Path | None) -> Path:
-    """Return the data directory. Raises Failed if it is None: neither a directory nor a bucket was selected."""
-    if data_dir is None:
-        raise Failed("nothing to check (use --data-dir or --bucket)")
-    return data_dir
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def export(
     output: Annotated[ExportFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ExportFormat.JSONL,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Print committed offsets in a format that import reads."""
+    """Print committed offsets in the format that polywire group offsets import reads."""
     found = run_with_client(address, lambda client: _committed(client, group), group=group)
     print_list([_row(entry) for entry in found], columns=COLUMNS, form=ListFormat(output.value))
     note(f"exported offsets={len(found)} groups={len({entry.group for entry in found})}")

@@ -84,7 +84,7 @@ def create(
     start
         Where to begin with a topic: earliest copies all its records, latest only new ones.
     groups
-        Names and patterns of consumer groups whose committed offsets are carried in both directions; all by default, '' for none.
+        Names and patterns of consumer groups whose committed offsets are copied in both directions; all by default, '' for none.
     dry_run
         Show what the link would do with each topic, without creating it.
     """
@@ -168,7 +168,8 @@ def _row(link: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _numbers(found: Mapping[str, Any]) -> dict[str, object]:
-    return {"lag": found["lag"], "lag_s": round(found["lag_s"], 1), "rate": round(found["rate"], 1)}
+    lag_s = found["lag_s"]
+    return {"lag": found["lag"], "lag_s": None if lag_s is None else round(lag_s, 1), "rate": round(found["rate"], 1)}
 
 
 @app.command(help_epilogue=examples("polywire link status old", "polywire link status old --output json"))
@@ -198,7 +199,7 @@ def status(
         if topic["settings"]:
             note(f"note: the source has other settings topic={topic['topic']} source: {topic['settings']}")
     reason = f" error={json.dumps(escaped(link['error']))}" if link["error"] else ""
-    facts = " ".join(f"{key}={value}" for key, value in _numbers(link).items())
+    facts = " ".join(f"{key}={'-' if value is None else value}" for key, value in _numbers(link).items())
     for topic in link["topic_reports"]:
         if topic["late"]:
             command = escaped(topic["late_command"])
@@ -250,16 +251,16 @@ def cut_over(
     output: Output = ListFormat.TABLE,
     http: HttpAddress = None,
 ) -> None:
-    """End the copy of topics: clients write them here from now on.
+    """End the copy of topics, so that clients can write to them here.
 
     Stop the producers at the source first. The command waits until everything is copied and nothing more has arrived at the source for
-    a moment. Each topic is cut over as soon as it is ready. After Ctrl-C or the timeout, the link follows the others as before.
+    a moment. Each topic is cut over as soon as it is ready. After Ctrl-C or the timeout, the link continues to follow the other topics.
 
     Parameters
     ----------
     topics
-        Names and patterns of topics that the link follows, separated by commas; all of them by default. For topics that were cut over
-        with --reverse, the same without it ends the copy to the source.
+        Names and patterns of topics that the link follows, separated by commas; all of them by default. If topics were cut over with
+        --reverse, the command without --reverse ends the copy to the source.
     timeout
         How long to wait, such as 60s or 10m.
     quiet_ms
@@ -290,10 +291,10 @@ def fall_back(
     output: Output = ListFormat.TABLE,
     http: HttpAddress = None,
 ) -> None:
-    """Follow topics again that were cut over with --reverse: clients write them at the source from now on.
+    """Follow topics again that were cut over with --reverse, so that clients write to them at the source.
 
     Stop the producers here first. The command waits until the source has everything, and each topic falls back as soon as it is ready.
-    After Ctrl-C or the timeout, clients write the others here as before.
+    After Ctrl-C or the timeout, clients continue to write to the other topics here.
 
     Parameters
     ----------
@@ -315,9 +316,9 @@ class _Change:
 
     Attributes:
         verb: last part of its path.
-        phase: that of its topics afterwards.
+        phase: phase of its topics afterwards.
         waits_for: what it waits for if everything is copied.
-        body: of its requests.
+        body: body of its requests.
     """
 
     name: str
@@ -361,7 +362,7 @@ class _Change:
         return [row for row in rows if row["phase"] != self.phase.value]
 
     def _late(self, rows: Sequence[Mapping[str, Any]], waiting: Sequence[Mapping[str, Any]], timeout: str) -> str:
-        """Return the error for topics that were not ready in time. Those that were are changed."""
+        """Return the error for topics that were not ready in time. The topics that were ready are changed."""
         done = len(rows) - len(waiting)
         effect = (
             f"{done} of {len(rows)} topics are {self._done}, the others are as before" if done else "nothing changes"

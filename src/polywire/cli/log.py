@@ -14,7 +14,6 @@ from cyclopts import App, Parameter
 from polywire.cli.doctor import (
     EXITS,
     Bucket,
-    Directory,
     Examined,
     empty_state,
     examined,
@@ -24,12 +23,11 @@ from polywire.cli.doctor import (
     partition_name,
     print_examined,
     print_findings,
-    required,
     unsound,
 )
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.progress import reported
-from polywire.cli.usage import DataDir, examples
+from polywire.cli.usage import DATA_DIR, DataDir, examples, settings_file
 from polywire.clock import SystemClock
 from polywire.log.doctor import Loss, OfflineLog, Offsets, examine, finish, open_offline, repair
 
@@ -48,10 +46,11 @@ LOSS_COLUMNS: Final = ("loss", "topic", "partition", "first_offset", "next_offse
         "polywire log verify --data-dir polywire-data --output jsonl | jq .path",
         exits=EXITS,
     ),
+    config=settings_file,
 )
 def verify(
     *,
-    data_dir: Directory = None,
+    data_dir: DataDir = DATA_DIR,
     bucket: Bucket = None,
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> int:
@@ -61,7 +60,7 @@ def verify(
         print_examined([Examined(part.state, unsound(part.findings)) for part in found], output)
         findings = [finding for part in found for finding in part.findings]
     else:
-        with opened(required(data_dir)) as offline:
+        with opened(data_dir) as offline:
             findings = examine(offline)
             print_findings(offline.state, unsound(findings), output)
     note(f"verified files={len({finding.path for finding in findings})} findings={len(unsound(findings))}")

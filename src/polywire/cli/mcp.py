@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, ParamSpec, TypeVar
 from cyclopts import App, Parameter
 
 from polywire import __version__
-from polywire.cli.admin import AdminApi, HttpAddress
+from polywire.cli.admin import AdminApi, GuessedUrl, HttpListener, default_http
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, connect_limit_s
 from polywire.cli.group import group_rows, group_summary
 from polywire.cli.output import Failed
@@ -48,7 +48,7 @@ def serve_tools(
     *,
     allow_writes: Annotated[bool, Parameter(negative="")] = False,
     address: Address = ADDRESS_DEFAULT,
-    http: HttpAddress = None,
+    http: HttpListener = None,
 ) -> None:
     """Serve tools of the Model Context Protocol over standard input and output.
 
@@ -61,7 +61,8 @@ def serve_tools(
     """
     module = required("mcp.server", "polywire mcp needs the package mcp", "mcp")
     server = module.MCPServer("polywire", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
-    add_tools(server, Tools(Client(address, reconnect_s=connect_limit_s()), AdminApi(http)), allow_writes=allow_writes)
+    admin = AdminApi(http or GuessedUrl(default_http(address)))
+    add_tools(server, Tools(Client(address, reconnect_s=connect_limit_s()), admin), allow_writes=allow_writes)
     server.run("stdio")
 
 

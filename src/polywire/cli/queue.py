@@ -12,15 +12,17 @@ from polywire.choices import listed
 from polywire.choices import missing as choices_missing
 from polywire.cli.admin import AdminApi, HttpAddress
 from polywire.cli.connection import ADDRESS_DEFAULT, Address, polywire_only, run_with_client
-from polywire.cli.output import Failed, ListFormat, note, print_list
+from polywire.cli.output import Failed, ListFormat, format_time, note, print_list
 from polywire.cli.usage import Topic, examples
 from polywire.client.base import WireClient
 from polywire.client.polywire import PolywireClient
 from polywire.client.queue_calls import QueueCalls
+from polywire.clock import SYSTEM_CLOCK
+from polywire.delivery_times import DELAY_MS_MAX, DELIVER_AT, parsed_ms
 from polywire.errors import ErrorCode
 from polywire.protocols.polywire.messages import QueueEntry, QueuePartition
 from polywire.records.columns import Record
-from polywire.share_settings import AUTO_OFFSET_RESET, DEAD_LETTERS, DELIVERIES, LOCK_DURATION
+from polywire.share_settings import AUTO_OFFSET_RESET, DEAD_LETTERS, DELIVERIES, LOCK_DURATION, ORDER
 
 app = App(
     name="queue",
@@ -98,11 +100,12 @@ def describe(group: Group, *, output: Output = ListFormat.TABLE, address: Addres
             "waiting": _waiting(partition),
             "held": partition.held,
             "delayed": partition.delayed,
+            "next_due": format_time(1000 * partition.next_due_ms) if partition.next_due_ms else "",
         }
         for queue in found
         for partition in queue.partitions
     ]
-    columns = ("topic", "partition", "finished_below", "next_offset", "waiting", "held", "delayed")
+    columns = ("topic", "partition", "finished_below", "next_offset", "waiting", "held", "delayed", "next_due")
     print_list(rows, columns=columns, form=output)
     for queue in found:
         for worker, held in sorted(queue.acquired.items()):
@@ -115,7 +118,7 @@ def describe(group: Group, *, output: Output = ListFormat.TABLE, address: Addres
     name="set",
     help_epilogue=examples(
         "polywire queue set workers jobs --attempts 5 --dead-letters jobs.dead",
-        "polywire queue set workers jobs --lock-s 300",
+        "polywire queue set workers jobs --lock-s 300 --order key",
     ),
 )
 def set_queue(
@@ -126,9 +129,10 @@ def set_queue(
     dead_letters: str | None = None,
     lock_s: float | None = None,
     start: str | None = None,
+    order: str | None = None,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Create a queue, or change its settings. Settings that are not named remain.
+    """Create a queue, or change its settings. Settings that are not named keep their values.
 
     Parameters
     ----------
@@ -140,12 +144,15 @@ def set_queue(
         How long the broker waits for a worker that has vanished, in seconds.
     start
         Where a new group begins: earliest, latest, or by_duration:P1D for the last day.
+    order
+        key: records with the same key are given to workers one at a time, in order. none: they are not.
     """
     given = {
         DELIVERIES: None if attempts is None else str(attempts),
         DEAD_LETTERS: dead_letters,
         LOCK_DURATION: None if lock_s is None else str(int(lock_s * 1000)),
         AUTO_OFFSET_RESET: start,
+        ORDER: order,
     }
     settings: dict[str, str | None] = {name: value for name, value in given.items() if value is not None}
     run_with_client(address, lambda client: _calls(client).configure(group, topic, settings), topic=topic)
@@ -161,7 +168,9 @@ def peek(
     output: Output = ListFormat.TABLE,
     address: Address = ADDRESS_DEFAULT,
 ) -> None:
-    """Show the next records of a queue without acquiring them.
+    """Show the next records of a queue without acquiring them, also those that are held, delayed or finished.
+
+    Workers get a record with a time in the column ``due`` at that time. Delays of retries are not shown.
 
     Parameters
     ----------
@@ -180,7 +189,7 @@ def peek(
             for record in await _next_records(polywire, topic, partition, count)
         ]
 
-    columns = ("partition", "offset", "key", "value")
+    columns = ("partition", "offset", "due", "key", "value")
     print_list(run_with_client(address, work), columns=columns, form=output)
 
 
@@ -197,7 +206,23 @@ def _record_row(partition: int, record: Record) -> dict[str, object]:
     def text(data: bytes | None) -> str | None:
         return None if data is None else data.decode(errors="backslashreplace")
 
-    return {"partition": partition, "offset": record.offset, "key": text(record.key), "value": text(record.value)}
+    due_ms = _due_ms(record)
+    return {
+        "partition": partition,
+        "offset": record.offset,
+        "due": None if due_ms is None else format_time(1000 * due_ms),
+        "key": text(record.key),
+        "value": text(record.value),
+    }
+
+
+def _due_ms(record: Record) -> int | None:
+    """Return when a record is due that was sent with a delay, in milliseconds since 1970. None if it is due now."""
+    values = [header.value or b"" for header in record.headers if header.key == DELIVER_AT.encode()]
+    due_ms = parsed_ms(values[-1]) if values else None
+    now_ms = SYSTEM_CLOCK.now_us() // 1000
+    last_ms = record.append_time_us // 1000 + DELAY_MS_MAX  # the broker ignores a later time
+    return due_ms if due_ms is not None and now_ms < due_ms <= last_ms else None
 
 
 @app.command(help_epilogue=examples("polywire queue purge workers jobs --dry-run", "polywire queue purge workers jobs"))

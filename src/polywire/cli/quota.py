@@ -52,7 +52,7 @@ def set_quota(
 ) -> None:
     """Change the limits of a user, of a client id, or of a user with a client id. It applies at once.
 
-    Limits that are not named remain. Every process of a broker enforces quotas for its own connections.
+    Limits that are not named keep their values. Every process of a broker enforces quotas for its own connections.
 
     Parameters
     ----------
@@ -94,6 +94,8 @@ def list_quotas(
 def remove(*, user: User = None, client_id: ClientId = None, http: HttpAddress = None) -> None:
     """Remove the quota that was set at run time. A quota of the configuration applies again."""
     found = AdminApi(http).request("DELETE", "quotas", _entity(user, client_id))
+    if not found.get("removed", True):
+        raise Failed(f"no quota was set at run time (see polywire quota list) {_entity_text(found)}")
     note(f"removed {_entity_text(found)}")
 
 

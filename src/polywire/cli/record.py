@@ -478,7 +478,9 @@ def copy(
     if str(ends[0]) == str(ends[1]):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"source and target are the same topic topic={ends[0].topic!r}")
     if follow and until != "latest":
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"--follow has no end: remove --until until={until!r}")
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST, f"--follow has no end, so it cannot be used with --until until={until!r}"
+        )
     with counted("copying") as show:
         work = Copy(
             *ends,

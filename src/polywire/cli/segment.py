@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from polywire.choices import unknown
 from polywire.cli.doctor import EXITS, exit_code, opened, partition_name, print_findings, unsound
 from polywire.cli.output import ListFormat, format_time, note, print_list
-from polywire.cli.usage import DataDir, examples
+from polywire.cli.usage import DATA_DIR, DataDir, examples, settings_file
 from polywire.errors import BrokerError
 from polywire.log.doctor import OfflineLog, examine_segment
 from polywire.log.segments.format import SegmentInfo, read_info
@@ -34,6 +34,7 @@ RUN_COLUMNS: Final = (
 app = App(
     name="segment",
     help_epilogue=examples("polywire segment list --data-dir polywire-data"),
+    config=settings_file,
 )
 Output = Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")]
 Name = Annotated[str, Parameter(help="Name of the segment, as segment list prints it.")]
@@ -46,7 +47,7 @@ Name = Annotated[str, Parameter(help="Name of the segment, as segment list print
         "polywire segment list --data-dir polywire-data -o csv > segments.csv",
     ),
 )
-def list_segments(*, data_dir: DataDir, output: Output = ListFormat.TABLE) -> None:
+def list_segments(*, data_dir: DataDir = DATA_DIR, output: Output = ListFormat.TABLE) -> None:
     """List segments with their state, topics, records and times.
 
     A segment is live, dead (replaced or deleted, but its file still exists) or broken (both footers are damaged).
@@ -58,8 +59,8 @@ def list_segments(*, data_dir: DataDir, output: Output = ListFormat.TABLE) -> No
 
 
 @app.command(help_epilogue=examples("polywire segment inspect segments/00000001-00000001.pws --data-dir data"))
-def inspect(name: Name, *, data_dir: DataDir, output: Output = ListFormat.TABLE) -> None:
-    """Show the records of each partition in a segment."""
+def inspect(name: Name, *, data_dir: DataDir = DATA_DIR, output: Output = ListFormat.TABLE) -> None:
+    """List the partitions in a segment, with their offsets, number of records, bytes and times."""
     with opened(data_dir) as offline:
         _needed(offline)  # replays the journal, because it contains the topic names
         rows = _runs(offline, read_info(offline.store, _known(offline, [name])[0]))
@@ -73,7 +74,7 @@ def inspect(name: Name, *, data_dir: DataDir, output: Output = ListFormat.TABLE)
         exits=EXITS,
     )
 )
-def verify(*names: Name, data_dir: DataDir, output: Output = ListFormat.TABLE) -> int:
+def verify(*names: Name, data_dir: DataDir = DATA_DIR, output: Output = ListFormat.TABLE) -> int:
     """Read every stored batch of the named segments, or of all live segments, and list damage."""
     with opened(data_dir) as offline:
         needed = _needed(offline)

@@ -15,22 +15,20 @@ from typing import Annotated, Any, Final, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.argument import ArgumentCollection
-from cyclopts.config import Env, Toml
+from cyclopts.config import Env
 from cyclopts.validators import Number
 
 from polywire.broker.settings import TableFormat, TableFormats
 from polywire.choices import did_you_mean
 from polywire.cli import plain_logging  # noqa: F401 - before modules that import structlog
-from polywire.cli.usage import examples
+from polywire.cli.usage import DATA_DIR, SERVE, SETTINGS_FILE, examples, read_settings
 from polywire.errors import ErrorCode, Invalid
 from polywire.protocols.flux.decoder import LINE_BYTES_MAX
 from polywire.server import lifecycle, startup
 from polywire.server.config import CACHE_MIB, CURSUS_IDLE_TIMEOUT_S, HTTP, WIRES, ServeConfig
 from polywire.types import DEFAULT_PARTITION_COUNT, Level
 
-DEFAULT_FILE: Final = Path("polywire.toml")  # used if it exists in the working directory
 FILE_OPTION: Final = "--config"
-TABLE: Final = "serve"
 VARIABLES: Final = "POLYWIRE_SERVE_"  # prefix of the environment variables
 
 
@@ -43,32 +41,28 @@ class SettingsFile:
         Raises CycloptsError for an unknown key, and OSError for an unreadable file.
         """
         tokens = next(argument for argument in arguments if argument.name == FILE_OPTION).tokens
-        path = Path(tokens[0].value) if tokens else DEFAULT_FILE
-        source = Toml(path, must_exist=bool(tokens), root_keys=TABLE, use_commands_as_keys=False)
-        try:
-            content = source.config
-        except CycloptsError as error:
-            raise CycloptsError(msg=f"{path} is not valid TOML: {error}") from None
+        path = Path(tokens[0].value) if tokens else SETTINGS_FILE
+        source = read_settings(path, must_exist=bool(tokens))
         options = {argument.name.removeprefix("--") for argument in arguments if not argument.children}
-        check_keys(content, options - {FILE_OPTION.removeprefix("--")}, path)
+        check_keys(source.config, options - {FILE_OPTION.removeprefix("--")}, path)
         source(app, commands, arguments)
 
 
 def check_keys(content: Mapping[str, Any], options: Collection[str], path: Path) -> None:
     """Raise CycloptsError for a key that is not the name of an option."""
     for table in content:
-        if table != TABLE:
-            raise CycloptsError(msg=f"{path}: unknown key {table!r}{_suggestion(table, {TABLE}, options)}")
-    settings = content.get(TABLE, {})
+        if table != SERVE:
+            raise CycloptsError(msg=f"{path}: unknown key {table!r}{_suggestion(table, {SERVE}, options)}")
+    settings = content.get(SERVE, {})
     if not isinstance(settings, Mapping):
-        raise CycloptsError(msg=f"{path}: [{TABLE}] must be a table")
+        raise CycloptsError(msg=f"{path}: [{SERVE}] must be a table")
     seen: set[str] = set()
     for key in settings:
         name = key.replace("_", "-")
         if name not in options:
-            raise CycloptsError(msg=f"{path}: unknown key {key!r} in [{TABLE}]{_suggestion(name, options)}")
+            raise CycloptsError(msg=f"{path}: unknown key {key!r} in [{SERVE}]{_suggestion(name, options)}")
         if name in seen:
-            raise CycloptsError(msg=f"{path}: duplicate key {name!r} in [{TABLE}]")
+            raise CycloptsError(msg=f"{path}: duplicate key {name!r} in [{SERVE}]")
         seen.add(name)
 
 
@@ -83,7 +77,7 @@ def check_variables(names: Collection[str], options: Collection[str]) -> None:
 def _suggestion(key: str, known: Collection[str], below: Collection[str] = ()) -> str:
     """Return the end of a message about an unknown key, which suggests a similar key; empty if there is none."""
     if key.replace("_", "-") in below:
-        return f" (move it below [{TABLE}])"
+        return f" (move it below [{SERVE}])"
     return did_you_mean(key, sorted(known))
 
 
@@ -250,7 +244,7 @@ class Storage:
 
     data_dir: Annotated[
         Path, Parameter(help="Data directory, created if missing. Only one broker can use it at a time.")
-    ] = Path("polywire-data")
+    ] = DATA_DIR
     bucket: Annotated[
         str | None,
         Parameter(
@@ -271,13 +265,23 @@ class Storage:
         ),
     ] = None
     cache_gib: Annotated[
-        float, Parameter(help="Size in GiB of the cache of segments in the data directory, with --bucket.")
+        float,
+        Parameter(
+            help="With --bucket: size in GiB of the cache in the data directory, which holds segments of the bucket."
+        ),
     ] = 20.0
+    memory_mib: Annotated[
+        int,
+        Parameter(
+            help="Memory in MiB that the broker may use, at least 256 for each process. Caches, journal files, state "
+            "and buffers become smaller to fit. 0 means all memory of the machine or container."
+        ),
+    ] = 0
     cache_mib: Annotated[
         int,
         Parameter(
-            help="Memory in MiB for the records most recently moved to segments, at most a quarter of the machine's "
-            "memory. Consumers that lag slightly read them without the disk. 0 disables this cache."
+            help="Memory in MiB for the records most recently moved to segments, at most a quarter of the memory. "
+            "Consumers that lag slightly read them without the disk. 0 disables this cache."
         ),
     ] = CACHE_MIB
     delete_grace_s: Annotated[
@@ -323,7 +327,7 @@ class Storage:
         int,
         Parameter(
             validator=Number(gte=1, lte=86_400),
-            help="Seconds after which a record is in its topic's table at the latest, for topics without their own setting.",
+            help="Maximum seconds until a record is in its topic's table, for topics without their own setting.",
         ),
     ] = 60
     table_history_hours: Annotated[
@@ -350,7 +354,7 @@ class Storage:
         int,
         Parameter(
             help="Memory limit in MiB (estimated) for groups, committed offsets, writers, transactional ids and protocol "
-            "state."
+            "state, at most an eighth of the memory."
         ),
     ] = 256
     owner_share: Annotated[
@@ -369,8 +373,9 @@ class Storage:
     slot_mib: Annotated[
         int,
         Parameter(
-            help="Size of a journal file in MiB. Up to four are kept in memory; a full one is moved to segments. The "
-            "minimum depends on the enabled protocols: 17 with polywire or Kafka, 11 with Iggy, 10 with Cursus, otherwise 2."
+            help="Size of a journal file in MiB, at most a sixteenth of the memory or 17, if that is larger. Up to four "
+            "are kept in memory; a full one is moved to segments. The minimum depends on the enabled protocols: 17 with "
+            "polywire or Kafka, 11 with Iggy, 10 with Cursus, otherwise 2."
         ),
     ] = 64
 
@@ -555,6 +560,7 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         node=storage.node or "",
         advertise=(storage.advertise or "").removeprefix("[").removesuffix("]"),
         cache_gib=storage.cache_gib,
+        memory_mib=storage.memory_mib,
         cache_mib=storage.cache_mib,
         delete_grace_s=storage.delete_grace_s,
         bucket_prices=storage.bucket_prices or "",
@@ -593,7 +599,7 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         iggy_dialect=wires.iggy_dialect,
         log_format=process.log_format,
     )
-    return _secured(unsecured, listeners, tls, process.config or DEFAULT_FILE)
+    return _secured(unsecured, listeners, tls, process.config or SETTINGS_FILE)
 
 
 def _quotas_reader(path: Path, quotas: str | None) -> Callable[[], str] | None:
@@ -614,12 +620,12 @@ def _quotas_reader(path: Path, quotas: str | None) -> Callable[[], str] | None:
 def _quotas_of_file(path: Path) -> str:
     """Return the quotas of a settings file; empty if there are none. Raises Invalid(INVALID_REQUEST), and OSError."""
     try:
-        settings = tomllib.loads(path.read_text("utf-8")).get(TABLE, {})
+        settings = tomllib.loads(path.read_text("utf-8")).get(SERVE, {})
     except ValueError as error:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"{path} is not valid TOML: {error}") from error
     quotas = settings.get("quotas", "") if isinstance(settings, dict) else None
     if not isinstance(quotas, str):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"{path}: quotas in [{TABLE}] must be a text")
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"{path}: quotas in [{SERVE}] must be a text")
     return quotas
 
 

@@ -85,7 +85,7 @@ def _distinct(names: Sequence[str]) -> Iterator[str]:
 
 
 def _printable(value: object, *, is_nested: bool) -> object:
-    """Return a value as JSON represents it. Unless ``is_nested``, lists and structs become JSON text."""
+    """Convert a value to one that JSON can represent. Unless ``is_nested``, lists and structs become JSON text."""
     match value:
         case None | bool() | int() | str():
             return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Final
@@ -143,19 +143,31 @@ def top(
     once: Annotated[bool, Parameter(negative="", help="Take two samples, print the view once, and exit.")] = False,
     output: Annotated[TopFormat, Parameter(name=("--output", "-o"), help="Format with --once.")] = TopFormat.TABLE,
 ) -> None:
-    """Show a broker's activity live: throughput by protocol, the busiest topics, and the groups with the largest lag."""
-    admin = AdminApi(http)
-    before = _sample(admin)
+    """Show a broker's activity live: throughput by protocol, the busiest topics, and the groups with the largest lag.
+
+    If standard output is not a terminal, the view is printed again and again.
+    """
+    samples = _pairs(AdminApi(http), interval)
     if once or output is TopFormat.JSON:
-        time.sleep(interval)
-        _print(view(before, _sample(admin)), output)
+        _print(view(*next(samples)), output)
         return
-    with Live(console=Console(highlight=False), screen=sys.stdout.isatty(), auto_refresh=False) as live:
-        while True:
-            time.sleep(interval)
-            now = _sample(admin)
+    if not sys.stdout.isatty():
+        for before, now in samples:
+            _print(view(before, now), output)
+            sys.stdout.flush()
+    with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
+        for before, now in samples:
             live.update(_render(view(before, now), now.responses["overview"]), refresh=True)
-            before = now
+
+
+def _pairs(admin: AdminApi, interval_s: float) -> Iterator[tuple[Sample, Sample]]:
+    """Yield each sample together with the one before."""
+    before = _sample(admin)
+    while True:
+        time.sleep(interval_s)
+        now = _sample(admin)
+        yield before, now
+        before = now
 
 
 def _sample(admin: AdminApi) -> Sample:

@@ -30,7 +30,7 @@ from polywire.http.guard import completing
 from polywire.http.health import readiness
 from polywire.http.history import INTERVAL_S, totals
 from polywire.http.lag import GROUPS_MAX, group_lags, partition_lags
-from polywire.http.links import LinkEndpoints
+from polywire.http.links import LinkEndpoints, failing_links
 from polywire.http.process import BucketRequests, BucketView, Process
 from polywire.http.queues import QueueEndpoints
 from polywire.http.quotas import QuotaEndpoints
@@ -189,6 +189,7 @@ class Api:
             "connections_max": self._process.connections_max,
             "listeners": self._process.listeners(),
             "bucket": None if bucket is None else bucket_json(bucket),
+            "failing_links": failing_links(self._process),
             "wires": {wire or "unknown": asdict(traffic) for wire, traffic in sorted(self._process.traffic().items())},
         }
 
@@ -332,7 +333,7 @@ class Api:
         return {"group": name, "topic": topic.name.full, "dry_run": dry_run, "partitions": rows.rows}
 
     async def _offset_of(self, partition: Partition, text: str) -> int:
-        """Return the offset that an offset or an ISO 8601 time stands for."""
+        """Convert a text, which is an offset or an ISO 8601 time, to an offset."""
         if text.isascii() and text.isdigit() and len(text) < 19:
             return int(text)
         return await self._offset_at(partition, _time_us(text))

@@ -1,6 +1,6 @@
 """Download records of a topic as one file: JSON, CSV or Parquet, with limits in records and bytes.
 
-A file is built in memory, by few requests at the same time. Parquet is written by a process of its own
+A file is built in memory, so only a few downloads run at the same time. Parquet is written by a process of its own
 (``tables.download_process``), because pyarrow takes more memory than a broker.
 """
 
@@ -51,7 +51,7 @@ _CSV_HEAD: Final = b"partition,offset,timestamp,key,value,headers\r\n"
 _SECRET: Final = "POLYWIRE_PASSWORD"  # clients read it; the process does not need it
 
 OffsetOf = Callable[[Partition, str], Awaitable[int]]
-"""Return the offset that an offset or a time stands for in a partition."""
+"""Converts a text, which is an offset or a time, to an offset of a partition."""
 
 
 class Format(Enum):
@@ -271,9 +271,10 @@ def _cell(data: bytes | None) -> str:
 
 
 def harmless(text: str) -> str:
-    """Return a text that spreadsheets do not evaluate: with ``'`` before it if it begins like a formula and is no number.
+    """Return a text that spreadsheets do not evaluate.
 
-    A text that begins with ``'`` and then like a formula gets another one, so a reader can remove the first one.
+    If it begins like a formula and is not a number, it gets ``'`` before it. A text that begins with ``'`` and then
+    like a formula gets another ``'``, so a reader can always remove the first one.
     """
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 

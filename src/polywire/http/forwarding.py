@@ -121,7 +121,7 @@ class ForwardingApp:
         return Response(merged, media_type="application/json", headers=NO_STORE)
 
     async def _first(self, request: Request) -> Response:
-        """Return the first successful response, otherwise any. Raises Unavailable if a process does not respond."""
+        """Return a successful response. Otherwise return a failed one, or raise Unavailable if one is missing."""
         responses = await self._all(request, RESPONSE_S)
         found = [response for response in responses if isinstance(response, Response)]
         if successful := [response for response in found if response.status_code == 200]:

@@ -50,7 +50,7 @@ class History:
     def __init__(
         self, broker: Broker, traffic: Callable[[], Mapping[str, Traffic]], clock: Clock | None = None
     ) -> None:
-        """``clock`` is that of the broker if it is None."""
+        """If ``clock`` is None, the broker's clock is used."""
         self._broker: Final = broker
         self._clock: Final = clock or broker.clock
         self._traffic: Final = traffic

@@ -1,4 +1,4 @@
-"""The read part of an Iceberg REST catalog: streams are its namespaces, and topics with Iceberg metadata its tables.
+"""A read-only Iceberg REST catalog. Streams are namespaces, and topics with Iceberg metadata are tables.
 
 Engines read the data files themselves, so loading a table needs the permission to consume the topic. The paths follow the
 Iceberg REST catalog specification.
@@ -83,7 +83,7 @@ class IcebergCatalog:
         ]
 
     def check_client(self, request: Request) -> None:
-        """Raise Denied if the tables are files of this machine that the client may not know."""
+        """Raise Denied if the tables are files of this machine whose paths the client may not see."""
         broker, on_loopback = self._broker, request.scope[PEER].on_loopback
         if broker.settings.tables_url.startswith("file:") and not broker.access.sees_files(on_loopback=on_loopback):
             raise Denied(ErrorCode.DENIED, "tables are files of the broker's machine: only clients there may load them")

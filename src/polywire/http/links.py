@@ -11,7 +11,17 @@ from polywire.broker.permissions import Action
 from polywire.choices import choice
 from polywire.errors import ErrorCode, Invalid, Unavailable
 from polywire.http.endpoints import ApiCall, Endpoint
-from polywire.link_orders import EVERY_GROUP, QUIET_MS, QUIET_MS_MAX, LinkDefinition, LinkReport, LinkStart, LinkView
+from polywire.link_orders import (
+    EVERY_GROUP,
+    FAILING,
+    QUIET_MS,
+    QUIET_MS_MAX,
+    STARTING,
+    LinkDefinition,
+    LinkReport,
+    LinkStart,
+    LinkView,
+)
 
 if TYPE_CHECKING:
     from polywire.broker.broker import Broker
@@ -97,7 +107,7 @@ class LinkEndpoints:
     async def _find(self, call: ApiCall) -> Any:
         view = self._links.find(call.path["link"])
         topics = list(view.topics())
-        rows = [_report(report) for report in topics[:TOPICS_MAX]]
+        rows = [_report(report, view) for report in topics[:TOPICS_MAX]]
         groups = [msgspec.to_builtins(group) for group in view.groups]
         found = {**_summary(view), "topic_reports": rows, "more": len(topics) > TOPICS_MAX, "group_reports": groups}
         return found | {"can_alter": self._can_alter(call)}
@@ -140,6 +150,12 @@ class LinkEndpoints:
         return {"name": call.path["link"]}
 
 
+def failing_links(process: Process) -> list[str]:
+    """Return the names of the links that fail, sorted."""
+    views = () if process.links is None else process.links.all()
+    return [view.link.name for view in views if view.state == FAILING][:TOPICS_MAX]
+
+
 def _summary(view: LinkView) -> Mapping[str, Any]:
     link, reports = view.link, list(view.topics())
     return {
@@ -154,8 +170,7 @@ def _summary(view: LinkView) -> Mapping[str, Any]:
         "carried_groups": len({group.group for group in view.groups}),
         "group_error": view.group_error,
         "followed": len(reports),
-        "lag": sum([report.lag for report in reports]),
-        "lag_s": max([report.lag_s for report in reports], default=0.0),
+        **_lags(reports, is_known=view.state not in (STARTING, FAILING)),
         "rate": sum([report.rate for report in reports]),
         "created_at_us": link.created_at_us,
     }
@@ -175,8 +190,20 @@ def _phases(view: LinkView) -> Mapping[str, Any]:
     return {"name": view.link.name, "error": view.error, "topics": rows}
 
 
-def _report(report: LinkReport) -> Mapping[str, Any]:
+def _lags(reports: Sequence[LinkReport], *, is_known: bool) -> Mapping[str, Any]:
+    """Return the lag of topics together. It is null while a topic cannot be copied, because the source has more records."""
+    if not is_known:
+        return {"lag": None, "lag_s": None}
+    return {
+        "lag": sum([report.lag for report in reports]),
+        "lag_s": max([report.lag_s for report in reports], default=0.0),
+    }
+
+
+def _report(report: LinkReport, view: LinkView) -> Mapping[str, Any]:
     row: dict[str, Any] = msgspec.to_builtins(report)
+    whole = view.reports.get("")
+    row |= _lags([report], is_known=not report.error and (whole is None or not whole.error))
     for name in ("settled", "closing", "groups", "group_error"):
         del row[name]
     return row

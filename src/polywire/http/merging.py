@@ -69,7 +69,7 @@ def _quotas(responses: Sequence[Any]) -> Any:
 def _overview(responses: Sequence[Any]) -> Any:
     """Add up the counters of all processes.
 
-    Other fields are those of a process that is not ready, or of the first process.
+    Other fields come from a process that is not ready, or else from the first process.
     """
     first = min(responses, key=lambda response: response["ready"])
     sums = {name: sum(response[name] for response in responses) for name in SUMMED}
@@ -79,7 +79,8 @@ def _overview(responses: Sequence[Any]) -> Any:
             for name, count in traffic.items():
                 wires[wire][name] += count
     congested = any(response["congested"] for response in responses)
-    return {**first, **sums, "congested": congested, "wires": dict(sorted(wires.items()))}
+    failing = sorted({name for response in responses for name in response["failing_links"]})
+    return {**first, **sums, "congested": congested, "failing_links": failing, "wires": dict(sorted(wires.items()))}
 
 
 def _history(responses: Sequence[Any]) -> Any:

@@ -197,7 +197,7 @@ def _connection_families(process: Process) -> Iterator[Metric]:
 
 
 def _quota_families(broker: Broker) -> Iterator[Metric]:
-    """Return the quotas and what they have caused, per entity. There are none without quotas."""
+    """Yield the metrics of quotas by user and client id; none if there are no quotas."""
     labels = ["user", "client_id", "limit"]
     rates = GaugeMetricFamily("polywire_quota_per_second", "Quota in bytes or requests per second.", labels=labels)
     charged = CounterMetricFamily(
@@ -298,14 +298,14 @@ async def _queue_families(broker: Broker, slices: Slices) -> list[Metric]:
         for name, text in (
             ("waiting_records", "Records of a queue that a worker could acquire now."),
             ("held_records", "Records of a queue that workers have acquired and not finished."),
-            ("delayed_records", "Records of a queue that were released with a delay."),
+            ("delayed_records", "Records of a queue that are not due yet."),
             ("waiting_seconds", "Age of the oldest record that waits in a queue."),
             ("workers", "Workers of a queue that hold records or send heartbeats."),
         )
     ]
     outcomes = CounterMetricFamily(
         "polywire_queue_records",
-        "Records of a queue by outcome: accepted, released, rejected (also: delivered too often), expired.",
+        "Records of a queue by outcome: accepted, released, rejected (also: delivered too often), expired (the lock), lapsed (the record).",
         labels=[*labels, "outcome"],
     )
     for queue in found:
@@ -342,7 +342,7 @@ def _table_families(broker: Broker, process: Process) -> Iterator[Metric]:
             ("commit_seconds", "Duration of the last update of a table, with reading and writing its rows."),
             (
                 "freshness_seconds",
-                "Seconds after which a record is in the table at the latest, by the topic's settings.",
+                "Maximum seconds until a record is in the table, by the topic's settings.",
             ),
             ("failing", "1 while a table cannot be written."),
             ("skipped_records", "Records that retention removed before they were in the table."),

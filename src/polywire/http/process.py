@@ -152,13 +152,16 @@ class Links(Protocol):
         """
 
     async def fall_back(self, name: str, patterns: Sequence[str], *, quiet_ms: int) -> LinkView:
-        """Follow topics again whose cut-over was reversed. Return their state after a short wait.
+        """Follow topics again that were cut over with ``reverse``. Return their state after a short wait.
 
         Raises Missing(LINK_MISSING, TOPIC_MISSING), Conflict(TOPIC_LINKED), Busy(BUSY).
         """
 
     async def cancel_cut_over(self, name: str, patterns: Sequence[str]) -> LinkView:
-        """Let the link follow topics again whose cut-over waits. Raises Missing(LINK_MISSING, TOPIC_MISSING)."""
+        """Cancel requested cut-overs, so that the link follows these topics again.
+
+        Raises Missing(LINK_MISSING, TOPIC_MISSING).
+        """
 
     async def delete(self, name: str) -> None:
         """Delete a link. Topics and positions remain. Raises Missing(LINK_MISSING)."""

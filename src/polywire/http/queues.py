@@ -39,8 +39,9 @@ class PartitionDepth(msgspec.Struct, frozen=True):
         start: all records below this offset are finished.
         waiting: records that a worker could acquire now.
         held: records that workers have acquired.
-        delayed: records that were released with a delay, or are being copied to the dead-letter topic.
+        delayed: records that are not due yet, or are being copied to the dead-letter topic.
         waiting_s: age of the oldest waiting record; 0 if none waits, None if it is unknown.
+        next_due_ms: when the next record is due that was sent with a delay, in milliseconds since 1970, if known.
     """
 
     partition: int
@@ -50,13 +51,14 @@ class PartitionDepth(msgspec.Struct, frozen=True):
     held: int
     delayed: int
     waiting_s: float | None
+    next_due_ms: int | None = None
 
 
 class Queue(msgspec.Struct):
     """A share group in one topic.
 
     Attributes:
-        held: number of acquired records by worker, also of workers that have none.
+        held: number of acquired records by worker; 0 for a worker that has none.
     """
 
     group: str
@@ -128,7 +130,8 @@ async def _depth(broker: Broker, partition: Partition, offsets: ShareOffsets) ->
     again = offsets.unfinished - held - offsets.delayed if first < offsets.end else 0
     waiting = max(again, 0) + max(end - max(offsets.end, first), 0)
     age = await age_of(broker, partition, max(offsets.available, first)) if waiting else 0.0
-    return PartitionDepth(partition.number, offsets.start, end, waiting, held, offsets.delayed, age)
+    delayed = offsets.delayed + offsets.scheduled
+    return PartitionDepth(partition.number, offsets.start, end, waiting, held, delayed, age, offsets.next_due_ms)
 
 
 class QueueEndpoints:
@@ -221,7 +224,7 @@ class QueueEndpoints:
         }
 
     async def _find(self, call: ApiCall, slices: Slices) -> Queue:
-        """Return a queue. Raises Missing(TOPIC_MISSING, GROUP_MISSING), also for another user's group."""
+        """Return a queue. Raises Missing(TOPIC_MISSING, GROUP_MISSING), the latter also for another user's group."""
         shares, group = self._broker.shares, call.path["group"]
         topic = self._broker.topic(call.path["topic"])
         name = topic.name.full
@@ -255,7 +258,7 @@ class QueueEndpoints:
 
 
 class _LetterCounts:
-    """Counts the waiting records of dead-letter topics, each of them once."""
+    """Counts the waiting records of dead-letter topics. Each topic is counted only once."""
 
     def __init__(self, broker: Broker, call: ApiCall) -> None:
         self._broker: Final = broker

@@ -54,7 +54,7 @@ class QuotaEndpoints:
                 "DELETE",
                 "/quotas",
                 Action.USER_ALTER,
-                "Remove what was set for a user, a client id or both; a configured quota applies again",
+                "Remove what was set for a user, a client id or both, and say whether there was any; a configured quota applies again",
                 self._remove,
                 entity,
             ),
@@ -85,9 +85,11 @@ class QuotaEndpoints:
         return await self._set(call, limits)
 
     async def _remove(self, call: ApiCall) -> Any:
-        return await self._set(call, None)
+        quotas, entity = self._broker.access.quotas, _entity(call)
+        was_set = not quotas.is_as_configured(quotas.of(entity))
+        return {**await self._set(call, None), "removed": was_set}
 
-    async def _set(self, call: ApiCall, limits: dict[str, float | None] | None) -> Any:
+    async def _set(self, call: ApiCall, limits: dict[str, float | None] | None) -> Mapping[str, Any]:
         user, client_id = _entity(call)
         done: asyncio.Future[Quota] = asyncio.get_running_loop().create_future()
         self._changes.set_quota(user, client_id, limits, by=call.principal, done=completing(done))

@@ -109,7 +109,7 @@ class _PageTaker:
 
 
 class _PartTaker:
-    """Takes the matching records of one part of a partition, and of these the last ones."""
+    """Collects the last matching records of one part of a partition."""
 
     def __init__(self, partition: int, end: int, *, limit: int, bytes_max: int, wanted: Filter, whole: bool) -> None:
         self._partition: Final = partition
@@ -170,8 +170,9 @@ class RecordReader:
     ) -> Page:
         """Return the last matching records before an offset. Raises BrokerError if they cannot be read.
 
-        Batches can only be read forwards, so this reads parts of growing size, the last one first. The page ends where a
-        limit interrupts a part; a part of one record is always used.
+        Batches can only be read forwards, so this reads parts of growing size, the last one first. A part that exceeds
+        the read limit is not returned. If the first part exceeds the limit, its last record is returned alone, whatever
+        its size.
         """
         log = partition.log
         end = min(max(before, log.first_offset), log.readable_offset)

@@ -1,6 +1,6 @@
 """Select records by their key, by text in their key, value and headers, and by a field of JSON values.
 
-Filters run in a thread. They decode one record at a time, and only what they compare.
+Filters run in a thread. They decode one record at a time, and only the parts that they compare.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def request_bytes(data: memoryview, body_bytes_max: int = BODY_BYTES_MAX) -> int
 
 
 def is_of_console(request: memoryview) -> bool:
-    """Return whether a browser sent a request. Its pages can only be those of the console (``guard``)."""
+    """Return whether a browser sent a request. Only pages of the console can make a browser do that (``guard``)."""
     head = bytes(request[:HEAD_BYTES_MAX]).partition(_END)[0].lower()
     return b"\r\nsec-fetch-site:" in head or b"\r\nx-polywire: console" in head
 

@@ -1,7 +1,7 @@
-"""Carry the committed offsets of consumer groups between the two ends of a link.
+"""Carry (copy) the committed offsets of consumer groups between the two ends of a link.
 
-* A group is active where it has members. Its offsets are carried from there to the other end. If it has no members, they
-  are carried from the end that clients write, unless its last members were at the other end.
+* A group is active where it has members. Its offsets are carried from there to the other end. If it has no members,
+  they are carried from the end where clients write, unless its last members were at the other end.
 * Offsets are carried only up to the end of the copy, and only in partitions whose records have the same offsets.
 * An offset moves backwards only if it moved backwards at the active end, because a user has reset it there.
 * Groups have their own connection to the source, so their requests do not delay the copy.
@@ -29,13 +29,13 @@ from polywire.link_orders import GroupReport
 from polywire.matching import is_pattern, matches
 
 GROUPS_S: Final = 1.0  # interval at which offsets are carried
-BUSY_SHARE: Final = 0.1  # share of the time in which requests about groups may run, if there are many groups
-FINAL_S: Final = 2.0  # time for the last offsets before a cut-over lets clients write
+BUSY_SHARE: Final = 0.1  # share of the time that requests about groups may take, if there are many groups
+FINAL_S: Final = 2.0  # time to carry the last offsets of a cut-over, before clients may write here
 PAUSE_MAX_S: Final = 30.0
-REPORTED_BYTES_MAX: Final = 256 * 1024  # of the groups in one report
+REPORTED_BYTES_MAX: Final = 256 * 1024  # bytes of the groups in one report
 ERROR_CHARS_MAX: Final = 300
 NAME_BYTES_MAX: Final = 255
-OFFSETS_MAX: Final = 100_000  # of all groups of a link; all groups of a broker have five times as many
+OFFSETS_MAX: Final = 100_000  # offsets of all groups of a link; a broker can have five times as many
 
 SOURCE: Final = "source"
 HERE: Final = "here"
@@ -47,11 +47,11 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """How far groups of a topic have the same offsets at both ends.
+    """The range in which the offsets of a topic are the same at both ends.
 
     Attributes:
-        ends: the end of the copy by partition; None where offsets differ.
-        is_reversed: whether the source is the copy.
+        ends: by partition, the offset up to which records were copied; None where offsets differ.
+        is_reversed: whether records are copied to the source.
     """
 
     ends: Sequence[int | None]
@@ -60,7 +60,7 @@ class Carried:
 
 @dataclass(slots=True)
 class GroupState:
-    """A group on one topic, at one end."""
+    """A group on one topic, at one end of the link."""
 
     offsets: dict[int, int] = field(default_factory=dict)
     is_active: bool = False
@@ -143,7 +143,7 @@ class GroupSync:
         Args:
             source: URL of the source.
             patterns: names and patterns of groups.
-            carried: returns the topics, and how far their copies are.
+            carried: returns the topics, and up to which offsets they are copied.
             report: called with the groups, and the reason if they could not be carried.
         """
         self._url: Final = source
@@ -152,7 +152,7 @@ class GroupSync:
         self._carried: Final = carried
         self._report: Final = report
         self._last_active: dict[Key, str] = {}
-        # offsets that were seen last, by end, group, topic and partition, to find resets
+        # offsets at the last comparison, by end, group, topic and partition, to detect resets
         self._seen: dict[tuple[str, Key, int], int] = {}
         self._due: Final = asyncio.Event()
         self._done: asyncio.Future[None] | None = None
@@ -185,7 +185,7 @@ class GroupSync:
                 await self._due.wait()
 
     async def carry_now(self) -> None:
-        """Carry offsets now, and wait for the end, but not for long."""
+        """Carry offsets now, and wait until it is done, but only for a limited time."""
         done = self._done = self._done or asyncio.get_running_loop().create_future()
         self._due.set()
         await asyncio.wait([done], timeout=FINAL_S)
@@ -219,7 +219,7 @@ class GroupSync:
         self._last_active = {key: end for key, end in self._last_active.items() if key in there or key in here}
         self._groups = tuple(_first(found))
         self._report(self._groups, "")
-        if waiting is self._done:  # a request that came meanwhile waits for the next time
+        if waiting is self._done:  # a request that came in the meantime waits for the next comparison
             self._finish()
 
     def _is_chosen(self, group: str) -> bool:
@@ -248,7 +248,7 @@ class GroupSync:
                 await self._move(client, end, key, leading, following, ends)
             except Unavailable:
                 raise
-            except BrokerError as failure:  # such as members that have joined meanwhile
+            except BrokerError as failure:  # members have joined in the meantime, for example
                 error = failure.message[:ERROR_CHARS_MAX]
         return GroupReport(
             group, topic, sum(theirs.offsets.values()), sum(ours.offsets.values()), active, skipped, error
@@ -263,7 +263,7 @@ class GroupSync:
         following: GroupState,
         ends: Sequence[int | None],
     ) -> None:
-        """Commit the offsets of the end ``end`` at the other one."""
+        """Commit the offsets that a group has at the end ``end`` at the other end."""
         for number, offset in sorted(leading.offsets.items()):
             limit = self._end(ends, number)
             if limit is None:

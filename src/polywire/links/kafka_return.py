@@ -1,10 +1,10 @@
 """Copy what clients write here, after a reversed cut-over, to a topic of Apache Kafka: each record once.
 
-* The sequence number of a record counts from the cut-over, with one producer id for all that time. Kafka appends a batch
+* All records are sent with one producer id, and their sequence numbers count from the cut-over. Kafka appends a batch
   only if its numbers follow the last ones, so a late request of a process that was killed cannot append it twice.
 * The end of a partition at the source says where to continue, because offsets are the same up to a constant.
-* Before the first write over a connection, the newest records at the source are compared with those here. So records of
-  other clients are found, and are an error.
+* Before the first write over a connection, the newest records at the source are compared with those here. Records of
+  other clients are an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class KafkaReturn:
         self._here: Final = here
         self._there: Final = there
         self._fields: Final = StoredFields.by(there)
-        self._positions: list[int] = []  # offsets here
+        self._positions = list(cut_over.here)
+        self._is_open = False  # whether the positions were found at the source
         self._ends: list[int] = []
         self._progress: Final = Progress()
 
@@ -63,23 +64,24 @@ class KafkaReturn:
     @property
     def is_complete(self) -> bool:
         """Whether the source has everything, as far as known."""
-        return bool(self._positions) and is_complete(self._ends, self._positions)
+        return self._is_open and is_complete(self._ends, self._positions)
 
     @property
     def is_shifted(self) -> bool:
-        """Whether offsets differ. They cannot, because other records at the source are an error."""
+        """Return False: offsets cannot differ, because other records at the source are an error."""
         return False
 
     def forget(self) -> None:
         """Find the positions again before the next step, because an attempt has failed."""
-        self._positions = []
+        self._is_open = False
 
     async def step(self) -> bool:
         """Copy some records of each partition. Return whether there were any. Raises BrokerError."""
         bounds = await self._here.bounds(self.topic)
         self._ends = [part.next_offset for part in bounds[: len(self._cut_over.here)]]
-        if not self._positions:
+        if not self._is_open:
             self._positions = await self._open()
+            self._is_open = True
         moved = False
         for number, end in enumerate(self._ends):
             if self._positions[number] < end:
@@ -100,7 +102,7 @@ class KafkaReturn:
         return positions
 
     async def _compare(self, number: int, first: int, end: int) -> None:
-        """Raise Conflict if the records from ``first`` to ``end`` here are others at the source."""
+        """Raise Conflict unless the source has the same records from ``first`` to ``end`` as this broker."""
         if first == end:
             return
         shift = self._cut_over.ends[number] - self._cut_over.here[number]

@@ -1,4 +1,4 @@
-"""How far the copy of one topic is, and how fast it was lately."""
+"""The progress of the copy of one topic, and its recent speed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from polywire.link_orders import LinkReport
 
-RATE_S: Final = 5.0  # time over which the rate is averaged
+RATE_S: Final = 5.0  # seconds over which the rate is averaged
 
 
 class Progress:

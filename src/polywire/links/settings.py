@@ -27,7 +27,7 @@ LIMIT_MAX: Final = 2**62  # the broker's maximum of retention limits
 RESPONSE_S: Final = 30.0
 OTHERS_MAX: Final = 50  # settings of one topic that are listed; Kafka has about forty
 LIST_MAX: Final = 200  # users and ACLs that are listed; the number of others is reported
-TEXT_CHARS_MAX: Final = 200  # of a name or value in a list
+TEXT_CHARS_MAX: Final = 200  # length of a name or value in a list
 
 Value = int | str | None
 
@@ -112,8 +112,8 @@ class SourceSettings:
 async def source_settings(source: WireClient, topic: str) -> SourceSettings:
     """Return the settings of a topic. A protocol without settings has none. Raises BrokerError.
 
-    A user who may read the topic may not be allowed to see its settings. Then none are carried, and the list of others
-    says so.
+    A user who may read the topic may not be allowed to see its settings. Then no settings are copied, and the
+    list of other settings says so.
     """
     try:
         async with asyncio.timeout(RESPONSE_S):
@@ -153,7 +153,7 @@ def _from_polywire(settings: Mapping[str, Value]) -> SourceSettings:
 
 
 def from_kafka(configs: Iterable[TopicConfig]) -> SourceSettings:
-    """Return the settings of a Kafka topic. The defaults of the cluster are settings of the topic here."""
+    """Return the settings of a Kafka topic. Defaults of the cluster become settings of the topic here."""
     found = SourceSettings()
     is_unlimited = False
     for config in configs:
@@ -164,7 +164,7 @@ def from_kafka(configs: Iterable[TopicConfig]) -> SourceSettings:
                 found.carried["retention_bytes"] = _limit(config.value, 1)
             case "cleanup.policy":
                 found.carried["compaction"] = int("compact" in config.value)
-                is_unlimited = "delete" not in config.value  # then Kafka ignores the limits of retention
+                is_unlimited = "delete" not in config.value  # Kafka ignores the retention limits of such topics
             case "compression.type" if config.value in _COMPRESSIONS:
                 found.carried["compression"] = config.value
             case _ if config.is_set:
@@ -175,7 +175,7 @@ def from_kafka(configs: Iterable[TopicConfig]) -> SourceSettings:
 
 
 def _from_iggy(expiry_us: int, size_max: int, partitions: int, others: Sequence[str]) -> SourceSettings:
-    """Return the settings of an Iggy topic, whose size limit is that of all partitions together."""
+    """Return the settings of an Iggy topic. Its size limit is divided among its partitions."""
     carried: dict[str, Value] = {
         "retention_age_us": min(expiry_us, LIMIT_MAX),
         "retention_bytes": min(max(1, size_max // max(1, partitions)), LIMIT_MAX) if size_max else 0,
@@ -214,7 +214,7 @@ async def access_notes(source: WireClient) -> list[str]:
 
 
 def users_of(rules: Sequence[Acl], users: Sequence[str]) -> Iterator[str]:
-    """Yield a note with the command for each user, and one for each ACL that has no equal permission."""
+    """Yield a note with the command for each user, and one for each ACL that has no equivalent permission."""
     by_user: defaultdict[str, list[Acl]] = defaultdict(list)
     for acl in rules:
         by_user[acl.principal].append(acl)
@@ -235,7 +235,7 @@ def users_of(rules: Sequence[Acl], users: Sequence[str]) -> Iterator[str]:
 
 
 def permissions_of(rules: Sequence[Acl]) -> tuple[list[str], list[Acl]]:
-    """Return the permissions that are equal to the ACLs of one user, and the ACLs that have no equal."""
+    """Return the permissions that are equivalent to the ACLs of one user, and the ACLs that have no equivalent."""
     words: dict[str, None] = {}
     others: list[Acl] = []
     topics: dict[int, list[str]] = {READ: [], WRITE: []}
@@ -271,14 +271,14 @@ def _where(acl: Acl) -> str | None:
 
 
 def _other_words(acl: Acl, topics: Mapping[int, Sequence[str]]) -> list[str] | None:
-    """Return the permissions for an ACL of another resource than a topic. None if there is no equal."""
+    """Return the permissions for an ACL of a resource other than a topic; None if there is no equivalent."""
     if acl.permission_type != ALLOW or acl.host != EVERY:
         return None
     if acl.resource_type == CLUSTER and acl.operation in (_WITHOUT_EQUAL, *_CLUSTER_WORDS):
         return [_CLUSTER_WORDS[acl.operation]] if acl.operation in _CLUSTER_WORDS else []
     if (
         acl.resource_type == GROUP
-    ):  # a group belongs to the user who first uses it, and needs the permission for its topics
+    ):  # here, a group belongs to the user who first uses it, and requires the permission for its topics
         return [f"group{where}" for where in topics.get(READ, ())] or None
     if acl.resource_type == TRANSACTIONAL_ID:
         return [f"transaction{where}" for where in topics.get(WRITE, ())] or None

@@ -1,10 +1,10 @@
 """Copy one topic of another broker, each record once.
 
 * The position of a partition is the sequence number of the last publish of a writer, and a publish makes the records
-  and the number readable in one atomic write. So the position is always that of the records.
+  and the number readable in one atomic write. So records and position always agree.
 * A partition without a position must be empty here: the link continues only what it has begun.
-* Each publish covers exactly the offsets from the position to the next one, also those without a record. A partition
-  begins here at the first offset of the source. So records have the offsets that they have at the source.
+* Each publish covers exactly the offsets from the position to the next one, including offsets without a record. A
+  partition begins here at the first offset of the source. So records have the offsets that they have at the source.
 * After any error, the position is read again. Before that, unpublished records of the failed attempt are deleted, so
   that a late publish cannot succeed.
 """
@@ -30,11 +30,11 @@ from polywire.links.settings import differences, source_settings
 from polywire.records.pieces import Piece, covering, merged
 from polywire.types import Buffer, Level
 
-CHUNKS_AT_ONCE: Final = 2  # reads of one partition before it is the turn of the next one
-REST_MAX: Final = 1_000  # offsets that are read, too: without records, the write before must cover them
+CHUNKS_AT_ONCE: Final = 2  # reads of one partition before the next partition is read
+REST_MAX: Final = 1_000  # so few remaining offsets are read, too: if they have no records, the last write covers them
 NUMBER_STEP: Final = 1 << 31  # the broker rejects a sequence number that is 2^32 above the last one
-JUMP_MAX: Final = 1 << 40  # offsets without a record; more is no gap but a lie of the source
-STAGED_BYTES: Final = 4 << 20  # of one request
+JUMP_MAX: Final = 1 << 40  # longest gap in the offsets; if it is longer, the source's response is wrong
+STAGED_BYTES: Final = 4 << 20  # bytes of one request
 READ_S: Final = 60.0  # time for a response of the source
 COUNT_S: Final = 10.0  # interval of checks for more partitions
 SETTINGS_S: Final = 60.0  # interval of checks for changed settings
@@ -59,8 +59,9 @@ class LinkedTopic:
         """Prepare to follow a topic.
 
         Args:
-            tokens: those of the link's publishes whose outcome is unknown.
-            claims: make the topic read-only for all other clients of the target. Only the broker's own process may.
+            tokens: tokens of the link's publishes whose outcome is unknown.
+            claims: make the topic read-only for all other clients of the target. Only the broker's own process may do
+                so.
             begins_at: by partition, the location to begin at in a topic that both ends have already.
         """
         self._begins_at: Final = begins_at
@@ -129,7 +130,7 @@ class LinkedTopic:
         return moved
 
     async def _within(self, seconds: float, reading: Coroutine[None, None, _T]) -> _T:
-        """Return the response of the source. Raises Unavailable if it takes longer."""
+        """Return the response of the source. Raises Unavailable if it takes longer than ``seconds``."""
         try:
             async with asyncio.timeout(seconds):
                 return await reading
@@ -154,9 +155,10 @@ class LinkedTopic:
         )
 
     async def _copy(self, number: int, end: int) -> bool:
-        """Copy some records of a partition: the next ones are read while the last ones are written.
+        """Copy some records of a partition.
 
-        Records are written when the next ones were read, so that one publish also covers offsets without a record.
+        The next records are read while the last ones are written. Records are published only when the next ones were
+        read, so that the publish also covers the offsets without a record between them.
         """
         writing: asyncio.Task[None] | None = None
         waiting: list[Piece] = []
@@ -242,7 +244,7 @@ class LinkedTopic:
         except Missing:
             if self._begins_at is not None:
                 raise
-            with suppress(Conflict):  # another client created it
+            with suppress(Conflict):  # another client has created it
                 settings = (await source_settings(self._source, self.topic)).carried
                 await self._target.create_topic(self.topic, count, settings=settings)
             known = await self._known_positions(count)
@@ -270,10 +272,11 @@ class LinkedTopic:
     async def _begin(
         self, known: Mapping[str, int | None], nexts: list[int], extents: Sequence[tuple[int, int]]
     ) -> list[int]:
-        """Return the position of each partition. Those without one begin here, at the offset of the source.
+        """Return the position of each partition. Partitions without a position begin here, at the offset of the source.
 
-        With ``--start latest`` the last partition begins first. So partitions below one with a position were not reached
-        by an attempt that failed, and those above were added at the source later, and are copied from their first record.
+        With ``--start latest``, positions are stored from the last partition to the first. A partition without
+        a position, before one with a position, was not reached by a failed attempt. Partitions after the last one with a
+        position were added at the source later, and are copied from their first record.
         """
         positions = [-1 if position is None else position for position in known.values()]
         newer = 1 + max((number for number, at in enumerate(positions) if at >= 0), default=len(positions))
@@ -307,7 +310,10 @@ class LinkedTopic:
         return {(name := f"{prefix}{number}{suffix}"): found.get(name) for number in range(count)}
 
     async def skip_to(self, locations: Sequence[int]) -> dict[str, int | None]:
-        """Store positions at these locations or after them. Return the position of each partition by its writer."""
+        """Move positions forward to these locations.
+
+        Positions after them remain. Return the position of each partition by its writer.
+        """
         self._source_id = await self._within(READ_S, self._reader.topic_id())
         known = await self._known_positions(len(locations))
         for (writer, position), location in zip(known.items(), locations, strict=True):
@@ -319,7 +325,7 @@ class LinkedTopic:
         return known
 
     async def _claim(self, count: int, known: dict[str, int | None]) -> None:
-        """Make the topic read-only for all other clients. Raises Conflict if it is no copy of the source."""
+        """Make the topic read-only for all other clients. Raises Conflict if it is not a copy of the source."""
         here = await self._target.describe(self.topic)
         is_claimed = here.link == self._link.name
         if is_claimed and len(here.incarnations) < count:
@@ -329,7 +335,7 @@ class LinkedTopic:
         await self._check(count, known)
         await self._check_untouched(known)
         await self._target.link_topic(self.topic, self._link.name)
-        try:  # again, because others could write until now
+        try:  # check again, because other clients could write until now
             await self._check(count, await self._known_positions(count))
             await self._check_untouched(known)
         except Conflict:
@@ -427,7 +433,7 @@ def _steps(position: int, following: int) -> Iterator[int]:
 
 
 def _groups(batches: Sequence[Buffer]) -> Iterator[bytes]:
-    """Yield the batches, as the content of requests."""
+    """Yield the batches in groups, each as the content of one request."""
     group: list[Buffer] = []
     size = 0
     for batch in batches:

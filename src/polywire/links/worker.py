@@ -4,9 +4,10 @@ It reads its links from its standard input, reports the state of each topic to i
 input. It writes over a socket pair whose other end is the broker, so it needs neither an address nor a login.
 
 * Each link has its own connection to its source and copies one topic after the other, some records each time.
-* Whatever fails is tried again, with growing pauses, and reported. Other topics and links are not affected.
-* A topic is writable for clients only after the broker has stored its cut-over, or the end of its link, and this process
-  has ended its last write to it. So no crash makes it writable while the link still writes.
+* A step that fails is reported, and repeated after a pause, which grows with each failure. Other topics and links are
+  not affected.
+* A topic is writable for clients only after the broker has stored its cut-over, or the end of its link, and this
+  process has ended its last write to it. So no crash makes it writable while the link still writes.
 """
 
 from __future__ import annotations
@@ -54,15 +55,15 @@ from polywire.matching import is_pattern, matches
 PAUSE_FIRST_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
 IDLE_S: Final = 0.2  # pause when no topic has new records
-CLOSING_IDLE_S: Final = 0.02  # the same while a cut-over waits, because the pause of the clients includes it
+CLOSING_IDLE_S: Final = 0.02  # the same while a cut-over waits; the clients' pause includes this time
 LATE_S: Final = 5.0  # interval of searches for records that were written after a cut-over
 LIST_S: Final = 10.0  # interval of searches for new topics
 REPORT_S: Final = 1.0
 TOPICS_MAX: Final = 10_000
-NAME_CHARS_MAX: Final = 1_000  # of a topic at the source; no broker allows more
+NAME_CHARS_MAX: Final = 1_000  # length of a topic's name at the source; no broker allows more
 REASON_CHARS_MAX: Final = 2_000
-MEMORY_BYTES_MAX: Final = 4 << 30  # addresses of this process; beyond, an attempt fails with MemoryError
-LINE_BYTES_MAX: Final = 1 << 27  # all links with all their cut-overs
+MEMORY_BYTES_MAX: Final = 4 << 30  # address space of this process; above it, an attempt fails with MemoryError
+LINE_BYTES_MAX: Final = 1 << 27  # length of an order with all links and all of their cut-overs
 NICE: Final = 5  # the broker and its clients come first
 EXIT_LOST: Final = 3  # the broker closed the socket pair
 
@@ -101,14 +102,15 @@ def _longer(pause_s: float) -> float:
 
 
 class _Attempts:
-    """The attempts to copy a topic in one direction, and how long the end that is read has been at rest.
+    """The attempts to copy a topic in one direction, and for how long the end that is read has not changed.
 
     Attributes:
         due: time of the next attempt; the pause before it was ``retry_s``.
-        error: that of the last report.
+        error: error in the last report.
         ends: ends of the partitions that are read, as last seen; they have not changed since ``rests_since``.
         waits_since: since when a cut-over or fall-back waits; None if none does.
-        settled: number of the one that was proposed to the broker. Nothing is copied until that request has ended.
+        settled: number of the request whose outcome was proposed to the broker. Nothing is copied until that request
+            has ended.
     """
 
     def __init__(self) -> None:
@@ -132,11 +134,11 @@ class _Attempts:
             self.ends, self.rests_since = ends, at
 
     def is_held(self, closing: Closing | None) -> bool:
-        """Return whether the broker decides on this request, so that nothing may be copied."""
+        """Return whether this request waits for the broker's decision. Nothing may be copied until then."""
         return closing is not None and (closing.is_held or closing.number == self.settled)
 
     def rests(self, closing: Closing) -> bool:
-        """Return whether the end that is read has been at rest as long as the request asks."""
+        """Return whether the end that is read has not changed for as long as the request requires."""
         return time.monotonic() - self.rests_since >= closing.quiet_ms / 1e3
 
     def takes(self, error: str) -> bool:
@@ -149,7 +151,10 @@ class _Attempts:
 
 
 class _TopicTask(_Attempts):
-    """A topic that the link follows. ``fall_back_s``: how long the fall-back took that began this, if one did."""
+    """A topic that the link follows.
+
+    ``fall_back_s``: duration of the fall-back after which the topic is followed again, if there was one.
+    """
 
     def __init__(self, topic: LinkedTopic) -> None:
         super().__init__()
@@ -175,13 +180,13 @@ class _Ended(_Attempts):
     """A topic that was cut over.
 
     Attributes:
-        is_open: whether clients may write the topic here.
+        is_open: whether clients may write to the topic here.
         is_locked: a fall-back has made the topic read-only again, and waits for the broker's decision.
         back: copies to the source, if the cut-over is reversed and there is a connection.
     """
 
     def __init__(self, cut_over: CutOver, rested_since: float | None) -> None:
-        """``rested_since`` is since when the source has been at rest."""
+        """``rested_since`` is the time since which the source has been at rest."""
         super().__init__()
         self.cut_over = cut_over
         self._rested_since: Final = rested_since
@@ -203,7 +208,7 @@ class _Ended(_Attempts):
         return Carried(ends, is_reversed=self.cut_over.reverse and self.is_open)
 
     def end_return(self, cut_over: CutOver) -> None:
-        """Do not copy to the source any more."""
+        """Stop copying to the source."""
         self.cut_over, self.back, self.error, self.due = cut_over, None, "", 0.0
 
     def opened(self) -> None:
@@ -240,7 +245,7 @@ class Follower:
         self._tasks: dict[str, _TopicTask] = {}
         self._ended: Final[dict[str, _Ended]] = {}
         self._closing: dict[str, Closing] = {}
-        self._fallen_back: Final[dict[str, float]] = {}  # since when nothing was written here, until it is followed
+        self._fallen_back: Final[dict[str, float]] = {}  # by topic, since when clients write nothing here
         self._listed_at = float("-inf")
         self._groups: Final = GroupSync(link.source, link.groups, target, self._carried, self._carried_groups)
         self._last_report = LinkReport(link.name)
@@ -254,7 +259,7 @@ class Follower:
         self._ordered.set()
 
     def order(self, link: LinkDefinition, closing: dict[str, Closing]) -> None:
-        """Continue with another definition of the same link, and with these cut-overs waiting."""
+        """Continue with another definition of the same link, and with these requests for cut-overs."""
         self.link = link
         self._closing = closing
         for cut_over in link.cut_overs:
@@ -293,7 +298,7 @@ class Follower:
         self._report(self._last_report)
 
     def _carried(self) -> dict[str, Carried]:
-        """Return up to which offsets groups have the same offsets at both ends, by topic."""
+        """Return, by topic, the range in which offsets are the same at both ends."""
         found = {name: Carried(task.topic.carried) for name, task in self._tasks.items()}
         for name, ended in self._ended.items():
             found[name] = ended.carried
@@ -339,7 +344,7 @@ class Follower:
             for name in list(self._tasks):
                 if self._stopping.is_set():
                     return
-                task = self._tasks.get(name)  # None if it was cut over meanwhile
+                task = self._tasks.get(name)  # None if the topic was cut over in the meantime
                 if task is not None and not task.is_held(self._closing.get(name)) and task.due <= time.monotonic():
                     moved |= await self._step(source, task)
             await self._open_ended()
@@ -383,14 +388,14 @@ class Follower:
                 return moved
         except Unavailable:
             raise
-        except BrokerError as failure:  # such as a user who may not write to the source
+        except BrokerError as failure:  # the user may not write to the source, for example
             error = reason_of(failure)
         if task.takes(error):
             self._report(task.report(error=error))
         return moved
 
     async def _settle(self, source: WireClient, task: _TopicTask) -> bool:
-        """Propose the cut-over of a topic if one waits, and everything is copied. Return whether it was proposed."""
+        """Propose a cut-over if it was requested and everything is copied. Return whether it was proposed."""
         name = task.topic.topic
         closing = self._closing.get(name)
         if closing is None or not task.topic.is_complete or not task.rests(closing):
@@ -403,7 +408,7 @@ class Follower:
         return True
 
     async def _open_ended(self) -> None:
-        """Let clients write the topics that were cut over. Raises Unavailable if the broker is lost."""
+        """Let clients write to the topics that were cut over. Raises Unavailable if the broker is lost."""
         for name, ended in self._ended.items():
             if ended.is_locked and name not in self._closing:  # the fall-back was cancelled
                 ended.is_locked = ended.is_open = False
@@ -425,7 +430,7 @@ class Follower:
             self._report(ended.report(self.link.name))
 
     async def _push(self, source: WireClient) -> bool:
-        """Copy to the source what clients write here after a reversed cut-over. Return whether there was something."""
+        """Copy to the source what clients write here after a reversed cut-over. Return whether there were records."""
         moved = False
         for name, ended in list(self._ended.items()):
             if not ended.is_open or not ended.cut_over.reverse or ended.due > time.monotonic():
@@ -471,11 +476,11 @@ class Follower:
             return
         await self._target.link_topic(name, self.link.name)
         ended.is_locked = True
-        while await back.step():  # what was written until now
+        while await back.step():  # copies what was written until now
             pass
         if not back.is_complete:
             return
-        if self.link.groups:  # clients go back at once, and must not read records again
+        if self.link.groups:  # clients return at once, and must not read records again
             await self._groups.carry_now()
         ends = await reader_of(back.copy, name).extents(len(back.ends))
         forward = LinkedTopic(self.link, name, back.copy, self._target, self._tokens)
@@ -498,7 +503,7 @@ class Follower:
             if not ended.is_open or ended.cut_over.reverse or ended.due > time.monotonic():
                 continue
             ended.due = time.monotonic() + LATE_S
-            with suppress(Missing, Invalid):  # it was deleted at the source
+            with suppress(Missing, Invalid):  # the topic was deleted at the source
                 ends = await reader_of(source, name).extents(len(ended.cut_over.ends))
                 late = [max(0, end - at) for (_, end), at in zip(ends, ended.cut_over.ends, strict=False)]
                 ended.late = sum(late)
@@ -559,7 +564,7 @@ async def _follow_orders(
 async def _release(
     links: Mapping[str, LinkDefinition], followers: Mapping[str, Follower], target: PolywireClient
 ) -> None:
-    """Let clients write topics of links that were deleted, or that were cut over and are paused.
+    """Let clients write to topics of links that were deleted, or that were cut over and are paused.
 
     This process has ended its own writes to them, and those of its predecessors ended before it was started.
     """
@@ -592,7 +597,7 @@ async def _existing_topics(source: WireClient, link: LinkDefinition) -> list[str
     names = await matching_topics(source, link)
     try:
         known = [info.name for info in await source.topics()]
-    except Invalid:  # the protocol cannot list topics; an unknown one is found when it is read
+    except Invalid:  # the protocol cannot list topics; a missing one is detected when it is read
         return names
     for topic in link.topics:
         if not is_pattern(topic) and topic not in known:
@@ -664,7 +669,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the process. The arguments are the descriptor of the socket and, to check a link, ``check``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches the broker, which then ends the input
     os.nice(NICE)
-    with suppress(ValueError, OSError):  # there is a lower limit already
+    with suppress(ValueError, OSError):  # the process already has a lower limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, resource.getrlimit(resource.RLIMIT_AS)[1]))
     try:
         return asyncio.run(_serve(int(arguments[0]), checks=arguments[1:] == ["check"]))

@@ -1,4 +1,4 @@
-"""Faults between clients and a broker in a thread: slow requests and lost acknowledgements.
+"""Faults between clients and a broker that runs in a thread: slow requests and lost acknowledgements.
 
 ``FaultyFactory`` wraps the factory of a protocol, so the faults are the same for each protocol.
 """
@@ -14,7 +14,7 @@ from polywire.types import Buffer
 
 
 class CountsAppends(Protocol):
-    """The log of the broker."""
+    """The broker's log, which counts appends. A request that increases the count has stored records."""
 
     @property
     def appended(self) -> int:

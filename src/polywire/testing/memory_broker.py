@@ -6,6 +6,7 @@ Except for the log, it is the real broker.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from polywire.broker.broker import Broker
 from polywire.broker.settings import BrokerSettings
@@ -23,12 +24,21 @@ class MemoryBroker:
         log: its log.
     """
 
-    __slots__ = ("broker", "clock", "log", "loop", "settings")
+    __slots__ = ("_delays", "broker", "clock", "log", "loop", "settings")
 
     def __init__(
-        self, settings: BrokerSettings | None = None, *, loop: Loop | None = None, clock: Clock | None = None
+        self,
+        settings: BrokerSettings | None = None,
+        *,
+        loop: Loop | None = None,
+        clock: Clock | None = None,
+        delays: Path | None = None,
     ) -> None:
-        """Create a broker. Loop and clock are simulated by default. An asyncio loop and a ``SystemClock`` work, too."""
+        """Create a broker. Loop and clock are simulated by default. An asyncio loop and a ``SystemClock`` work, too.
+
+        ``delays`` is the file of the index of delayed records, which is in memory by default.
+        """
+        self._delays = delays
         simulated = SimulatedClock()
         self.settings = settings or BrokerSettings()
         self.clock: Clock = clock or simulated
@@ -42,7 +52,7 @@ class MemoryBroker:
             self.log = open_log(replay)
             return self.log
 
-        return Broker.over(remember, settings=self.settings, loop=self.loop, clock=self.clock)
+        return Broker.over(remember, settings=self.settings, loop=self.loop, clock=self.clock, delays=self._delays)
 
     def run(self) -> None:
         """Run all callbacks that are due."""

@@ -630,9 +630,9 @@ class MemoryLog:
             self._sync()
             self._closed = True
 
-    def fail(self) -> None:
-        """Simulate a disk failure: from now on, the log acknowledges nothing."""
-        self._failure = Unavailable(ErrorCode.STORAGE_FAILED, "storage failed")
+    def fail(self, error: BrokerError | None = None) -> None:
+        """Simulate a disk failure, or another error after which the log acknowledges nothing."""
+        self._failure = error or Unavailable(ErrorCode.STORAGE_FAILED, "storage failed")
         waiting = [*self._waiting_sync, *(entry.done for entry in self._write_batch if entry.done is not None)]
         self._waiting_sync, self._write_batch = [], []
         for done in waiting:

@@ -107,6 +107,7 @@ class BrokerProcess:
         wires: Sequence[str] | None = None,
         descriptors: int | None = None,
         module: str = "polywire",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Create the object. ``start`` starts the broker.
 
@@ -117,9 +118,11 @@ class BrokerProcess:
                 login.
             descriptors: limit of open files.
             module: module to run with ``python -m``, with the command line of ``polywire``.
+            environment: variables of the process, in addition to those of this one.
         """
         self.data_dir = data_dir
         self._module = module
+        self._environment = dict(environment or {})
         self._wires = checked_wires(wires) or (LOGIN_WIRES if "--users" in options else WIRES)
         self._descriptors = descriptors
         self.addresses: dict[str, tuple[str, int]] = {}
@@ -152,7 +155,11 @@ class BrokerProcess:
             command = ["sh", "-c", f'ulimit -n {self._descriptors}; exec "$@"', "sh", *command]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=child_environment()
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**child_environment(), **self._environment},
             )
         deadline = time.monotonic() + READY_SECONDS_MAX
         while not ready_file.exists():

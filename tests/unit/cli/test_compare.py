@@ -6,10 +6,11 @@ import asyncio
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
+from polywire.cli.admin import AdminApi
 from polywire.cli.compare import with_source_password
 from polywire.cli.main import run
 from polywire.cli.output import Failed
@@ -21,18 +22,16 @@ from polywire.testing.thread import BrokerThread
 @pytest.fixture(scope="module")
 def broker() -> Iterator[BrokerThread]:
     with BrokerThread(wires=["polywire", "kafka"]) as running:
-        asyncio.run(_fill(running.url()))
+        asyncio.run(_fill(running.url(), FOUR))
         yield running
 
 
-async def _fill(url: str) -> None:
+FOUR = {"orders": (b"a", b"b"), "same": (b"a", b"b"), "part": (b"a",), "bad": (b"a", b"\x1b[2J")}
+
+
+async def _fill(url: str, topics: Mapping[str, Sequence[bytes]]) -> None:
     client = await connect(url)
-    for name, values in {
-        "orders": (b"a", b"b"),
-        "same": (b"a", b"b"),
-        "part": (b"a",),
-        "bad": (b"a", b"\x1b[2J"),
-    }.items():
+    for name, values in topics.items():
         await client.create_topic(name, 1)
         await client.produce(name, [Record(value, origin_time_us=1_000) for value in values])
     await client.close()
@@ -63,6 +62,23 @@ def test_a_prefix(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["record", "compare", "orders", "part"]) == 1
     assert run(["record", "compare", "orders", "part", "--prefix"]) == 0
     assert capfd.readouterr().err.splitlines()[-1].startswith("equal topics=1 partitions=1 records=1 missing=1")
+
+
+def test_records_that_clients_have_written_after_a_cut_over_are_counted(
+    broker: BrokerThread, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    link = {"start": "earliest", "source": f"{broker.url()}", "user": "", "more": False, "topics": ["orders"]}
+    rows = [{"topic": "part", "phase": "cut-over"}]
+    monkeypatch.setattr(AdminApi, "request", lambda *_: {**link, "topic_reports": rows})
+    with BrokerThread(wires=["polywire"]) as copy:
+        asyncio.run(_fill(copy.url(), {"part": (b"a", b"written here", b"too")}))
+        assert run(["link", "compare", "old", "--address", copy.url()]) == 0
+        lines = capfd.readouterr().err.splitlines()
+        assert lines[0].endswith("which is not compared offsets=2 topic=part partition=0")
+        assert lines[-1] == "equal topics=1 partitions=1 records=1 missing=0 different_partitions=0"
+        rows[0]["phase"] = "following"
+        assert run(["link", "compare", "old", "--address", copy.url()]) == 1
+        assert "only_copy=2" in capfd.readouterr().err
 
 
 def test_output_for_programs(capfd: pytest.CaptureFixture[str]) -> None:

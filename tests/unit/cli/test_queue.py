@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -47,6 +48,25 @@ async def fill(url: str) -> None:
         await client.create_topic("jobs", 1)
         for number in range(5):
             await client.send("jobs", f"job {number}", key=f"k{number}")
+
+
+def test_records_that_are_not_due_are_marked(broker: BrokerThread, rows: Any) -> None:
+    due = datetime.now(UTC).replace(microsecond=0) + timedelta(days=30)
+
+    async def send() -> None:
+        async with polywire.connect(broker.url()) as client:
+            await client.create_topic("later", 1)
+            await client.send("later", "now")
+            await client.send("later", "past", deliver_at=due - timedelta(days=60))
+            await client.send("later", "later", deliver_at=due)
+            for value in ("soon", str(int(due.timestamp()) * 1_000_000)):
+                await client.send("later", "ignored", headers={"deliver.at": value})
+
+    asyncio.run(send())
+    assert run(["queue", "set", "workers", "later", "--start", "earliest"]) == EXIT_DONE
+    found = [(row["value"], row["due"]) for row in rows("queue", "peek", "workers", "later")]
+    time = due.strftime("%Y-%m-%dT%H:%M:%S.000000Z")
+    assert found == [("now", None), ("past", None), ("later", time), ("ignored", None), ("ignored", None)]
 
 
 def test_a_queue_from_its_creation_to_its_end(

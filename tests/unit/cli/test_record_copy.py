@@ -62,7 +62,10 @@ def test_copy_reports_the_fields_that_the_target_cannot_store(
         (["orders", "orders"], "source and target are the same topic"),
         (["orders", "b", "--from", "soon"], "start position is invalid"),
         (["orders", "b", "--from", "latest"], "no records to copy from='latest'"),
-        (["orders", "b", "--follow", "--until", "5"], "--follow has no end: remove --until until='5'"),
+        (
+            ["orders", "b", "--follow", "--until", "5"],
+            "--follow has no end, so it cannot be used with --until until='5'",
+        ),
         (["orders", "b", "-p", "9"], "code=partition_missing"),
         (["orders", "b", "--state", "pyproject.toml"], "not the state of a copy"),
     ],

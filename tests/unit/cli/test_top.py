@@ -128,3 +128,14 @@ def test_an_https_address_without_tls_suggests_http(capsys: pytest.CaptureFixtur
 def test_a_group_without_committed_offsets_has_no_lag() -> None:
     before, now = (sample(at, received=0, topics={}, lags={"a": None, "b": 3}) for at in (10.0, 12.0))
     assert [(row["group"], row["lag_records"]) for row in view(before, now)["groups"]] == [("b", 3), ("a", None)]
+
+
+def test_the_view_is_printed_again_into_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = [sample(at, received=0, topics={"orders": int(at)}, lags={}) for at in (10.0, 12.0, 16.0)]
+    monkeypatch.setattr("polywire.cli.top._sample", lambda admin: samples.pop(0))
+    monkeypatch.setattr("polywire.cli.top.time.sleep", lambda seconds: None)
+    with pytest.raises(IndexError):
+        run(["top"])
+    assert capsys.readouterr().out.count("orders") == 2

@@ -32,6 +32,36 @@ def test_a_link_is_shown_without_its_password(site: Site) -> None:
     assert found["topic_reports"][0]["topic"] == "orders"
 
 
+@pytest.mark.parametrize(
+    ("reports", "lag", "topic_lags"),
+    [
+        ([], None, []),
+        ([LinkReport("old")], 0, []),
+        ([LinkReport("old"), LinkReport("old", "a", lag=2), LinkReport("old", "b", lag=3)], 5, [2, 3]),
+        ([LinkReport("old"), LinkReport("old", "a", lag=2), LinkReport("old", "b", error="x")], None, [2, None]),
+        ([LinkReport("old", error="no broker"), LinkReport("old", "a", lag=2)], None, [None]),
+    ],
+)
+def test_a_lag_is_unknown_while_a_link_fails(
+    site: Site, reports: list[LinkReport], lag: int | None, topic_lags: list[int | None]
+) -> None:
+    assert site.process.links is not None
+    site.process.links.views["old"] = LinkView(LINK, {report.topic: report for report in reports})
+    for view in (ask(site, "GET", "/links")[1]["links"][0], found := ask(site, "GET", "/links/old")[1]):
+        assert view["lag"] == lag
+        assert (view["lag_s"] is None) == (lag is None)
+    assert [row["lag"] for row in found["topic_reports"]] == topic_lags
+
+
+def test_the_overview_names_the_links_that_fail(site: Site) -> None:
+    assert ask(site, "GET", "/overview")[1]["failing_links"] == []
+    assert site.process.links is not None
+    site.process.links.views["old"] = LinkView(LINK, {"": LinkReport("old", error="no broker")})
+    assert ask(site, "GET", "/overview")[1]["failing_links"] == ["old"]
+    site.process.links = None
+    assert ask(site, "GET", "/overview")[1]["failing_links"] == []
+
+
 def test_the_state_of_a_link_is_that_of_its_worst_topic() -> None:
     fine, failing = LinkReport("old", "a"), LinkReport("old", "b", error="reason")
     assert LinkView(LINK, {}).state == "starting"

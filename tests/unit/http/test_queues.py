@@ -88,7 +88,7 @@ def test_queues_are_listed_with_their_depth(filled: Site) -> None:
         "workers": [{"worker": "b", "held": 3}, {"worker": "a", "held": 1}],
         "settings": {name: str(value) for name, value in OWN.items()},
         "dead_letters": {"topic": "jobs.dead", "waiting": 3},
-        "counts": {"accepted": 1, "released": 1, "rejected": 1, "expired": 0},
+        "counts": {"accepted": 1, "released": 1, "rejected": 1, "expired": 0, "lapsed": 0},
     }
 
 

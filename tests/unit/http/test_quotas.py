@@ -45,8 +45,10 @@ def test_quotas_are_set_listed_and_removed(closed: Site) -> None:
     text = closed.ask("GET", "/metrics", BOSS).body.decode()
     assert 'polywire_quota_per_second{client_id="",limit="fetch",user="alice"} 2.5' in text
     assert 'polywire_quota_used_total{client_id="*",limit="requests",user=""} 0.0' in text
-    assert ask(closed, "DELETE", {"user": "alice"}).json["requests"] is None
+    removed = ask(closed, "DELETE", {"user": "alice"}).json
+    assert (removed["requests"], removed["removed"]) == (None, True)
     assert [row["user"] for row in ask(closed, "GET").json["quotas"]] == [None]
+    assert ask(closed, "DELETE", {"user": "alice"}).json["removed"] is False
 
 
 def test_the_list_has_what_was_used_of_each_limit(closed: Site) -> None:

@@ -132,8 +132,12 @@ def test_records_of_other_clients_are_found(source: BrokerThread, target: Broker
             assert await ends.worker().step()
         await ends.there.produce(ends.topic, [Record(b"of another client")], partition=0)
         await ends.write(copied, copied + 5)
+        worker = ends.worker()
         with pytest.raises(Conflict, match="other clients have written"):
-            await ends.worker().step()
+            await worker.step()
+        worker.forget()
+        assert worker.report().lag >= 5, "what was copied by another process is not known"
+        assert not worker.is_complete
 
     play(run, source, target)
 
@@ -147,5 +151,8 @@ def test_records_of_other_clients_are_found_while_it_runs(source: BrokerThread, 
         await ends.write(5, 6)
         with pytest.raises(BrokerError):
             await worker.step()
+        worker.forget()
+        assert worker.report().lag == 1
+        assert not worker.is_complete
 
     play(run, source, target)

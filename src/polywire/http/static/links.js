@@ -6,6 +6,8 @@ import { switchOver } from "./switch.js";
 const POLL_S = 2;
 const rate = (number) => (number < 10 ? number.toFixed(1) : count(Math.round(number)));
 const state = (row) => h("span", { class: row.state === "failing" ? "bad" : row.state === "running" ? "good" : null, title: row.error || null }, row.state);
+const lag = (row) => (row.lag === null ? "–" : count(row.lag));
+const timeLag = (row) => (row.lag_s === null ? "–" : span(row.lag_s));
 const words = (text) => text.split(/[\s,]+/).filter(Boolean);
 const secret = () => h("input", { type: "password", autocomplete: "off", placeholder: "if it needs one" });
 
@@ -15,7 +17,7 @@ export async function links(page, [name]) {
   const draw = (rows) => table([
     ["Link", (row) => link(["links", row.name], row.name)], ["Source", (row) => h("span", { class: "value" }, row.source), "wide"],
     ["Topics", (row) => h("span", { class: "value" }, row.topics.join(", ")), "wide"], ["State", state],
-    ["#Lag", (row) => count(row.lag)], ["#Time lag", (row) => span(row.lag_s)], ["#Records/s", (row) => rate(row.rate), "wide"],
+    ["#Lag", lag], ["#Time lag", timeLag], ["#Records/s", (row) => rate(row.rate), "wide"],
     ["Error", (row) => row.error || "–", "wide"],
   ], rows, "There are no links. A link copies topics of another broker, and follows them until you switch over.");
   const results = h("div", {}, draw(found.links));
@@ -75,11 +77,11 @@ function details(found) {
   return [
     found.error ? h("p", { class: "message bad", role: "alert" }, `The link fails: ${found.error}. The broker tries again.`) : null,
     h("div", { class: "cards" },
-      card("State", found.state), card("Records behind", count(found.lag)), card("Time lag", span(found.lag_s)),
+      card("State", found.state), card("Records behind", lag(found)), card("Time lag", timeLag(found)),
       card("Records per second", rate(found.rate)), card("Topics", count(found.followed))),
     table([
       ["Topic", (row) => link(["topics", row.topic], row.topic)], ["#Partitions", (row) => count(row.partitions), "wide"],
-      ["#Copied", (row) => count(row.copied)], ["#Lag", (row) => count(row.lag)], ["#Time lag", (row) => span(row.lag_s), "wide"],
+      ["#Copied", (row) => count(row.copied)], ["#Lag", lag], ["#Time lag", timeLag, "wide"],
       ["#Records/s", (row) => rate(row.rate), "wide"],
       ["State", (row) => (row.error ? "failing" : row.phase || "following"), "wide"], ["Offsets", (row) => (row.shifted ? "differ" : "same"), "wide"],
       ["Changed at the source", (row) => h("span", { class: "value" }, row.settings || "–"), "wide"],

@@ -1,7 +1,7 @@
 // The overview: the broker's activity in the last hour, and its protocols.
 import { rateChart } from "./chart.js";
 import { api, every, h, offerBucket } from "./frame.js";
-import { card, count, size, table } from "./parts.js";
+import { card, count, link, size, table } from "./parts.js";
 
 const POLL_S = 2, HISTORY_POLL_S = 10, HOUR_S = 3600;
 const LIVE_MAX = 30;  // responses from which the present rates are computed; the broker has the older ones
@@ -42,11 +42,29 @@ function charts(page, now) {
   }));
 }
 
+const protocolOf = (listener) => listener.replace(/-tls$/, "");
+
+// The addresses of a protocol, which can have a listener with TLS and one without.
+function addresses(protocol, listeners) {
+  const own = Object.entries(listeners).filter(([name]) => protocolOf(name) === protocol);
+  return own.map(([name, address]) => (name === protocol ? address : `${address} (TLS)`)).join(", ");
+}
+
+const LINKS_SHOWN_MAX = 5;
+
+// A message about links that fail, which leads to their pages.
+function failing(names) {
+  if (!names.length) return [];
+  const shown = names.slice(0, LINKS_SHOWN_MAX).flatMap((name, at) => [at ? ", " : "", link(["links", name], name)]);
+  const more = names.length > LINKS_SHOWN_MAX ? `, and ${count(names.length - LINKS_SHOWN_MAX)} more` : "";
+  return [h("p", { class: "message bad", role: "alert" }, "Links that fail: ", shown, more)];
+}
+
 function drawOverview(page) {
   const now = samples[samples.length - 1];
   const last = (values) => (values.length ? values[values.length - 1][1] : 0);
   const unused = { connections: 0, received_bytes: 0, sent_bytes: 0 };
-  const names = [...new Set([...Object.keys(now.listeners), ...Object.keys(now.wires)])].sort();
+  const names = [...new Set([...Object.keys(now.listeners).map(protocolOf), ...Object.keys(now.wires)])].sort();
   const wires = names.map((name) => [name, now.wires[name] || unused]).map(([name, wire]) => {
     const rateOf = (counter) => last(rates((sample) => (sample.wires[name] || wire)[counter]));
     return { name, ...wire, received: rateOf("received_bytes"), sent: rateOf("sent_bytes") };
@@ -54,13 +72,14 @@ function drawOverview(page) {
   page.replaceChildren(
     h("h1", {}, "Overview"),
     ...(now.ready ? [] : [h("p", { class: "message bad", role: "alert" }, now.readiness)]),
+    ...failing(now.failing_links),
     charts(page, now),
     h("div", { class: "cards" },
       card("Topics", count(now.topics)), card("Partitions", count(now.partitions)), card("Records", count(now.records)),
       card("Stored", size(now.stored_bytes)), card("Connections rejected", count(now.refused))),
     h("h2", {}, "Protocols"),
     table([
-      ["Protocol", (wire) => wire.name], ["Listener", (wire) => now.listeners[wire.name] || "–", "wide"], ["#Connections", (wire) => count(wire.connections)],
+      ["Protocol", (wire) => wire.name], ["Listener", (wire) => addresses(wire.name, now.listeners) || "–", "wide"], ["#Connections", (wire) => count(wire.connections)],
       ["#Received/s", (wire) => size(wire.received)], ["#Sent/s", (wire) => size(wire.sent)],
       ["#Received", (wire) => size(wire.received_bytes), "wide"], ["#Sent", (wire) => size(wire.sent_bytes), "wide"],
     ], wires, "There are no listeners."),

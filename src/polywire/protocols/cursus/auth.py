@@ -193,7 +193,11 @@ class AccessGuard:
         return found.name if isinstance(found, Topic) else found
 
     def _allows(self, acting: Principal, action: Action, where: TopicName | None) -> bool:
-        """Return whether a user may perform an action on ``where``, or on at least one topic if it is None."""
+        """Return whether a user may perform an action.
+
+        An action on topics is checked for the topic ``where``. If that is None, and for actions on groups, permission
+        for one resource suffices.
+        """
         if action.resource is Resource.TOPIC and where is not None:
             return self._access.permits(acting, action, where)
         if action.resource is Resource.BROKER:

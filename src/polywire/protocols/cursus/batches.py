@@ -25,7 +25,7 @@ _OLDER: Final = (decoder.APRIL, decoder.DECEMBER)
 _LAYOUTS: Final = (decoder.MODERN, decoder.POSITIONAL, *_OLDER)
 _UNSIGNED: Final = (1 << 64) - 1
 _RANGE: Final = Struct(">QQi")  # seqStart, seqEnd, count
-_ACKED: Final = b'{"status":"OK","last_offset":%d,"producer_epoch":%d,"producer_id":%b,"seq_start":%d,"seq_end":%d,"leader":"%b","error":""}'
+ACKED: Final = b'{"status":"OK","last_offset":%d,"producer_epoch":%d,"producer_id":%b,"seq_start":%d,"seq_end":%d,"leader":"%b","error":""}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,11 @@ class Status(Enum):
     ERROR = "ERROR"
 
 
+def quoted(producer: bytes) -> bytes:
+    """Return a producer's id as acknowledgements contain it."""
+    return encoded(quote(decoded(producer)))
+
+
 def acknowledged(
     status: Status,
     *,
@@ -144,9 +149,8 @@ def acknowledged(
         last_offset, last_sequence: those of the last message that was stored.
         error: why messages were not stored; empty if all were.
     """
-    name = encoded(quote(decoded(producer)))
     if status is Status.OK:
-        return _ACKED % (last_offset, epoch, name, first_sequence, last_sequence, encoded(leader))
+        return ACKED % (last_offset, epoch, quoted(producer), first_sequence, last_sequence, encoded(leader))
     reply = {
         "status": status.value,
         "last_offset": last_offset,

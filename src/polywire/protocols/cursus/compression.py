@@ -69,8 +69,8 @@ def register(algorithm: Algorithm) -> None:
     """Add or replace an algorithm.
 
     The first bytes of its compressed frames must not begin a batch, command or envelope (spec: cursus#compression).
-    Therefore, its magic needs at least two bytes. The first two must be above 00 F9, and must not be letters, blanks or
-    BA 7C. Raises Invalid(INVALID_REQUEST) for any other magic.
+    Therefore, its magic needs at least two bytes. The first two must be above 00 F9, and must not be two letters or BA
+    7C. Raises Invalid(INVALID_REQUEST) for any other magic.
     """
     magic = algorithm.magic
     opening = magic[:2]

@@ -155,7 +155,10 @@ class Guard(Protocol):
         """
 
     def prove(self, peer: Peer, request: Request, /) -> None:
-        """Authenticate the client of a request that another process authorizes and executes. Raises as ``admit``."""
+        """Authenticate the client of a request that another process authorizes and executes.
+
+        Raises Refused or Pending like ``admit``.
+        """
 
     def admit_batch(self, peer: Peer, /) -> None:
         """Raise Refused if the connection may not write batches. Raises Pending if that takes time."""

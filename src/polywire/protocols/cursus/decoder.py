@@ -2,7 +2,7 @@
 
 One call handles one batch and creates no Python object per record. Every length is checked before use.
 
-A batch, all integers big-endian; strings are a u16 length and their bytes unless noted::
+The layout of a batch follows. All integers are big-endian. A string is a u16 length and its bytes, unless noted::
 
     BA 7C, topic, i32 partition, u8 length and acks, u8 idempotent, u64 seqStart, u64 seqEnd, i32 count
     per message: u64 offset, u64 seqNum, producerId, key, i64 epoch, u32 length and payload,
@@ -403,8 +403,8 @@ def scan(body: Buffer, layout: int, head: Lendable, spans: Lendable, details: Le
 def reach(body: Buffer, spans: Lendable, details: Lendable, start: int, count: int, traits: int, bytes_max: int) -> int:
     """Return the end of the messages from ``start`` on that can be stored as one batch.
 
-    It is before a message that differs from the one before it in one of ``traits`` (MIXED, GAPS), and at ``bytes_max``,
-    but after at least one message. Raises ValueError for messages out of range.
+    That batch ends before a message that differs from the previous one in one of ``traits`` (MIXED, GAPS), and before
+    it exceeds ``bytes_max``. It has at least one message. Raises ValueError for messages out of range.
     """
     source: Lent = lend(body)
     places: Lent = lend(spans)
@@ -508,7 +508,10 @@ def texts(body: Buffer, details: Lendable, word: int, start: int, stop: int) -> 
 
 
 def is_text(offsets: Buffer, joined: bytearray) -> bool:
-    """Return whether the texts of a column are valid UTF-8: together they are, and none begins within a character."""
+    """Return whether the texts of a column are valid UTF-8.
+
+    They are if their bytes together are valid, and none begins within a character.
+    """
     ends: Lent = lend(offsets)
     lent: Lent = lend(joined)
     row: cython.Py_ssize_t

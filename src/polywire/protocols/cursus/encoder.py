@@ -271,7 +271,8 @@ def put(chunk: Buffer, state: Lendable, out: Buffer) -> int:
 def put_values(chunk: Buffer, state: Lendable, out: Buffer) -> int:
     """Write the values of a chunk to ``out``, each as a frame (spec: cursus#consume-of-the-legacy-dialect).
 
-    State and result are as for ``put``, but RECORDS_LEFT counts bytes of ``out``. At least one value is written.
+    State and result are as for ``put``, but RECORDS_LEFT limits the number of bytes in ``out``. At least one value is
+    written.
     """
     return _put_chunk(chunk, state, out, alone=True)
 

@@ -110,7 +110,7 @@ def append(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def save_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
-    """SAVE_SNAPSHOT. It replaces the previous snapshot, even one of a later version."""
+    """SAVE_SNAPSHOT: replace a key's snapshot, even one of a later version."""
     for name in ("topic", "key", "version"):
         request.need(name)
     payload = _message(request)
@@ -229,7 +229,7 @@ class StreamRead:
     def _take_events(self, end: float) -> bool:
         """Read until all events are found, or data must be read from disk.
 
-        Return True if it stopped only because the connection has used up its time slice.
+        Return True if reading stopped only because the connection has used up its time slice.
         """
         if self._session.closed:
             self._drop()

@@ -109,9 +109,9 @@ class CursusFactory:
         )
 
     def recognise(self, prefix: bytes) -> bool | None:
-        """Return whether the bytes begin a frame with a batch or a known command, with or without an envelope.
+        """Return whether the bytes are the beginning of a Cursus frame; None if more bytes are needed.
 
-        The frame may have at most 64 MiB. Returns None if more bytes are needed.
+        A frame has at most 64 MiB: a batch, a command, an envelope with a command, or one of these compressed.
         """
         if len(prefix) < 4:
             return None if prefix[:1] in (b"", b"\0", b"\1", b"\2", b"\3", b"\4") else False

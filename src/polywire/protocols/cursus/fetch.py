@@ -1,4 +1,7 @@
-"""CONSUME: return one batch of records; if there are none, wait if the request asks for it (spec: cursus#consume)."""
+"""CONSUME: return one batch of records (spec: cursus#consume).
+
+If there are no records yet, wait as long as the request allows.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +153,7 @@ class ConsumeReply:
     def __init__(self, session: CursusSession, request: Request, number: int, wait_ms: int) -> None:
         """``wait_ms`` is the longest wait for records.
 
-        Then the response is an empty batch.
+        If there are still none afterwards, the response is an empty batch.
         """
         self._session = session
         self._request = request
@@ -278,7 +281,7 @@ class ConsumeReply:
     def _take_cursors(self, end: float) -> bool:
         """Read partitions until the batch is full, or data must be read from disk.
 
-        Return True if it stopped only because the connection has used up its time slice.
+        Return True if reading stopped only because the connection has used up its time slice.
         """
         broker = self._session.broker
         while self._open:

@@ -40,7 +40,7 @@ ANYWHERE: Final = frozenset(
 )
 """Commands that the process of the client's connection executes."""
 AT_COORDINATOR: Final = frozenset({"INIT_PRODUCER_ID", "BEGIN_TXN", "TXN_STATUS", "END_TXN"})
-"""Commands that the process executes that coordinates the transactional id."""
+"""Commands for the process that coordinates the transactional id."""
 
 
 class Router(CursusParts, runtime.Forwarding, Protocol):
@@ -65,7 +65,10 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Client(NamedTuple):
-    """The client of a forwarded request. It is determined at once, because the guard then admits other requests."""
+    """The client of a forwarded request.
+
+    It is determined as soon as the guard has admitted the request, because the guard then admits other requests.
+    """
 
     user: str | None
     peer: str

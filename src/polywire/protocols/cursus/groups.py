@@ -213,10 +213,10 @@ def join(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _continued_member(group_request: GroupRequest) -> str | None:
-    """Return the id of the existing member for which a JOIN_GROUP is sent again, or None (spec: cursus#joining-again).
+    """Return the id of the existing member that sends JOIN_GROUP again; None for a new member.
 
-    A request with the name of a member without partitions is such a request, too: Java's client rejoins every second
-    while it has none.
+    A request with the name of a member without partitions counts as sent by that member: Java's client joins again every
+    second while it has no partitions (spec: cursus#joining-again).
     """
     view = group_request.view()
     if view is None:

@@ -1,7 +1,7 @@
 """Check the sequences of idempotent producers by the rules of Cursus (spec: cursus#idempotent-producers).
 
 These rules are stricter than the broker's, so the broker accepts every batch that passes them. The text of each
-rejection contains a word at which clients stop producing. Forwarded batches are checked by the process that owns the
+rejection contains a word that makes clients stop producing. Forwarded batches are checked by the process that owns the
 partition, in the order of their arrival.
 """
 

@@ -1,8 +1,8 @@
 """CONSUME of the legacy dialect, which returns each value in a frame (spec: cursus#consume-of-the-legacy-dialect).
 
-A request names a byte offset: the total size of the frames of all earlier values of the partition. A frame has four
-bytes and the value. To find the record, the broker converts it to a Kafka 0.7 address, in which a record counts as ten
-bytes and its value. A byte offset at which no record begins is rejected.
+A request names a byte offset: the total size of the frames of all earlier values of the partition. A frame consists of
+a length of four bytes and the value. To find the record, the broker converts the byte offset to a Kafka 0.7 address, in
+which a record counts as ten bytes and its value. A byte offset at which no record begins is rejected.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class ValueRead:
         """Look up a record that is nearer to the requested byte offset than the last one that was found.
 
         If that record has offset n, look up the Kafka 0.7 offset that is the requested byte offset plus ``HEAD_BYTES *
-        n``. It is at or before the requested record, because the record's own offset is at least n.
+        n``. The record found there is at or before the requested one, because the requested record's own offset is at
+        least n.
         """
         while self._lookups < LOOKUPS_MAX:
             self._lookups += 1
@@ -105,7 +106,10 @@ class ValueRead:
             self._look_up()
 
     def _is_nearer(self, found: int) -> bool:
-        """Record that a record nearer to the requested one was found. Return False if the search is over."""
+        """Return whether a lookup found a record nearer to the requested one.
+
+        If not, read from the found record if it is the requested one, look up the next record, or end the search.
+        """
         if found > self._offset:
             self._offset = found
             return True
@@ -126,7 +130,7 @@ class ValueRead:
             self._fail(address)
         elif address == self._start + HEAD_BYTES * self._offset:
             self._read()
-        else:  # less than ten bytes before the requested one: if values are empty, it may be one of the next records
+        else:  # less than ten bytes before the requested record, which may be one of the next if values are empty
             self._offset += 1
             self._look_up()
 
@@ -213,7 +217,7 @@ class ValueRead:
         self._answer.refuse(failed("no message begins there", legacy="invalid offset: no message begins there"))
 
     def _fail(self, error: BrokerError) -> None:
-        """Send the values that were read before the log failed. Without any, send the error."""
+        """Send the values that were read before the log failed. If there are none, send the error."""
         if self._reply_batch is not None and self._reply_batch.written:
             self._finish()
             return

@@ -53,7 +53,7 @@ class Host(Protocol):
         """Execute the frame's request again when ``pending`` allows it."""
 
     def frame_done(self) -> None:
-        """Handle the next request, because that of the frame was executed."""
+        """Handle the next request, because the frame's request was executed."""
 
     def failed(self, error: PeerError, /) -> None: ...
 

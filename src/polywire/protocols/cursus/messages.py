@@ -167,7 +167,7 @@ def read_text(body: bytes, spoken: Dialect | None, forced: Dialect | None = None
     """Parse a body that is not a batch.
 
     Args:
-        body: at most one byte more than ``TEXT_FRAME_BYTES_MAX`` need be passed, because longer bodies are rejected.
+        body: only its first ``TEXT_FRAME_BYTES_MAX`` + 1 bytes are needed, because longer bodies are rejected.
         spoken: protocol version of the connection's latest unambiguous request; None before the first. Used for
             ambiguous requests.
         forced: the only version that the listener accepts, if it is configured.

@@ -20,7 +20,7 @@ from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, Busy, ErrorCode, PeerError, Unavailable
 from polywire.log.base import Completion
-from polywire.protocols.cursus import decoder
+from polywire.protocols.cursus import decoder, repeated
 from polywire.protocols.cursus.batches import LEVELS, Batch, Status, acknowledged, read_batch
 from polywire.protocols.cursus.context import WIRE
 from polywire.protocols.cursus.idempotence import (
@@ -119,6 +119,7 @@ def take_batch(session: CursusSession, body: memoryview, scratch: ScratchArrays,
         return None
     if len(runs) > 1 and not session.broker.owns(partition):
         return ForwardedBatch(session, body, partition)
+    repeated.learn(session, body, batch, partition)
     return BatchAppend(session, body, scratch, batch, partition, runs)
 
 
@@ -215,8 +216,8 @@ def close_if_lost(session: CursusSession, partition: Partition, error: BrokerErr
 class ForwardedBatch:
     """A batch of several producers for a partition of another process. Implements ``PendingBatch``.
 
-    The other process stores it as if the client had sent it there. It waits for earlier batches, because they are
-    forwarded in another way and may arrive later.
+    The other process stores it as if the client had sent it there. It is forwarded when earlier batches were answered,
+    because those are forwarded in another way and could arrive later.
     """
 
     __slots__ = ("_body", "_client", "_forward", "_partition", "_session")
@@ -293,13 +294,13 @@ class BatchAppend:
         self._refused_at = batch.count  # index of the first message that was not stored
         self._stored_to = batch.last_sequence  # sequence of the message before it
         self._busy_until: float | None = None
-        self._waiting = 1  # results to wait for; one of them is the end of the runs
+        self._waiting = 1  # results to wait for; one of them is the end of the loop over the runs
 
     def store(self, end: float | None = None) -> float | None:
         """Append the batch's parts in order, until time ``end`` if given.
 
         Returns None when all were passed to the broker, otherwise the seconds until the next attempt. After a rejected
-        part, nothing is stored. If ``end`` is given, a part is repeated while the log's write buffer is full.
+        part, nothing is stored. If ``end`` is given, a part is tried again while the log's write buffer is full.
         """
         now = self._session.state.broker.clock.monotonic
         for run in self._runs:

@@ -207,9 +207,9 @@ def append(
     level: Level,
     done: Completion[int],
 ) -> None:
-    """Append a batch. While the log's write buffer is full, Pending is raised, for as long as a batch would wait.
+    """Append a batch.
 
-    Also raises the broker's errors.
+    Raises Pending while the log's write buffer is full, for at most ``BUSY_WAIT_S``. Also raises the broker's errors.
     """
     broker = session.state.broker
     try:

@@ -1,4 +1,4 @@
-"""Detect payloads that were already published to the topic within the last 30 minutes (spec: cursus#repeated-payloads).
+"""Detect payloads that were already published to the topic within a configured time (spec: cursus#repeated-payloads).
 
 The number of payloads that the broker remembers is limited; the oldest is forgotten first.
 """

@@ -41,6 +41,7 @@ from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, OffLoop
 from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
+from polywire.protocols.runtime.shapes import Shapes
 from polywire.types import spell_address
 
 UNANSWERED_MAX: Final = 256  # unanswered requests of a connection; then the next one waits
@@ -87,6 +88,10 @@ class TakeBatch(Protocol):
     def __call__(self, session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> PendingBatch | None: ...
 
 
+TakeRepeated = Callable[["CursusSession", memoryview, int, int], bool]
+"""Stores a batch if it begins like an earlier one. Otherwise it returns False, and has no effect."""
+
+
 class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, Answer]):
     """The session of one client.
 
@@ -96,11 +101,11 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         group: set by SETGROUP.
         structured: whether errors have their class.
         features: enabled by NEGOTIATE.
+        shapes: the beginnings of the latest batches, for ``take_repeated``.
     """
 
     __slots__ = (
         "_acting",
-        "_anybody_bytes_max",
         "_caller",
         "_commands",
         "_compression",
@@ -118,8 +123,10 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         "features",
         "group",
         "principal",
+        "shapes",
         "spoken",
         "state",
+        "take_repeated",
     )
 
     def __init__(
@@ -138,11 +145,13 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self.group = ""
         self.features: frozenset[str] = frozenset()
         self._commands = commands
-        self._anybody_bytes_max: Final = min(LOGIN_FRAME_BYTES_MAX, state.settings.frame_bytes_max)
+        self._short_bytes_max = min(LOGIN_FRAME_BYTES_MAX, state.settings.frame_bytes_max)
         self._take_batch = take_batch
         self._compression = algorithm(state.settings.compression) if state.settings.compression else None
         self._caller: Caller | None = None
         self._packed: Algorithm | None = None
+        self.shapes: Final = Shapes()
+        self.take_repeated: TakeRepeated | None = None
         self._slot: Answer | None = None
         self._leader = ""
         self._long: LongFrame | None = None
@@ -199,7 +208,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         if len(data) - at < PREFIX_BYTES:
             return 0
         size = int.from_bytes(data[at : at + PREFIX_BYTES], "big")
-        if size > self._anybody_bytes_max and size > self._body_bytes_max():
+        if size > self._short_bytes_max and size > self._body_bytes_max():
             if self._is_unauthenticated():
                 self.output.write(frame(encoded("ERROR: authentication_required")))
             raise PeerError(f"frame is too long bytes={size}", fatal=True)
@@ -231,8 +240,10 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     # One frame
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
-        body = data[at + PREFIX_BYTES : end]
         self._is_used()
+        if self.take_repeated is not None and self.take_repeated(self, data, at + PREFIX_BYTES, end):
+            return True
+        body = data[at + PREFIX_BYTES : end]
         packed = self._compression or sniffed(body)
         if packed is not None and body and self._is_unauthenticated() and self._compression is None:
             self.later(Dialect.MODERN).refuse(Refused("authentication_required", "command=BATCH"))
@@ -386,7 +397,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     def address(self) -> tuple[str, int]:
         """Host and port of this broker for clients: as configured, or as used by this client.
 
-        Valid after a failover.
+        The address remains valid after a failover.
         """
         settings, places, at = self.state.settings, self.state.places, self.output.local
         host, port = at if places is None else places.lasting(at)
@@ -403,6 +414,11 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         return self._leader
 
     @property
+    def compresses(self) -> bool:
+        """Whether every frame is compressed."""
+        return self._compression is not None
+
+    @property
     def structured(self) -> bool:
         return "structured_errors_v1" in self.features
 
@@ -416,8 +432,8 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     def later(self, dialect: Dialect, *, blocking: bool = False) -> Answer:
         """Return a response that is sent later. ``blocking``: whether later requests wait for it.
 
-        If the handler raises an error afterwards, this response has the error. Only for the oldest clients are
-        responses compressed, with the algorithm of the request.
+        If the handler raises an error afterwards, this response contains the error. Responses are compressed only for
+        the oldest clients, with the algorithm of the request.
         """
         packing = self._packed if dialect is Dialect.LEGACY else None
         self._slot = self.append(Answer(self, dialect, packing, blocking=blocking))

@@ -190,8 +190,8 @@ class Stream:
 
     def _woken(self) -> None:
         self._waits_for = self._session.state.broker.when_current(self._partition, self._refreshed)
-        if self._waits_for is None:
-            self._schedule()
+        if self._waits_for is None and not self._pumping and not self._dropped:
+            self._pump()  # at once: another pass of the event loop costs more than pushing a few records
 
     def _refreshed(self, error: BrokerError | None) -> None:
         self._waits_for = None

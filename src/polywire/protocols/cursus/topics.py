@@ -181,7 +181,8 @@ def delete(session: CursusSession, request: Request, /) -> Reply | None:
 def list_topics(session: CursusSession, request: Request, /) -> Reply | None:
     """LIST: return the names of topics.
 
-    If the request names a topic, the response is that of METADATA, which Java's producer expects (spec: cursus#list).
+    If the request names a topic, the response is the same as for METADATA, because Java's producer expects that
+    (spec: cursus#list).
     """
     name = request.options.get("topic")
     if name:

@@ -77,7 +77,7 @@ class TransactionRequest(msgspec.Struct, frozen=True):
 
     def _check_current(self, found: Transaction | Latest, failure: str) -> None:
         producer = self.request.options["producerId"]
-        # a holder with a producer id has used another protocol
+        # a transaction with a producer id belongs to another protocol
         if self.epoch != found.epoch or found.has_producer:
             facts = f"transactional_id={self.name} current_epoch={found.epoch} requested_epoch={self.epoch}"
             if failure == FENCED:
@@ -90,8 +90,8 @@ class TransactionRequest(msgspec.Struct, frozen=True):
     def opened(self, failure: str) -> Transaction:
         """Return the open transaction or, if another shard coordinates it, this shard's part of it.
 
-        Raises Refused ``failure`` if it is not open, and else as ``transaction``. Raises Pending until the coordinator
-        has added this shard.
+        Raises Refused ``failure`` if it is not open, and the same errors as ``transaction``. Raises Pending until the
+        coordinator has added this shard.
         """
         parts = self.session.state.parts
         if parts is None or parts.shards.shard_by_hash(self.name) == parts.shards.own:
@@ -153,9 +153,9 @@ def begin_epoch(session: CursusSession, request: Request, /) -> Reply | None:
 
 
 def _epoch_min(session: CursusSession, name: str) -> int:
-    """Return the first epoch of a transactional id that is above its epochs in all shards.
+    """Return the lowest epoch that a transactional id may get next: one above its epochs in all shards.
 
-    Another shard has coordinated the id if the number of shards has changed. Raises Pending.
+    If the number of shards has changed, another shard may have coordinated the id. Raises Pending.
     """
     parts = session.state.parts
     if parts is None or session.state.local.transactions.find(name, by=ITSELF) is not None:
@@ -200,7 +200,8 @@ def begin(session: CursusSession, request: Request, /) -> Reply | None:
 def publish(session: CursusSession, request: Request, /) -> Reply | None:
     """TXN_PUBLISH: add a record to the transaction.
 
-    If its partition already has the sequence number, it is a duplicate.
+    If the transaction already has a record with this sequence number in the partition, the new one is ignored and the
+    reply is the same.
     """
     name = _name(request)
     request.need("topic")
@@ -243,7 +244,7 @@ def _writable(session: CursusSession, name: str) -> Topic:
 def _partition(session: CursusSession, request: Request, topic: Topic, key: bytes, sequence: int) -> Partition:
     """Return the partition in the request, or else one that is chosen by key or sequence number.
 
-    Sequence numbers select the partitions in turn, so a duplicate gets the same partition as the original.
+    Successive sequence numbers select the partitions in turn, so a duplicate gets the same partition as the original.
     """
     given = request.options.get("partition", "-1")
     number = integer(given)
@@ -404,7 +405,9 @@ def _check_member(session: CursusSession, transaction: Transaction) -> None:
 class Staged(NamedTuple):
     """The part of a transaction in one shard.
 
-    Numbers of its uncommitted records and offsets, and why the shard refuses the commit (code and facts).
+    Attributes:
+        records, offsets: numbers of its records and offsets.
+        refusal: why the shard refuses the commit: code and facts.
     """
 
     records: int = 0
@@ -447,7 +450,8 @@ def _check_participant(state: CursusState, participant: Transaction, by: Caller)
 def _counts(session: CursusSession, transaction: Transaction, *, checks: bool = False) -> str:
     """Return the numbers of the transaction's records and offsets in all shards.
 
-    If ``checks``, the other shards check that they can be committed. Raises Refused if not, and Pending.
+    If ``checks``, the other shards check that they can be committed. Raises Refused if they cannot, and Pending until
+    all shards have responded.
     """
     records, offsets, parts = transaction.messages, transaction.position_count, session.state.parts
     if parts is not None:

@@ -279,7 +279,8 @@ def _topic_number(data: Buffer, at: int, size: int, work: Numbers, topics: int) 
 def _produce_line(data: Buffer, at: int, stop: int, work: Numbers, k: int, topics: int, line_max: int) -> int:
     """Decode the PRODUCE line at ``at`` as record ``k``, if it has no unusual syntax.
 
-    Returns the position after the line, or -1 if it is incomplete or needs the full parser.
+    Returns the position after the line, -1 if it is incomplete or needs the full parser, and -2 if the run has too many
+    topics.
     """
     id_end = cython.declare(cython.Py_ssize_t)
     topic_end = cython.declare(cython.Py_ssize_t)

@@ -1,6 +1,6 @@
 # cython: language_level=3, annotation_typing=False, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 # mypy: disable-error-code="untyped-decorator,import-untyped"
-"""Encode FLUX replies in bulk: to consecutive PRODUCE lines, and the records of CONSUME replies.
+"""Encode FLUX replies in bulk: those to consecutive PRODUCE lines, and the records of CONSUME replies.
 
 One call encodes all replies, or all records of a read, without a Python object per record. Values that cannot be part
 of a line are escaped.
@@ -358,8 +358,8 @@ def put_chunk(data: Buffer, state: Numbers, out: bytearray) -> int:
     * AT: bytes written so far.
     * ESCAPED: values escaped so far.
 
-    All but END and CAP are updated. START becomes the offset after the written records, and END when no more are
-    requested. Returns DONE at the end of the chunk, and STOPPED if no more records are requested or fit. Returns
+    All but END and CAP are updated. START becomes the offset after the written records; if no more are requested, it
+    becomes END. Returns DONE at the end of the chunk, and STOPPED if no more records are requested or fit. Returns
     COMPRESSED if the batch at POSITION must be decompressed first. Otherwise returns the free bytes that the next
     record needs in ``out``. Raises ValueError for invalid batches.
     """

@@ -88,7 +88,7 @@ class Pieces:
         self.size = 0
 
     def put(self, file: str, name: str, piece: bytes) -> bool:
-        """Store the content of a group; none if it is empty. Return whether it has changed."""
+        """Store the content of a group; empty content removes the group. Return whether it has changed."""
         pieces = self.by_file[file]
         before = pieces.get(name, b"")
         if piece == before:
@@ -119,7 +119,7 @@ class RemoteGroups:
     """
 
     def __init__(self, broker: FluxBroker, parts: Parts | None, changed: Callable[[Iterable[str]], None]) -> None:
-        """Create the groups, of which there are none yet.
+        """Create the object, which has no groups yet.
 
         Args:
             broker: the broker of this process.
@@ -143,14 +143,14 @@ class RemoteGroups:
         return sum(pieces.size for pieces in self._reported.values())
 
     def clear(self, start: float) -> None:
-        """Remove all groups, because all processes will report them from this time on."""
+        """Remove all groups, because all processes report theirs again. Their reports are awaited from ``start`` on."""
         self._versions.clear()
         self._reported.clear()
         self.is_too_large = False
         self._awaited_until = start + REPORTS_S
 
     def are_awaited(self) -> bool:
-        """Return whether a process has yet to report its groups. This ends after ``REPORTS_S``, without a report, too."""
+        """Return whether reports of other processes are missing. After ``REPORTS_S``, they are not awaited any more."""
         missing = self._versions.keys() < self._shards and not self.is_too_large
         return missing and self._broker.clock.monotonic() < self._awaited_until
 
@@ -179,10 +179,10 @@ class RemoteGroups:
             self._changed(FILES if report.is_whole else changed)
 
     def merge(self, file: str, own: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Return the content of a file, with the groups of this process.
+        """Return the content of a file: the groups of this process, ``own``, and those of the other processes.
 
-        If two processes have a group of one name, it was moved between their topics, and one of them has not reported
-        that yet.
+        If two processes have a group with the same name, the group was moved between their topics, and one of them has
+        not reported that yet.
         """
         merged = dict(own)
         for shard, reported in self._reported.items():
@@ -248,7 +248,7 @@ class Exports:
         self._remote: Final = RemoteGroups(broker, parts, self._changed_files)
 
     def start(self) -> None:
-        """Export all groups, and remove files of an earlier start that have no content now."""
+        """Export all groups. Remove the files of an earlier start if there is nothing to export."""
         self._broker.groups.watch()
         self._changed.update(FILES)
         self._remote.clear(self._broker.clock.monotonic())
@@ -370,7 +370,10 @@ class Exports:
     # Other processes
 
     def report(self, version: int, then: Completion[Report]) -> None:
-        """Report the changes of this process since the report with this version; all groups if that was not the last."""
+        """Report the changes of this process since its report with this version.
+
+        If that was not the last report, report all groups.
+        """
         if self._rebuilds or self._names:
             is_too_large = self._broker.clock.monotonic() < self._paused_until
             then(Report(0, False, None if is_too_large else {}))

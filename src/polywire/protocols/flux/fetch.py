@@ -60,7 +60,7 @@ def _bytes_max(request: Request) -> int:
 
 
 def broker_fetch(session: FluxSession, request: Request, /) -> bytes | None:
-    """BROKER_FETCH, with which a follower reads up to the end of the log."""
+    """BROKER_FETCH: send a follower a limited number of records, up to the end of the log."""
     usage(request, "<topic> <partition> <follower_id> <offset> [max_messages]", 4, 5)
     number = integer(request.args[1], "partition")
     follower = integer(request.args[2], "follower_id")
@@ -158,7 +158,7 @@ class RecordsReply:
     def _read_more(self, end: float) -> bool:
         """Read and write until everything is written, data must be read from disk, or the client must read.
 
-        Returns True if it stopped only because the connection has used up its time slice.
+        Returns True if reading stopped only because the connection has used up its time slice.
         """
         session = self._session
         limit = max(min(self._state[encoder.CAP], FETCH_BYTES_MAX), FETCH_BYTES_MIN)
@@ -246,7 +246,10 @@ class RecordsReply:
         return b"" if self._hw is None else b" hw=%d" % self._hw
 
     def _stop(self, error: BrokerError) -> None:
-        """End the response after the records that could be read. The client's next request gets the error."""
+        """End the response after the records that were read. If there are none, respond with the error.
+
+        Otherwise, the client's next request gets the error.
+        """
         if not self._has_written and not self._state[encoder.AT]:
             answer = self._answer
             self._drop()

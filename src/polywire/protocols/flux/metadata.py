@@ -152,7 +152,7 @@ class FluxState:
                 self._broker.set_wire_state(WIRE, key, None, level=Level.WRITTEN, done=None)
 
     def _copy_registry(self, router: FluxRouter) -> None:
-        """Use the registry of another process. Until that has reported it, this broker is the only one."""
+        """Use the registry of another process. Until that process has reported it, the registry has only this broker."""
         own = self.settings
         self._brokers = {own.broker_id: _BrokerStored(own.host, own.port, 0, self._broker.clock.now_us(), False)}
 
@@ -246,7 +246,7 @@ class FluxState:
         self._broker.set_wire_state(WIRE, _INDEX_KEY, value, level=level, done=done)
 
     def _sweep(self) -> None:
-        """Drop entries of deleted partitions and topics once they are as many as the entries of existing ones."""
+        """Drop the entries of deleted partitions and topics."""
         topics = self._broker.topics(internal=True)
         partitions = {partition.incarnation for topic in topics for partition in topic.partitions}
         ids = {topic.id for topic in topics}
@@ -260,12 +260,15 @@ class FluxState:
         self._sweep_above = 2 * (len(self._views) + len(self._factors)) + SWEEP_MIN
 
     def _sweep_if_needed(self) -> None:
-        """Drop entries of deleted partitions and topics when they are as many as those of existing ones."""
+        """Drop the entries of deleted partitions and topics when the number of entries has more than doubled."""
         if len(self._views) + len(self._factors) > self._sweep_above:
             self._sweep()
 
     def factor_of(self, topic: Topic | None) -> int:
-        """Return a topic's number of replicas, including the leader; the default if it has none set, or for None."""
+        """Return a topic's number of replicas, including the leader.
+
+        Return the default if the topic has no own number, or is None.
+        """
         own = None if topic is None else self._factors.get(topic.id)
         return self.settings.replication_factor if own is None else own
 
@@ -298,10 +301,10 @@ class FluxState:
         self._store_index(steps, done, Level.WRITTEN if automatic else Level.SYNCED)
 
     def recreated(self, topic: Topic, factor: int, *, by: Caller = ITSELF) -> None:
-        """Set the number of replicas of a topic that a client creates again, and drop reports of followers above this
-        number.
+        """Set the number of replicas of a topic that a client creates again.
 
-        Raises Busy if the limit of stored metadata is reached.
+        Reports of followers are dropped unless their ids are below this number. Raises Busy if the limit of stored
+        metadata is reached.
         """
         if factor != self._factors.get(topic.id):
             self._sweep_if_needed()
@@ -331,7 +334,7 @@ class FluxState:
     def set_role(self, partition: Partition, role: Role, *, by: Caller = ITSELF, done: Completion[int]) -> None:
         """Set this broker's role for a partition (spec: flux#set_partition_role).
 
-        Metadata then names this broker as the leader.
+        Whatever the role, metadata then names this broker as the partition's leader.
         """
         view = self._view(partition)
         if view.role is not role:

@@ -286,9 +286,10 @@ class FluxSession(BarePipelined):
         return topic
 
     def ensure_topic(self, name: str) -> Topic:
-        """Return the topic. A missing topic is created (spec: flux#topics). The caller must have checked permissions.
+        """Return the topic. A missing topic is created (spec: flux#topics).
 
-        Raises BrokerError if it cannot be created.
+        The caller must have checked the permission for its own action. Raises BrokerError if the topic cannot be
+        created.
         """
         if name.startswith("__"):
             raise Invalid(ErrorCode.INVALID_TOPIC, f"topic names that begin with __ are reserved name={name!r}")

@@ -138,7 +138,7 @@ def broker_heartbeat(session: FluxSession, request: Request, /) -> None:
 
 
 def set_partition_leader(session: FluxSession, request: Request, /) -> None:
-    """ADMIN_SET_PARTITION_LEADER: set the leader and replicas. They need not be registered."""
+    """ADMIN_SET_PARTITION_LEADER: set the leader and the in-sync replicas, which need not be registered."""
     usage(request, "<topic> <partition> <leader_id> <isr_csv>", 4)
     number, leader = integer(request.args[1], "partition"), integer(request.args[2], "leader_id")
     isr = integers(request.args[3])

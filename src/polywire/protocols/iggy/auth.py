@@ -24,11 +24,11 @@ from polywire.protocols.iggy.messages import (
     U32,
     U64,
     PermissionFlags,
-    Reader,
     Refused,
     name_bytes,
     permission_bytes,
 )
+from polywire.protocols.iggy.reader import Reader
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.types import TopicName
@@ -380,7 +380,7 @@ def get_tokens(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 
 
 def create_token(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """CREATE_PERSONAL_ACCESS_TOKEN. The token is returned only in this reply."""
+    """CREATE_PERSONAL_ACCESS_TOKEN: create a token, which is returned only in this reply."""
     name = _checked(reader.name(), TOKEN_NAME_BYTES, errors.BAD_TOKEN_NAME)
     if reader.dialect.topic_settings >= 3:
         expiry_us = reader.u64()

@@ -1,7 +1,7 @@
 """For clients of the documented Iggy dialect: encode requests, decode replies (spec: iggy#d0-requests,
 iggy#d0-replies).
 
-``messages.Reader`` decodes what this module encodes. A value that the protocol cannot represent raises Refused with the
+``reader.Reader`` decodes what this module encodes. A value that the protocol cannot represent raises Refused with the
 error number that the server would return.
 """
 
@@ -13,7 +13,8 @@ from struct import Struct
 from typing import Final
 
 from polywire.protocols.iggy.dialect import D0
-from polywire.protocols.iggy.messages import HEAD, U32, U64, Consumer, Reader, Refused, name_bytes
+from polywire.protocols.iggy.messages import HEAD, U32, U64, Consumer, Refused, name_bytes
+from polywire.protocols.iggy.reader import Reader
 from polywire.records.columns import Header, HeaderKind, Record
 
 BAD_HEADER_KEY: Final = 4018
@@ -80,7 +81,7 @@ class PartitionSeen:
     """A partition in a reply to GET_TOPIC.
 
     Attributes:
-        current_offset: offset of the newest message; 0 also if the partition is empty.
+        current_offset: offset of the newest message; 0 if the partition is empty, too.
     """
 
     id: int
@@ -138,8 +139,9 @@ def name(text: str) -> bytes:
 
 
 def place(consumer: Consumer, topic: bytes, partition: int) -> bytes:
-    """Encode the first fields of polls and of requests for stored offsets: consumer, stream, topic and partition (0:
-    none).
+    """Encode the first fields of polls and of requests for stored offsets: consumer, stream, topic and partition.
+
+    The partition 0 means none.
     """
     assert isinstance(consumer.identifier, int), "consumers of this dialect are numbers"
     return bytes((2 if consumer.group else 1,)) + U32.pack(consumer.identifier) + topic + U32.pack(partition)

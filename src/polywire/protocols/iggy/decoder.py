@@ -78,7 +78,7 @@ _TIME_MAX = cython.declare(cython.longlong, 2**62)
 def _measure_headers(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t, typed: cython.bint, sums: cython.p_longlong
 ) -> cython.int:
-    """Check a message's user headers and add them to ``sums``: number of headers, bytes of keys, bytes of values.
+    """Check a message's user headers. Add their number, and the bytes of keys and of values, to ``sums``.
 
     Returns 0 or an error number.
     """

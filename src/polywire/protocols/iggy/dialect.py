@@ -77,7 +77,7 @@ class Dialect:
         return 1 if self.one_based else 0
 
 
-# Each dialect is given by its differences from the one before.
+# Each dialect is defined by its differences from the one before.
 D0: Final = Dialect("0.0", has_login=False, ident_consumers=False, named_groups=False, auto_ids=False)
 D1A: Final = replace(D0, name="0.1.0", has_login=True, ident_consumers=True, named_groups=True)
 D1B: Final = replace(D1A, name="0.1", topic_settings=1, auto_ids=True)

@@ -1,6 +1,6 @@
 """The streams, topics and groups that Iggy clients see, with their numbers and names.
 
-* A number remains assigned as long as its stream, topic or group exists, also across restarts. Numbers begin with 0
+* A number remains assigned as long as its stream, topic or group exists, even across restarts. Numbers begin with 0
   here.
 * A stream or topic that another protocol created gets a number when it is first seen.
 * A rename changes only the name that Iggy clients see; the broker's name of a topic never changes. In this module, the
@@ -199,7 +199,7 @@ class Directory:
         return found or self._add_namespace(namespace, self._broker.clock.now_us())
 
     def has_topics(self, namespace: str) -> bool:
-        """Return whether this shard has topics in a stream, which is given by its name in other protocols."""
+        """Return whether this shard has topics in a stream. ``namespace`` is the stream's name in other protocols."""
         stream = self.find_namespace(namespace)
         return stream is not None and bool(self.topics(stream))
 
@@ -221,7 +221,7 @@ class Directory:
         return self._by_name.get(identifier) or self._by_namespace.get(identifier)
 
     def create_stream(self, name: str, number: int | None, by: Caller, then: Completion[StoredStream]) -> None:
-        """Create an empty stream. ``then`` is called with it when it is stored.
+        """Create an empty stream. ``then`` is called with the stream when it is stored.
 
         Raises Refused 1011, 1012 or 1013, and Busy if there are too many streams.
         """
@@ -264,7 +264,7 @@ class Directory:
         """Delete a stream's topics, one after the other if they are many, then the stream.
 
         If the broker stops or an error occurs, the stream and its remaining topics still exist. Topics that are created
-        meanwhile are deleted, too, unless there are too many.
+        meanwhile are deleted, too. It is an error if these have too many partitions to be deleted at once.
         """
 
         def emptied() -> None:
@@ -360,7 +360,11 @@ class Directory:
         return self._broker.find_topic(name.full)
 
     def check_topic_name(self, stream: Stream, name: str, *, but: Topic | None = None) -> None:
-        """Raise Refused 2013 or 2014 if another topic than ``but`` has the name, or the broker does not allow it."""
+        """Raise Refused 2013 if another topic has the name, or Refused 2014 if the broker does not allow the name.
+
+        Args:
+            but: a topic that may have the name.
+        """
         other = self.find_topic(stream, name)
         if other is not None and other is not but:
             raise Refused(errors.TOPIC_NAME_TAKEN)
@@ -450,7 +454,7 @@ class Directory:
     def _number(self, stream: Stream, topic: Topic) -> None:
         """Assign a number and a name for Iggy clients to a topic of another protocol.
 
-        The name is the topic's, unless another topic has it.
+        The topic keeps its name, unless another topic has that name.
         """
         known = self._topics.get(topic.id)
         if known is not None:
@@ -562,8 +566,8 @@ class Directory:
     def _belongs_to_another_stream(self, stream: Stream, topic: Topic, stored: StoredTopic) -> bool:
         """Return whether the stored data of a topic belongs to another stream than ``stream``.
 
-        An earlier release stored the topic in ``default``. Then its stored name is the full name, or another topic has
-        its number.
+        That is so if an earlier release stored the topic in ``default``: the stored name is then the full name, or
+        another topic has the number.
         """
         return (stored.name == topic.name.full != topic.name.topic) or stream.by_number.get(
             stored.number, topic

@@ -4,7 +4,7 @@ Every byte of a payload is decoded, except one or two zeros at its end. A payloa
 refused.
 
 The specification describes CREATE_STREAM and CREATE_TOPIC in two forms. Clients send the form that it shows as a
-struct. In the other form, a list of bytes, the id is an identifier and the expiry of a topic is optional::
+struct. In the other form, a list of bytes, the id can be an identifier, and the expiry of a topic is optional::
 
     struct      CREATE_STREAM  u32 id, name      CREATE_TOPIC  stream, u32 id, u32 partitions, u32 expiry, name byte
     list                  ident, name                     stream, u32 id or ident, u32 partitions, [u32 expiry,] name
@@ -22,8 +22,9 @@ import msgspec
 
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import D0
-from polywire.protocols.iggy.messages import U32, Code, Reader, Refused, name_bytes
+from polywire.protocols.iggy.messages import U32, Code, Refused, name_bytes
 from polywire.protocols.iggy.names import is_allowed
+from polywire.protocols.iggy.reader import Reader
 
 PARTITIONS_MAX: Final = 100_000  # the limit in the documentation; a higher number is read as part of a name
 SPARE: Final = (b"", b"\0", b"\0\0")  # allowed after a payload, because a Go client sends two zeros after a topic
@@ -80,8 +81,7 @@ _LISTED: Final[Mapping[int, tuple[tuple[bool, int], ...]]] = {
 
 
 def reader_of(code: int, payload: memoryview) -> Reader:
-    """Return a reader of a payload, whether the client encodes it as a struct or as the byte list in Iggy's
-    documentation.
+    """Return a reader of a payload, which is a struct or the byte list of Iggy's documentation.
 
     Raises Refused 3 for an invalid payload. Raises Refused 1014 or 2016 if its id is a name other than the request's
     name.
@@ -155,7 +155,7 @@ class ListedPayload(msgspec.Struct, frozen=True):
 
 
 def _listed_payloads(code: int, payload: memoryview) -> Iterator[ListedPayload]:
-    """Yield every way to parse a payload as a byte list that leaves no bytes over."""
+    """Yield every way to parse all bytes of a payload as a byte list."""
     for has_ident, size in _LISTED[code]:
         reader = Reader(payload, D0)
         try:

@@ -459,9 +459,9 @@ def _open_record(
     earliest: cython.longlong,
     first: cython.longlong,
 ) -> cython.longlong:
-    """Begin a batch in Iggy's newest layout (D3), and return its origin time: the earliest of its messages.
+    """Begin a batch in Iggy's newest layout (D3), and return its origin time: the earliest origin time of its messages.
 
-    If that time is too early for a delta, the batch's time is that of the first message.
+    If that time is too early for a delta, the batch gets the time of the first message.
     """
     origin: cython.longlong = earliest if first - earliest <= _DELTA_MAX else first
     clear(out, start, 256)

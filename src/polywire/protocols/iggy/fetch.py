@@ -23,8 +23,9 @@ from polywire.protocols.iggy.context import Poller, Shared
 from polywire.protocols.iggy.dialect import DIALECTS, Dialect
 from polywire.protocols.iggy.histories import NO_CONTEXT, check_history, context_bytes
 from polywire.protocols.iggy.lookup import consumer_name, consumers_partition, partition_at, topic_of
-from polywire.protocols.iggy.messages import HEAD, NO_PARTITION, WIRE, Consumer, Reader, Refused
+from polywire.protocols.iggy.messages import HEAD, NO_PARTITION, WIRE, Consumer, Refused
 from polywire.protocols.iggy.offsets import store
+from polywire.protocols.iggy.reader import Reader
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.records.compression import expand_body
@@ -196,7 +197,7 @@ class PollReply:
         commit: tuple[PositionKind, str] | None,
         bytes_max: int | None = None,
     ) -> None:
-        """``bytes_max`` is the limit for all messages that the client has set, if it has set one."""
+        """``bytes_max`` is the client's limit for the size of all messages; None if it has set none."""
         most = session.shared.settings.reply_bytes_max
         self._is_limited = bytes_max is not None
         self._bytes_max = most if bytes_max is None else min(most, bytes_max)
@@ -294,7 +295,7 @@ class PollReply:
         self._finish(buffer)
 
     def _space(self, read: Read) -> int:
-        """Return the estimated size of the reply, assuming that all messages are like those of the first batch."""
+        """Return the estimated size of the reply, assuming that all messages are as large as in the first batch."""
         if not read.chunks:
             return 0
         length, records = _sizes(read.chunks[0])
@@ -320,7 +321,7 @@ class PollReply:
         return buffer
 
     def _larger(self, size: int) -> int:
-        """Return the size of a buffer for one more message; 0 if the reply has messages and must not grow."""
+        """Return the size that the buffer needs for one more message; 0 if the reply must not grow."""
         state = self._state
         needed = state[encoder.AT] + state[encoder.NEEDED]
         limit = self._bytes_max

@@ -16,7 +16,8 @@ from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.directory import NUMBERS_END
 from polywire.protocols.iggy.lookup import topic_of
-from polywire.protocols.iggy.messages import U32, U64, Reader, Refused, name_bytes
+from polywire.protocols.iggy.messages import U32, U64, Refused, name_bytes
+from polywire.protocols.iggy.reader import Reader
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 

@@ -19,7 +19,8 @@ from polywire.log.base import Handle
 from polywire.protocols.iggy import errors, vsr
 from polywire.protocols.iggy.context import IggyBroker
 from polywire.protocols.iggy.dialect import Dialect
-from polywire.protocols.iggy.messages import Reader, Refused
+from polywire.protocols.iggy.messages import Refused
+from polywire.protocols.iggy.reader import Reader
 from polywire.protocols.iggy.reply_slots import Answer, ReplyOwner
 from polywire.protocols.runtime.session import Output
 
@@ -144,7 +145,7 @@ class Holding:
     def run(self, ticket: int = 0) -> None:
         """Try the request.
 
-        ``ticket`` is the number of the wait that has ended; if another one has begun since, do nothing.
+        ``ticket`` is the number of the wait that has ended. If another wait has begun since, do nothing.
         """
         if ticket != self._ticket:
             return

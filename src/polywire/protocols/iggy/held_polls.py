@@ -1,4 +1,4 @@
-"""The commands of Iggy 0.12 that wait for messages: poll, and wait for or fetch from several partitions.
+"""The commands of Iggy 0.12 that wait for messages: poll one partition, wait for several, or fetch from several.
 
 Each attempt checks permissions, names and memberships again. No reply exceeds the size that its client accepts (spec:
 iggy#d4-held-polls).
@@ -29,7 +29,8 @@ from polywire.protocols.iggy.fetch import (
 from polywire.protocols.iggy.held import Attempt, HeldRequests, Holding, Offset, check_wait
 from polywire.protocols.iggy.histories import NO_CONTEXT, context_bytes, incarnation_of
 from polywire.protocols.iggy.lookup import partition_at, topic_of
-from polywire.protocols.iggy.messages import U32, Code, Consumer, Reader, Refused
+from polywire.protocols.iggy.messages import U32, Code, Consumer, Refused
+from polywire.protocols.iggy.reader import Reader
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.protocols.runtime.session import QUANTUM_S
@@ -129,7 +130,7 @@ class Found(NamedTuple):
 
 
 def _targets(targets: list[Target]) -> list[Target]:
-    """Return the partitions of a request. Raises Refused if there are none, duplicates, or unsupported strategies."""
+    """Return a request's partitions. Raises Refused if there are none, duplicates, or unsupported strategies."""
     numbers = {target.number for target in targets}
     if not targets or len(numbers) < len(targets) or any(of.starts[0] not in (_BY_OFFSET, NEXT) for of in targets):
         raise Refused(errors.UNKNOWN_COMMAND)
@@ -137,7 +138,10 @@ def _targets(targets: list[Target]) -> list[Target]:
 
 
 def _count(reader: Reader, size: int) -> int:
-    """Decode the number of partitions in a request. Raises Refused unless as many follow."""
+    """Decode the number of partitions in a request.
+
+    Raises Refused if it is too high, or the request does not have that many.
+    """
     count = reader.u32()
     if count > TARGETS_MAX or reader.left != count * size:
         raise Refused(errors.UNKNOWN_COMMAND)

@@ -14,7 +14,8 @@ from polywire.broker.topics import Partition
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.context import Poller
 from polywire.protocols.iggy.lookup import partition_at, topic_of
-from polywire.protocols.iggy.messages import Reader, Refused
+from polywire.protocols.iggy.messages import Refused
+from polywire.protocols.iggy.reader import Reader
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 
@@ -49,7 +50,7 @@ def check_history(session: Poller, answer: Answer, partition: Partition) -> None
 
 
 def get_route(session: IggySession, answer: Answer, reader: Reader, /) -> bytes:
-    """GET_PARTITION_ROUTE: return this node as the leader, as for every partition."""
+    """GET_PARTITION_ROUTE: return this node as the partition's leader. It leads all partitions."""
     del answer
     topic = topic_of(session, reader, Action.TOPIC_DESCRIBE)
     partition = partition_at(topic, reader.u32())

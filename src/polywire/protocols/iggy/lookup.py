@@ -12,8 +12,9 @@ from polywire.broker.topics import Partition, Topic
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.context import Poller
 from polywire.protocols.iggy.directory import Stream
-from polywire.protocols.iggy.messages import Consumer, Reader, Refused
+from polywire.protocols.iggy.messages import Consumer, Refused
 from polywire.protocols.iggy.names import find_named, namespace_of
+from polywire.protocols.iggy.reader import Reader
 from polywire.protocols.iggy.session import IggySession
 from polywire.types import TopicName
 
@@ -59,8 +60,9 @@ def topic_of(session: IggySession, reader: Reader, action: Action) -> Topic:
 
 
 def _namespace(named: int | str) -> str | None:
-    """Return the name in other protocols that a missing stream would have; None for a number, which could be any
-    stream.
+    """Return the name that a missing stream would have in other protocols.
+
+    Return None for a number, which could be that of any stream.
     """
     return namespace_of(named) if isinstance(named, str) else None
 

@@ -15,7 +15,8 @@ from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.context import Poller
 from polywire.protocols.iggy.histories import check_history
 from polywire.protocols.iggy.lookup import consumer_name, consumers_partition, partition_at, topic_of
-from polywire.protocols.iggy.messages import Reader, Refused
+from polywire.protocols.iggy.messages import Refused
+from polywire.protocols.iggy.reader import Reader
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.types import PositionKind
@@ -84,7 +85,7 @@ def get_offset(session: IggySession, answer: Answer, reader: Reader, /) -> bytes
 
 
 def store_offset(session: IggySession, answer: Answer, reader: Reader, /) -> None:
-    """STORE_CONSUMER_OFFSET. Raises Refused 4100 if the offset is above that of the newest message."""
+    """STORE_CONSUMER_OFFSET: store an offset. Raises Refused 4100 if it is above that of the newest message."""
     partition, owner = _owner(session, reader, group=Action.OFFSET_COMMIT, consumer=Action.POSITION_COMMIT)
     offset = reader.u64()
     if reader.dialect.framed:

@@ -229,10 +229,9 @@ def _number(value: bytes | None) -> int | None:
 
 
 def _canonical(key: bytes, kind: int, value: bytes) -> bytes | None:
-    """Return an option's value in the type that DESCRIBE_OPTIONS reports; None for a 64-bit 0, which requests the
-    default.
+    """Return an option's value in the type that DESCRIBE_OPTIONS reports.
 
-    Raises Refused for an invalid value.
+    Return None for a 64-bit 0, which requests the default. Raises Refused for an invalid value.
     """
     wanted = _KNOWN[key][0]
     if wanted == _U64:

@@ -9,8 +9,9 @@ from typing import Final
 
 from polywire.protocols.iggy import errors
 from polywire.protocols.iggy.dialect import D4A
-from polywire.protocols.iggy.messages import Code, Reader, Refused, name_bytes
+from polywire.protocols.iggy.messages import Code, Refused, name_bytes
 from polywire.protocols.iggy.options import RESETTABLE_KEYS, encode_default, encode_option, is_known, parse_options
+from polywire.protocols.iggy.reader import Reader
 
 TOPIC: Final = 1
 STREAM: Final = 2

@@ -17,7 +17,8 @@ from polywire.protocols.iggy import decoder, errors
 from polywire.protocols.iggy.dialect import D0
 from polywire.protocols.iggy.histories import check_history
 from polywire.protocols.iggy.lookup import partition_at, topic_of
-from polywire.protocols.iggy.messages import Reader, Refused
+from polywire.protocols.iggy.messages import Refused
+from polywire.protocols.iggy.reader import Reader
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.records.split import with_producer
@@ -77,11 +78,10 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
 def _name_producer(
     session: IggySession, partition: Partition, batch: bytearray, reader: Reader, *, is_named: bool
 ) -> bytearray:
-    """Return the batch with the producer id and sequence number in the request, so that a duplicate batch is stored
-    once.
+    """Return the batch with the producer id and sequence number of the request.
 
-    ``is_named``: whether the request names the partition. It must, because sequence numbers are those of one partition.
-    Raises Refused or Invalid (spec: iggy#d4-producers).
+    With them, the broker does not store duplicates. ``is_named``: whether the request names the partition. It must,
+    because sequence numbers belong to one partition. Raises Refused or Invalid (spec: iggy#d4-producers).
     """
     producer_id, epoch, sequence = _PRODUCER.unpack_from(reader.data, reader.at)
     if not reader.dialect.contexts:

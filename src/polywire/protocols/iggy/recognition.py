@@ -1,7 +1,7 @@
 """Detect the dialect of a connection: the framing from its first bytes, the rest from its login and requests.
 
-A dialect that was excluded is never considered again. While several are possible, replies use the most likely one
-(spec: iggy#recognition).
+A login determines the possible dialects, and later requests exclude those that they do not fit. While several are
+possible, replies use the most likely one (spec: iggy#recognition).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from polywire.errors import PeerError
 from polywire.protocols.iggy import dialect as dialects
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.documented import SPARE
-from polywire.protocols.iggy.messages import U32, Code, Reader, Refused
+from polywire.protocols.iggy.messages import U32, Code, Refused
+from polywire.protocols.iggy.reader import Reader
 
 # A D2 send begins with a number of at most this; an older send begins with at least 1025.
 METADATA_BYTES_MAX: Final = 775
@@ -116,9 +117,9 @@ def is_text(first: int) -> bool:
 
 
 def _as_text_has_it(known: Dialect | None) -> tuple[Dialect, ...]:
-    """Return protocol versions, the most likely first, given the one that a login contains as text.
+    """Return protocol versions, the most likely first, for the version text in a login.
 
-    Newer ones follow it, then older ones, because a Java client calls itself 0.6 and uses layouts of 0.8 (spec:
+    Newer versions come after that version, then older ones, because a Java client calls itself 0.6 and uses layouts of 0.8 (spec:
     iggy#recognising-the-dialect).
     """
     if known is None:

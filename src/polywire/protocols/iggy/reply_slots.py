@@ -122,7 +122,10 @@ class Answer(ReplySlot[ReplyOwner]):
         If another process has ended, it is unknown whether the messages are stored. Then the connection is closed;
         clients send the messages again.
         """
-        if isinstance(result, Unavailable) and result.code is ErrorCode.STOPPING:
+        if self.head is None and not isinstance(result, BrokerError):
+            self.parts = _SENT  # the response of most sends, without the cost of ``fill``
+            self.session.slot_filled()
+        elif isinstance(result, Unavailable) and result.code is ErrorCode.STOPPING:
             self.session.fail(PeerError(result.message, fatal=True))
         else:
             self.done(result)
@@ -153,5 +156,6 @@ class Answer(ReplySlot[ReplyOwner]):
         return vsr.reply_head(head, position, size, status, committed=committed, incarnation=head.incarnation)
 
 
+_SENT: Final = (HEAD.pack(0, 0),)
 _RESULT_OK: Final = bytes(4)
 _RESULT_REFUSED: Final = b"\x01\0\0\0\0\0\0\0"

@@ -27,7 +27,8 @@ from polywire.protocols.iggy.context import ClientState, Shared
 from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.directory import Stream
 from polywire.protocols.iggy.histories import REPLICA
-from polywire.protocols.iggy.messages import U32, Reader, Refused, str32_bytes
+from polywire.protocols.iggy.messages import U32, Refused, str32_bytes
+from polywire.protocols.iggy.reader import Reader
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.protocols.iggy.topics import bytes_of, messages_of, require_current

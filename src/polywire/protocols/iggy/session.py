@@ -26,8 +26,9 @@ from polywire.protocols.iggy import documented, errors, vsr
 from polywire.protocols.iggy.context import ClientState, GroupNumbers, IggyBroker, Shared
 from polywire.protocols.iggy.dialect import D0, D3, Dialect
 from polywire.protocols.iggy.held import HeldRequests
-from polywire.protocols.iggy.messages import HEAD, Code, Reader, Refused
+from polywire.protocols.iggy.messages import HEAD, Code, Refused
 from polywire.protocols.iggy.patches import translate
+from polywire.protocols.iggy.reader import Reader
 from polywire.protocols.iggy.recognition import Recognition
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.runtime import commands

@@ -22,8 +22,9 @@ from polywire.protocols.iggy.client_codec import (
     name,
 )
 from polywire.protocols.iggy.dialect import D3, FRAMED, Dialect
-from polywire.protocols.iggy.messages import MALFORMED, U32, U64, Code, Reader, Refused
+from polywire.protocols.iggy.messages import MALFORMED, U32, U64, Code, Refused
 from polywire.protocols.iggy.options import TEXT, parse_options
+from polywire.protocols.iggy.reader import Reader
 from polywire.records.columns import Header, HeaderKind, Record
 from polywire.records.xxh3 import xxh3
 
@@ -54,7 +55,7 @@ class Reply:
     """A reply, or a message that ends the connection.
 
     Attributes:
-        status: the reason for the end, otherwise 0 or an error number.
+        status: the reason if the connection ends; otherwise 0 or an error number.
         protocols: lowest and highest version that the server accepts, if the reason is an unsupported version.
     """
 
@@ -69,7 +70,7 @@ class Reply:
 
 
 def operation_of(code: Code) -> int:
-    """Return the operation number of a command. Commands that change nothing have the same one."""
+    """Return the operation number of a command. All commands that change nothing have the same number."""
     return _OPERATIONS.get(code, vsr.PLAIN)
 
 
@@ -230,7 +231,7 @@ def _topic(reader: Reader) -> tuple[str, int]:
 
 
 def read_limits(payload: bytes, dialect: Dialect = D3) -> TopicLimits:
-    """Decode the options of a topic. Those that protocol 0.12 has in lists only are read from there."""
+    """Decode the options of a topic. Since protocol 0.12, the limits are only in the lists of options."""
     reader = _reader(payload, dialect)
     record = _TOPIC_012 if dialect.contexts else _TOPIC
     fields = record.unpack(reader.take(record.size))

@@ -24,9 +24,10 @@ from polywire.protocols.iggy.dialect import Dialect
 from polywire.protocols.iggy.directory import NUMBER_MAX, NUMBERS_END, StoredStream, StoredTopic, Stream
 from polywire.protocols.iggy.histories import ONLY_NODE, context_bytes
 from polywire.protocols.iggy.lookup import stream_of, topic_of
-from polywire.protocols.iggy.messages import NO_OPTIONS, U32, Reader, Refused, TopicFields, name_bytes
+from polywire.protocols.iggy.messages import NO_OPTIONS, U32, Refused, TopicFields, name_bytes
 from polywire.protocols.iggy.names import namespace_of, normalised
 from polywire.protocols.iggy.options import described, encode_options, is_fixed, parse_options, topic_options
+from polywire.protocols.iggy.reader import Reader
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.types import TopicName
@@ -94,7 +95,7 @@ def topic_bytes(session: IggySession, topic: Topic, dialect: Dialect) -> bytes:
 
 
 def _settings_bytes(topic: Topic, stored: StoredTopic, dialect: Dialect) -> bytes:
-    """Encode a topic's settings as fields. Clients since protocol 0.12 ignore them and read the options."""
+    """Encode a topic's settings as fields. Since protocol 0.12, replies have only the options instead."""
     age = topic.settings.retention_age_us
     if dialect.topic_settings < 3:
         body = U32.pack(min((age or 0) // _SECOND_US, 2**32 - 1))
@@ -212,7 +213,7 @@ def create_stream(session: IggySession, answer: Answer, reader: Reader, /) -> No
 def update_stream(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     stream = stream_of(session, reader, Action.STREAM_ALTER)
     name = _name(reader.name(), reader.dialect, errors.BAD_STREAM_NAME)
-    # checked, because a rename could otherwise give a name that the user may not create
+    # checked, because a rename could otherwise assign a name that the user may not create
     session.authorize(Action.STREAM_CREATE, namespace_of(name))
     session.shared.directory.rename_stream(stream, name, answer.done)
 
@@ -276,7 +277,7 @@ def update_topic(session: IggySession, answer: Answer, reader: Reader, /) -> Non
     topic = topic_of(session, reader, Action.TOPIC_ALTER)
     fields = reader.topic_fields(is_patch=True)
     name = _name(fields.name or directory.stored(topic).name, reader.dialect, errors.BAD_TOPIC_NAME)
-    # checked, because a rename could otherwise give a name that the user may not create
+    # checked, because a rename could otherwise assign a name that the user may not create
     if name != directory.stored(topic).name:
         session.authorize(Action.TOPIC_CREATE, TopicName(topic.name.stream, name))
     directory.check_topic_name(directory.stream_of(topic), name, but=topic)

@@ -107,7 +107,7 @@ def parse_head(data: memoryview) -> Head:
 
 
 def reply_head(head: Head, position: int, size: int, status: int, *, committed: int = 0, incarnation: int = 0) -> bytes:
-    """Encode the header of the reply to ``head``.
+    """Encode the header of the reply to the request with the header ``head``.
 
     The body has ``size`` bytes. ``position`` must increase with each change.
     """

@@ -321,9 +321,9 @@ def _take_frame(
 def scan(data: Buffer, start: int, stop: int, run: RecordSpans, bytes_max: int) -> tuple[int, int, int]:
     """Store the records of consecutive PRODUCE requests at ``start`` in ``run``.
 
-    A request above ``bytes_max`` bytes ends it. Returns the reason for the end (MORE, FRAME or FULL), the position
-    after these requests, and another position. For FRAME, that is the end of the next request, or its start if its
-    length is impossible; otherwise, it is the position after these requests.
+    The run ends before its requests have more than ``bytes_max`` bytes. Returns the reason for the end (MORE, FRAME or
+    FULL), the position after these requests, and another position. For FRAME, that is the end of the next request, or
+    its start if its length is impossible; otherwise, it is the position after these requests.
 
     Raises ValueError if the arguments do not fit the buffer.
     """
@@ -529,7 +529,7 @@ def crcs_of(run: RecordSpans, rows: Lendable) -> array[int]:
 def spread(run: RecordSpans, rows: Lendable, seed: int, partition_count: int) -> array[int]:
     """Choose a random partition for each message set. Return the partition (i32) of each record in ``rows``.
 
-    For PRODUCE requests with partition -1 (spec: kafka-0.7#topics-and-partitions).
+    Used for PRODUCE requests with partition -1 (spec: kafka-0.7#topics-and-partitions).
     """
     sets: Lent = lend(run.sets_of)
     chosen: Lent = lend(rows)

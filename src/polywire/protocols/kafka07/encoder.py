@@ -146,7 +146,7 @@ def _put_part(
 
 @cython.cfunc
 def _put_batch(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t, writer: _Writer) -> cython.int:
-    """Write the records of a batch that contains the writer's offset.
+    """Write the records of a batch, from the one at the writer's address on.
 
     Return DONE, FULL (no space), CUT (a record is truncated), HOLE (a gap left by compaction) or PACKED (compressed
     batch).

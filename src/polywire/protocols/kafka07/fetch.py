@@ -339,7 +339,7 @@ class FetchReply:
     def _bridge(self, chunks: list[memoryview], entry: FetchEntry) -> bool:
         """Write messages that replace the gap left by compaction before the first of these records.
 
-        Returns False if the response must end before the gap. The next one then begins with it.
+        Returns False if the response must end before the gap. The next response then begins with the gap.
         """
         address, limit = entry.address + self._written, self._space(entry)
         found = holes.hole_at(chunks[0], address)
@@ -360,10 +360,10 @@ class FetchReply:
         return True
 
     def _move_to_larger_block(self, entry: FetchEntry, batch: memoryview, hole: int = 0) -> None:
-        """Begin the partition's response again in a larger buffer, with space for its first record and the gap before
-        it.
+        """Begin the partition's response again in a larger buffer.
 
-        The record is sent completely if the client requested that many bytes (spec: kafka-0.7#what-breaks).
+        The buffer has space for the first record, and for the gap before it. The record is sent completely if the
+        client requested that many bytes (spec: kafka-0.7#what-breaks).
         """
         self._at = self._entry_at
         size = min(entry.bytes_max, hole + longest_payload(batch) + ENTRY_HEAD_BYTES)

@@ -45,10 +45,9 @@ _EMPTY_BLOCK: Final = b"\0\0\0\xff\xff"  # a stored block that is not the last o
 
 
 def hole_at(batch: memoryview, address: int) -> tuple[int, int] | None:
-    """Return (size of the gap left by compaction at a byte position, size of the record after it); None if there is no
-    gap.
+    """Return (size of the gap left by compaction at a byte position, size of the record after it).
 
-    The batch must have the record after the gap, and must not be compressed.
+    Return None if there is no gap. The batch must have the record after the gap, and must not be compressed.
     """
     index = record_at_address(batch, address, covering=True)
     if index < 0:
@@ -62,10 +61,10 @@ def hole_at(batch: memoryview, address: int) -> tuple[int, int] | None:
 def bridge(
     chunks: Sequence[memoryview], address: int, limit: int, *, hole: int, record_bytes: int, begun: bool
 ) -> bytes | None:
-    """Return at most ``limit`` bytes of messages that fill the gap left by compaction at ``address``; None if
-    impossible.
+    """Return at most ``limit`` bytes of messages that fill the gap left by compaction at ``address``.
 
-    Kafka 0.7 clients compute the next offset from the bytes received, so a gap must have as many bytes as were removed.
+    Return None if that is impossible. Kafka 0.7 clients compute the next offset from the bytes received, so a gap must
+    have as many bytes as were removed.
 
     Args:
         chunks: stored batches. The first one has the record after the gap.

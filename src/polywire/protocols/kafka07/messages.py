@@ -308,7 +308,10 @@ def parse_error(data: Buffer, at: int) -> int:
 
 
 def parse_offsets_answer(data: Buffer) -> list[int]:
-    """Return the offsets in a response to OFFSETS that has no length field. Raises PeerError if it is malformed."""
+    """Return the offsets in a response to OFFSETS. ``data`` begins after the length field.
+
+    Raises PeerError if it is malformed.
+    """
     reader = _Reader(data, 2, len(data))
     (count,) = _I32.unpack_from(data, reader.skip(4))
     at = reader.skip(8 * count)

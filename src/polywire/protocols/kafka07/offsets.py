@@ -25,7 +25,8 @@ TIME_MS_MAX: Final = (
 class OffsetsReply:
     """Builds the response to an OFFSETS request. In Kafka 0.7 an offset is a byte position.
 
-    It has at most two offsets: the log's end, or the offset after the records up to a time; and the log's first offset.
+    It has at most two offsets, in descending order. The higher one is the log's end, or the offset after the records up
+    to a time. The lower one is the log's first offset.
     """
 
     __slots__ = ("_addresses", "_authorize", "_broker", "_done", "_request", "_waits_for")

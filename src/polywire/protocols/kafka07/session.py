@@ -108,7 +108,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
         self._commands = commands
         self._large: OffLoopWork | None = None  # a request that is prepared in the thread or stored in slices
         self._storing: Iterator[bool] = iter(())  # the remaining steps of storing it
-        self._is_partly_stored = False  # whether one of its message sets is
+        self._is_partly_stored = False  # whether one of its message sets is partly stored
         self._read_cursors: dict[Partition, ReadCursor] = {}
         self._append_queue: Final = AppendQueue(broker, BUSY_WAIT_S, self._queue_emptied, self._refused)
         self._pending: FetchReply | OffsetsReply | None = None  # the response that is built
@@ -264,7 +264,7 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
     def _authorize(self, action: Action, name: str) -> None:
         """Raise Denied if the client may not perform the action on the topic.
 
-        This protocol has no logins, so the user is that of the TLS certificate or ``anonymous`` (decision 0115).
+        This protocol has no logins, so the TLS certificate names the user, or else it is ``anonymous`` (decision 0115).
         """
         access = self.broker.access
         if self._principal is None or not access.is_current(self._principal):
@@ -278,10 +278,9 @@ class KafkaSession(SequentialSession[Kafka07Broker]):
     # Produce
 
     def produce(self, data: memoryview, request: Produce) -> None:
-        """Execute PRODUCE or MULTIPRODUCE: store the message sets now, or in several passes of the loop if they are
-        large.
+        """Execute PRODUCE or MULTIPRODUCE: store the message sets.
 
-        Raises PeerError if a message set is rejected.
+        Large ones are stored in several passes of the loop. Raises PeerError if a message set is rejected.
         """
         entries = request.entries
         sets: list[OpenedSet] | None = None
