@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Sequence
 
 from benchmarks.receiving import receive
 from polywire.protocols.iggy import client_codec
@@ -31,11 +32,13 @@ def create(host: str, port: int, topic: str) -> None:
 
 def send_request(topic: str, *, records: int = COUNT, ids: bool = False) -> bytes:
     """Return one SEND_MESSAGES of equal messages to the first partition; with ids, each has a unique one."""
-    messages = [
-        (number + 1 if ids else 0).to_bytes(16, "little") + bytes(4) + U32.pack(len(VALUE)) + VALUE
-        for number in range(records)
-    ]
-    return client_codec.request(Code.SEND, _topic(topic) + client_codec.to_partition(1) + b"".join(messages))
+    return request_of(topic, [(number + 1 if ids else 0, VALUE) for number in range(records)])
+
+
+def request_of(topic: str, messages: Sequence[tuple[int, bytes]]) -> bytes:
+    """Return one SEND_MESSAGES of messages with these ids and values to the first partition."""
+    encoded = [id_.to_bytes(16, "little") + bytes(4) + U32.pack(len(value)) + value for id_, value in messages]
+    return client_codec.request(Code.SEND, _topic(topic) + client_codec.to_partition(1) + b"".join(encoded))
 
 
 def send_rate(host: str, port: int, topic: str, *, requests: int, ids: bool = False) -> float:

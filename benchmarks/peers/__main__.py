@@ -7,8 +7,8 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
@@ -22,10 +22,11 @@ from benchmarks.peers.kafka import Kafka, KafkaWire
 from benchmarks.peers.kafka_clients import java, librdkafka
 from benchmarks.peers.limits import EPOLL_ECHO, UVLOOP_ECHO, Echo
 from benchmarks.peers.nats import Nats
-from benchmarks.peers.ours import Polywire, PolywireCursus, PolywireFlux, PolywireKafka
+from benchmarks.peers.ours import Polywire, PolywireCursus, PolywireFlux, PolywireIggy, PolywireKafka
 from benchmarks.peers.peer import Absent, Peer, Server
 from benchmarks.peers.rabbitmq import RabbitMQ
 from benchmarks.peers.redis import Redis
+from benchmarks.peers.running import busy_machine, chosen, leave_out, start
 from benchmarks.peers.table import LIMIT, Row, report
 from benchmarks.peers.workloads import Client, Round
 
@@ -35,6 +36,7 @@ PEERS: Final[Sequence[Peer]] = (
     PolywireKafka(),
     PolywireCursus(),
     PolywireFlux(),
+    PolywireIggy(),
     Nats(),
     Redis(),
     Redis("Valkey Streams", "valkey-server", "valkey"),
@@ -184,22 +186,25 @@ def run(
     peers: Annotated[str, Parameter(help="Peers whose names contain one of these words, separated by commas.")] = "",
     rounds: Annotated[int, Parameter(help="Rounds of every workload; all peers take turns in each.")] = 5,
     scale: Annotated[float, Parameter(help="How much work of the usual amount.")] = 1.0,
+    busy: Annotated[
+        bool, Parameter(help="Keep every core busy with other work. Compare the server's processor time then.")
+    ] = False,
     keep: Annotated[Path | None, Parameter(help="File to keep the result in, without its ending.")] = None,
 ) -> None:
     """Measure and print a table of medians. Example: python -m benchmarks.peers --only batches --peers kafka,nats"""
-    words = [word.strip().lower() for word in peers.split(",") if word.strip()]
-    wanted = [peer for peer in PEERS if not words or any(word in peer.name.lower() for word in words)]
+    wanted = chosen(PEERS, peers)
     rows: list[Row] = []
     absent: dict[str, str] = {}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # peers end with this process
     with ExitStack() as stack:
-        running = _start(stack, wanted, absent)
+        running = start(stack, wanted, absent)
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polywire-peer-")))
-        chosen = {name: one for name, one in _workloads(scale, place).items() if name.startswith(only)}
-        for name, workload in chosen.items():
+        measured = {name: one for name, one in _workloads(scale, place).items() if name.startswith(only)}
+        for name, workload in measured.items():
             console.rule(name)
-            echoes = _start(stack, workload.echoes, absent)
-            rows += _measure(name, workload, [*running, *echoes], rounds, absent)
+            echoes = start(stack, workload.echoes, absent)
+            with busy_machine() if busy else nullcontext():
+                rows += _measure(name, workload, [*running, *echoes], rounds, absent)
         found = _limits(place)
     report(rows, absent, found, keep)
     if keep is not None and rows:
@@ -216,18 +221,6 @@ def _limits(place: Path) -> dict[str, str]:
     return {name: f"{statistics.median(one() for _ in range(3)) / 1e9:.1f} GB/s" for name, one in measured.items()}
 
 
-def _start(stack: ExitStack, wanted: Sequence[Peer], absent: dict[str, str]) -> list[tuple[Peer, Server]]:
-    """Start every available peer; ``absent`` gets the others."""
-    running: list[tuple[Peer, Server]] = []
-    for peer in wanted:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polywire-peer-")))
-        try:
-            running.append((peer, replace(stack.enter_context(peer.running(place)), place=place)))
-        except Absent as reason:
-            _leave_out(peer.name, reason, absent)
-    return running
-
-
 def _measure(
     name: str, workload: Workload, running: Sequence[tuple[Peer, Server]], rounds: int, absent: dict[str, str]
 ) -> list[Row]:
@@ -241,7 +234,7 @@ def _measure(
             try:
                 figures = workload.measured(peer, server, topic)
             except Absent as reason:
-                _leave_out(name, reason, absent)
+                leave_out(name, reason, absent)
                 return []
             _note(found, peer.name, figures, counted=counted)
         if workload.limit is not None:
@@ -256,11 +249,6 @@ def _note(rows: Sequence[Row], peer: str, figures: Sequence[Round], *, counted: 
         console.print(f"{peer}: {row.name}: {spell(one.value)} {row.unit}", highlight=False)
         if counted:
             row.rounds.setdefault(peer, []).append(one)
-
-
-def _leave_out(name: str, reason: Absent, absent: dict[str, str]) -> None:
-    absent[name] = str(reason)
-    console.print(f"{name} is skipped: {reason}", style="bold red", highlight=False)
 
 
 if __name__ == "__main__":

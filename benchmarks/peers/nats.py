@@ -42,14 +42,14 @@ class Nats:
     def create(self, address: Address, topic: str) -> None:
         """See Peer: also creates a consumer, which sends nothing before a client subscribes."""
         stream = {"name": topic, "subjects": [topic], "storage": "file"}
-        _ask(address, f"$JS.API.STREAM.CREATE.{topic}", stream)
+        ask(address, f"$JS.API.STREAM.CREATE.{topic}", stream)
         config = {"durable_name": "bench", "deliver_subject": f"to.{topic}", "ack_policy": "none"}
         consumer = {"stream_name": topic, "config": {**config, "deliver_policy": "all"}}
-        _ask(address, f"$JS.API.CONSUMER.DURABLE.CREATE.{topic}.bench", consumer)
+        ask(address, f"$JS.API.CONSUMER.DURABLE.CREATE.{topic}.bench", consumer)
 
     def producer(self, address: Address, topic: str) -> socket.socket:
         """See Peer."""
-        peer = _greeted(address)
+        peer = greeted(address)
         peer.sendall(b"SUB %s 1\r\n" % _INBOX)
         return peer
 
@@ -70,7 +70,7 @@ class Nats:
 
     def follow(self, address: Address, topic: str) -> tuple[socket.socket, Pushed]:
         """See Peer."""
-        peer = _greeted(address)
+        peer = greeted(address)
         peer.sendall(b"SUB to.%s 1\r\n" % topic.encode())
         return peer, Pushed()
 
@@ -86,16 +86,18 @@ class Pushed:
         return Taken(self._lines.count(received))
 
 
-def _greeted(address: Address) -> socket.socket:
+def greeted(address: Address) -> socket.socket:
+    """Return a connection after the server's greeting."""
     peer = connect(address)
     peer.sendall(b'CONNECT {"verbose":false}\r\nPING\r\n')
     receive_until(peer, lambda found: found.endswith(b"PONG\r\n"))
     return peer
 
 
-def _ask(address: Address, subject: str, request: object) -> None:
+def ask(address: Address, subject: str, request: object) -> None:
+    """Send a request to the server's API. Raises AssertionError if it is refused."""
     body = json.dumps(request).encode()
-    with closing(_greeted(address)) as peer:
+    with closing(greeted(address)) as peer:
         peer.sendall(b"SUB %s 1\r\nPUB %s %s %d\r\n%s\r\n" % (_INBOX, subject.encode(), _INBOX, len(body), body))
         answer = receive_until(peer, lambda found: found.count(b"\n") >= _LINES_OF_MESSAGE)
     if b'"error"' in answer:

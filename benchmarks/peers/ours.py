@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import ClassVar, Final
 
-from benchmarks import cursus_load, polywire_load
+from benchmarks import cursus_load, iggy_load, polywire_load
 from benchmarks.peers.kafka import KafkaWire
 from benchmarks.peers.peer import Address, Frames, Lines, Server, Taken, connect, receive_until
 from polywire.client import bulk
@@ -83,7 +83,7 @@ class Polywire(OwnWire):
 
     def confirmations(self) -> Callable[[memoryview], int]:
         """See Peer."""
-        frames = _PolywireFrames()
+        frames = PolywireFrames()
 
         def count(received: memoryview) -> int:
             found = 0
@@ -110,7 +110,7 @@ class PolywireFetcher:
     def __init__(self, topic: str, incarnation: int) -> None:
         self._topic: Final = topic
         self._incarnation: Final = incarnation
-        self._frames: Final = _PolywireFrames()
+        self._frames: Final = PolywireFrames()
         self._next = 0
 
     def request(self) -> bytes:
@@ -129,7 +129,7 @@ class PolywireFetcher:
         return Taken(self._next - before, self.request() if ended else b"")
 
 
-class _PolywireFrames:
+class PolywireFrames:
     """Splits received bytes into (verb, head, flags); payloads are skipped without a copy."""
 
     def __init__(self) -> None:
@@ -239,6 +239,40 @@ class PolywireFlux(OwnWire):
             if b"|ERR|" in bytes(received[:200]):
                 raise AssertionError(f"refused answer={bytes(received[:200])!r}")
             return lines.count(received)
+
+        return count
+
+    def follow(self, address: Address, topic: str) -> tuple[socket.socket, CursusStream]:
+        """See Peer. Raises NotImplementedError."""
+        raise NotImplementedError
+
+
+class PolywireIggy(OwnWire):
+    """Iggy's first protocol. Its polls do not wait, so it has no followers."""
+
+    name = "Polywire, iggy"
+    wire = "iggy"
+    pushes = False
+
+    def create(self, address: Address, topic: str) -> None:
+        """See Peer."""
+        iggy_load.create(*address, topic)
+
+    def request(self, topic: str, values: Sequence[bytes]) -> bytes:
+        """See Peer."""
+        return iggy_load.request_of(topic, [(0, value) for value in values])
+
+    def confirmations(self) -> Callable[[memoryview], int]:
+        """See Peer: a success is eight zero bytes."""
+        received_bytes = 0
+
+        def count(received: memoryview) -> int:
+            nonlocal received_bytes
+            if any(received):
+                raise AssertionError(f"refused answer={bytes(received[:200])!r}")
+            before = received_bytes // 8
+            received_bytes += len(received)
+            return received_bytes // 8 - before
 
         return count
 

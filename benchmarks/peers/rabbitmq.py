@@ -48,6 +48,37 @@ class Key(IntEnum):
     OPEN = 21
 
 
+@contextmanager
+def node(place: Path, settings: str, port: int, *, plugins: str, asked: Callable[[Address], None]) -> Iterator[Server]:
+    """Start one node over an empty directory. ``settings`` name its listeners, ``plugins`` those that are enabled.
+
+    Raises Absent.
+    """
+    program = find("rabbitmq-server", "rabbitmq-server")
+    epmd, distribution = free_port(), free_port()
+    (place / "rabbitmq.conf").write_text(settings + "loopback_users.guest = false\n")
+    (place / "plugins").write_text(f"[{plugins}].\n")
+    environment = {
+        "RABBITMQ_NODENAME": f"bench{port}@localhost",
+        "RABBITMQ_MNESIA_BASE": str(place / "mnesia"),
+        "RABBITMQ_LOG_BASE": str(place / "log"),
+        "RABBITMQ_CONFIG_FILE": str(place / "rabbitmq"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(place / "plugins"),
+        "RABBITMQ_PID_FILE": str(place / "pid"),
+        "RABBITMQ_DIST_PORT": str(distribution),
+        "ERL_EPMD_PORT": str(epmd),
+        "ERL_EPMD_RELAXED_COMMAND_CHECK": "1",  # it may be stopped while it knows a node
+        "HOME": str(place),
+    }
+    direct = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the one on the PATH changes the user first
+    command = [str(direct) if direct.exists() else program]
+    try:
+        with server_process(command, port, place, environment=environment, asked=asked) as server:
+            yield server
+    finally:
+        subprocess.run(["epmd", "-kill"], env={**os.environ, **environment}, capture_output=True, check=False)
+
+
 class RabbitMQ:
     """One node with the stream plugin."""
 
@@ -57,30 +88,10 @@ class RabbitMQ:
     @contextmanager
     def running(self, place: Path) -> Iterator[Server]:
         """See Peer: streams are written to files and not synced."""
-        program = find("rabbitmq-server", "rabbitmq-server")
-        port, amqp, epmd, distribution = (free_port() for _ in range(4))
+        port, amqp = free_port(), free_port()
         settings = f"stream.listeners.tcp.1 = 127.0.0.1:{port}\nlisteners.tcp.1 = 127.0.0.1:{amqp}\n"
-        (place / "rabbitmq.conf").write_text(settings + "loopback_users.guest = false\n")
-        (place / "plugins").write_text("[rabbitmq_stream].\n")
-        environment = {
-            "RABBITMQ_NODENAME": f"bench{port}@localhost",
-            "RABBITMQ_MNESIA_BASE": str(place / "mnesia"),
-            "RABBITMQ_LOG_BASE": str(place / "log"),
-            "RABBITMQ_CONFIG_FILE": str(place / "rabbitmq"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(place / "plugins"),
-            "RABBITMQ_PID_FILE": str(place / "pid"),
-            "RABBITMQ_DIST_PORT": str(distribution),
-            "ERL_EPMD_PORT": str(epmd),
-            "ERL_EPMD_RELAXED_COMMAND_CHECK": "1",  # it may be stopped while it knows a node
-            "HOME": str(place),
-        }
-        direct = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the one on the PATH changes the user first
-        command = [str(direct) if direct.exists() else program]
-        try:
-            with server_process(command, port, place, environment=environment, asked=_greet) as server:
-                yield server
-        finally:
-            subprocess.run(["epmd", "-kill"], env={**os.environ, **environment}, capture_output=True, check=False)
+        with node(place, settings, port, plugins="rabbitmq_stream", asked=_greet) as server:
+            yield server
 
     def create(self, address: Address, topic: str) -> None:
         """See Peer."""

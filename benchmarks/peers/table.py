@@ -96,7 +96,14 @@ def _ratio(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}"
 
 
-def report(rows: Sequence[Row], absent: Mapping[str, str], limits: Mapping[str, str], keep: Path | None) -> None:
+def report(
+    rows: Sequence[Row],
+    absent: Mapping[str, str],
+    limits: Mapping[str, str],
+    keep: Path | None,
+    *,
+    command: str = "make bench-peers",
+) -> None:
     """Print the table, and store it on request. limits: of the machine, as text."""
     facts = {**machine(), **limits}
     lines = [
@@ -104,7 +111,7 @@ def report(rows: Sequence[Row], absent: Mapping[str, str], limits: Mapping[str, 
         "",
         ", ".join(f"{name} {value}" for name, value in facts.items()),
         "",
-        "`make bench-peers`",
+        f"`{command}`",
         "",
         *(f"* {name} was skipped: {reason}" for name, reason in absent.items()),
         *[""] * bool(absent),
@@ -126,5 +133,5 @@ def report(rows: Sequence[Row], absent: Mapping[str, str], limits: Mapping[str, 
         return
     keep.parent.mkdir(parents=True, exist_ok=True)
     keep.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    kept = {"machine": facts, "absent": absent, "rows": [asdict(row) for row in rows]}
+    kept = {"machine": facts, "command": command, "absent": absent, "rows": [asdict(row) for row in rows]}
     keep.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n")

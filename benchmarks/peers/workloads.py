@@ -44,7 +44,7 @@ class Round:
     generator: float = 0.0
 
 
-class _Costs:
+class Costs:
     """Processor time of a server and of this process from its creation."""
 
     def __init__(self, server: Server) -> None:
@@ -76,7 +76,7 @@ def _produce(speaker: Peer | KafkaWire, server: Server, topic: str, requests: Se
     buffer = memoryview(bytearray(RECEIVE_BYTES))
     sent = done = 0
     with closing(speaker.producer(server.address, topic)) as connection:
-        costs = _Costs(server)
+        costs = Costs(server)
         while done < records:
             while sent < records and sent - done <= (WINDOW - 1) * BATCH:
                 connection.sendall(requests[sent // BATCH % len(requests)])
@@ -89,7 +89,7 @@ def consume(peer: Peer, server: Server, topic: str, records: int) -> Round:
     """Return records per second of one connection that reads a topic from its start."""
     buffer = memoryview(bytearray(RECEIVE_BYTES))
     found = 0
-    costs = _Costs(server)
+    costs = Costs(server)
     connection, follower = peer.follow(server.address, topic)
     with closing(connection):
         while found < records:
@@ -103,7 +103,7 @@ def consume(peer: Peer, server: Server, topic: str, records: int) -> Round:
 def lone_us(peer: Peer, server: Server, topic: str, requests: int) -> Round:
     """Return median microseconds of one record's request and its confirmation, with nothing else in flight."""
     times: list[int] = []
-    costs = _Costs(server)
+    costs = Costs(server)
     with ExitStack() as stack:
         (one,) = _producers(stack, peer, server.address, topic, 1)
         for _ in range(requests):
@@ -119,7 +119,7 @@ def side_by_side(peer: Peer, server: Server, topic: str, requests: int, *, conne
     """Return records per second of connections that send one record each and wait for all confirmations."""
     with ExitStack() as stack:
         ones = _producers(stack, peer, server.address, topic, connections)
-        costs = _Costs(server)
+        costs = Costs(server)
         for _ in range(requests // connections):
             for one in ones:
                 one.ask()
@@ -144,7 +144,7 @@ def end_to_end_us(peer: Peer, server: Server, topic: str, seconds: float) -> tup
             target=_send_paced, args=(theirs, peer, server.address, topic, expected), daemon=True
         )
         pacer.start()
-        costs = _Costs(server)
+        costs = Costs(server)
         until = time.monotonic() + seconds + ANSWER_S
         while len(came) < expected:
             size = connection.recv_into(buffer)
@@ -175,7 +175,7 @@ def idle_kib(peer: Peer, server: Server, topic: str) -> Round:
 
 def client_rates(client: Client, server: Server, topic: str, records: int) -> Sequence[Round]:
     """Return records per second that a real client reports to have produced and consumed; costs cover both."""
-    costs = _Costs(server)
+    costs = Costs(server)
     rates = client(server.address, topic, records)
     paid = costs.round(2 * records)
     return [Round(rate, paid.server_us) for rate in rates]

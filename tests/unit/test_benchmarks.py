@@ -15,6 +15,9 @@ from benchmarks.peers import limits
 from benchmarks.peers.limits import EPOLL_ECHO
 from benchmarks.peers.table import LIMIT, Row, cells
 from benchmarks.peers.workloads import Round
+from benchmarks.queues.nats import NatsWorker
+from benchmarks.queues.rabbitmq import RabbitWorker
+from benchmarks.queues.workloads import prefetch_of
 
 
 def test_benchmarks_are_selected_by_prefix() -> None:
@@ -127,3 +130,35 @@ def test_a_file_is_dropped_from_the_page_cache_and_copies_are_measured(
     assert limits.read_bytes_per_s(tmp_path) > 0
     assert limits.stream_bytes_per_s() > 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_of_a_queue_can_all_hold_records() -> None:
+    assert [prefetch_of(workers) for workers in (1, 4, 10, 1_000, 5_000)] == [500, 500, 200, 2, 1]
+
+
+def test_nats_workers_acknowledge_each_record_and_pull_more() -> None:
+    worker = NatsWorker("t", b"in", 2, single=False)
+    pull = worker.begin()
+    data = b"MSG in 1 ack.1 3\r\none\r\nMSG in 1 ack.2 3\r\ntwo\r\n"
+    step = worker.take(memoryview(data[:30]))
+    assert step == (1, b"PUB ack.1 4\r\n+ACK\r\n")
+    assert worker.take(memoryview(data[30:])) == (1, b"PUB ack.2 4\r\n+ACK\r\n" + pull)
+    single = NatsWorker("t", b"in", 2, single=True)
+    assert single.take(memoryview(data)) == (0, b"PUB ack.2 in.done 4\r\n+ACK\r\n")
+    done = b"MSG in.done 2 0\r\n\r\n"
+    assert single.take(memoryview(done)) == (1, b"PUB ack.1 in.done 4\r\n+ACK\r\n")
+    assert single.take(memoryview(done)) == (1, pull)
+    with pytest.raises(AssertionError):
+        worker.take(memoryview(b"-ERR 'no'\r\n"))
+
+
+def test_rabbitmq_workers_acknowledge_each_record() -> None:
+    deliver = b"\0\x3c\0\x3c\x01c" + (7).to_bytes(8, "big") + b"\0\0\x01t"
+    frames = b"".join(
+        bytes([kind]) + b"\0\x01" + len(body).to_bytes(4, "big") + body + b"\xce"
+        for kind, body in ((1, deliver), (2, b"head"), (3, b"value"))
+    )
+    worker = RabbitWorker("t")
+    assert worker.take(memoryview(frames[:9])) == (0, b"")
+    ack = b"\x01\0\x01\0\0\0\x0d\0\x3c\0\x50" + (7).to_bytes(8, "big") + b"\0\xce"
+    assert worker.take(memoryview(frames[9:])) == (1, ack)
