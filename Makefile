@@ -43,6 +43,9 @@ WORKERS ?= 3
 # The tests of a module run in one worker. tests/conftest.py starts the longest modules first.
 SPREAD := --dist loadscope --no-loadscope-reorder
 PYTEST_ARGS ?=
+RUN_TESTS = $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) $(PYTEST_ARGS)
+# Runs tests that failed once more, alone, if they are few (docs/internals/decisions/0122-simulation-and-histories.md).
+RERUN = { [ $$? -eq 1 ] && $(PYTHON) -m tests.rerun; }
 QUICK := -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/property)
 # Unit tests of packages with compiled modules only; the results of others do not depend on compilation.
 PURE := -m "not slow and not spark" $(sort $(foreach module,$(COMPILED),tests/unit/$(word 3,$(subst /, ,$(module))))) $(wildcard tests/vectors tests/property)
@@ -87,13 +90,13 @@ house: $(VENV)/.installed ## List import cycles, unused code, unread fields, rep
 
 test: dev ## Check everything and run all tests, compiled
 	+@$(BESIDE) lint type contract
-	$(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) $(PYTEST_ARGS)
+	$(RUN_TESTS) || $(RERUN)
 
 test-pure: dev ## Run all tests uncompiled
-	POLYWIRE_PURE=1 $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) $(PYTEST_ARGS)
+	export POLYWIRE_PURE=1; $(RUN_TESTS) || $(RERUN)
 
 test-pure-quick: dev ## Run the quick tests of packages that have compiled modules uncompiled
-	POLYWIRE_PURE=1 $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) $(PURE) $(PYTEST_ARGS)
+	export POLYWIRE_PURE=1; $(RUN_TESTS) $(PURE) || $(RERUN)
 
 # Tracing makes tests several times slower, so tests that limit processor time may fail here but pass in `make test`.
 TRACED = $(BIN)/coverage run -m pytest -n $(WORKERS) $(SPREAD) $(QUICK) $(PYTEST_ARGS) || echo "SOME TESTS FAILED WHILE TRACED" >&2
