@@ -254,17 +254,21 @@ class PolywireIggy(OwnWire):
     wire = "iggy"
     pushes = False
 
+    def __init__(self) -> None:
+        self._records = 1  # of the last request; responses do not name them
+
     def create(self, address: Address, topic: str) -> None:
         """See Peer."""
         iggy_load.create(*address, topic)
 
     def request(self, topic: str, values: Sequence[bytes]) -> bytes:
         """See Peer."""
+        self._records = len(values)
         return iggy_load.request_of(topic, [(0, value) for value in values])
 
     def confirmations(self) -> Callable[[memoryview], int]:
-        """See Peer: a success is eight zero bytes."""
-        received_bytes = 0
+        """See Peer: a success is eight zero bytes. All requests have as many records as the last one."""
+        records, received_bytes = self._records, 0
 
         def count(received: memoryview) -> int:
             nonlocal received_bytes
@@ -272,7 +276,7 @@ class PolywireIggy(OwnWire):
                 raise AssertionError(f"refused answer={bytes(received[:200])!r}")
             before = received_bytes // 8
             received_bytes += len(received)
-            return received_bytes // 8 - before
+            return (received_bytes // 8 - before) * records
 
         return count
 
