@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from benchmarks.measure import processor_seconds
+from benchmarks.measure import descendants, processor_seconds
 
 Address = tuple[str, int]
 ANSWER_S: Final = 60.0
@@ -51,11 +51,7 @@ class Server:
         return total
 
     def _family(self) -> list[int]:
-        found = [self.pid]
-        for pid in found:
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                found += map(int, (task / "children").read_text().split())
-        return found
+        return [self.pid, *descendants(self.pid)]
 
 
 @dataclass(frozen=True, slots=True)
