@@ -285,6 +285,11 @@ class LinkView(msgspec.Struct, frozen=True):
         whole = self.reports[""].group_error if "" in self.reports else ""
         return whole or next((group.error for group in self.groups if group.error), "")
 
+    def knows_lag(self, report: LinkReport) -> bool:
+        """Whether the lag of a topic is current. While a topic cannot be copied, its source may have more records."""
+        whole = self.reports.get("")
+        return not report.error and (whole is None or not whole.error)
+
     def topics(self) -> Iterator[LinkReport]:
         """Yield the reports on topics, sorted by name."""
         return (report for name, report in sorted(self.reports.items()) if name)

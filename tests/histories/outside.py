@@ -201,7 +201,7 @@ def jepsen_anomalies(*histories: History) -> Sequence[Mapping[str, str]]:
         for path, history in zip(paths, histories, strict=True):
             path.write_text("\n".join(json.dumps(op) for op in jepsen_operations(history)))
         command = ["java", "-cp", os.environ[CLASS_PATH], "clojure.main", str(JEPSEN), *map(str, paths)]
-        reported = subprocess.run(command, capture_output=True, text=True, check=False)
+        reported = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     lines = [json.loads(line) for line in reported.stdout.splitlines() if line.startswith("{")]
     if reported.returncode or len(lines) != len(histories):
         raise RuntimeError(reported.stderr[-4000:])

@@ -191,7 +191,7 @@ def _phases(view: LinkView) -> Mapping[str, Any]:
 
 
 def _lags(reports: Sequence[LinkReport], *, is_known: bool) -> Mapping[str, Any]:
-    """Return the lag of topics together. It is null while a topic cannot be copied, because the source has more records."""
+    """Return the lag of topics together, or null if it is not known."""
     if not is_known:
         return {"lag": None, "lag_s": None}
     return {
@@ -202,8 +202,7 @@ def _lags(reports: Sequence[LinkReport], *, is_known: bool) -> Mapping[str, Any]
 
 def _report(report: LinkReport, view: LinkView) -> Mapping[str, Any]:
     row: dict[str, Any] = msgspec.to_builtins(report)
-    whole = view.reports.get("")
-    row |= _lags([report], is_known=not report.error and (whole is None or not whole.error))
+    row |= _lags([report], is_known=view.knows_lag(report))
     for name in ("settled", "closing", "groups", "group_error"):
         del row[name]
     return row

@@ -374,8 +374,8 @@ def _link_families(process: Process) -> Iterator[Metric]:
     families = [
         GaugeMetricFamily(f"polywire_link_{name}", text, labels=["link", "topic"])
         for name, text in (
-            ("lag_records", "Records of the source that are not copied yet; bytes for a source of Kafka 0.7."),
-            ("lag_seconds", "Age of the newest copied record of a topic; 0 if all are copied."),
+            ("lag_records", "Records of the source that are not copied yet; bytes for a source of Kafka 0.7. None while a topic fails."),
+            ("lag_seconds", "Age of the newest copied record of a topic; 0 if all are copied. None while a topic fails."),
             ("rate_records", "Records per second that are being copied."),
             ("late_records", "Records that were written at the source after a cut-over. They are not copied."),
             ("copied_records", "Records copied since the process that runs links was started."),
@@ -383,12 +383,13 @@ def _link_families(process: Process) -> Iterator[Metric]:
             ("failing", "1 while a topic cannot be copied."),
         )
     ]
-    reports = [report for view in views for report in view.topics()]
-    for report in reports[:TOPICS_MAX]:
+    reports = [(view, report) for view in views for report in view.topics()]
+    for view, report in reports[:TOPICS_MAX]:
+        lags = (report.lag, report.lag_s) if view.knows_lag(report) else (None, None)
         copied = report.late, report.copied, report.skipped
-        values = (report.lag, report.lag_s, report.rate, *copied, bool(report.error))
-        for family, value in zip(families, values, strict=True):
-            family.add_metric([report.link, label_of(report.topic)], value)
+        for family, value in zip(families, (*lags, report.rate, *copied, bool(report.error)), strict=True):
+            if value is not None:
+                family.add_metric([report.link, label_of(report.topic)], value)
     yield from families
 
 

@@ -51,6 +51,9 @@ def test_a_lag_is_unknown_while_a_link_fails(
         assert view["lag"] == lag
         assert (view["lag_s"] is None) == (lag is None)
     assert [row["lag"] for row in found["topic_reports"]] == topic_lags
+    metrics = site.ask("GET", "/metrics").body.decode()
+    for name in ("polywire_link_lag_records", "polywire_link_lag_seconds"):
+        assert metrics.count(f'{name}{{link="old"') == len([lag for lag in topic_lags if lag is not None])
 
 
 def test_the_overview_names_the_links_that_fail(site: Site) -> None:
