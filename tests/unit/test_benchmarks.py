@@ -13,6 +13,7 @@ from benchmarks.__main__ import beginning
 from benchmarks.instructions import Comparison, workloads
 from benchmarks.peers import limits
 from benchmarks.peers.limits import EPOLL_ECHO
+from benchmarks.peers.ours import PolywireIggy
 from benchmarks.peers.table import LIMIT, Row, cells
 from benchmarks.peers.workloads import Round
 from benchmarks.queues.nats import NatsWorker
@@ -130,6 +131,13 @@ def test_a_file_is_dropped_from_the_page_cache_and_copies_are_measured(
     assert limits.read_bytes_per_s(tmp_path) > 0
     assert limits.stream_bytes_per_s() > 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_success_of_iggy_confirms_all_records_of_its_request() -> None:
+    peer = PolywireIggy()
+    assert peer.request("topic", [b"value"] * 3).count(b"value") == 3
+    confirmed = peer.confirmations()
+    assert [confirmed(memoryview(bytes(size))) for size in (7, 1, 16)] == [0, 3, 6]
 
 
 def test_workers_of_a_queue_can_all_hold_records() -> None:
