@@ -148,12 +148,13 @@ def _read_from(old: Callable[..., None], self: Any, ticket: int, place: Any, par
 
 
 def answered_early(
-    old: Callable[..., None], self: ShareGroups, reading: Any, effect: Any, settings: Any, done: Any
-) -> None:
+    old: Callable[..., bool], self: ShareGroups, reading: Any, effect: Any, settings: Any, done: Any
+) -> bool:
     """Answer an acknowledgement before it is stored."""
-    old(self, reading, effect, settings, None)
+    has_letters = old(self, reading, effect, settings, None)
     if done is not None:
         self._loop.call_soon(done, 0)
+    return has_letters
 
 
 def _never_checked_again(patch: pytest.MonkeyPatch) -> None:

@@ -451,8 +451,10 @@ class ShareGroups:
         *,
         by: Caller = NO_CALLER,
         done: Completion[int],
-    ) -> None:
+    ) -> bool:
         """Process a member's acknowledgements of records, all or none. ``done`` is called once they are stored.
+
+        Return whether this takes longer, because dead letters must be stored first.
 
         Raises Conflict(RECORD_NOT_ACQUIRED), Invalid(INVALID_REQUEST), Denied(DENIED), Busy(DISK_FULL).
 
@@ -473,17 +475,18 @@ class ShareGroups:
             now=self._clock.monotonic(),
             lock_s=settings.lock_s,
         )
-        self._settle(reading, effect, settings, done)
+        has_letters = self._settle(reading, effect, settings, done)
         if effect.renewed or effect.released:
             delayed = sum(lock.member == NO_MEMBER for _, lock in effect.renewed)
             reading.counts.released += len(effect.released) + delayed
+        return has_letters
 
     def _settle(
         self, reading: _Reading, effect: Settled, settings: ShareSettings, done: Completion[int] | None
-    ) -> None:
+    ) -> bool:
         """Store and apply an effect, and notify members that wait for records. Raises Busy(DISK_FULL).
 
-        Rejected records are first copied to the group's dead-letter topic, if it has one.
+        Rejected records are first copied to the group's dead-letter topic, if it has one. Return whether there are any.
         """
         topic = settings.dead_letters
         rejected_count = len(effect.rejected) - effect.lapsed
@@ -515,6 +518,7 @@ class ShareGroups:
             is_wanted = partial(self._is_current, reading)
             letter = Letter(reading.partition, offset, deliveries, reason, reading.group, topic, is_wanted, end)
             self._dead_letters.put(letter)
+        return bool(rejected)
 
     def _delays(self, effect: Settled) -> Mapping[int, int]:
         """Return when records that are released with a delay are due, by offset, as system times in milliseconds."""

@@ -125,11 +125,14 @@ def _find(session: KafkaSession, place: Place) -> Partition:
 
 def _acknowledge(
     session: KafkaSession, place: Place, group: str, member: str, requested: _Batches, done: Callable[[Any], None]
-) -> None:
-    """Acknowledge records of one partition. Raises BrokerError, or calls ``done`` later."""
+) -> bool:
+    """Acknowledge records of one partition. Raises BrokerError, or calls ``done`` later.
+
+    Return whether this waits for dead letters.
+    """
     batches = batches_of(_entries(requested))
-    broker = session.broker
-    broker.shares.acknowledge(group, _find(session, place), member, batches, by=session.caller, done=done)
+    shares = session.broker.shares
+    return shares.acknowledge(group, _find(session, place), member, batches, by=session.caller, done=done)
 
 
 def share_acknowledge(
@@ -233,7 +236,8 @@ class Fetching(Acquiring[Place]):
         self.expect()
         try:
             done = partial(self._acknowledged, entry)
-            _acknowledge(self._session, place, self.group, self.member, batches, done)
+            if _acknowledge(self._session, place, self.group, self.member, batches, done):
+                self.acquires = False
         except BrokerError as error:
             entry.acknowledge_error = missing_error(error, place[0])
             entry.acknowledge_message = error.message

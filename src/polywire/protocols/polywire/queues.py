@@ -41,15 +41,21 @@ _OUTCOME_MAX: Final = int(Outcome.RENEW)
 _ACQUIRE: Final = Verb.ACQUIRE  # read for every request; a module constant is ten times as fast as an attribute
 _ACKNOWLEDGE: Final = Verb.ACKNOWLEDGE
 _Batches = list[tuple[BatchHeader, memoryview]]
+_Refused = tuple[int, messages.Failure]
+"""Index and error of a refused entry."""
 
 
 def acquire(session: ReplyOwner, correlation: int, request: messages.Acquire, _: memoryview) -> None:
+    """ACQUIRE: acknowledge records, then acquire others. Raises Invalid for malformed entries."""
     check_name("group", request.group)
     check_name("member", request.member)
     topic = session.broker.topic(request.name)
+    parts = _parts(request.runs) if request.runs else ()
     reading = QueueReading(session, correlation, request, topic)
     session.share(request.group, request.member, reading)
     session.owe()
+    if parts:
+        reading.acknowledge(parts)
     numbers = list(range(len(topic.partitions)))
     turn = next(session.round_robin) % max(len(numbers), 1)
     reading.read(numbers[turn:] + numbers[:turn])
@@ -58,7 +64,7 @@ def acquire(session: ReplyOwner, correlation: int, request: messages.Acquire, _:
 class QueueReading(Acquiring[int]):
     """An ACQUIRE request in progress. A partition is identified by its number."""
 
-    __slots__ = ("_correlation", "_error", "_partitions", "_payload", "_session", "_topic")
+    __slots__ = ("_correlation", "_error", "_partitions", "_payload", "_refused", "_request", "_session", "_topic")
 
     def __init__(self, session: ReplyOwner, correlation: int, request: messages.Acquire, topic: Topic) -> None:
         bytes_max = ANSWER_BYTES_MAX if request.bytes_max < 0 else min(request.bytes_max, ANSWER_BYTES_MAX)
@@ -73,10 +79,23 @@ class QueueReading(Acquiring[int]):
         )
         self._session: Final = session
         self._correlation: Final = correlation
+        self._request: Final = request
         self._topic: Final = topic
         self._partitions: dict[int, messages.AcquiredPartition] = {}
         self._payload: dict[int, bytes] = {}
         self._error: BrokerError | None = None
+        self._refused: list[_Refused] = []
+
+    def acknowledge(self, parts: Sequence[range]) -> None:
+        """Execute the acknowledgements of the request, which then responds without waiting for records."""
+        self.must_respond = True
+        self.expect()
+        acknowledging = _Acknowledging(self._session, self._request, self._topic, self._acknowledged)
+        self.acquires = not acknowledging.execute(parts)
+
+    def _acknowledged(self, refused: list[_Refused]) -> None:
+        self._refused = refused
+        self.count()
 
     def find(self, place: int) -> Partition:
         return partition_of(self._topic, place)
@@ -111,26 +130,25 @@ class QueueReading(Acquiring[int]):
         self._payload.pop(place, None)
 
     def respond(self) -> None:
-        if self._error is not None and not self._partitions:
+        if self._error is not None and not self._partitions and not self._request.runs:
             self._session.respond_error(_ACQUIRE, self._correlation, self._error)
             return
         lock_ms = self._broker.shares.directory.settings(self.group).lock_ms
-        head = messages.Acquired(lock_ms, list(self._partitions.values()))
+        head = messages.Acquired(lock_ms, list(self._partitions.values()), self._refused)
         payload = b"".join(self._payload[partition.partition] for partition in head.partitions)
         self._session.respond(_ACQUIRE, self._correlation, head, payload)
 
 
 def acknowledge(session: ReplyOwner, correlation: int, request: messages.Acknowledge, _: memoryview) -> None:
     """ACKNOWLEDGE: accept, release, reject or renew records. Raises Invalid for malformed entries."""
-    if len(request.runs) > RUNS_MAX:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"too many acknowledgements limit={RUNS_MAX}")
     topic = session.broker.topic(request.name)
     parts = _parts(request.runs)
     session.owe()
-    acknowledging = _Acknowledging(session, correlation, request, topic)
-    for entries in parts:
-        acknowledging.acknowledge(entries)
-    acknowledging.count((), 0)
+
+    def respond(refused: list[_Refused]) -> None:
+        session.respond(_ACKNOWLEDGE, correlation, messages.Acknowledged(refused))
+
+    _Acknowledging(session, request, topic, respond).execute(parts)
 
 
 def _parts(runs: Sequence[messages.AcknowledgedRun]) -> list[range]:
@@ -138,6 +156,8 @@ def _parts(runs: Sequence[messages.AcknowledgedRun]) -> list[range]:
 
     Raises Invalid(INVALID_REQUEST).
     """
+    if len(runs) > RUNS_MAX:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"too many acknowledgements limit={RUNS_MAX}")
     found: list[range] = []
     start = partition = 0
     end = -1
@@ -157,19 +177,34 @@ def _parts(runs: Sequence[messages.AcknowledgedRun]) -> list[range]:
 
 
 class _Acknowledging:
-    """An ACKNOWLEDGE request in progress."""
+    """The acknowledgements of a request in progress."""
 
-    __slots__ = ("_correlation", "_left", "_refused", "_request", "_session", "_topic")
+    __slots__ = ("_is_long", "_left", "_refused", "_request", "_session", "_then", "_topic")
 
-    def __init__(self, session: ReplyOwner, correlation: int, request: messages.Acknowledge, topic: Topic) -> None:
+    def __init__(
+        self,
+        session: ReplyOwner,
+        request: messages.Acquire | messages.Acknowledge,
+        topic: Topic,
+        then: Callable[[list[_Refused]], None],
+    ) -> None:
+        """``then`` is called with the refused entries, once the effect of the others is stored."""
         self._session: Final = session
-        self._correlation: Final = correlation
         self._request: Final = request
         self._topic: Final = topic
+        self._then: Final = then
         self._left = 1
-        self._refused: list[tuple[int, messages.Failure]] = []
+        self._is_long = False
+        self._refused: list[_Refused] = []
 
-    def acknowledge(self, entries: Sequence[int]) -> None:
+    def execute(self, parts: Sequence[range]) -> bool:
+        """Acknowledge the entries of each part together. Return whether this waits for dead letters."""
+        for entries in parts:
+            self._acknowledge(entries)
+        self._count((), 0)
+        return self._is_long
+
+    def _acknowledge(self, entries: Sequence[int]) -> None:
         """Acknowledge these entries together. If that is refused, acknowledge each of them separately."""
         runs = self._request.runs
         batches = batches_of(
@@ -179,9 +214,9 @@ class _Acknowledging:
             ]
         )
         self._left += 1
-        done = partial(self.count, entries)
+        done = partial(self._count, entries)
         try:
-            self._session.broker.shares.acknowledge(
+            self._is_long |= self._session.broker.shares.acknowledge(
                 self._request.group,
                 partition_of(self._topic, runs[entries[0]].partition),
                 self._request.member,
@@ -194,18 +229,21 @@ class _Acknowledging:
                 done(error)
                 return
             for index in entries:
-                self.acknowledge((index,))
+                self._acknowledge((index,))
             self._left -= 1
 
-    def count(self, entries: Sequence[int], result: int | BrokerError) -> None:
-        """Note the result of some entries, and respond after the last one."""
+    def _count(self, entries: Sequence[int], result: int | BrokerError) -> None:
+        """Note the result of some entries, and report the refused ones after the last."""
         if isinstance(result, BrokerError):
             failure = failure_of(result)
             self._refused += [(index, failure) for index in entries]
         self._left -= 1
         if not self._left:
-            refused = sorted(self._refused, key=lambda entry: entry[0])
-            self._session.respond(_ACKNOWLEDGE, self._correlation, messages.Acknowledged(refused))
+            self._then(sorted(self._refused, key=_index))
+
+
+def _index(refused: _Refused) -> int:
+    return refused[0]
 
 
 def _invalid(run: messages.AcknowledgedRun) -> Invalid:

@@ -3,6 +3,8 @@
 * A request reads one partition at a time.
 * Records are sent only after the broker has stored that they were delivered.
 * Available records are returned immediately. If there are none, the request waits until there is one.
+* Acknowledgements of a request take effect before it acquires records. If one of them waits for a dead letter, which may
+  take long, the request acquires no records, because their locks would expire meanwhile.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ class Acquiring(ABC, Generic[_Place]):
         group, member: the share group and its member that acquires the records.
         bytes, records: what the response has so far.
         must_respond: whether the request must not wait for records, because it has another result.
+        acquires: whether the request acquires records. Set it before ``read``.
     """
 
     __slots__ = (
@@ -94,6 +97,7 @@ class Acquiring(ABC, Generic[_Place]):
         "_slices",
         "_stops",
         "_ticket",
+        "acquires",
         "bytes",
         "group",
         "member",
@@ -131,6 +135,7 @@ class Acquiring(ABC, Generic[_Place]):
         self._ticket = 0  # incremented when an operation must be ignored that was begun with an earlier ticket
         self.bytes = self.records = 0
         self.must_respond = False
+        self.acquires = True
 
     # What a protocol defines
 
@@ -190,8 +195,11 @@ class Acquiring(ABC, Generic[_Place]):
 
     def read(self, places: Sequence[_Place]) -> None:
         """Read these partitions, then respond."""
-        self._places = places
-        self._run()
+        if self.acquires:
+            self._places = places
+            self._run()
+        else:
+            self.finish()
 
     def finish(self) -> None:
         """Respond as soon as all writes have ended."""
