@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BYTES_MAX: Final = 1 << 16
 
 
-class Taking(Acquiring[int]):
+class Taking(Acquiring):
     """Guards: ``taken`` has the acquired offsets of each partition that was not refused, and the moment of the history
     from which they are delivered. is_open: whether the response is still to come.
     """

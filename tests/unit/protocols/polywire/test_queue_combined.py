@@ -173,3 +173,13 @@ def test_every_response_shows_that_entries_are_executed(peer: Peer) -> None:
     """A client sends entries only to brokers that execute them."""
     answer = peer.ask(Verb.ACQUIRE, head(2))
     assert answer.decode(messages.Acquired).refused == []
+
+
+def test_no_offset_is_the_largest_number(peer: Peer) -> None:
+    """The offset after the last one of an entry must be a signed 64-bit number, too."""
+    combine(peer, 2)
+    answer = peer.ask(Verb.ACQUIRE, head(2, (0, 2**63 - 1, Outcome.ACCEPT)))
+    assert answer.error.code is ErrorCode.INVALID_REQUEST
+    runs, refused = combine(peer, 2, (0, 2**63 - 2, Outcome.ACCEPT))
+    assert (runs, refused) == ([(2, 3, 1)], [(0, ErrorCode.RECORD_NOT_ACQUIRED)])
+    assert unfinished(peer) == {0: 1, 1: 1, 2: 1, 3: 1}
