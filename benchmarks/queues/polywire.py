@@ -12,7 +12,7 @@ from benchmarks.polywire_load import MAGIC
 from benchmarks.queues.peer import WAIT_MS, Step, group_of
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import PREFIX, decode_answer, encode_head
-from polywire.protocols.polywire.messages import Head, Verb
+from polywire.protocols.polywire.messages import Verb
 from polywire.share_settings import AUTO_OFFSET_RESET
 from polywire.types import Outcome
 
@@ -42,52 +42,65 @@ class PolywireQueue(Polywire):
 
 
 class PolywireWorker:
-    """Sends ACQUIRE, and ACKNOWLEDGE with one entry for each record."""
+    """Acknowledges each record with an entry of its own.
+
+    The entries are part of the next ACQUIRE, unless it may have to wait because the last one got few records. Single
+    acknowledgements are sent alone.
+    """
 
     def __init__(self, topic: str, member: str, prefetch: int, *, single: bool) -> None:
         self._key: Final = group_of(topic), topic, member
-        self._acquire: Final = encode_head(Verb.ACQUIRE, 1, messages.Acquire(*self._key, prefetch, wait_ms=WAIT_MS))
+        self._prefetch: Final = prefetch
         self._single: Final = single
         self._frames: Final = PolywireFrames()
         self._runs: list[messages.AcknowledgedRun] = []  # to be acknowledged
-        self._sent: list[int] = []  # number of records of each request without a response
+        self._sent: dict[int, int] = {}  # acknowledgements in the request without a response, by its verb
 
     def begin(self) -> bytes:
         """See Worker."""
-        return self._acquire
+        return self._acquire([])
 
     def take(self, received: memoryview) -> Step:
         """See Worker."""
         done = 0
         answer = b""
         for verb, head, _ in self._frames.cut(received):
+            done += self._sent.pop(verb)
+            found: messages.Acquired | messages.Acknowledged
             if verb == Verb.ACQUIRE:
+                found = decode_answer(head, messages.Acquired)
                 self._runs += [
                     messages.AcknowledgedRun(part.partition, offset, offset, Outcome.ACCEPT)
-                    for part in decode_answer(head, messages.Acquired).partitions
+                    for part in found.partitions
                     for first, last, _ in part.runs
                     for offset in range(first, last + 1)
                 ]
+                answer += self._next() if self._single else self._next_of_all()
+            else:
+                found = decode_answer(head, messages.Acknowledged)
                 if self._single:
                     answer += self._next()
-                else:
-                    answer += (self._request(self._runs) if self._runs else b"") + self._acquire
-                    self._runs = []
-            elif verb == Verb.ACKNOWLEDGE:
-                if refused := decode_answer(head, messages.Acknowledged).refused:
-                    raise AssertionError(f"an acknowledgement was refused refused={refused[0]}")
-                done += self._sent.pop(0)
-                if self._single:
-                    answer += self._next()
+            if found.refused:
+                raise AssertionError(f"an acknowledgement was refused refused={found.refused[0]}")
         return Step(done, answer)
 
     def _next(self) -> bytes:
-        return self._request([self._runs.pop()]) if self._runs else self._acquire
+        return self._acknowledge([self._runs.pop()]) if self._runs else self._acquire([])
 
-    def _request(self, runs: list[messages.AcknowledgedRun]) -> bytes:
-        self._sent.append(len(runs))
-        head: Head = messages.Acknowledge(*self._key, runs)
-        return encode_head(Verb.ACKNOWLEDGE, 1, head)
+    def _next_of_all(self) -> bytes:
+        runs, self._runs = self._runs, []
+        if not runs or len(runs) == self._prefetch:
+            return self._acquire(runs)
+        return self._acknowledge(runs) + self._acquire([])
+
+    def _acknowledge(self, runs: list[messages.AcknowledgedRun]) -> bytes:
+        self._sent[Verb.ACKNOWLEDGE] = len(runs)
+        return encode_head(Verb.ACKNOWLEDGE, 1, messages.Acknowledge(*self._key, runs))
+
+    def _acquire(self, runs: list[messages.AcknowledgedRun]) -> bytes:
+        self._sent[Verb.ACQUIRE] = len(runs)
+        head = messages.Acquire(*self._key, self._prefetch, wait_ms=WAIT_MS, runs=runs)
+        return encode_head(Verb.ACQUIRE, 1, head)
 
 
 def _is_whole(found: bytes) -> bool:

@@ -62,6 +62,7 @@ def samples() -> list[bytes]:
         (Verb.LEAVE, messages.Member("g", "t", "m", 1), b""),
         (Verb.CONFIGURE_QUEUE, messages.ConfigureQueue("q", "t", {"share.auto.offset.reset": "earliest"}), b""),
         (Verb.ACQUIRE, messages.Acquire("q", "t", "m", 5, wait_ms=1000), b""),
+        (Verb.ACQUIRE, messages.Acquire("q", "t", "m", 5, runs=[messages.AcknowledgedRun(0, 0, 1, 1)]), b""),
         (Verb.ACKNOWLEDGE, messages.Acknowledge("q", "t", "m", [messages.AcknowledgedRun(0, 0, 1, 3, 0, "bad")]), b""),
         (Verb.QUEUES, messages.AskQueues(), b""),
         (Verb.RESET_QUEUE, messages.ResetQueue("q", "t"), b""),

@@ -60,14 +60,19 @@ class Compiled(Exception):
     """A method of a compiled class cannot be replaced: ``POLYWIRE_PURE=1`` runs all of them from source."""
 
 
+def put(patch: pytest.MonkeyPatch, owner: object, name: str, instead: object) -> None:
+    """Replace a function. Raises Compiled."""
+    if isinstance(owner, type) and not owner.__flags__ & _CAN_CHANGE:
+        raise Compiled(f"{owner.__name__}.{name}")
+    patch.setattr(owner, name, instead)
+
+
 def replaced(owner: object, name: str, instead: object) -> Callable[[pytest.MonkeyPatch], None]:
     """Return a switch that replaces a function, also for calls from other processes. Raises Compiled."""
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
-        if isinstance(owner, type) and not owner.__flags__ & _CAN_CHANGE:
-            raise Compiled(f"{owner.__name__}.{name}")
         old = getattr(owner, name)
-        patch.setattr(owner, name, instead)
+        put(patch, owner, name, instead)
         for method in METHODS.values():
             if method._function is old:
                 assert method._hints, "the types of the old function are kept"

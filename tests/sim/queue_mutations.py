@@ -24,9 +24,9 @@ from polywire.broker.groups.share_table import ShareTable
 from polywire.errors import ErrorCode
 from polywire.protocols.runtime.acquiring import Acquiring
 from tests.sim.broker.world import WITH_QUEUES
-from tests.sim.mutation import Mutation, nothing, prepared, replaced, wrapped
+from tests.sim.mutation import Mutation, nothing, prepared, put, replaced, wrapped
 from tests.sim.wires.world import SHARING, SHARING_SINCE
-from tests.unit.broker import test_delay_index, test_share_groups, test_share_order
+from tests.unit.broker import test_delay_index, test_share_delays, test_share_groups, test_share_order
 from tests.unit.protocols.polywire import test_queues
 
 QueueMutation: Final = partial(Mutation, world="broker", rests=WITH_QUEUES)
@@ -148,12 +148,13 @@ def _read_from(old: Callable[..., None], self: Any, ticket: int, place: Any, par
 
 
 def answered_early(
-    old: Callable[..., None], self: ShareGroups, reading: Any, effect: Any, settings: Any, done: Any
-) -> None:
+    old: Callable[..., bool], self: ShareGroups, reading: Any, effect: Any, settings: Any, done: Any
+) -> bool:
     """Answer an acknowledgement before it is stored."""
-    old(self, reading, effect, settings, None)
+    has_letters = old(self, reading, effect, settings, None)
     if done is not None:
         self._loop.call_soon(done, 0)
+    return has_letters
 
 
 def _never_checked_again(patch: pytest.MonkeyPatch) -> None:
@@ -164,7 +165,7 @@ def _never_checked_again(patch: pytest.MonkeyPatch) -> None:
             inner.setattr(share, "STORED_DELAY_S_MAX", math.inf)
             begin(self, *args, **named)
 
-    patch.setattr(SharePartition, "__init__", begun)
+    put(patch, SharePartition, "__init__", begun)
 
 
 def _no_floors(patch: pytest.MonkeyPatch) -> None:
@@ -186,7 +187,7 @@ def _only_by_timer(patch: pytest.MonkeyPatch) -> None:
             inner.setattr(DueWatch, "check", nothing)
             return find(self, reading)
 
-    patch.setattr(ShareGroups, "_next_offset", found)
+    put(patch, ShareGroups, "_next_offset", found)
 
 
 def _unanswered_letters(patch: pytest.MonkeyPatch) -> None:
@@ -204,7 +205,7 @@ def _never_forgotten(patch: pytest.MonkeyPatch) -> None:
     def is_current(self: ShareGroups, reading: Any) -> bool:
         return self._readings.get((reading.group, reading.partition.incarnation)) is reading
 
-    patch.setattr(ShareGroups, "_is_current", is_current)
+    put(patch, ShareGroups, "_is_current", is_current)
 
 
 QUEUE_MUTATIONS: Final[Sequence[Mutation]] = (
@@ -275,7 +276,10 @@ QUEUE_MUTATIONS: Final[Sequence[Mutation]] = (
         wrapped(ShareTable, "_stored", _without_field("cursor", ())),
     ),
     QueueMutation(
-        "cursor-clock", "the cursor passes no waiting record", replaced(DueWatch, "cursor", property(_cursor_follows))
+        "cursor-clock",
+        "the cursor passes no waiting record",
+        replaced(DueWatch, "cursor", property(_cursor_follows)),
+        test=test_share_delays.test_the_cursor_does_not_pass_records_that_are_due_and_have_no_space,
     ),
     QueueMutation("cursor-waiting", "waiting records are counted", wrapped(Delayed, "cursor_at", _cursor_at)),
     QueueMutation("cursor-first", "the first waiting record is noted", wrapped(Delayed, "cursor_at", _first_forgotten)),

@@ -19,7 +19,7 @@ from polywire.cluster.fencing import Create, Steps
 from polywire.cluster.opening import ShardOpening
 from polywire.cluster.uploader import Uploader
 from polywire.log.log import FileLog
-from tests.sim.mutation import Mutation, nothing, replaced, wrapped
+from tests.sim.mutation import Mutation, nothing, put, replaced, wrapped
 from tests.sim.queue_mutations import answered_early, delivered_at_once, gaps_known, never_copied
 
 TakeoversMutation: Final = partial(Mutation, world="takeovers")
@@ -59,7 +59,7 @@ def _shows_unstored(old: Callable[..., FileLog], opening: ShardOpening) -> FileL
 def _queues_forgotten(old: Callable[..., None], *args: Any) -> None:
     """Replay the journal without the progress of queues."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ShareTable, "apply", nothing)
+        put(patch, ShareTable, "apply", nothing)
         old(*args)
 
 

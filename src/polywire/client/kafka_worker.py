@@ -78,6 +78,7 @@ class KafkaWorker:
     """A worker of a share group. It joins with the first ``acquire``."""
 
     stores_delays: Final = False
+    combines: Final = False
 
     def __init__(self, client: KafkaClient, *, group: str, topic: str, worker: str) -> None:
         self._client: Final = client
@@ -215,8 +216,9 @@ class KafkaWorker:
 
     # Records
 
-    async def acquire(self, *, records_max: int, wait_ms: int) -> Acquisition:
+    async def acquire(self, *, records_max: int, wait_ms: int, runs: Sequence[AcknowledgedRun] = ()) -> Acquisition:
         """Acquire records from the first broker that has some. See ``QueueWorker``."""
+        assert not runs, "it does not combine"
         while True:
             await self._keep_membership()
             await self._find_leaders()

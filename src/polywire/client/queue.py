@@ -371,12 +371,12 @@ class Queue:
                 raise
             await asyncio.sleep(error.retry_after_ms / 1000)
         else:
-            self._link.note_response()
-            self._lock_s = found.lock_s
-            self._is_known.set()
             self._add(found)
 
     def _add(self, found: Acquisition) -> None:
+        self._link.note_response()
+        self._lock_s = found.lock_s
+        self._is_known.set()
         renew_at = asyncio.get_running_loop().time() + found.lock_s / RENEWALS
         for record, attempt in found.records:
             job = Job(self, record, attempt, renew_at)
@@ -480,11 +480,19 @@ class Queue:
             parts[-1].append((job, done))
             last_kind, last = kind, offset
         for first in range(0, len(runs), _RUNS_MAX):
-            refused = await self._acknowledge(runs[first : first + _RUNS_MAX])
-            for index, part in enumerate(parts[first : first + _RUNS_MAX]):
+            sent, jobs = runs[first : first + _RUNS_MAX], parts[first : first + _RUNS_MAX]
+            refused = await self._acknowledge(sent, self._freed(sent, jobs))
+            for index, part in enumerate(jobs):
                 error = refused if isinstance(refused, BrokerError) else refused.get(index)
                 for job, done in part:
-                    self._ended(job, runs[first + index].outcome, done, error)
+                    self._ended(job, sent[index].outcome, done, error)
+
+    def _freed(self, runs: Sequence[AcknowledgedRun], jobs: Sequence[Sequence[tuple[Job, Any]]]) -> int:
+        """Return how many records to acquire with these acknowledgements, which is 0 while ``_fetch`` acquires some."""
+        if len(self._held) < self._prefetch or self._closed:
+            return 0
+        ended = (job for run, part in zip(runs, jobs, strict=True) if run.outcome != Outcome.RENEW for job, _ in part)
+        return sum(self._held.get((job.record.partition, job.record.offset)) is job for job in ended)
 
     def _ended(self, job: Job, outcome: int, done: asyncio.Future[None], error: BrokerError | None) -> None:
         if outcome != Outcome.RENEW or error is not None:
@@ -498,11 +506,20 @@ class Queue:
             else:
                 done.set_exception(error)
 
-    async def _acknowledge(self, runs: Sequence[AcknowledgedRun]) -> Mapping[int, BrokerError] | BrokerError:
-        if self._connected is None:
+    async def _acknowledge(
+        self, runs: Sequence[AcknowledgedRun], records_max: int
+    ) -> Mapping[int, BrokerError] | BrokerError:
+        """Send acknowledgements, and acquire up to ``records_max`` records with the same request."""
+        worker = self._connected
+        if worker is None:
             return _lost(Unavailable(ErrorCode.UNREACHABLE, "the connection was lost"))
         try:
-            return await self._connected.acknowledge(runs)
+            if not records_max or not worker.combines:
+                return await worker.acknowledge(runs)
+            found = await worker.acquire(records_max=records_max, wait_ms=0, runs=runs)
+            if worker is self._connected:  # otherwise the records are lost with their connection
+                self._add(found)
+            return found.refused or {}
         except GONE as error:
             self._lose(error)  # the next request for records fails, too, but maybe later
             return _lost(error)

@@ -23,11 +23,14 @@ class Acquisition(NamedTuple):
         lock_s: how long the member may hold them without renewing them.
         records: each with its delivery count.
         gaps: partitions and offsets without a record, which the member must acknowledge, too.
+        refused: errors of refused acknowledgements, by index. None if the broker does not acknowledge and acquire in one
+            request, and has ignored them.
     """
 
     lock_s: float
     records: list[tuple[Record, int]]
     gaps: list[tuple[int, int]]
+    refused: Mapping[int, BrokerError] | None = None
 
 
 class QueueCalls:
@@ -47,7 +50,14 @@ class QueueCalls:
         return decode(response, kind)
 
     async def acquire(
-        self, group: str, topic: str, member: str, *, records_max: int = 500, wait_ms: int = 0
+        self,
+        group: str,
+        topic: str,
+        member: str,
+        *,
+        records_max: int = 500,
+        wait_ms: int = 0,
+        runs: Sequence[messages.AcknowledgedRun] = (),
     ) -> Acquisition:
         """Acquire records of a topic for a member of a share group. See ``Queue`` for a simpler interface.
 
@@ -57,14 +67,16 @@ class QueueCalls:
             member: name of the member.
             records_max: maximum number of records.
             wait_ms: how long to wait for records if there are none.
+            runs: acknowledgements, which take effect first. With any, the request does not wait.
 
         Raises Missing(TOPIC_MISSING), Denied(DENIED), Conflict(GROUP_PROTOCOL_MISMATCH).
         """
-        head = messages.Acquire(group, topic, member, records_max, wait_ms=wait_ms)
+        head = messages.Acquire(group, topic, member, records_max, wait_ms=wait_ms, runs=list(runs))
         response, payloads = await self._client.ask(Verb.ACQUIRE, head)
         found = decode(response, messages.Acquired)
         payload, at = memoryview(b"".join(payloads)), 0
-        acquisition = Acquisition(found.lock_ms / 1000, [], [])
+        refused = None if found.refused is None else _errors(found.refused)
+        acquisition = Acquisition(found.lock_ms / 1000, [], [], refused)
         for part in found.partitions:
             decoded = decode_batches(payload[at : at + part.payload_bytes], topic, part.partition, 0)
             at += part.payload_bytes
@@ -84,7 +96,7 @@ class QueueCalls:
         """Acknowledge acquired records. Return the errors of refused entries, by index. Raises Missing(TOPIC_MISSING)."""
         head = messages.Acknowledge(group, topic, member, list(runs))
         answer = await self._ask(Verb.ACKNOWLEDGE, head, messages.Acknowledged)
-        return {index: error_of(failure) for index, failure in answer.refused}
+        return _errors(answer.refused)
 
     async def entries(self, group: str | None = None) -> list[messages.QueueEntry]:
         """Return the share groups, one entry for each topic, sorted by topic and name.
@@ -122,3 +134,7 @@ class QueueCalls:
         Raises Missing(TOPIC_MISSING, GROUP_MISSING), Conflict(GROUP_NOT_EMPTY), Denied(DENIED).
         """
         await self._ask(Verb.DELETE_QUEUE, messages.DeleteQueue(group, topic), Head)
+
+
+def _errors(refused: Sequence[tuple[int, messages.Failure]]) -> dict[int, BrokerError]:
+    return {index: error_of(failure) for index, failure in refused}

@@ -19,14 +19,23 @@ class QueueWorker(Protocol):
     def stores_delays(self) -> bool:
         """Whether the broker delays the next delivery of a released record. Otherwise, delays must be 0."""
 
+    @property
+    def combines(self) -> bool:
+        """Whether ``acquire`` can acknowledge records, too."""
+
     async def configure(self, settings: Mapping[str, str | None]) -> None:
         """Change settings of the group.
 
         Raises Missing(TOPIC_MISSING), Invalid(INVALID_REQUEST) for an invalid setting, Denied(DENIED).
         """
 
-    async def acquire(self, *, records_max: int, wait_ms: int) -> Acquisition:
+    async def acquire(self, *, records_max: int, wait_ms: int, runs: Sequence[AcknowledgedRun] = ()) -> Acquisition:
         """Acquire records. Wait for up to ``wait_ms`` if there are none.
+
+        Args:
+            records_max: maximum number of records.
+            wait_ms: how long to wait, in milliseconds.
+            runs: acknowledgements, only if ``combines`` is true. They take effect first, and the request does not wait.
 
         Raises Missing(TOPIC_MISSING), Denied(DENIED), Conflict(GROUP_PROTOCOL_MISMATCH), Unavailable.
         """
@@ -54,23 +63,28 @@ def queue_worker(wire: WireClient, *, group: str, topic: str, worker: str) -> Qu
 class PolywireWorker:
     """A worker over the `polywire` protocol, which needs no membership."""
 
-    __slots__ = ("_calls", "_group", "_topic", "_worker")
+    __slots__ = ("_calls", "_group", "_topic", "_worker", "combines")
 
     stores_delays: Final = True
 
     def __init__(self, calls: QueueCalls, *, group: str, topic: str, worker: str) -> None:
         self._calls: Final = calls
         self._group, self._topic, self._worker = group, topic, worker
+        self.combines = False  # until a response shows that the broker can
 
     async def configure(self, settings: Mapping[str, str | None]) -> None:
         """Change settings of the group, and let it read the topic."""
         await self._calls.configure(self._group, self._topic, settings)
 
-    async def acquire(self, *, records_max: int, wait_ms: int) -> Acquisition:
-        """Acquire records."""
-        return await self._calls.acquire(
-            self._group, self._topic, self._worker, records_max=records_max, wait_ms=wait_ms
+    async def acquire(self, *, records_max: int, wait_ms: int, runs: Sequence[AcknowledgedRun] = ()) -> Acquisition:
+        """Acquire records. If the broker has ignored the acknowledgements, send them alone."""
+        found = await self._calls.acquire(
+            self._group, self._topic, self._worker, records_max=records_max, wait_ms=wait_ms, runs=runs
         )
+        self.combines = found.refused is not None
+        if runs and found.refused is None:
+            found = found._replace(refused=await self.acknowledge(runs))
+        return found
 
     async def acknowledge(self, runs: Sequence[AcknowledgedRun]) -> Mapping[int, BrokerError]:
         """Acknowledge acquired records."""

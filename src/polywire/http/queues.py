@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from polywire.broker.broker import Broker
-from polywire.broker.groups.share_groups import ShareOffsets
+from polywire.broker.groups.share_reading import ShareOffsets
 from polywire.broker.owners import ITSELF, Caller
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition, Topic

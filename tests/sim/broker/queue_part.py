@@ -26,6 +26,7 @@ from polywire.broker.groups.share import FINISHED, Batch
 from polywire.broker.groups.share_table import ShareTable, unflat
 from polywire.broker.owners import ITSELF
 from polywire.broker.settings import TopicSettings
+from polywire.broker.state import State
 from polywire.broker.topics import Partition, Topic
 from polywire.delivery_times import DELIVER_AT, EXPIRES_AT
 from polywire.errors import BrokerError, Conflict, ErrorCode, Missing
@@ -69,6 +70,7 @@ QUEUES: Final[Mapping[str, Mapping[str, str]]] = {
 WORKERS: Final = ("w0", "w1", "w2")
 CONNECTIONS_MAX: Final = 5
 REQUESTS_MAX: Final = 3  # of one connection
+COMBINED: Final = 0.3  # share of requests for records that acknowledge others first
 KEYS: Final = 3
 DELAYS_S: Final = (-5.0, 0.05, 0.3, 0.3, 1.5, 5.0, 3600.0, 20 * 86_400.0)
 TTLS_S: Final = (0.2, 1.0, 5.0, 3600.0)
@@ -110,11 +112,12 @@ def small_queues(
 
     changed: called after each change of a share group. copied: called with each copy of a rejected record.
     """
-    apply, produce = ShareTable.apply, Broker.produce
+    apply, produce = State.apply_change, Broker.produce
 
-    def noted(table: ShareTable, change: Any) -> None:
-        apply(table, change)
-        changed(table, change)
+    def noted(state: State, change: Any) -> None:
+        apply(state, change)
+        if isinstance(change, changes.SHARE_CHANGES):
+            changed(state.shares, change)
 
     def produced(broker: Broker, partition: Partition, batch: Buffer, **named: Any) -> None:
         produce(broker, partition, batch, **named)
@@ -122,7 +125,7 @@ def small_queues(
             copied(partition, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ShareTable, "apply", noted)
+        patch.setattr(State, "apply_change", noted)
         patch.setattr(Broker, "produce", produced)
         patch.setattr(share_delays, "DUE_MAX", 2)
         patch.setattr(share, "STORED_DELAY_S_MAX", 2.0)
@@ -489,6 +492,8 @@ class QueuePart(RecordPart):
         self.asking.story.tell("take", text)
         request = Taking(self, topic, group=group, member=member, records_max=records_max, wait_s=wait_s)
         connection.requests.append(request)
+        if self.asking.recovered is None and self.chance.happens(COMBINED):
+            self.acknowledge(request)
         numbers = list(range(len(topic.partitions)))
         request.read(numbers[turn:] + numbers[:turn])
         return request
@@ -578,14 +583,19 @@ class QueuePart(RecordPart):
                 if hold is not None and hold.member == request.member:
                     hold.is_received = True
 
-    def acknowledge(self) -> None:
-        """Acknowledge some records of a worker, perhaps after their locks have expired, or those of another worker."""
+    def acknowledge(self, request: Taking | None = None) -> None:
+        """Acknowledge some records of a worker, perhaps after their locks have expired, or those of another worker.
+
+        request: the request for other records that does this first.
+        """
         known = sorted(
             {
                 (key, hold.member)
                 for key, holds in self._holds.items()
                 for hold in holds.values()
-                if hold.is_received and key[1] in self._living()
+                if hold.is_received
+                and key[1] in self._living()
+                and (request is None or request.may_acknowledge(key, hold.member))
             }
         )
         if not known:
@@ -596,11 +606,18 @@ class QueuePart(RecordPart):
         start = self.chance.below(len(own))
         chosen = own[start : start + 1 + self.chance.below(3)]
         outcomes = {at: self.chance.one_of(OUTCOMES) if held[at].is_record else Outcome.GAP for at in chosen}
-        if self.chance.happens(0.05):
+        if request is None and self.chance.happens(0.05):
             member = self.chance.one_of(WORKERS)
-        self._acknowledge(key, member, outcomes, self.chance.one_of(RETRY_DELAYS_S))
+        self._acknowledge(key, member, outcomes, self.chance.one_of(RETRY_DELAYS_S), request)
 
-    def _acknowledge(self, key: SeenKey, member: str, outcomes: Mapping[int, Outcome], delay_s: float) -> None:
+    def _acknowledge(
+        self,
+        key: SeenKey,
+        member: str,
+        outcomes: Mapping[int, Outcome],
+        delay_s: float,
+        request: Taking | None = None,
+    ) -> None:
         partition, held = self._living()[key[1]], self._holds.get(key, {})
         verb = partial(
             self.broker.shares.acknowledge,
@@ -621,7 +638,7 @@ class QueuePart(RecordPart):
         found = self.asking.ask(
             "acknowledge",
             f"{key[0]} p{key[1]} {member} {[(at, outcome.name) for at, outcome in outcomes.items()]} delay={delay_s}",
-            lambda done: verb(done=done),
+            lambda done: verb(done=done) if request is None else request.acknowledge(verb, done),
             level=Level.WRITTEN,
             completed=completed,
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from polywire.broker.owners import NO_CALLER
 from polywire.broker.topics import Partition, Topic
 from polywire.errors import BrokerError, ErrorCode, Missing
-from polywire.log.base import Read
+from polywire.log.base import Completion, Read
 from polywire.protocols.runtime.acquiring import Acquiring
 from polywire.records.columns import Record
 from tests.sim.log.client import records_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BYTES_MAX: Final = 1 << 16
 
 
-class Taking(Acquiring[int]):
+class Taking(Acquiring):
     """Guards: ``taken`` has the acquired offsets of each partition that was not refused, and the moment of the history
     from which they are delivered. is_open: whether the response is still to come.
     """
@@ -40,6 +40,26 @@ class Taking(Acquiring[int]):
         self._topic: Final = topic
         self.taken: Final[dict[int, tuple[Partition, list[int], int]]] = {}
         self.is_open = True
+
+    def may_acknowledge(self, key: tuple[str, int], member: str) -> bool:
+        """Return whether records of a group in a partition can be acknowledged with this request."""
+        incarnations = [partition.incarnation for partition in self._topic.partitions]
+        return (key[0], member) == (self.group, self.member) and key[1] in incarnations
+
+    def acknowledge(self, verb: Callable[..., bool], done: Completion[int]) -> None:
+        """Acknowledge records before the request reads, as the protocols do. Raises BrokerError."""
+
+        def counted(result: int | BrokerError) -> None:
+            done(result)
+            self.count()
+
+        self.must_respond = True
+        self.expect()
+        try:
+            self.acquires = not verb(done=counted)
+        except BrokerError:
+            self.count()
+            raise
 
     def find(self, place: int) -> Partition:
         if self._broker.find_topic(self._topic.name.full) is not self._topic:  # type: ignore[attr-defined]

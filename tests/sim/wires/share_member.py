@@ -32,6 +32,7 @@ BEATS: Final = SESSION_S / 4  # interval of heartbeats
 WAITS_MS: Final = (0, 0, 300, 2000)
 SILENCES_S: Final = (0.5, SESSION_S, 2 * SESSION_S)
 RECORDS_MAX: Final = 5
+COMBINED: Final = 0.3  # share of fetches that acknowledge a record, too
 OUTCOMES: Final = (Outcome.ACCEPT, Outcome.ACCEPT, Outcome.ACCEPT, Outcome.RELEASE, Outcome.REJECT)
 ACTS: Final = {"fetch": 6.0, "acknowledge": 5.0, "beat": 2.0, "leave": 0.2, "silence": 0.3, "forge": 0.3, "rejoin": 0.2}
 
@@ -166,9 +167,13 @@ class ShareMember(LoneKafkaPeer):
                 topics(topic_id=id_, partitions=[topics.Partitions(index=index, batches=[]) for index in partitions])
                 for id_, partitions in self._topics.items()
             ]
+        acknowledged: Callable[[WireError], None] | None = None
+        if not is_opening and self._held and self._chance.happens(COMBINED):
+            topic, acknowledged = self._next_acknowledgement(topics)
+            requested = [topic]
         self._ask(
             Api.SHARE_FETCH,
-            partial(self._fetched, sent_at),
+            partial(self._fetched, sent_at, acknowledged),
             group_id=GROUP,
             member_id=self.name,
             session_epoch=self._session,
@@ -181,9 +186,12 @@ class ShareMember(LoneKafkaPeer):
             forgotten=[],
         )
 
-    def _fetched(self, sent_at: float, body: Any) -> None:
+    def _fetched(self, sent_at: float, acknowledged: Callable[[WireError], None] | None, body: Any) -> None:
         if not self._is_in_session(WireError(body.error)):
             return
+        if acknowledged is not None:
+            errors = [entry.acknowledge_error for topic in body.responses for entry in topic.partitions]
+            acknowledged(WireError(max(errors)))
         for spot, count in _acquired(body):
             self._story.tell("shared", f"{self.name} {spot[1]}/{spot[2]}x{count}")
             self._ledger.delivered(self.name, spot, count, sent_at, self._is_connected)
@@ -203,37 +211,43 @@ class ShareMember(LoneKafkaPeer):
         return error is WireError.NONE
 
     def _acknowledge(self) -> None:
-        spot = self._chance.one_of(sorted(self._held))
         if not self._session:
             self._held.clear()
             return
+        topic, acknowledged = self._next_acknowledgement(schema.request(Api.SHARE_ACKNOWLEDGE).Topics)
+
+        def answered(body: Any) -> None:
+            if self._is_in_session(WireError(body.error)):
+                acknowledged(WireError(body.responses[0].partitions[0].error))
+
+        self._ask(
+            Api.SHARE_ACKNOWLEDGE,
+            answered,
+            group_id=GROUP,
+            member_id=self.name,
+            session_epoch=self._session,
+            topics=[topic],
+        )
+
+    def _next_acknowledgement(self, topics: Any) -> tuple[Any, Callable[[WireError], None]]:
+        """Choose a record and an outcome. Return the topic's part of the request, and a check of the result."""
+        spot = self._chance.one_of(sorted(self._held))
         count, outcome = self._held.pop(spot), self._chance.one_of(OUTCOMES)
         was_held = self._ledger.holds(self.name, spot)
         self._ledger.frees(self.name, [spot])
-        topics = schema.request(Api.SHARE_ACKNOWLEDGE).Topics
         batch = topics.Partitions.Batches(first_offset=spot[2], last_offset=spot[2], types=[int(outcome)])
         partition = topics.Partitions(index=spot[1], batches=[batch])
         self._story.tell("share ack", f"{self.name} {spot[1]}/{spot[2]} {outcome.name}")
-        deadline = self._now()
+        sent_at = self._now()
 
-        def acknowledged(body: Any) -> None:
-            if not self._is_in_session(WireError(body.error)):
-                return
-            error = WireError(body.responses[0].partitions[0].error)
+        def acknowledged(error: WireError) -> None:
             is_refused = error is WireError.INVALID_RECORD_STATE
-            is_prompt = self._now() == deadline  # otherwise the lock may have ended on the way
+            is_prompt = self._now() == sent_at  # otherwise the lock may have ended on the way
             require(not (is_refused and was_held and is_prompt), "a lock is valid until its end", spot=spot[1:])
             if error is WireError.NONE and outcome is Outcome.ACCEPT:
                 self._ledger.accepted(spot, count)
 
-        self._ask(
-            Api.SHARE_ACKNOWLEDGE,
-            acknowledged,
-            group_id=GROUP,
-            member_id=self.name,
-            session_epoch=self._session,
-            topics=[topics(topic_id=spot[0], partitions=[partition])],
-        )
+        return topics(topic_id=spot[0], partitions=[partition]), acknowledged
 
 
 def _acquired(body: Any) -> Iterator[tuple[Spot, int]]:

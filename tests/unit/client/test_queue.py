@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import uvloop
@@ -13,9 +14,10 @@ import uvloop
 import polywire
 from polywire import Client, Job
 from polywire.client.polywire import needs_polywire
-from polywire.client.queue_calls import QueueCalls
+from polywire.client.queue_calls import Acquisition, QueueCalls
+from polywire.client.queue_worker import PolywireWorker
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
-from polywire.protocols.polywire.messages import QueueEntry
+from polywire.protocols.polywire.messages import AcknowledgedRun, QueueEntry
 from tests.unit.client.served import Play, Served
 from tests.unit.client.test_consumer import fill, numbers
 from tests.unit.client.test_transaction import texts
@@ -64,6 +66,60 @@ def test_each_job_goes_to_one_worker(play: Play) -> None:
         assert sorted(seen, key=int) == numbers(0, 60)
 
     play(scenario)
+
+
+def test_a_full_worker_acknowledges_and_acquires_in_one_request(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    acquire, acknowledge = QueueCalls.acquire, QueueCalls.acknowledge
+    combined, alone = list[int](), list[int]()
+
+    async def noted(calls: QueueCalls, *args: Any, runs: Any = (), **named: Any) -> Any:
+        combined.append(len(runs))
+        return await acquire(calls, *args, runs=runs, **named)
+
+    async def noted_alone(calls: QueueCalls, *args: Any) -> Any:
+        alone.append(1)
+        return await acknowledge(calls, *args)
+
+    monkeypatch.setattr(QueueCalls, "acquire", noted)
+    monkeypatch.setattr(QueueCalls, "acknowledge", noted_alone)
+
+    async def scenario(client: Client) -> None:
+        await fill(client, "jobs", 10)
+        async with client.queue("jobs", group="g", prefetch=2) as queue:
+            for number in range(10):
+                job = await queue.get(timeout_s=WAIT_S)
+                assert job is not None
+                assert (job.text, job.attempt) == (str(number), 1)
+                await job.ack()
+        assert await held(client) == (0, 0)
+
+    play(scenario)
+    assert sum(combined) >= 8
+    assert sum(combined) + len(alone) == 10
+
+
+def test_acknowledgements_that_an_older_broker_ignores_are_sent_alone() -> None:
+    class OlderCalls:
+        def __init__(self) -> None:
+            self.sent: list[object] = []
+
+        async def acquire(self, *_: object, **named: object) -> Acquisition:
+            return Acquisition(30.0, [], [])
+
+        async def acknowledge(self, *args: object) -> dict[int, Exception]:
+            self.sent.append(args)
+            return {}
+
+    async def scenario() -> None:
+        calls: Any = OlderCalls()
+        worker = PolywireWorker(calls, group="g", topic="t", worker="w")
+        runs = [AcknowledgedRun(0, 3, 4, 1)]
+        found = await worker.acquire(records_max=1, wait_ms=0, runs=runs)
+        assert found.refused == {}
+        assert calls.sent == [("g", "t", "w", runs)]
+        assert not worker.combines
+
+    asyncio.run(scenario())
 
 
 def test_a_job_is_retried_and_becomes_a_dead_letter(play: Play, caplog: pytest.LogCaptureFixture) -> None:

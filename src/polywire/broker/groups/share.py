@@ -22,6 +22,7 @@ from heapq import heappop, heappush
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+import cython
 import msgspec
 from msgspec.structs import replace
 
@@ -91,6 +92,7 @@ def runs_of(counts: Iterable[tuple[int, int]]) -> list[Run]:
     return found
 
 
+@cython.cclass
 class ShareProgress:
     """The stored part of the state: which records of a partition are unfinished, and how often they were delivered.
 
@@ -102,7 +104,8 @@ class ShareProgress:
         is_dropped: whether the stored progress was deleted or replaced.
     """
 
-    __slots__ = ("_start", "counts", "cursor", "due_ms", "end", "is_dropped")
+    if not cython.compiled:  # when compiled, share.pxd declares the fields
+        __slots__ = ("_start", "counts", "cursor", "due_ms", "end", "is_dropped")
 
     def __init__(
         self,
@@ -124,11 +127,12 @@ class ShareProgress:
     @property
     def start(self) -> int:
         """The lowest offset of an unfinished record, or ``end``. All records below it are finished, or not due yet."""
-        counts, start = self.counts, self._start
+        counts = self.counts
+        start: cython.longlong = self._start
         if not counts:
             start = self.end
         else:
-            steps = len(counts) + _STEPS_MIN  # a search is no slower than reading the table once
+            steps: cython.Py_ssize_t = len(counts) + _STEPS_MIN  # a search is no slower than reading the table once
             while start not in counts and steps:
                 start += 1
                 steps -= 1
@@ -137,10 +141,12 @@ class ShareProgress:
         self._start = start
         return start
 
-    def begins_below(self, offset: int) -> bool:
+    @cython.ccall
+    def begins_below(self, offset: cython.longlong) -> cython.bint:
         """Return whether ``start`` is below an offset."""
         return self._start < offset and self.start < offset
 
+    @cython.ccall
     def apply(
         self,
         runs: Iterable[tuple[int, int, int]],
@@ -163,12 +169,16 @@ class ShareProgress:
         if due_ms:
             self.due_ms.update(due_ms)
 
-    def _set(self, first: int, last: int, deliveries: int) -> None:
+    @cython.cfunc
+    def _set(self, first: cython.longlong, last: cython.longlong, deliveries: cython.longlong) -> None:
         counts = self.counts
         if deliveries != FINISHED:
             if first < self._start:  # a delayed record may be far below the others
                 self._start = first
-            counts.update(dict.fromkeys(range(first, last + 1), deliveries))
+            if first == last:
+                counts[first] = deliveries
+            else:
+                counts.update(dict.fromkeys(range(first, last + 1), deliveries))
         elif last - first < len(counts):
             for offset in range(first, last + 1):
                 counts.pop(offset, None)
@@ -181,6 +191,7 @@ class ShareProgress:
         return runs_of(sorted(self.counts.items()))
 
 
+@cython.cclass
 class Lock:
     """The lock under which a member acquired records together, or renewed them.
 
@@ -188,7 +199,8 @@ class Lock:
         count: number of records that it still locks.
     """
 
-    __slots__ = ("count", "deadline", "first", "last", "member")
+    if not cython.compiled:
+        __slots__ = ("count", "deadline", "first", "last", "member")
 
     def __lt__(self, other: Lock) -> bool:
         return self.deadline < other.deadline
@@ -287,13 +299,15 @@ class Acquired(msgspec.Struct, frozen=True):
     keys: Sequence[tuple[int, Key]] = ()
 
 
+@cython.cclass
 class SharePartition:
     """The records of one partition for one share group, with the locks of its members.
 
     Methods that return runs do not change ``progress``: the caller stores the runs, which applies them.
     """
 
-    __slots__ = ("_by_deadline", "_locks", "_order", "_released", "_stored_delays", "progress")
+    if not cython.compiled:
+        __slots__ = ("_by_deadline", "_locks", "_order", "_released", "_stored_delays", "progress")
 
     def __init__(self, progress: ShareProgress, *, now: float = 0.0, now_ms: int = 0) -> None:
         """Continue from stored progress.
@@ -377,7 +391,9 @@ class SharePartition:
         has_space = len(self.progress.counts) < unfinished_max and not self.unknown
         return self.progress.end if has_space else None
 
-    def _is_available(self, offset: int) -> bool:
+    @cython.cfunc
+    @cython.exceptval(-1, check=True)
+    def _is_available(self, offset: cython.longlong) -> cython.bint:
         is_unlocked = offset in self.progress.counts and offset not in self._locks
         return is_unlocked and (self._order is None or self._order.is_free(offset))
 
@@ -424,7 +440,15 @@ class SharePartition:
             heappush(self._by_deadline, lock)
         return Acquired(runs, runs_of(new.passed), new.lapsed, new.keys)
 
-    def _take_released(self, new: _New, first: int, end: int, count_max: int, lapsed: Collection[int]) -> None:
+    @cython.cfunc
+    def _take_released(
+        self,
+        new: _New,
+        first: cython.longlong,
+        end: cython.longlong,
+        count_max: cython.longlong,
+        lapsed: Collection[int],
+    ) -> None:
         """Acquire records of [first, end) that were delivered before and are available again."""
         counts, released = self.progress.counts, self._released
         taken, over = new.taken, new.lapsed
@@ -505,6 +529,7 @@ class SharePartition:
             self.offer([offset for offset in offsets if offset in self.progress.counts])
             self._free(offsets)
 
+    @cython.cfunc
     def _lock(self, offsets: Collection[int], lock: Lock) -> None:
         """Lock records, whose other locks end."""
         locks = self._locks
@@ -516,6 +541,7 @@ class SharePartition:
             for offset in offsets:
                 self._order.lock(offset)
 
+    @cython.cfunc
     def _unlock(self, offsets: Iterable[int]) -> None:
         pop = self._locks.pop
         for offset in offsets:
@@ -579,6 +605,7 @@ class SharePartition:
                 finished.append(Run(offset, offset, FINISHED))
         return Settled(joined(finished), unlocked, released, rejected, renewed, accepted)
 
+    @cython.ccall
     def settle(self, effect: Settled) -> None:
         """Apply an effect whose ``finished`` the caller has stored."""
         self._unlock(effect.unlocked)
@@ -670,7 +697,8 @@ class SharePartition:
         for lock in locks:
             heappush(self._by_deadline, lock)
 
-    def trimmed(self, first_offset: int) -> list[Run]:
+    @cython.ccall
+    def trimmed(self, first_offset: cython.longlong) -> list[Run]:
         """Return the records below the partition's first offset, which no longer exist, as finished."""
         progress = self.progress
         return [Run(progress.start, first_offset - 1, FINISHED)] if progress.begins_below(first_offset) else []

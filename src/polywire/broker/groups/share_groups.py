@@ -14,9 +14,9 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
-import msgspec
+import cython
 
 from polywire.broker import changes
 from polywire.broker.groups.dead_letters import EXHAUSTED, LAPSED, REJECTED, DeadLetters, Letter, LetterBroker
@@ -27,16 +27,15 @@ from polywire.broker.groups.share import (
     NO_DELAYS,
     NO_KEYS,
     NO_MEMBER,
-    Acquired,
     Batch,
     Settled,
-    SharePartition,
     runs_of,
 )
-from polywire.broker.groups.share_delays import Delayed, DueWatch, moved_change
+from polywire.broker.groups.share_delays import DueWatch, moved_change
 from polywire.broker.groups.share_directory import DirectoryBroker, ShareDirectory
 from polywire.broker.groups.share_keys import KeyReader, read_keys
 from polywire.broker.groups.share_members import ShareMembers
+from polywire.broker.groups.share_reading import NO_COUNTS, Countdown, ShareCounts, ShareOffsets
 from polywire.broker.groups.share_table import ShareTable, progressed
 from polywire.broker.owners import NO_CALLER, Caller
 from polywire.broker.quotas import READER_BYTES, Kind
@@ -49,6 +48,13 @@ from polywire.log.base import Completion, Handle, Loop
 from polywire.share_settings import DEAD_LETTERS, ShareSettings
 from polywire.types import Level, Outcome
 
+if cython.compiled:
+    from cython.cimports.polywire.broker.groups.share import SharePartition
+    from cython.cimports.polywire.broker.groups.share_reading import Reading, Waiting
+else:
+    from polywire.broker.groups.share import SharePartition
+    from polywire.broker.groups.share_reading import Reading, Waiting
+
 RETRY_S: Final = 1.0  # seconds until expired locks are checked again if the disk was full
 PRUNE_MIN: Final = 1_000  # partitions of groups below which the state of deleted ones is not searched
 _WRITTEN: Final = Level.WRITTEN  # read for every request; a module constant is ten times as fast as an attribute
@@ -59,110 +65,7 @@ class ShareBroker(DirectoryBroker, LetterBroker, Protocol):
     """The methods of the broker that share groups call."""
 
 
-class ShareOffsets(NamedTuple):
-    """Progress of a share group in one partition.
-
-    Attributes:
-        start: all records below this offset are finished.
-        end: no record from this offset on was delivered.
-        unfinished: records below ``end`` that are not finished.
-        acquired: number of unfinished records that each member holds now. Members that wait for records hold none.
-        delayed: number of unfinished records that were released with a delay, or wait to be copied to a dead-letter
-            topic.
-        available: offset of the first record that a member could acquire. It is ``end`` if none was delivered before.
-        scheduled: number of records below ``end`` that were sent with a delay and are not due yet.
-        next_due_ms: when the next of them is due, in milliseconds since 1970, if that is known.
-    """
-
-    start: int
-    end: int
-    unfinished: int
-    acquired: Mapping[str, int]
-    delayed: int
-    available: int
-    scheduled: int = 0
-    next_due_ms: int | None = None
-
-
-class ShareCounts(msgspec.Struct):
-    """Outcomes of the records of a group in a topic, counted since this process began to read it for the group.
-
-    Attributes:
-        accepted: records that a member accepted.
-        released: records that a member released, or that were released because its connection ended.
-        rejected: records that a member rejected, or that were delivered too often.
-        expired: records whose lock ended before the member acknowledged them.
-        lapsed: records whose time (``expires.at``) was over before they were delivered.
-    """
-
-    accepted: int = 0
-    released: int = 0
-    rejected: int = 0
-    expired: int = 0
-    lapsed: int = 0
-
-
-NO_COUNTS: Final = ShareCounts()
-
-
-class _Waiting:
-    """A member that waits for records of a partition. A handle."""
-
-    __slots__ = ("_reading", "member", "wake")
-
-    def __init__(self, reading: _Reading, member: str, wake: Callable[[], None]) -> None:
-        self._reading: Final = reading
-        self.member: Final = member
-        self.wake: Final = wake
-
-    def cancel(self) -> None:
-        self._reading.waiting.pop(self, None)
-
-
-class _Reading(msgspec.Struct, eq=False):
-    """A group that reads a partition.
-
-    Attributes:
-        counts: those of all partitions of the topic.
-        timer: fires when the first lock may have expired.
-        waiting: members that wait for records, longest first.
-        log_wait: registration for the next record of the log.
-        due: makes records available that were sent with a delay.
-        keys: reads keys from the log if the group has an order per key.
-        is_waking: whether a check of ``waiting`` is scheduled.
-    """
-
-    group: str
-    partition: Partition
-    share: SharePartition
-    due: DueWatch
-    keys: KeyReader
-    counts: ShareCounts
-    timer: Any = None
-    timer_at: float = math.inf
-    waiting: dict[_Waiting, None] = {}
-    log_wait: Handle | None = None
-    is_waking: bool = False
-
-
-class _Countdown:
-    """A completion that expects several calls and then calls another completion, with the first error if any."""
-
-    __slots__ = ("_done", "_left", "_result")
-
-    def __init__(self, count: int, done: Completion[int]) -> None:
-        self._left = count
-        self._done: Final = done
-        self._result: int | BrokerError = 0
-
-    def __call__(self, result: int | BrokerError) -> None:
-        self._left -= 1
-        if isinstance(result, BrokerError):
-            self._result = result
-        if not self._left:
-            self._done(self._result)
-
-
+@cython.cclass
 class ShareGroups:
     """All share groups of one broker.
 
@@ -171,21 +74,22 @@ class ShareGroups:
         members: their members that send heartbeats.
     """
 
-    __slots__ = (
-        "_broker",
-        "_clock",
-        "_connections",
-        "_counts",
-        "_dead_letters",
-        "_delay_index",
-        "_loop",
-        "_prune_above",
-        "_readings",
-        "_state",
-        "_table",
-        "directory",
-        "members",
-    )
+    if not cython.compiled:  # when compiled, share_groups.pxd declares the fields
+        __slots__ = (
+            "_broker",
+            "_clock",
+            "_connections",
+            "_counts",
+            "_dead_letters",
+            "_delay_index",
+            "_loop",
+            "_prune_above",
+            "_readings",
+            "_state",
+            "_table",
+            "directory",
+            "members",
+        )
 
     def __init__(
         self,
@@ -207,7 +111,7 @@ class ShareGroups:
             broker, state, self.directory, settings=settings, loop=loop, clock=clock, gone=self.release_member
         )
         self._connections: dict[tuple[str, str], int] = {}  # open ones that use a member, by group and member
-        self._readings: dict[tuple[str, int], _Reading] = {}
+        self._readings: dict[tuple[str, int], Reading] = {}
         self._counts: dict[tuple[str, str], ShareCounts] = {}  # by names of the group and the topic
         self._prune_above = PRUNE_MIN
         self._dead_letters: Final = DeadLetters(broker, loop)
@@ -215,10 +119,11 @@ class ShareGroups:
 
     # Records
 
-    def _reading(self, name: str, partition: Partition) -> _Reading | None:
+    @cython.cfunc
+    def _reading(self, name: Any, partition: Any) -> Reading | None:
         """Return the group's state in a partition, or None if it has no progress there yet. Raises Busy(DISK_FULL)."""
         key = name, partition.incarnation
-        reading = self._readings.get(key)
+        reading: Reading | None = self._readings.get(key)
         if reading is not None:
             if not reading.share.progress.is_dropped:
                 return reading
@@ -230,7 +135,7 @@ class ShareGroups:
         share = SharePartition(progress, now=self._clock.monotonic(), now_ms=self._clock.now_us() // 1000)
         counts = self._counts.setdefault((name, partition.topic.name.full), ShareCounts())
         due, keys = self._watches(key, partition, share)
-        reading = self._readings[key] = _Reading(name, partition, share, due, keys, counts)
+        reading = self._readings[key] = Reading(name, partition, share, due, keys, counts)
         self._watch_locks(reading)
         reading.due.check()
         settings = self.directory.settings(name)
@@ -286,7 +191,7 @@ class ShareGroups:
         for waiter in waiting:
             self._loop.call_soon(waiter.wake)
 
-    def _is_current(self, reading: _Reading) -> bool:
+    def _is_current(self, reading: Reading) -> bool:
         """Return False if the partition or the group was deleted, or the group was set to other offsets."""
         return not reading.share.progress.is_dropped and not reading.partition.ended
 
@@ -336,10 +241,11 @@ class ShareGroups:
 
         Call ``begin`` first. Raises Busy(DISK_FULL).
         """
-        reading = self._reading(name, partition)
+        reading: Reading | None = self._reading(name, partition)
         return None if reading is None else self._next_offset(reading)
 
-    def _next_offset(self, reading: _Reading) -> int | None:
+    @cython.cfunc
+    def _next_offset(self, reading: Reading) -> Any:
         log, share = reading.partition.log, reading.share
         if gone := share.trimmed(log.first_offset):
             made = progressed(reading.group, reading.partition.incarnation, gone)
@@ -356,7 +262,9 @@ class ShareGroups:
         offset = share.next_offset(unfinished_max)
         return offset if offset is not None and offset < log.readable_offset else None
 
-    def _new_max(self, reading: _Reading, settings: ShareSettings) -> int:
+    @cython.cfunc
+    @cython.exceptval(-1, check=True)
+    def _new_max(self, reading: Reading, settings: Any) -> cython.longlong:
         """Return the number of unfinished records below which the group may acquire further ones."""
         return 0 if reading.due.holds_scan else settings.unfinished_max
 
@@ -380,7 +288,7 @@ class ShareGroups:
         Args:
             chunks: batches with these records. Their headers say when records are due, and when their time is over.
         """
-        reading = self._reading(name, partition)
+        reading: Reading | None = self._reading(name, partition)
         if reading is None:
             return ()
         share, settings = reading.share, self._table.settings(name)
@@ -407,20 +315,14 @@ class ShareGroups:
             self._store_acquired(reading, found, delayed, settings, done)
         return found.runs
 
-    def _store_acquired(
-        self,
-        reading: _Reading,
-        found: Acquired,
-        delayed: Delayed,
-        settings: ShareSettings,
-        done: Completion[int] | None,
-    ) -> None:
+    @cython.cfunc
+    def _store_acquired(self, reading: Reading, found: Any, delayed: Any, settings: Any, done: Any) -> Any:
         """Store what ``acquire`` has found. ``delayed`` has those of the new records that are. Raises Busy(DISK_FULL)."""
         share, partition, runs = reading.share, reading.partition, [*found.runs, *found.passed]
         new_first = share.progress.end
         made: list[changes.Change] = [progressed(reading.group, partition.incarnation, runs)] if runs else []
         if delayed.due_ms:
-            new_end = max([new_first, *(run.last + 1 for run in runs)])
+            new_end = max([run.last + 1 for run in runs] + [new_first])
             made = [moved_change(reading.group, partition, runs, delayed.cursor_at(new_end))]
         try:
             self._broker.change_all(made, level=_WRITTEN, done=done if found.runs else None)
@@ -433,7 +335,7 @@ class ShareGroups:
             self._reject_lapsed(reading, found.lapsed, settings)
         self._watch_locks(reading)
 
-    def _reject_lapsed(self, reading: _Reading, lapsed: Sequence[tuple[int, int]], settings: ShareSettings) -> None:
+    def _reject_lapsed(self, reading: Reading, lapsed: Sequence[tuple[int, int]], settings: ShareSettings) -> None:
         offsets = [offset for offset, _ in lapsed]
         finished = runs_of((offset, FINISHED) for offset in offsets)
         rejected = [(offset, count, LAPSED) for offset, count in lapsed]
@@ -451,8 +353,10 @@ class ShareGroups:
         *,
         by: Caller = NO_CALLER,
         done: Completion[int],
-    ) -> None:
+    ) -> bool:
         """Process a member's acknowledgements of records, all or none. ``done`` is called once they are stored.
+
+        Return whether this takes longer, because dead letters must be stored first.
 
         Raises Conflict(RECORD_NOT_ACQUIRED), Invalid(INVALID_REQUEST), Denied(DENIED), Busy(DISK_FULL).
 
@@ -460,7 +364,7 @@ class ShareGroups:
             batches: the acknowledgements, without overlap.
         """
         self.directory.check_owner(name, by)
-        reading = self._reading(name, partition)
+        reading: Reading | None = self._reading(name, partition)
         if reading is None:
             raise Conflict(ErrorCode.RECORD_NOT_ACQUIRED, f"the group does not read this partition group={name!r}")
         settings = self._table.settings(name)
@@ -473,17 +377,18 @@ class ShareGroups:
             now=self._clock.monotonic(),
             lock_s=settings.lock_s,
         )
-        self._settle(reading, effect, settings, done)
+        has_letters = self._settle(reading, effect, settings, done)
         if effect.renewed or effect.released:
             delayed = sum(lock.member == NO_MEMBER for _, lock in effect.renewed)
             reading.counts.released += len(effect.released) + delayed
+        return has_letters
 
-    def _settle(
-        self, reading: _Reading, effect: Settled, settings: ShareSettings, done: Completion[int] | None
-    ) -> None:
+    @cython.cfunc
+    @cython.exceptval(-1, check=True)
+    def _settle(self, reading: Reading, effect: Any, settings: Any, done: Any) -> cython.bint:
         """Store and apply an effect, and notify members that wait for records. Raises Busy(DISK_FULL).
 
-        Rejected records are first copied to the group's dead-letter topic, if it has one.
+        Rejected records are first copied to the group's dead-letter topic, if it has one. Return whether there are any.
         """
         topic = settings.dead_letters
         rejected_count = len(effect.rejected) - effect.lapsed
@@ -491,7 +396,7 @@ class ShareGroups:
         rejected = effect.rejected if topic and topic != reading.partition.topic.name.full else ()
         if rejected:
             effect = reading.share.without_rejected(effect)
-            done = _Countdown(len(rejected) + 1, done) if done is not None else None
+            done = Countdown(len(rejected) + 1, done) if done is not None else None
         delays = self._delays(effect) if effect.renewed else NO_DELAYS
         made = []
         if delays or effect.finished:
@@ -515,8 +420,10 @@ class ShareGroups:
             is_wanted = partial(self._is_current, reading)
             letter = Letter(reading.partition, offset, deliveries, reason, reading.group, topic, is_wanted, end)
             self._dead_letters.put(letter)
+        return bool(rejected)
 
-    def _delays(self, effect: Settled) -> Mapping[int, int]:
+    @cython.cfunc
+    def _delays(self, effect: Any) -> Any:
         """Return when records that are released with a delay are due, by offset, as system times in milliseconds."""
         delayed = [(offset, lock) for offset, lock in effect.renewed if lock.member == NO_MEMBER]
         if not delayed:
@@ -524,7 +431,7 @@ class ShareGroups:
         now, now_ms = self._clock.monotonic(), self._clock.now_us() // 1000
         return {offset: now_ms + int((lock.deadline - now) * 1000) for offset, lock in delayed}
 
-    def _end_letter(self, reading: _Reading, offset: int, done: Completion[int] | None) -> None:
+    def _end_letter(self, reading: Reading, offset: int, done: Completion[int] | None) -> None:
         """End a record that was copied to a dead-letter topic. Raises Busy(DISK_FULL)."""
         if self._is_current(reading):
             self._settle(reading, reading.share.finish(offset), self.directory.settings(reading.group), done)
@@ -560,7 +467,8 @@ class ShareGroups:
                     continue
                 reading.counts.released += len(effect.released)
 
-    def _watch_locks(self, reading: _Reading) -> None:
+    @cython.cfunc
+    def _watch_locks(self, reading: Reading) -> Any:
         """Set the timer for the lock that expires first. It may fire although no lock expires, if the lock ended before."""
         deadline = reading.share.deadline
         if deadline is not None and deadline < reading.timer_at:
@@ -570,7 +478,7 @@ class ShareGroups:
             delay = max(deadline - self._clock.monotonic(), 0.0)
             reading.timer = self._loop.call_later(delay, self._on_deadline, reading)
 
-    def _on_deadline(self, reading: _Reading) -> None:
+    def _on_deadline(self, reading: Reading) -> None:
         reading.timer, reading.timer_at = None, math.inf
         if not self._is_current(reading):
             return
@@ -595,20 +503,21 @@ class ShareGroups:
 
         Call ``begin`` first. The returned handle cancels this. Raises Missing(PARTITION_MISSING), Busy(DISK_FULL).
         """
-        reading = self._reading(name, partition)
+        reading: Reading | None = self._reading(name, partition)
         if reading is None or partition.ended:
             raise Missing(ErrorCode.PARTITION_MISSING, f"the group does not read this partition group={name!r}")
-        waiting = _Waiting(reading, member, wake)
+        waiting = Waiting(reading, member, wake)
         reading.waiting[waiting] = None
         self._wake_soon(reading)
         return waiting
 
-    def _wake_soon(self, reading: _Reading) -> None:
+    @cython.cfunc
+    def _wake_soon(self, reading: Reading) -> Any:
         if reading.waiting and not reading.is_waking:
             reading.is_waking = True
             self._loop.call_soon(self._wake_next, reading)
 
-    def _wake_next(self, reading: _Reading) -> None:
+    def _wake_next(self, reading: Reading) -> None:
         """Notify the member that has waited longest, if there is an available record."""
         reading.is_waking = False
         if not reading.waiting:
@@ -634,7 +543,7 @@ class ShareGroups:
             except BrokerError:  # the partition was deleted
                 self._on_record(reading)
 
-    def _on_record(self, reading: _Reading) -> None:
+    def _on_record(self, reading: Reading) -> None:
         reading.log_wait = None
         self._wake_soon(reading)
 

@@ -1,18 +1,28 @@
-"""The stored state of all share groups: their settings, and their progress in each partition."""
+"""The stored state of all share groups: their settings, and their progress in each partition.
+
+This module is compiled.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Final
+from typing import Any, Final
+
+import cython
 
 from polywire.broker import changes
-from polywire.broker.groups.share import NO_DELAYS, DueCursor, Run, ShareProgress
+from polywire.broker.groups.share import NO_DELAYS, DueCursor, Run
 from polywire.broker.owners import UNOWNED
 from polywire.broker.quotas import GROUP_BYTES, NUMBER_BYTES, READER_BYTES, Kind, Usage
 from polywire.broker.view import Views, encoded
 from polywire.errors import Conflict, ErrorCode
 from polywire.share_settings import DEFAULT_SETTINGS, ShareSettings, decoded
+
+if cython.compiled:
+    from cython.cimports.polywire.broker.groups.share import ShareProgress
+else:
+    from polywire.broker.groups.share import ShareProgress
 
 _READERS: Final = Kind.READERS  # read for every change; a module constant is ten times as fast as an attribute
 Key = tuple[str, int]
@@ -29,6 +39,7 @@ def unflat(numbers: Sequence[int]) -> list[Run]:
     return [Run(*numbers[at : at + 3]) for at in range(0, len(numbers), 3)]
 
 
+@cython.cclass
 class ShareTable:
     """All share groups of one broker.
 
@@ -36,7 +47,8 @@ class ShareTable:
         groups: settings and owner of each group.
     """
 
-    __slots__ = ("_by_group", "_by_partition", "_progress", "_settings", "_usage", "_views", "_waiting", "groups")
+    if not cython.compiled:  # when compiled, share_table.pxd declares the fields
+        __slots__ = ("_by_group", "_by_partition", "_progress", "_settings", "_usage", "_views", "_waiting", "groups")
 
     def __init__(self, usage: Usage) -> None:
         self._usage = usage
@@ -103,36 +115,37 @@ class ShareTable:
         | changes.ShareDeleted
         | changes.ShareCursorMoved,
     ) -> None:
-        match change:
-            case changes.ShareProgressed() | changes.ShareCursorMoved():
-                self._advance(change)
-            case changes.ShareStored():
-                self._put(change)
-            case changes.ShareDeleted():
-                for incarnation in change.incarnations:
-                    self._drop((change.group, incarnation))
-            case changes.ShareGroupStored():
-                self._put_group(change)
-            case changes.ShareGroupDeleted():
-                for incarnation in list(self._by_group.get(change.name, ())):
-                    self._drop((change.name, incarnation))
-                self._drop_group(change.name)
+        if isinstance(change, (changes.ShareProgressed, changes.ShareCursorMoved)):
+            self._advance(change)
+        elif isinstance(change, changes.ShareStored):
+            self._put(change)
+        elif isinstance(change, changes.ShareDeleted):
+            for incarnation in change.incarnations:
+                self._drop((change.group, incarnation))
+        elif isinstance(change, changes.ShareGroupStored):
+            self._put_group(change)
+        else:
+            for incarnation in list(self._by_group.get(change.name, ())):
+                self._drop((change.name, incarnation))
+            self._drop_group(change.name)
 
-    def _advance(self, change: changes.ShareProgressed | changes.ShareCursorMoved) -> None:
+    @cython.cfunc
+    def _advance(self, change: Any) -> Any:
         key = change.group, change.incarnation
         self._views.changing(key)
-        progress = self._progress[key]
-        was = len(progress.counts)
+        progress: ShareProgress = self._progress[key]
+        was: cython.Py_ssize_t = len(progress.counts)
         numbers = iter(change.runs)
         runs = zip(numbers, numbers, numbers, strict=True)
         if isinstance(change, changes.ShareProgressed):
             progress.apply(runs, change.due_ms)
         else:
-            progress.apply(runs, cursor=DueCursor(*change.cursor))
+            progress.apply(runs, NO_DELAYS, DueCursor(*change.cursor))
             self._note_waiting(key)
         self._charge_records(change.group, len(progress.counts) - was)
 
-    def _charge_records(self, group: str, added: int) -> None:
+    @cython.cfunc
+    def _charge_records(self, group: Any, added: cython.Py_ssize_t) -> Any:
         if added:
             self._usage.charge(_READERS, self.owner(group), 0, added * NUMBER_BYTES)
 

@@ -143,7 +143,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self.take_repeated: TakeRepeated | None = None
         self.fetch_session: FetchSession | None = None
         self.share_session: ShareSession | None = None
-        self.share_reading: Acquiring[Any] | None = None
+        self.share_reading: Acquiring | None = None
         self._work: Work | None = None
         self._commands: Final = table
         self._served: Final[Mapping[Api, Served]] = shared.served if served is None else served

@@ -1,6 +1,6 @@
 """ShareFetch and ShareAcknowledge: acquire the records of a share group and acknowledge them (spec: kafka#share-fetch).
 
-The acknowledgements of a partition are processed all or none.
+The acknowledgements of a partition are processed all or none. This module is compiled.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+
+import cython
 
 from polywire.broker.groups.share import batches_of
 from polywire.broker.permissions import Action
@@ -32,9 +34,14 @@ from polywire.protocols.kafka.share_sessions import (
     ShareSession,
     session_error,
 )
-from polywire.protocols.runtime.acquiring import Acquiring, chosen
+from polywire.protocols.runtime.acquiring import chosen
 from polywire.records.header import read_header, walk
 from polywire.types import Outcome
+
+if cython.compiled:
+    from cython.cimports.polywire.protocols.runtime.acquiring import Acquiring
+else:
+    from polywire.protocols.runtime.acquiring import Acquiring
 
 if TYPE_CHECKING:
     from polywire.protocols.kafka.message_types import (
@@ -125,11 +132,14 @@ def _find(session: KafkaSession, place: Place) -> Partition:
 
 def _acknowledge(
     session: KafkaSession, place: Place, group: str, member: str, requested: _Batches, done: Callable[[Any], None]
-) -> None:
-    """Acknowledge records of one partition. Raises BrokerError, or calls ``done`` later."""
+) -> bool:
+    """Acknowledge records of one partition. Raises BrokerError, or calls ``done`` later.
+
+    Return whether this waits for dead letters.
+    """
     batches = batches_of(_entries(requested))
-    broker = session.broker
-    broker.shares.acknowledge(group, _find(session, place), member, batches, by=session.caller, done=done)
+    shares = session.broker.shares
+    return shares.acknowledge(group, _find(session, place), member, batches, by=session.caller, done=done)
 
 
 def share_acknowledge(
@@ -179,10 +189,16 @@ def share_acknowledge(
     return None
 
 
-class Fetching(Acquiring[Place]):
-    """A ShareFetch request in progress."""
+@cython.cclass
+class Fetching(Acquiring):
+    """A ShareFetch request in progress. A partition is identified by its topic's id and its number."""
 
-    __slots__ = ("_answer", "_body", "_entries", "_session", "_share_session", "_topic_entries")
+    _answer: Any
+    _body: Any
+    _entries: dict[Place, Any]
+    _session: Any
+    _share_session: Any
+    _topic_entries: dict[bytes, Any]
 
     def __init__(
         self, session: KafkaSession, answer: Answer, request: ShareFetchRequest, share_session: ShareSession
@@ -196,13 +212,13 @@ class Fetching(Acquiring[Place]):
             bytes_max=min(max(request.max_bytes, 0), session.shared.settings.answer_bytes_max),
             wait_s=min(max(request.max_wait_ms, 0), WAIT_MS_MAX) / 1000,
         )
-        self._session: Final = session
-        self._share_session: Final = share_session
-        self._answer: Final = answer
+        self._session = session
+        self._share_session = share_session
+        self._answer = answer
         lock_ms = session.broker.shares.directory.settings(self.group).lock_ms
-        self._body: Final = schema.response(_SHARE_FETCH)(responses=[], lock_timeout_ms=lock_ms)
-        self._topic_entries: dict[bytes, ShareFetchResponse.Responses] = {}
-        self._entries: dict[Place, _Fetched] = {}
+        self._body = schema.response(_SHARE_FETCH)(responses=[], lock_timeout_ms=lock_ms)
+        self._topic_entries = {}
+        self._entries = {}
         answer.cancel = self.cancel
 
     def begin(self, request: ShareFetchRequest) -> None:
@@ -227,13 +243,15 @@ class Fetching(Acquiring[Place]):
                     self._process((topic.topic_id, requested.index), requested.batches)
                     yield None
 
-    def _process(self, place: Place, batches: _Batches) -> None:
+    @cython.cfunc
+    def _process(self, place: Any, batches: Any) -> Any:
         """Process the acknowledgements of a partition."""
         entry = self._entry(place)
         self.expect()
         try:
             done = partial(self._acknowledged, entry)
-            _acknowledge(self._session, place, self.group, self.member, batches, done)
+            if _acknowledge(self._session, place, self.group, self.member, batches, done):
+                self.acquires = False
         except BrokerError as error:
             entry.acknowledge_error = missing_error(error, place[0])
             entry.acknowledge_message = error.message
@@ -257,7 +275,8 @@ class Fetching(Acquiring[Place]):
         if self._session.share_session is self._share_session:  # a later request may have opened another one
             self._session.end_share_session()
 
-    def _entry(self, place: Place) -> _Fetched:
+    @cython.cfunc
+    def _entry(self, place: Any) -> Any:
         entry = self._entries.get(place)
         if entry is None:
             made = schema.response(_SHARE_FETCH).Responses
@@ -279,7 +298,8 @@ class Fetching(Acquiring[Place]):
 
     # Acquiring
 
-    def find(self, place: Place) -> Partition:
+    @cython.ccall
+    def find(self, place: Any) -> Any:
         return _find(self._session, place)
 
     def encode(
@@ -288,7 +308,9 @@ class Fetching(Acquiring[Place]):
         appended = produce_limits(partition.topic.settings).has_times_of_append
         return _encode(read, offset, offset_end, bytes_max, append_times=appended)
 
-    def add(self, place: Place, records: Any, runs: Sequence[tuple[int, int, int]]) -> int:
+    @cython.ccall
+    @cython.exceptval(-1, check=True)
+    def add(self, place: Any, records: Any, runs: Any) -> cython.longlong:
         entry = self._entry(place)
         made = schema.response(_SHARE_FETCH).Responses.Partitions.AcquiredRecords
         entry.records = records
@@ -299,12 +321,14 @@ class Fetching(Acquiring[Place]):
         self._share_session.move_back(place)
         return len(records)
 
-    def refuse(self, place: Place, error: BrokerError) -> None:
+    @cython.ccall
+    def refuse(self, place: Any, error: Any) -> Any:
         entry = self._entry(place)
         entry.records, entry.acquired_records = b"", []
         entry.error, entry.message = missing_error(error, place[0]), error.message
 
-    def respond(self) -> None:
+    @cython.ccall
+    def respond(self) -> Any:
         if len(self._entries) > ENCODED_AT_ONCE_MAX:
             encode_in_slices(self._session.broker, self._answer, self._body)
         else:
@@ -316,7 +340,9 @@ def _encode(read: Read, offset: int, offset_end: int, space: int, *, append_time
 
     They have at most ``space`` bytes, unless the first record is larger. Raises BrokerError.
     """
-    chunks = [part for chunk in read.chunks for part in _trimmed(chunk, offset, offset_end)]
+    chunks: list[memoryview] = []
+    for chunk in read.chunks:
+        _add_trimmed(chunks, chunk, offset, offset_end)
     size = sum([len(chunk) for chunk in chunks])
     growth = min(GROWTH_BYTES, GROWTH_BYTES_MIN + RECORD_GROWTH_BYTES * (offset_end - offset))
     out = bytearray(min(max(space, 0), size + size // 4 + growth))
@@ -337,16 +363,14 @@ def _encode(read: Read, offset: int, offset_end: int, space: int, *, append_time
     return memoryview(out)[: state[encoder.AT]], end
 
 
-def _trimmed(chunk: memoryview, offset: int, offset_end: int) -> Iterator[memoryview]:
-    """Yield the stored batches of a chunk without the records outside of [offset, offset_end)."""
+def _add_trimmed(found: list[memoryview], chunk: memoryview, offset: int, offset_end: int) -> None:
+    """Add the stored batches of a chunk to a list, without the records outside of [offset, offset_end)."""
     positions = walk(chunk)
-    first, last = read_header(chunk, positions[0]), read_header(chunk, positions[-1])
-    if first.base_offset >= offset and last.next_offset <= offset_end:
-        yield chunk
+    headers = [read_header(chunk, at) for at in positions]
+    if headers[0].base_offset >= offset and headers[-1].next_offset <= offset_end:
+        found.append(chunk)
         return
-    for at in positions:
-        header = read_header(chunk, at)
-        batch = chunk[at : at + header.length]
-        found = list(chosen(header, batch, [(offset, offset_end - 1, 0)]))
-        if found:
-            yield memoryview(found[0])
+    for at, header in zip(positions, headers, strict=True):
+        batch = chosen(header, chunk[at : at + header.length], [(offset, offset_end - 1, 0)])
+        if batch is not None:
+            found.append(memoryview(batch))

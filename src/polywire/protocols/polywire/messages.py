@@ -436,11 +436,27 @@ class Failure(Head, frozen=True):
     retry_after_ms: Int | None = None
 
 
+class AcknowledgedRun(Head, frozen=True):
+    """Consecutive records with the same outcome (spec: polywire#queues).
+
+    Attributes:
+        reason: why the records could not be processed, for the header of dead letters.
+    """
+
+    partition: Int
+    first: Int
+    last: Int
+    outcome: Int
+    delay_ms: Int = 0
+    reason: str = ""
+
+
 class Acquire(Head, frozen=True):
     """Header of ACQUIRE, which acquires records of a topic for a member of a share group.
 
     Attributes:
         bytes_max: size of the records; a single record may be larger. -1 stands for the largest response.
+        runs: acknowledgements, which take effect first. With any, the request does not wait for records.
     """
 
     group: str
@@ -449,6 +465,7 @@ class Acquire(Head, frozen=True):
     records_max: Int = 500
     bytes_max: Int = -1
     wait_ms: Int = 0
+    runs: list[AcknowledgedRun] = []
 
 
 class AcquiredPartition(Head, frozen=True):
@@ -465,25 +482,16 @@ class AcquiredPartition(Head, frozen=True):
 
 
 class Acquired(Head, frozen=True):
-    """The response to ACQUIRE. A record that is not acknowledged or renewed within ``lock_ms`` is available again."""
+    """The response to ACQUIRE. A record that is not acknowledged or renewed within ``lock_ms`` is available again.
+
+    Attributes:
+        refused: the index and the error of each refused acknowledgement of the request. None if the broker is too old to
+            execute acknowledgements with ACQUIRE.
+    """
 
     lock_ms: Int
     partitions: list[AcquiredPartition]
-
-
-class AcknowledgedRun(Head, frozen=True):
-    """Consecutive records with the same outcome (spec: polywire#queues).
-
-    Attributes:
-        reason: why the records could not be processed, for the header of dead letters.
-    """
-
-    partition: Int
-    first: Int
-    last: Int
-    outcome: Int
-    delay_ms: Int = 0
-    reason: str = ""
+    refused: list[tuple[Int, Failure]] | None = None
 
 
 class Acknowledge(Head, frozen=True):

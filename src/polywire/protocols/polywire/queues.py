@@ -11,6 +11,8 @@ from functools import partial
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Any, Final
 
+import cython
+
 from polywire.broker.groups.dead_letters import REASON_BYTES_MAX
 from polywire.broker.groups.share import batches_of
 from polywire.broker.permissions import Action
@@ -23,42 +25,62 @@ from polywire.protocols.polywire.errors import failure_of
 from polywire.protocols.polywire.fetch import WAIT_MS_MAX
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.replies import LongAnswer, ReplyOwner
-from polywire.protocols.runtime.acquiring import Acquiring, chosen
+from polywire.protocols.runtime.acquiring import chosen
 from polywire.records.columns import BatchHeader
 from polywire.records.header import read_header, walk
 from polywire.types import Outcome
+
+if cython.compiled:
+    from cython.cimports.polywire.protocols.runtime.acquiring import Acquiring
+else:
+    from polywire.protocols.runtime.acquiring import Acquiring
 
 if TYPE_CHECKING:
     from polywire.broker.topics import Partition, Topic
     from polywire.protocols.polywire.context import PolywireBroker
 
 RECORDS_MAX: Final = 10_000  # records of one response
-RUNS_MAX: Final = 10_000  # entries of one ACKNOWLEDGE
+RUNS_MAX: Final = 10_000  # acknowledgements of one request
 DELAY_MS_MAX: Final = 30 * 86_400_000  # longest delay of a released record
 QUEUES_MAX: Final = 1_000  # entries of one response
+OFFSETS_MAX: Final = 2**63 - 1  # offsets are below it, so the one after the last is a signed 64-bit number, too
 _OUTCOME_MIN: Final = int(Outcome.GAP)  # plain integers, because they are compared with every entry
 _OUTCOME_MAX: Final = int(Outcome.RENEW)
 _ACQUIRE: Final = Verb.ACQUIRE  # read for every request; a module constant is ten times as fast as an attribute
 _ACKNOWLEDGE: Final = Verb.ACKNOWLEDGE
 _Batches = list[tuple[BatchHeader, memoryview]]
+_Refused = tuple[int, messages.Failure]
+"""Index and error of a refused entry."""
 
 
 def acquire(session: ReplyOwner, correlation: int, request: messages.Acquire, _: memoryview) -> None:
+    """ACQUIRE: acknowledge records, then acquire others. Raises Invalid for malformed entries."""
     check_name("group", request.group)
     check_name("member", request.member)
     topic = session.broker.topic(request.name)
-    reading = QueueReading(session, correlation, request, topic)
+    parts = _parts(request.runs) if request.runs else None
+    reading: QueueReading = QueueReading(session, correlation, request, topic)
     session.share(request.group, request.member, reading)
     session.owe()
+    if parts:
+        reading.acknowledge(parts)
     numbers = list(range(len(topic.partitions)))
     turn = next(session.round_robin) % max(len(numbers), 1)
     reading.read(numbers[turn:] + numbers[:turn])
 
 
-class QueueReading(Acquiring[int]):
+@cython.cclass
+class QueueReading(Acquiring):
     """An ACQUIRE request in progress. A partition is identified by its number."""
 
-    __slots__ = ("_correlation", "_error", "_partitions", "_payload", "_session", "_topic")
+    _correlation: cython.longlong
+    _error: Any
+    _partitions: dict[int, messages.AcquiredPartition]
+    _payload: dict[int, bytes]
+    _refused: list[_Refused]
+    _request: Any
+    _session: Any
+    _topic: Any
 
     def __init__(self, session: ReplyOwner, correlation: int, request: messages.Acquire, topic: Topic) -> None:
         bytes_max = ANSWER_BYTES_MAX if request.bytes_max < 0 else min(request.bytes_max, ANSWER_BYTES_MAX)
@@ -71,80 +93,111 @@ class QueueReading(Acquiring[int]):
             bytes_max=bytes_max,
             wait_s=min(max(request.wait_ms, 0), WAIT_MS_MAX) / 1000,
         )
-        self._session: Final = session
-        self._correlation: Final = correlation
-        self._topic: Final = topic
-        self._partitions: dict[int, messages.AcquiredPartition] = {}
-        self._payload: dict[int, bytes] = {}
-        self._error: BrokerError | None = None
+        self._session = session
+        self._correlation = correlation
+        self._request = request
+        self._topic = topic
+        self._partitions = {}
+        self._payload = {}
+        self._error = None
+        self._refused = []
 
-    def find(self, place: int) -> Partition:
+    @cython.ccall
+    def acknowledge(self, parts: Any) -> Any:
+        """Execute the acknowledgements of the request, which then responds without waiting for records."""
+        self.must_respond = True
+        self.expect()
+        acknowledging = _Acknowledging(self._session, self._request, self._topic, self._acknowledged)
+        self.acquires = not acknowledging.execute(parts)
+
+    def _acknowledged(self, refused: list[_Refused]) -> None:
+        self._refused = refused
+        self.count()
+
+    @cython.ccall
+    def find(self, place: Any) -> Any:
         return partition_of(self._topic, place)
 
     def encode(
         self, read: Read, partition: Partition, offset: int, offset_end: int, *, bytes_max: int
     ) -> tuple[object, int]:
         batches: _Batches = []
-        end, left = offset, bytes_max
+        first: cython.longlong = offset
+        limit: cython.longlong = offset_end
+        end: cython.longlong = offset
+        left: cython.longlong = bytes_max
+        next_offset: cython.longlong
         for chunk in read.chunks:
             for at in walk(chunk):
                 header = read_header(chunk, at)
                 next_offset = header.next_offset
-                if next_offset <= offset:
+                if next_offset <= first:
                     continue
-                if batches and (header.length > left or header.base_offset >= offset_end):
-                    return batches, min(end, offset_end)
+                if batches and (header.length > left or header.base_offset >= limit):
+                    return batches, min(end, limit)
                 batches.append((header, chunk[at : at + header.length]))
                 left -= header.length
                 end = next_offset
-        return batches, min(end, offset_end)
+        return batches, min(end, limit)
 
-    def add(self, place: int, records: Any, runs: Sequence[tuple[int, int, int]]) -> int:
-        payload = b"".join(part for header, batch in records for part in chosen(header, batch, runs))
+    @cython.ccall
+    @cython.exceptval(-1, check=True)
+    def add(self, place: Any, records: Any, runs: Any) -> cython.longlong:
+        parts = [chosen(header, batch, runs) for header, batch in records]
+        payload = b"".join([part for part in parts if part is not None])
         self._partitions[place] = messages.AcquiredPartition(place, list(runs), len(payload))
         self._payload[place] = payload
         return len(payload)
 
-    def refuse(self, place: int, error: BrokerError) -> None:
+    @cython.ccall
+    def refuse(self, place: Any, error: Any) -> Any:
         self._error = error.with_traceback(None)
         self._partitions.pop(place, None)
         self._payload.pop(place, None)
 
-    def respond(self) -> None:
-        if self._error is not None and not self._partitions:
+    @cython.ccall
+    def respond(self) -> Any:
+        if self._error is not None and not self._partitions and not self._request.runs:
             self._session.respond_error(_ACQUIRE, self._correlation, self._error)
             return
         lock_ms = self._broker.shares.directory.settings(self.group).lock_ms
-        head = messages.Acquired(lock_ms, list(self._partitions.values()))
-        payload = b"".join(self._payload[partition.partition] for partition in head.partitions)
+        head = messages.Acquired(lock_ms, list(self._partitions.values()), self._refused)
+        payload = b"".join([self._payload[partition.partition] for partition in head.partitions])
         self._session.respond(_ACQUIRE, self._correlation, head, payload)
 
 
 def acknowledge(session: ReplyOwner, correlation: int, request: messages.Acknowledge, _: memoryview) -> None:
     """ACKNOWLEDGE: accept, release, reject or renew records. Raises Invalid for malformed entries."""
-    if len(request.runs) > RUNS_MAX:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"too many acknowledgements limit={RUNS_MAX}")
     topic = session.broker.topic(request.name)
     parts = _parts(request.runs)
     session.owe()
-    acknowledging = _Acknowledging(session, correlation, request, topic)
-    for entries in parts:
-        acknowledging.acknowledge(entries)
-    acknowledging.count((), 0)
+
+    def respond(refused: list[_Refused]) -> None:
+        session.respond(_ACKNOWLEDGE, correlation, messages.Acknowledged(refused))
+
+    _Acknowledging(session, request, topic, respond).execute(parts)
 
 
-def _parts(runs: Sequence[messages.AcknowledgedRun]) -> list[range]:
+def _parts(runs: Sequence[messages.AcknowledgedRun]) -> Sequence[range]:
     """Check entries, and divide their indexes: each part has one partition, ascending offsets and no overlap.
 
     Raises Invalid(INVALID_REQUEST).
     """
-    found: list[range] = []
-    start = partition = 0
-    end = -1
+    if len(runs) > RUNS_MAX:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"too many acknowledgements limit={RUNS_MAX}")
+    found: list[Any] = []
+    index: cython.Py_ssize_t
+    start: cython.Py_ssize_t = 0
+    partition: cython.longlong = 0
+    end: cython.longlong = -1
+    first: cython.longlong
+    last: cython.longlong
     for index, run in enumerate(runs):
         first, last = run.first, run.last
         if not (
-            0 <= first <= last and 0 <= run.delay_ms <= DELAY_MS_MAX and _OUTCOME_MIN <= run.outcome <= _OUTCOME_MAX
+            0 <= first <= last < OFFSETS_MAX
+            and 0 <= run.delay_ms <= DELAY_MS_MAX
+            and _OUTCOME_MIN <= run.outcome <= _OUTCOME_MAX
         ):
             raise _invalid(run)
         if index and (first <= end or run.partition != partition):
@@ -156,20 +209,44 @@ def _parts(runs: Sequence[messages.AcknowledgedRun]) -> list[range]:
     return found
 
 
+@cython.cclass
 class _Acknowledging:
-    """An ACKNOWLEDGE request in progress."""
+    """The acknowledgements of a request in progress."""
 
-    __slots__ = ("_correlation", "_left", "_refused", "_request", "_session", "_topic")
+    _is_long: cython.bint
+    _left: cython.long
+    _refused: list[_Refused]
+    _request: Any
+    _session: Any
+    _then: Any
+    _topic: Any
 
-    def __init__(self, session: ReplyOwner, correlation: int, request: messages.Acknowledge, topic: Topic) -> None:
-        self._session: Final = session
-        self._correlation: Final = correlation
-        self._request: Final = request
-        self._topic: Final = topic
+    def __init__(
+        self,
+        session: ReplyOwner,
+        request: messages.Acquire | messages.Acknowledge,
+        topic: Topic,
+        then: Callable[[list[_Refused]], None],
+    ) -> None:
+        """``then`` is called with the refused entries, once the effect of the others is stored."""
+        self._session = session
+        self._request = request
+        self._topic = topic
+        self._then = then
         self._left = 1
-        self._refused: list[tuple[int, messages.Failure]] = []
+        self._is_long = False
+        self._refused = []
 
-    def acknowledge(self, entries: Sequence[int]) -> None:
+    @cython.ccall
+    def execute(self, parts: Any) -> cython.bint:
+        """Acknowledge the entries of each part together. Return whether this waits for dead letters."""
+        for entries in parts:
+            self._acknowledge(entries)
+        self._count((), 0)
+        return self._is_long
+
+    @cython.cfunc
+    def _acknowledge(self, entries: Any) -> Any:
         """Acknowledge these entries together. If that is refused, acknowledge each of them separately."""
         runs = self._request.runs
         batches = batches_of(
@@ -179,9 +256,9 @@ class _Acknowledging:
             ]
         )
         self._left += 1
-        done = partial(self.count, entries)
+        done = partial(self._count, entries)
         try:
-            self._session.broker.shares.acknowledge(
+            self._is_long |= self._session.broker.shares.acknowledge(
                 self._request.group,
                 partition_of(self._topic, runs[entries[0]].partition),
                 self._request.member,
@@ -194,18 +271,21 @@ class _Acknowledging:
                 done(error)
                 return
             for index in entries:
-                self.acknowledge((index,))
+                self._acknowledge((index,))
             self._left -= 1
 
-    def count(self, entries: Sequence[int], result: int | BrokerError) -> None:
-        """Note the result of some entries, and respond after the last one."""
+    def _count(self, entries: Sequence[int], result: int | BrokerError) -> None:
+        """Note the result of some entries, and report the refused ones after the last."""
         if isinstance(result, BrokerError):
             failure = failure_of(result)
             self._refused += [(index, failure) for index in entries]
         self._left -= 1
         if not self._left:
-            refused = sorted(self._refused, key=lambda entry: entry[0])
-            self._session.respond(_ACKNOWLEDGE, self._correlation, messages.Acknowledged(refused))
+            self._then(sorted(self._refused, key=_index))
+
+
+def _index(refused: _Refused) -> int:
+    return refused[0]
 
 
 def _invalid(run: messages.AcknowledgedRun) -> Invalid:

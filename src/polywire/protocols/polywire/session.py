@@ -4,6 +4,8 @@
 * A response that must wait does not delay other responses, so responses may be sent in another order than requests.
 * Batches are passed to the broker without a copy.
 * Nothing is written after ``close``.
+
+This module is compiled.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
+
+import cython
 
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, PeerError
 from polywire.protocols.polywire import messages, produce
@@ -37,10 +41,14 @@ from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.produce_runs import run_bytes
 from polywire.protocols.polywire.replies import Reading
 from polywire.protocols.runtime import commands
-from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.sequential import CLOSED, OPEN, Wait
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, QUANTUM_S, Output
 from polywire.records.columns import MERGED_BYTES_MAX
+
+if cython.compiled:
+    from cython.cimports.polywire.protocols.runtime.framed import BareFramed
+else:
+    from polywire.protocols.runtime.framed import BareFramed
 
 REQUESTS_MAX: Final = 1024  # unanswered requests of one connection; the limit bounds pinned callbacks and views
 FETCHES_MAX: Final = 64  # open fetches of one connection, each of which may hold a pin
@@ -69,28 +77,32 @@ class Command(commands.Command[Verb, Handler]):
     pipelined: bool = field(default=True, kw_only=True)
 
 
-class PolywireSession(FramedSession[PolywireBroker]):
+@cython.cclass
+class PolywireSession(BareFramed):
     """The session of one client. While it is open, every request gets exactly one response.
 
     Responses that are ready at the same time are sent with one write.
     """
 
-    __slots__ = (
-        "_commands",
-        "_fetches",
-        "_frames",
-        "_greeted",
-        "_is_heavy",
-        "_is_scheduled",
-        "_is_writing",
-        "_members",
-        "_owed",
-        "_prefix",
-        "_readings",
-        "_ready",
-        "admission",
-        "round_robin",
-    )
+    if not cython.compiled:  # when compiled, session.pxd declares the fields
+        __slots__ = (
+            "_commands",
+            "_fetches",
+            "_frames",
+            "_greeted",
+            "_is_heavy",
+            "_is_scheduled",
+            "_is_writing",
+            "_members",
+            "_owed",
+            "_prefix",
+            "_readings",
+            "_ready",
+            "admission",
+            "round_robin",
+        )
+
+        broker: PolywireBroker
 
     def __init__(
         self,
@@ -344,7 +356,8 @@ class PolywireSession(FramedSession[PolywireBroker]):
             stage_expiry_ms=self.broker.settings.stage_expiry_us // 1000,
         )
 
-    def _handle(self, verb: int, correlation: int, head: memoryview, payload: memoryview) -> None:
+    @cython.cfunc
+    def _handle(self, verb: cython.int, correlation: Any, head: Any, payload: Any) -> Any:
         try:
             request = decode_request(verb, head)
             command = self._commands[verb]
@@ -459,7 +472,8 @@ class PolywireSession(FramedSession[PolywireBroker]):
         except BrokerError as error:
             self.failed(fetch, error)
 
-    def _flush_soon(self) -> None:
+    @cython.cfunc
+    def _flush_soon(self) -> Any:
         """Write the responses now if all are ready, otherwise at the end of the event loop's pass."""
         if self._owed == len(self._fetches):
             self._flush()
@@ -471,7 +485,8 @@ class PolywireSession(FramedSession[PolywireBroker]):
             self.output.write(b"".join(self._frames))
             self._frames.clear()
 
-    def _count_response(self, count: int = 1) -> None:
+    @cython.ccall
+    def _count_response(self, count: cython.long = 1) -> Any:
         self._owed -= count
         if self._phase is CLOSED:
             return

@@ -3,15 +3,20 @@
 * A request reads one partition at a time.
 * Records are sent only after the broker has stored that they were delivered.
 * Available records are returned immediately. If there are none, the request waits until there is one.
+* Acknowledgements of a request take effect before it acquires records. If one of them waits for a dead letter, which may
+  take long, the request acquires no records, because their locks would expire meanwhile.
+
+This module is compiled.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Protocol
+
+import cython
 
 from polywire.broker.api import Records
 from polywire.broker.groups.share_groups import ShareGroups
@@ -31,32 +36,31 @@ from polywire.types import Buffer
 READ_BYTES_MIN: Final = 4096  # smallest useful read, because a batch has a header in addition to its records
 PARTITION_BYTES_MAX: Final = 1024 * 1024  # records of one partition in a response; a single record may be larger
 
-_Place = TypeVar("_Place")
-"""How a protocol identifies a partition."""
 
-
-def chosen(header: BatchHeader, batch: memoryview, runs: Sequence[tuple[int, int, int]]) -> Iterator[Buffer]:
-    """Yield a batch with those records of a stored batch that are in the runs, if there are any.
+def chosen(header: BatchHeader, batch: memoryview, runs: Sequence[tuple[int, int, int]]) -> Buffer | None:
+    """Return a batch with those records of a stored batch that are in the runs, or None if there are none.
 
     A run is (first offset, last offset, delivery count).
     """
-    base, end = header.base_offset, header.next_offset
-    spans = [range(max(first, base), min(last + 1, end)) for first, last, _ in runs if first < end and last >= base]
-    if not spans:
-        return
-    if len(spans[0]) == end - base:
-        yield batch
-        return
-    plain = expand_body(batch)
-    if header.record_count == end - base:
-        rows = array("i")
-        for span in spans:
-            rows.extend(range(span.start - base, span.stop - base))
-    else:
-        found = Rows(plain)
-        rows = array("i", [i for i in range(found.count) if any(found.offset(i) in span for span in spans)])
-    if rows:
-        yield keep(plain, rows, base_offset=base, base_address=header.base_address)
+    base: cython.longlong = header.base_offset
+    end: cython.longlong = header.next_offset
+    rows = array("i")
+    plain: Buffer = batch
+    for first, last, _ in runs:
+        start: cython.longlong = max(first, base)
+        stop: cython.longlong = min(last + 1, end)
+        if start >= stop:
+            continue
+        if stop - start == end - base:
+            return batch
+        if not rows:
+            plain = expand_body(batch)
+        if header.record_count == end - base:
+            rows.extend(range(start - base, stop - base))
+        else:
+            found = Rows(plain)
+            rows.extend([i for i in range(found.count) if start <= found.offset(i) < stop])
+    return keep(plain, rows, base_offset=base, base_address=header.base_address) if rows else None
 
 
 class SharingBroker(Records, WireBroker, Protocol):
@@ -69,37 +73,41 @@ class SharingBroker(Records, WireBroker, Protocol):
     def uncommitted(self) -> bool: ...
 
 
-class Acquiring(ABC, Generic[_Place]):
+@cython.cclass
+class Acquiring:
     """A request for records of a share group in progress.
 
     Attributes:
         group, member: the share group and its member that acquires the records.
         bytes, records: what the response has so far.
         must_respond: whether the request must not wait for records, because it has another result.
+        acquires: whether the request acquires records. Set it before ``read``.
     """
 
-    __slots__ = (
-        "_broker",
-        "_by",
-        "_bytes_max",
-        "_deadline",
-        "_finds",
-        "_has_committed",
-        "_is_finished",
-        "_number",
-        "_pending",
-        "_places",
-        "_read_handle",
-        "_records_max",
-        "_slices",
-        "_stops",
-        "_ticket",
-        "bytes",
-        "group",
-        "member",
-        "must_respond",
-        "records",
-    )
+    if not cython.compiled:  # when compiled, acquiring.pxd declares the fields
+        __slots__ = (
+            "_broker",
+            "_by",
+            "_bytes_max",
+            "_deadline",
+            "_finds",
+            "_has_committed",
+            "_is_finished",
+            "_number",
+            "_pending",
+            "_places",
+            "_read_handle",
+            "_records_max",
+            "_slices",
+            "_stops",
+            "_ticket",
+            "acquires",
+            "bytes",
+            "group",
+            "member",
+            "must_respond",
+            "records",
+        )
 
     def __init__(
         self,
@@ -122,23 +130,24 @@ class Acquiring(ABC, Generic[_Place]):
         self._stops: list[Handle] = []
         self._slices: Slices[None] | None = None
         self._read_handle: Handle | None = None
-        self._places: Sequence[_Place] = ()
+        self._places: Sequence[Any] = ()
         self._number = 0  # partitions before this one were read
-        self._finds: dict[_Place, Partition] = {}
+        self._finds: dict[Any, Partition] = {}
         self._pending = 0  # writes to the journal that the response waits for
         self._is_finished = False
         self._has_committed = False
         self._ticket = 0  # incremented when an operation must be ignored that was begun with an earlier ticket
         self.bytes = self.records = 0
         self.must_respond = False
+        self.acquires = True
 
-    # What a protocol defines
+    # Overridden by protocols, which identify a partition by a place
 
-    @abstractmethod
-    def find(self, place: _Place) -> Partition:
+    @cython.ccall
+    def find(self, place: Any) -> Any:
         """Return a partition. Raises BrokerError if it does not exist or the client may not read it in a group."""
+        return place
 
-    @abstractmethod
     def encode(
         self, read: Read, partition: Partition, offset: int, offset_end: int, *, bytes_max: int
     ) -> tuple[object, int]:
@@ -146,31 +155,37 @@ class Acquiring(ABC, Generic[_Place]):
 
         They have at most ``bytes_max`` bytes, unless the first record is larger. Raises BrokerError.
         """
+        return (), offset
 
-    @abstractmethod
-    def add(self, place: _Place, records: object, runs: Sequence[tuple[int, int, int]]) -> int:
+    @cython.ccall
+    @cython.exceptval(-1, check=True)
+    def add(self, place: Any, records: Any, runs: Any) -> cython.longlong:
         """Add acquired records to the response. Return their size in bytes.
 
         Args:
+            place: their partition.
             records: the result of ``encode``.
             runs: (first offset, last offset, delivery count) of the records that were acquired.
         """
+        return 0
 
-    @abstractmethod
-    def refuse(self, place: _Place, error: BrokerError) -> None:
+    @cython.ccall
+    def refuse(self, place: Any, error: Any) -> Any:
         """Report that a partition cannot be read, or that its records could not be acquired."""
 
-    @abstractmethod
-    def respond(self) -> None:
+    @cython.ccall
+    def respond(self) -> Any:
         """Send the response."""
 
     # Progress
 
-    def expect(self) -> None:
+    @cython.ccall
+    def expect(self) -> Any:
         """Delay the response until ``count`` is called once more."""
         self._pending += 1
 
-    def count(self) -> None:
+    @cython.ccall
+    def count(self) -> Any:
         self._pending -= 1
         if self._is_finished and not self._pending:
             self.respond()
@@ -188,12 +203,17 @@ class Acquiring(ABC, Generic[_Place]):
         """Whether the request has ended and only writes are pending."""
         return self._is_finished
 
-    def read(self, places: Sequence[_Place]) -> None:
+    @cython.ccall
+    def read(self, places: Any) -> Any:
         """Read these partitions, then respond."""
-        self._places = places
-        self._run()
+        if self.acquires:
+            self._places = places
+            self._run()
+        else:
+            self.finish()
 
-    def finish(self) -> None:
+    @cython.ccall
+    def finish(self) -> Any:
         """Respond as soon as all writes have ended."""
         self._ticket += 1
         self._is_finished = True
@@ -214,7 +234,8 @@ class Acquiring(ABC, Generic[_Place]):
         if self._read_handle is not None:
             self._read_handle.cancel()
 
-    def _run(self) -> None:
+    @cython.cfunc
+    def _run(self) -> Any:
         self._ticket += 1
         if self._read_until(self._broker.clock.monotonic() + QUANTUM_S):
             self._broker.sliced.put(partial(self._read_on, self._ticket))
@@ -222,13 +243,15 @@ class Acquiring(ABC, Generic[_Place]):
     def _read_on(self, ticket: int, end: float) -> bool:
         return ticket == self._ticket and self._read_until(end)
 
-    def _read_until(self, end: float) -> bool:
+    @cython.cfunc
+    @cython.exceptval(-1, check=True)
+    def _read_until(self, end: cython.double) -> cython.bint:
         """Acquire and read records until time ``end``.
 
         Return True if only the time is over, and False if the request waits or has ended.
         """
         now = self._broker.clock.monotonic
-        while self._number < len(self._places) and not self._is_full:
+        while self._number < len(self._places) and not self._is_full():
             if not self._read(self._places[self._number]):
                 return False
             self._number += 1
@@ -246,11 +269,14 @@ class Acquiring(ABC, Generic[_Place]):
             self._wait()
         return False
 
-    @property
-    def _is_full(self) -> bool:
+    @cython.cfunc
+    @cython.exceptval(-1, check=True)
+    def _is_full(self) -> cython.bint:
         return self.records >= self._records_max or (self.records > 0 and self.bytes >= self._bytes_max)
 
-    def _read(self, place: _Place) -> bool:
+    @cython.cfunc
+    @cython.exceptval(-1, check=True)
+    def _read(self, place: Any) -> cython.bint:
         """Acquire records of a partition and add them to the response. Return False if this must wait for the disk."""
         shares = self._broker.shares
         try:
@@ -264,7 +290,7 @@ class Acquiring(ABC, Generic[_Place]):
                 read = self._broker.fetch(
                     partition,
                     offset,
-                    bytes_max=max(self._space, READ_BYTES_MIN),
+                    bytes_max=max(self._space(), READ_BYTES_MIN),
                     then=partial(self._arrived, self._ticket, place, partition, offset),
                     offset_end=self._end(offset),
                 )
@@ -278,20 +304,24 @@ class Acquiring(ABC, Generic[_Place]):
         self._read_handle = handle
         return False
 
-    def _end(self, offset: int) -> int:
+    @cython.cfunc
+    @cython.exceptval(-1, check=True)
+    def _end(self, offset: cython.longlong) -> cython.longlong:
         """Return the offset below which records are read from ``offset`` on, so that a small request reads few."""
         return offset + self._records_max - self.records
 
-    @property
-    def _space(self) -> int:
+    @cython.cfunc
+    @cython.exceptval(-1, check=True)
+    def _space(self) -> cython.longlong:
         return min(self._bytes_max - self.bytes, PARTITION_BYTES_MAX)
 
-    def _refuse(self, place: _Place, error: BrokerError) -> None:
+    @cython.cfunc
+    def _refuse(self, place: Any, error: BrokerError) -> Any:
         self.must_respond = True
         self.refuse(place, error)
 
     def _arrived(
-        self, ticket: int, place: _Place, partition: Partition, first: int, read: Read | int | BrokerError
+        self, ticket: int, place: Any, partition: Partition, first: int, read: Read | int | BrokerError
     ) -> None:
         """Continue after a read from disk, or after a search for the offset at which a new group begins.
 
@@ -316,10 +346,11 @@ class Acquiring(ABC, Generic[_Place]):
             self._number += 1
         self._run()
 
-    def _take(self, place: _Place, partition: Partition, read: Read, offset: int) -> None:
+    @cython.cfunc
+    def _take(self, place: Any, partition: Partition, read: Read, offset: cython.longlong) -> Any:
         """Encode the records of a read, and acquire those of them that are available."""
         try:
-            records, end = self.encode(read, partition, offset, self._end(offset), bytes_max=self._space)
+            records, end = self.encode(read, partition, offset, self._end(offset), bytes_max=self._space())
             runs = self._broker.shares.acquire(
                 self.group,
                 partition,
@@ -341,7 +372,7 @@ class Acquiring(ABC, Generic[_Place]):
             for first, last, _ in runs:
                 self.records += last - first + 1
 
-    def _acquired(self, place: _Place, result: int | BrokerError) -> None:
+    def _acquired(self, place: Any, result: int | BrokerError) -> None:
         if isinstance(result, BrokerError):
             self._refuse(place, result)
         self.count()

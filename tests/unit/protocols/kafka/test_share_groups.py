@@ -414,3 +414,15 @@ def test_records_have_delays_and_an_order_per_key() -> None:
     assert acquired(fetch(peer, share, 1, [(0, 0, [Outcome.ACCEPT]), (3, 3, [Outcome.ACCEPT])])) == [(2, 2, 1)]
     share.memory.advance(11)
     assert acquired(fetch(peer, share, 2, [(2, 2, [Outcome.ACCEPT])], max_wait_ms=500)) == [(1, 1, 1)]
+
+
+def test_a_fetch_that_rejects_a_record_acquires_nothing_while_it_is_copied(share: Share) -> None:
+    """The copy may take long, for example while its topic is missing, and the locks would expire."""
+    settings = {"share.auto.offset.reset": "earliest", "errors.deadletterqueue.topic.name": "dead"}
+    share.memory.broker.shares.directory.configure("g", settings)
+    peer = share.connect()
+    fetch(peer, share, 0, max_records=2)
+    rejected = part(fetch(peer, share, 1, [(0, 1, [Outcome.REJECT, Outcome.ACCEPT])], max_records=2))
+    assert (rejected.acknowledge_error, rejected.acquired_records) == (WireError.NONE, [])
+    assert share.memory.broker.topic("dead").partitions[0].log.next_offset == 1
+    assert acquired(fetch(peer, share, 2, max_records=2)) == [(2, 3, 1)]

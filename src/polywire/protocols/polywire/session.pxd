@@ -1,0 +1,24 @@
+# C declarations of session.py.
+
+from polywire.protocols.runtime.framed cimport BareFramed
+
+
+cdef class PolywireSession(BareFramed):
+    cdef public object _commands
+    cdef public dict _fetches
+    cdef public list _frames
+    cdef public bint _greeted
+    cdef public bint _is_heavy
+    cdef public bint _is_scheduled
+    cdef public bint _is_writing
+    cdef public set _members
+    cdef public long _owed
+    cdef public object _prefix
+    cdef public list _readings
+    cdef public object _ready
+    cdef public object admission
+    cdef public object round_robin
+
+    cdef object _handle(self, int verb, object correlation, object head, object payload)
+    cdef object _flush_soon(self)
+    cpdef object _count_response(self, long count=*)
