@@ -1,0 +1,140 @@
+"""Histories of power losses: real processes, and a disk that loses data that was not synced (``durable_disk``).
+
+``python -m tests.histories.power_losses --count 100 --seed 7``. With ``durability = "synced"`` every promise must hold as
+if the broker had only been killed. With ``--durability written``, producers request both levels. Records that were
+acknowledged as synced must survive, and others may be lost from the end of the log only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from polywire.types import Level
+from tests.broker_process import BrokerProcess
+from tests.histories.checkers import (
+    acknowledged_is_there,
+    judge,
+    nothing_comes_twice,
+    nothing_is_invented,
+    only_the_end_is_lost,
+    partitions_are_ordered,
+)
+from tests.histories.clients import Producer, Url, read_everything
+from tests.histories.durable_disk import lose_power, remember
+from tests.histories.history import POWER_LOSS, Fault, History
+from tests.histories.nemesis import SLOT_MIB
+from tests.histories.outside import judge_everything
+from tests.histories.repeat import Histories, parser_of, repeat
+from tests.histories.run import (
+    COPY,
+    GROUP,
+    LIVES_S,
+    ONCE,
+    PARTITIONS,
+    TOPIC,
+    WIRES,
+    check_data,
+    create,
+    everybody,
+    working,
+)
+from tests.ledger import Command
+from tests.sim.chance import Chance
+
+PART: Final = 25  # power losses of one history
+SYNCED: Final = "synced"
+WRITTEN: Final = "written"
+MODULE: Final = "tests.histories.losing_broker"
+CHECKERS_OF_WRITTEN: Final = (
+    acknowledged_is_there,
+    nothing_comes_twice,
+    nothing_is_invented,
+    partitions_are_ordered,
+    only_the_end_is_lost,
+)
+"""The promises that also hold where readers may see records that are lost later."""
+
+
+class Machine:
+    """A broker whose machine loses power."""
+
+    def __init__(self, folder: Path, seed: int, durability: str) -> None:
+        self._copy: Final = folder / "copy"
+        self._chance: Final = Chance(seed)
+        options = "--slot-mib", str(SLOT_MIB), "--durability", durability
+        environment = {"DURABLE": str(self._copy)}
+        self.broker: Final = BrokerProcess(
+            folder / "data", *options, wires=WIRES, module=MODULE, environment=environment
+        )
+        self.broker.data_dir.mkdir(mode=0o700)
+        remember(self.broker.data_dir, self._copy)
+
+    def lose_power(self) -> Fault:
+        """Kill the broker, take from its disk what was not synced, and start it. Return the event."""
+        begun = time.monotonic_ns()
+        self.broker.kill()
+        ended = time.monotonic_ns()
+        lose_power(self.broker.data_dir, self._copy, self._chance)
+        remember(self.broker.data_dir, self._copy)
+        self.broker.start()
+        return Fault(POWER_LOSS, begun, ended)
+
+
+def producers(url: Url, history: History) -> list[Producer]:
+    """Return producers whose acknowledged records survive a power loss, and others."""
+    return [
+        Producer(f"{level.name}-{wire}-{size}", wire, url, history, topic=TOPIC, level=level, size=size)
+        for wire in ("polywire", "kafka", "cursus")
+        for level in (Level.WRITTEN, Level.SYNCED)
+        for size in (1, 7)
+    ]
+
+
+def run(folder: Path, *, seed: int, losses: int, durability: str = SYNCED) -> History:
+    """Make a history with that many power losses in an empty folder."""
+    machine = Machine(folder, seed, durability)
+    with machine.broker:
+        history = asyncio.run(_run(machine, random.Random(seed), losses, is_synced=durability == SYNCED))
+        assert machine.broker.stop() == 0, machine.broker.log_text()[-4000:]
+    check_data(machine.broker.data_dir)
+    return history
+
+
+async def _run(machine: Machine, chance: random.Random, losses: int, *, is_synced: bool) -> History:
+    history, url = History(), machine.broker.url
+    clients = everybody(url, history) if is_synced else producers(url, history)
+    topics = dict.fromkeys((TOPIC, ONCE, COPY), PARTITIONS)
+    await create(topics, url)
+    async with working(clients):
+        for _ in range(losses):
+            await asyncio.sleep(chance.uniform(*LIVES_S))
+            history.events.append(await asyncio.to_thread(machine.lose_power))
+    await read_everything(url("polywire"), topics, dict.fromkeys((GROUP, COPY), TOPIC), history)
+    return history
+
+
+def main() -> int:
+    """Make histories until there were enough power losses, or one of them is wrong."""
+    parser = parser_of("tests.histories.power_losses", __doc__)
+    parser.add_argument("--count", type=int, default=PART, help="number of power losses")
+    parser.add_argument("--durability", choices=(SYNCED, WRITTEN), default=SYNCED, help="of the broker")
+    given = parser.parse_args()
+    part = PART if given.ledger else min(given.count, PART)
+    histories = Histories(
+        Command(f"tests.histories.power_losses --count {part} --durability {given.durability}"),
+        lambda folder, seed, _: run(folder, seed=seed, losses=part, durability=given.durability),
+        judge_everything if given.durability == SYNCED else partial(judge, checkers=CHECKERS_OF_WRITTEN),
+    )
+    return repeat(
+        histories, seed=given.seed, is_enough=lambda totals: totals[POWER_LOSS] >= given.count, is_recorded=given.ledger
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
