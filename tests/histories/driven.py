@@ -166,6 +166,10 @@ class Copier(Driven):
         """Its topic, group and transactional id."""
         return f"copy-{self.peer}"
 
+    def is_open(self, *, is_ending: bool) -> bool:
+        """Whether a transaction is open, and its commit was requested if ``is_ending``."""
+        return self._open is not None and (self._asked or not is_ending)
+
     def words(self, life: int) -> Sequence[str]:
         """Copy."""
         return "copy", self._source, self.name, self.name, str(life), str(self._partitions)

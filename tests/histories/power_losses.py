@@ -12,6 +12,7 @@ import random
 import sys
 import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +49,7 @@ from tests.ledger import Command
 from tests.sim.chance import Chance
 
 PART: Final = 25  # power losses of one history
+LOST: Final = ("lost sectors", "lost changes of directories")
 SYNCED: Final = "synced"
 WRITTEN: Final = "written"
 MODULE: Final = "tests.histories.losing_broker"
@@ -75,25 +77,26 @@ class Machine:
         self.broker.data_dir.mkdir(mode=0o700)
         remember(self.broker.data_dir, self._copy)
 
-    def lose_power(self) -> Fault:
-        """Kill the broker, take from its disk what was not synced, and start it. Return the event."""
+    def lose_power(self) -> list[Fault]:
+        """Kill the broker, take from its disk what was not synced, and start it. Return the events."""
         begun = time.monotonic_ns()
         self.broker.kill()
         ended = time.monotonic_ns()
-        lose_power(self.broker.data_dir, self._copy, self._chance)
+        lost = lose_power(self.broker.data_dir, self._copy, self._chance)
         remember(self.broker.data_dir, self._copy)
         self.broker.start()
-        return Fault(POWER_LOSS, begun, ended)
+        names = [POWER_LOSS, *(name for name, number in zip(LOST, lost, strict=True) if number)]
+        return [Fault(name, begun, ended) for name in names]
 
 
 def producers(url: Url, history: History) -> list[Producer]:
     """Return producers whose acknowledged records survive a power loss, and others."""
-    return [
-        Producer(f"{level.name}-{wire}-{size}", wire, url, history, topic=TOPIC, level=level, size=size)
-        for wire in ("polywire", "kafka", "cursus")
-        for level in (Level.WRITTEN, Level.SYNCED)
-        for size in (1, 7)
-    ]
+    found = []
+    for wire, level, size in product(("polywire", "kafka", "cursus"), (Level.WRITTEN, Level.SYNCED), (1, 7)):
+        producer = Producer(f"{level.name}-{wire}-{size}", wire, url, history, topic=TOPIC, level=level, size=size)
+        producer.is_durable = level is Level.SYNCED
+        found.append(producer)
+    return found
 
 
 def run(folder: Path, *, seed: int, losses: int, durability: str = SYNCED) -> History:
@@ -114,7 +117,7 @@ async def _run(machine: Machine, chance: random.Random, losses: int, *, is_synce
     async with working(clients):
         for _ in range(losses):
             await asyncio.sleep(chance.uniform(*LIVES_S))
-            history.events.append(await asyncio.to_thread(machine.lose_power))
+            history.events += await asyncio.to_thread(machine.lose_power)
     await read_everything(url("polywire"), topics, dict.fromkeys((GROUP, COPY), TOPIC), history)
     return history
 

@@ -11,7 +11,7 @@ from tests.histories.history import POWER_LOSS, Fault, Outcome, Produce
 from tests.histories.power_losses import CHECKERS_OF_WRITTEN, SYNCED, WRITTEN, run
 from tests.histories.test_checkers import history, produce
 
-LOSSES = 3
+LOSSES = 2
 SEED = 4
 
 

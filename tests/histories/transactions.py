@@ -3,7 +3,7 @@
 ``python -m tests.histories.transactions --count 100 --seed 7``. Each client has a transactional id, writes to several
 partitions, and commits the offsets of what it read. They are librdkafka (confluent-kafka), kafka-python and aiokafka
 where ``POLYWIRE_KAFKA_CLIENTS`` is given, Kafka's own client where ``POLYWIRE_KAFKA_JAVA`` is, and always one over this
-project's codec. The broker is killed with ``kill -9`` soon after the first transactions since its start.
+project's codec. The broker is killed with ``kill -9`` while one of them has an open transaction or commits it.
 
 The report counts the kills at which a transaction was open, by client.
 """
@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +33,8 @@ from tests.ledger import Command
 PART: Final = 40  # kills of one history
 COMMITTED: Final = 2  # clients that have committed since the start of the broker, when the next kill becomes due
 COMMITTED_S: Final = 60.0  # until then
-KILL_S: Final = (0.0, 0.8)  # from then on
+OPEN_S: Final = 3.0  # until the next transaction of a client, otherwise the broker is killed without
+LATER_S: Final = (0.0, 0.02)  # from the beginning of a transaction, or of its commit
 KILL: Final = "kill -9"
 OPEN: Final = "kill in a transaction"
 WIRES: Final = ("polywire", "kafka")
@@ -50,7 +52,8 @@ def run(folder: Path, *, seed: int, kills: int) -> History:
 async def _run(broker: BrokerProcess, chance: random.Random, kills: int) -> History:
     history, url = History(), broker.url
     driven = copiers(url, history, drivers())
-    copies = [COPY, *(client.name for client in driven if isinstance(client, Copier))]
+    writers = [client for client in driven if isinstance(client, Copier)]
+    copies = [COPY, *(client.name for client in writers)]
     clients: list[Producer | Reader | Transformer | Driven] = [
         *driven,
         Transformer(COPY, url, history, source=TOPIC, target=COPY, partitions=PARTITIONS),
@@ -63,7 +66,9 @@ async def _run(broker: BrokerProcess, chance: random.Random, kills: int) -> Hist
     async with working(clients):
         for _ in range(kills):
             await _committed(history, min(COMMITTED, len(copies)))
-            await asyncio.sleep(chance.uniform(*KILL_S))
+            if writers:
+                await _open(chance.choice(writers), is_ending=chance.choice((True, False)))
+            await asyncio.sleep(chance.uniform(*LATER_S))
             begun = time.monotonic_ns()
             await asyncio.to_thread(broker.kill)
             history.events.append(Fault(KILL, begun, time.monotonic_ns()))
@@ -81,6 +86,14 @@ async def _committed(history: History, clients: int) -> None:
             await asyncio.sleep(0.02)
             new, at = history.events[at:], len(history.events)
             found |= {event.who for event in new if isinstance(event, Transaction) and event.outcome is Outcome.DONE}
+
+
+async def _open(client: Copier, *, is_ending: bool) -> None:
+    """Wait until a client has an open transaction, or requests its commit, but not for long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(OPEN_S):
+            while not client.is_open(is_ending=is_ending):  # noqa: ASYNC110 - looking is the point
+                await asyncio.sleep(0.001)
 
 
 def open_at_kills(history: History) -> Sequence[Fault]:
