@@ -63,7 +63,14 @@ class Cluster:
             for name, environment in zip(BROKERS, environments, strict=True)
         ]
         self.proxies: Final = dict(zip(self.brokers, proxies, strict=False))
+        self._clock_of: Final = dict(zip(self.brokers, self.clocks, strict=False))
         self._chance: Final = chance
+
+    async def restart(self, broker: BrokerProcess) -> None:
+        """Start a broker. An operator sets its clock first: with a wrong one, a bucket refuses its requests."""
+        if broker in self._clock_of:
+            self._clock_of[broker].set(TRUE)
+        await asyncio.to_thread(broker.start)
 
     def url(self, wire: str) -> str:
         """Return the address of any of them: standbys forward."""
@@ -133,13 +140,13 @@ class Nemesis:
         leader, before = self._cluster.leader(), self._cluster.takeovers()
         await asyncio.to_thread(leader.kill)
         await self._wait_for_leader(before)
-        await asyncio.to_thread(leader.start)
+        await self._cluster.restart(leader)
 
     async def _go(self) -> None:
         leader, before = self._cluster.leader(), self._cluster.takeovers()
         assert await asyncio.to_thread(leader.stop) == 0, leader.log_text()[-4000:]
         await self._wait_for_leader(before)
-        await asyncio.to_thread(leader.start)
+        await self._cluster.restart(leader)
 
     async def _stop(self) -> None:
         """Suspend the leader during another's start, and perhaps longer."""
@@ -179,7 +186,7 @@ class Nemesis:
         await asyncio.to_thread(second.kill)
         await self._wait_for_leader(before)
         for broker in (first, second):
-            await asyncio.to_thread(broker.start)
+            await self._cluster.restart(broker)
 
     async def _cut_off(self) -> None:
         """Let the leader reach its bucket no more, or hear nothing from it, until another one leads."""
