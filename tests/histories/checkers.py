@@ -263,10 +263,13 @@ def only_the_end_is_lost(history: History) -> Iterator[str]:
     for loss in [fault for fault in history.of(Fault) if fault.who == POWER_LOSS]:
         before = [produce for produce in done if after <= produce.begun < loss.begun]
         lost = [one for one in before if one.outcome is Outcome.DONE and (one.topic, one.values[-1]) not in stored]
-        first = min(lost, key=lambda produce: produce.ended, default=None)
-        for produce in before if first is not None else ():
-            if produce.begun > first.ended and any((produce.topic, value) in stored for value in produce.values):
-                yield f"{produce.values[0]!r} is there, and {first.values[-1]!r} was acknowledged before it was asked for"
+        if lost:
+            first = min(lost, key=lambda produce: produce.ended)
+            later = [one for one in before if one.begun > first.ended]
+            survivors = [value for one in later for value in one.values if (one.topic, value) in stored]
+            yield from (
+                f"{value!r} survives, and {first.values[-1]!r}, stored before it, is lost" for value in survivors
+            )
         after = loss.ended
 
 

@@ -3,6 +3,8 @@
 The environment variable ``DURABLE`` names the directory of the copy (``durable_disk``). The broker's file port
 (``store.files``) writes to the data directory as always. At each sync it copies the data instead of syncing it, and it
 records changes of directories in their order.
+
+With ``IMPATIENT=1``, the broker acknowledges records before they are synced, which the checkers must notice.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import msgspec
 import pytest
 
 from polywire.cli.main import run
+from polywire.log.journal.syncer import Flusher
 from polywire.store.files import NEW_MODE, Access
 from polywire.store.system_files import SystemFile, SystemFiles, SystemMapping
 from polywire.types import Buffer
@@ -26,6 +29,9 @@ from tests.histories.durable_disk import CHANGES, DIRECTORY, Change
 from tests.sim.mutation import wrapped
 
 VARIABLE: Final = "DURABLE"
+IMPATIENT: Final = "IMPATIENT"
+HONEST: Final = 30  # writes of the journal that an impatient broker syncs, so that topics exist
+IMPATIENT_S: Final = 60.0  # without a sync from then on
 PAGE: Final = 4096
 CREATING: Final = (Access.KEEP, Access.NEW, Access.REPLACE)
 FIRST_NUMBER: Final = 1 << 48  # files that exist at the start have the number of their inode
@@ -198,8 +204,19 @@ SWITCHES: Final = (
     wrapped(SystemFiles, "sync_directory", _sync_directory),
 )
 
+
+def _acknowledge(old: Callable[..., None], flusher: Flusher, sequence: int, callback: Callable[[None], object]) -> None:
+    if sequence < HONEST:
+        old(flusher, sequence, callback)
+    else:
+        flusher._interval = IMPATIENT_S  # type: ignore[misc]
+        callback(None)
+
+
 if __name__ == "__main__":
     with pytest.MonkeyPatch.context() as patch:
         for switch in SWITCHES:
             switch(patch)
+        if IMPATIENT in os.environ:
+            wrapped(Flusher, "wait", _acknowledge)(patch)
         sys.exit(run(sys.argv[1:]))

@@ -2,7 +2,8 @@
 
 ``python -m tests.histories.power_losses --count 100 --seed 7``. With ``durability = "synced"`` every promise must hold as
 if the broker had only been killed. With ``--durability written``, producers request both levels. Records that were
-acknowledged as synced must survive, and others may be lost from the end of the log only.
+acknowledged as synced must survive, and others may be lost from the end of the log only. With ``--impatient``
+the broker does not wait for the disk, which the checkers must notice.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from tests.histories.repeat import Histories, parser_of, repeat
 from tests.histories.run import (
     COPY,
     GROUP,
-    LIVES_S,
     ONCE,
     PARTITIONS,
     TOPIC,
@@ -49,6 +49,8 @@ from tests.ledger import Command
 from tests.sim.chance import Chance
 
 PART: Final = 25  # power losses of one history
+EVENTS: Final = 100  # requests that are answered after a start, before a power loss
+LATER_S: Final = (0.0, 0.5)
 LOST: Final = ("lost sectors", "lost changes of directories")
 SYNCED: Final = "synced"
 WRITTEN: Final = "written"
@@ -66,11 +68,13 @@ CHECKERS_OF_WRITTEN: Final = (
 class Machine:
     """A broker whose machine loses power."""
 
-    def __init__(self, folder: Path, seed: int, durability: str) -> None:
+    def __init__(self, folder: Path, seed: int, durability: str, *, is_impatient: bool) -> None:
         self._copy: Final = folder / "copy"
         self._chance: Final = Chance(seed)
         options = "--slot-mib", str(SLOT_MIB), "--durability", durability
         environment = {"DURABLE": str(self._copy)}
+        if is_impatient:
+            environment |= {"IMPATIENT": "1"}
         self.broker: Final = BrokerProcess(
             folder / "data", *options, wires=WIRES, module=MODULE, environment=environment
         )
@@ -99,9 +103,9 @@ def producers(url: Url, history: History) -> list[Producer]:
     return found
 
 
-def run(folder: Path, *, seed: int, losses: int, durability: str = SYNCED) -> History:
+def run(folder: Path, *, seed: int, losses: int, durability: str = SYNCED, is_impatient: bool = False) -> History:
     """Make a history with that many power losses in an empty folder."""
-    machine = Machine(folder, seed, durability)
+    machine = Machine(folder, seed, durability, is_impatient=is_impatient)
     with machine.broker:
         history = asyncio.run(_run(machine, random.Random(seed), losses, is_synced=durability == SYNCED))
         assert machine.broker.stop() == 0, machine.broker.log_text()[-4000:]
@@ -116,7 +120,10 @@ async def _run(machine: Machine, chance: random.Random, losses: int, *, is_synce
     await create(topics, url)
     async with working(clients):
         for _ in range(losses):
-            await asyncio.sleep(chance.uniform(*LIVES_S))
+            enough = len(history.events) + EVENTS
+            while len(history.events) < enough:  # noqa: ASYNC110 - looking is the point
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(chance.uniform(*LATER_S))
             history.events += await asyncio.to_thread(machine.lose_power)
     await read_everything(url("polywire"), topics, dict.fromkeys((GROUP, COPY), TOPIC), history)
     return history
@@ -127,11 +134,15 @@ def main() -> int:
     parser = parser_of("tests.histories.power_losses", __doc__)
     parser.add_argument("--count", type=int, default=PART, help="number of power losses")
     parser.add_argument("--durability", choices=(SYNCED, WRITTEN), default=SYNCED, help="of the broker")
+    parser.add_argument("--impatient", action="store_true", help="acknowledge before the sync")
     given = parser.parse_args()
     part = PART if given.ledger else min(given.count, PART)
+    words = f"--durability {given.durability}{' --impatient' if given.impatient else ''}"
     histories = Histories(
-        Command(f"tests.histories.power_losses --count {part} --durability {given.durability}"),
-        lambda folder, seed, _: run(folder, seed=seed, losses=part, durability=given.durability),
+        Command(f"tests.histories.power_losses --count {part} {words}"),
+        lambda folder, seed, _: run(
+            folder, seed=seed, losses=part, durability=given.durability, is_impatient=given.impatient
+        ),
         judge_everything if given.durability == SYNCED else partial(judge, checkers=CHECKERS_OF_WRITTEN),
     )
     return repeat(
