@@ -33,6 +33,7 @@ FIND_CHARACTERS_MAX: Final = 300
 COLUMNS: Final[Mapping[str, Sequence[str]]] = {
     "takeovers": ("takeover",),
     "kills": ("kill -9", "kill who tries", "killed"),
+    "of them in transactions": ("kill in a transaction",),
     "power losses": ("power loss",),
     "pauses": ("pause", "stop", "race"),
     "partitions": ("leader cut off", "network"),
