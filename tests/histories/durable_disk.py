@@ -1,8 +1,9 @@
-"""What a power loss leaves of a data directory: by the rules of the simulated disk, for files of a real process.
+"""Power losses of real processes: the rules of the simulated disk, applied to a data directory.
 
 ``remember`` copies a data directory before a start. ``losing_broker`` then adds to the copy what the broker syncs.
 ``lose_power`` replaces the data directory by what may be on the disk: each sector and each change of a directory that was
-not synced is there or not, and one sector may have arbitrary contents (``tests.sim.disk``).
+not synced is there or not, and one sector may have arbitrary contents (``tests.sim.disk``). Files that the broker does not
+open through its file port survive as they are.
 """
 
 from __future__ import annotations

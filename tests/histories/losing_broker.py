@@ -91,11 +91,10 @@ class Copy:
 
     def sync(self, number: int, descriptor: int) -> None:
         """Copy all unsynced bytes of a file, and its size."""
-        with self.lock:
-            ranges = self._unsynced.pop(number, [])
-        for start, stop in ranges:
-            self.copy(number, descriptor, start, stop)
-        os.truncate(self._place / str(number), os.fstat(descriptor).st_size)
+        with self.lock:  # another sync of the same file must not return before the copy is complete
+            for start, stop in self._unsynced.pop(number, []):
+                self.copy(number, descriptor, start, stop)
+            os.truncate(self._place / str(number), os.fstat(descriptor).st_size)
 
     def copy(self, number: int, descriptor: int, start: int, stop: int) -> None:
         """Copy a range of a file."""

@@ -14,6 +14,7 @@ from tests.histories.history import Fault, History
 from tests.histories.repeat import Histories, repeat
 from tests.histories.test_checkers import history, produce
 from tests.ledger import Command, Ledger, finds, table
+from tests.sim.__main__ import LEDGER_FIRST, count
 
 KILLS = Command("tests.histories --seconds 60")
 TAKEOVERS = Command("tests.histories.takeovers --count 25", "directory")
@@ -96,3 +97,11 @@ def test_a_run_that_ends_with_an_error_is_a_find(tmp_path: Path, monkeypatch: py
         _repeat(AssertionError("the broker has ended by itself\nits log"), monkeypatch, tmp_path)
     [line] = Ledger(tmp_path / "ledger.json", "abc").lines()
     assert [find.text for find in line.finds] == ["not judged: AssertionError: the broker has ended by itself"]
+
+
+def test_simulations_continue_with_the_next_seed(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert count(["log"], first=0, runs=1, steps=20, ledger=Ledger(tmp_path / "ledger.json", "abc")) == 0
+    [line] = Ledger(tmp_path / "ledger.json", "abc").lines()
+    assert (line.words, line.first, line.seeds) == ("tests.sim --world log", LEDGER_FIRST, 2)
+    assert line.counts["events"] > 0

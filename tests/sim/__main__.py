@@ -46,8 +46,8 @@ def main() -> int:
         without = frozenset(filter(None, given.without.split(",")))
         return max(_tell(Shape(kind, given.seed, given.steps, without), quiet=given.quiet) for kind in kinds)
     if given.ledger:
-        return _count(kinds, given.first, given.count, STEPS, Ledger())
-    return _count(kinds, given.first, given.count, given.steps)
+        return count(kinds, first=given.first, runs=given.count, steps=STEPS, ledger=Ledger())
+    return count(kinds, first=given.first, runs=given.count, steps=given.steps)
 
 
 def _drop(*_: object) -> dict[str, object]:
@@ -70,12 +70,13 @@ def _command(kind: str) -> Command:
     return Command(f"tests.sim --world {kind}", "simulation")
 
 
-def _count(kinds: Sequence[str], first: int, count: int, steps: int, ledger: Ledger | None = None) -> int:
+def count(kinds: Sequence[str], *, first: int, runs: int, steps: int, ledger: Ledger | None = None) -> int:
+    """Run consecutive seeds until one fails; ``runs`` of them, or any number if it is 0. Return the exit code."""
     totals: Counter[str] = Counter()
     if ledger is not None:
         first = max(ledger.next_seed(_command(kind), LEDGER_FIRST) for kind in kinds)
     seed, begun = first, time.monotonic()
-    while not count or seed < first + count:
+    while not runs or seed < first + runs:
         for kind in kinds:
             shape = Shape(kind, seed, steps)
             try:
@@ -87,7 +88,7 @@ def _count(kinds: Sequence[str], first: int, count: int, steps: int, ledger: Led
         seed += 1
         done = seed - first
         rate = done / (time.monotonic() - begun)
-        if done % PROGRESS_RUNS and done != count:
+        if done % PROGRESS_RUNS and done != runs:
             continue
         _say(f"{done} runs, {totals.total()} events, {totals['killed']} kills, {rate:.1f} runs/s")
     for event, number in sorted(totals.items()):
