@@ -23,6 +23,7 @@ from typing import Final
 from tests.broker_process import BrokerProcess
 from tests.histories.clients import read_everything
 from tests.histories.clocks import JUMP, JUMPED_S, JUMPS, TRUE, SkewedClock
+from tests.histories.driven import Copier, drivers
 from tests.histories.faulty_proxy import (
     FAULTS,
     LOST_REPLIES,
@@ -35,7 +36,7 @@ from tests.histories.faulty_proxy import (
 )
 from tests.histories.history import Fault, History
 from tests.histories.repeat import Histories, parser_of, repeat
-from tests.histories.run import COPY, GROUP, ONCE, PARTITIONS, TOPIC, WIRES, create, everybody, working
+from tests.histories.run import COPY, GROUP, ONCE, PARTITIONS, TOPIC, WIRES, copiers, create, everybody, working
 from tests.ledger import Command
 from tests.s3_server import BUCKET, S3Server, s3_binary
 
@@ -247,8 +248,13 @@ def bucket_in(folder: Path) -> Iterator[tuple[str, S3Server | None]]:
             del os.environ[name]
 
 
-def run(folder: Path, *, seed: int, count: int, have_clocks: bool = False) -> History:
-    """Make a history in which a broker starts to lead that many times. have_clocks: the clocks of brokers jump."""
+def run(
+    folder: Path, *, seed: int, count: int, have_clocks: bool = False, programs: Mapping[str, Sequence[str]] = {}
+) -> History:
+    """Make a history in which a broker starts to lead that many times.
+
+    have_clocks: the clocks of brokers jump. programs: drivers of other projects' clients, which copy in transactions.
+    """
     chance = random.Random(seed)
     with bucket_in(folder) as (url, server), ExitStack() as running:
         ports = [] if server is None else [server.port] * len(BROKERS)
@@ -256,25 +262,33 @@ def run(folder: Path, *, seed: int, count: int, have_clocks: bool = False) -> Hi
         cluster = Cluster(folder, url, proxies, chance, have_clocks=have_clocks)
         for broker in cluster.brokers:
             running.enter_context(broker)
-        history = asyncio.run(_run(cluster, server, chance, count))
+        history = asyncio.run(_run(cluster, server, chance, count, programs))
         for broker in (*cluster.others(), cluster.leader()):
             assert broker.stop() == 0, broker.log_text()[-4000:]
     return history
 
 
-async def _run(cluster: Cluster, server: S3Server | None, chance: random.Random, count: int) -> History:
+async def _run(
+    cluster: Cluster,
+    server: S3Server | None,
+    chance: random.Random,
+    count: int,
+    programs: Mapping[str, Sequence[str]],
+) -> History:
     history = History()
-    topics = dict.fromkeys((TOPIC, ONCE, COPY), PARTITIONS)
+    driven = copiers(cluster.url, history, programs)
+    copies = [COPY, *(client.name for client in driven if isinstance(client, Copier))]
+    topics = dict.fromkeys((TOPIC, ONCE, *copies), PARTITIONS)
     await create(topics, lambda wire: cluster.leader().url(wire))
     nemesis = Nemesis(cluster, server, history, chance)
     begun = cluster.takeovers()
-    async with working(everybody(cluster.url, history)):
+    async with working([*everybody(cluster.url, history), *driven]):
         while cluster.takeovers() < begun + count:
             await asyncio.sleep(chance.uniform(*CALM_S))
             await nemesis.act()
     moment = time.monotonic_ns()
     history.events += [Fault("takeover", moment, moment) for _ in range(cluster.takeovers() - begun)]
-    await read_everything(cluster.url("polywire"), topics, dict.fromkeys((GROUP, COPY), TOPIC), history)
+    await read_everything(cluster.url("polywire"), topics, dict.fromkeys((GROUP, *copies), TOPIC), history)
     return history
 
 
@@ -283,12 +297,20 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = parser_of("tests.histories.takeovers", __doc__)
     parser.add_argument("--count", type=int, default=30, help="how often a broker takes over")
     parser.add_argument("--clocks", action="store_true", help="let the clocks of brokers jump (needs libfaketime)")
+    parser.add_argument("--libraries", action="store_true", help="let the Kafka clients that are here copy, too")
     given = parser.parse_args(words)
-    part, clocks = PART if given.ledger else min(given.count, PART), " --clocks" if given.clocks else ""
+    part = PART if given.ledger else min(given.count, PART)
+    options = f"{' --clocks' if given.clocks else ''}{' --libraries' if given.libraries else ''}"
     place = "directory" if s3_binary() is None else "versitygw"
     histories = Histories(
-        Command(f"tests.histories.takeovers --count {part}{clocks}", place),
-        lambda folder, seed, _: run(folder, seed=seed, count=part, have_clocks=given.clocks),
+        Command(f"tests.histories.takeovers --count {part}{options}", place),
+        lambda folder, seed, _: run(
+            folder,
+            seed=seed,
+            count=part,
+            have_clocks=given.clocks,
+            programs=drivers() if given.libraries else {},
+        ),
     )
     return repeat(
         histories,
