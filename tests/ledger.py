@@ -32,7 +32,7 @@ FIRST_SEED: Final = 1_000_000  # smaller seeds ran before the ledger began
 FIND_CHARACTERS_MAX: Final = 300
 COLUMNS: Final[Mapping[str, Sequence[str]]] = {
     "takeovers": ("takeover",),
-    "kills": ("kill -9", "kill who tries", "killed"),
+    "kills": ("kill -9", "kill who tries", "killed", "kill_leader", "kill_machine", "kill_parent"),
     "of them in transactions": ("kill in a transaction",),
     "power losses": ("power loss",),
     "pauses": ("pause", "stop", "race"),
@@ -118,6 +118,41 @@ class Ledger:
             yield
         finally:
             os.close(directory)
+
+
+class Run:
+    """A run that is judged: its seed, its events, and what is wrong."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed: Final = seed
+        self.counts: Mapping[str, int] = {}
+        self.find = ""
+
+
+@contextmanager
+def recorded(command: Command, seed: int, *, is_recorded: bool) -> Iterator[Run]:
+    """Yield the run of a seed. If ``is_recorded``, it has the next seed of the ledger, and is added at the end of the block.
+
+    An error in the block is a find.
+    """
+    if not is_recorded:
+        yield Run(seed)
+        return
+    ledger = Ledger()
+    run = Run(ledger.next_seed(command))
+    try:
+        yield run
+    except Exception as error:
+        ledger.add(command, run.seed, run.counts, f"not judged: {_described(error)}")
+        raise
+    ledger.add(command, run.seed, run.counts, run.find)
+
+
+def _described(error: BaseException) -> str:
+    """Return the innermost errors of a group, as a line."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(_described(inner) for inner in error.exceptions)
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def judged_commit() -> str:

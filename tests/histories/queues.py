@@ -17,7 +17,6 @@ With ``--clocks``, the broker's clock jumps, too. Records are due by this clock,
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
@@ -42,6 +41,8 @@ from polywire.share_settings import AUTO_OFFSET_RESET, DEAD_LETTERS, DELIVERIES,
 from polywire.testing.process import BrokerProcess
 from polywire.types import Outcome
 from tests.histories.clocks import JUMP, JUMPED_S, JUMPS, SkewedClock
+from tests.histories.repeat import parser_of
+from tests.ledger import Command, recorded
 
 TOPIC: Final = "jobs"
 GROUP: Final = "workers"
@@ -57,6 +58,8 @@ RATE: Final = 300  # records per second
 FINISHED_S: Final = 120.0  # for the last records
 ALL_DUE: Final = "+60d"  # later than any jump, so that all records are due at the end
 EARLY_S: Final = 0.005  # difference of rounded times
+EVENTS: Final = {"kill": "kill -9", "suspend": "pause", "stop": "clean stop", JUMP: JUMP}
+"""Names of the faults in the ledger."""
 SETTINGS: Final = {
     AUTO_OFFSET_RESET: "earliest",
     DELIVERIES: str(ATTEMPTS),
@@ -380,20 +383,23 @@ class Run:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.histories.queues")
+    parser = parser_of("tests.histories.queues", __doc__)
     parser.add_argument("--count", type=int, default=100, help="number of faults")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clocks", action="store_true", help="let the broker's clock jump (needs libfaketime)")
     chosen = parser.parse_args()
-    with TemporaryDirectory() as place:
+    command = Command(f"tests.histories.queues --count {chosen.count}{' --clocks' if chosen.clocks else ''}")
+    with recorded(command, chosen.seed, is_recorded=chosen.ledger) as recording, TemporaryDirectory() as place:
         clock = SkewedClock(Path(place) / "clock") if chosen.clocks else None
-        run = Run(Path(place), chosen.seed, chosen.count, clock)
+        run = Run(Path(place), recording.seed, chosen.count, clock)
         with run.broker:
             asyncio.run(run.run())
+        faults = {EVENTS[fault]: number for fault, number in run.faults.items()}
+        recording.counts = {**faults, "records stored": len(run.history.sent)}
+        recording.find = "\n".join(run.wrong)
     history = run.history
     lapsed = sum(history.lapsed for history in run.histories.values())
     print(
-        f"seed={chosen.seed} faults={dict(run.faults)} sent={len(history.sent)} deliveries={history.deliveries}"
+        f"seed={recording.seed} faults={dict(run.faults)} sent={len(history.sent)} deliveries={history.deliveries}"
         f" ended={sum(bool(record.ended) for record in history.records.values())} lapsed={lapsed} wrong={len(run.wrong)}"
     )
     for line in run.wrong[:20]:

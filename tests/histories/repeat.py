@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from tests.histories.history import History, save
 from tests.histories.outside import judge_everything
-from tests.ledger import Command, Ledger, summary
+from tests.ledger import Command, recorded, summary
 
 KEPT: Final = Path("build/histories")
 SHOWN_MAX: Final = 20
@@ -56,24 +56,17 @@ def repeat(
         is_recorded: begin with the next seed of the ledger, and add each history to it.
         stored: directory for all histories.
     """
-    ledger = Ledger() if is_recorded else None
     totals: Counter[str] = Counter()
     begun, wrong = time.monotonic(), list[str]()
-    seed = seed if ledger is None else ledger.next_seed(histories.command)
     while not wrong and not is_enough(totals):
-        try:
-            counts, wrong = _judged(histories, seed, stored)
-        except Exception as error:
-            if ledger is not None:
-                ledger.add(histories.command, seed, {}, f"not judged: {_described(error)}")
-            raise
-        if ledger is not None:
-            ledger.add(histories.command, seed, counts, "\n".join(wrong))
-        totals += counts
-        print(f"{time.monotonic() - begun:.0f} s, seed {seed}: {summary(totals)}", flush=True)
+        with recorded(histories.command, seed, is_recorded=is_recorded) as run:
+            run.counts, wrong = _judged(histories, run.seed, stored)
+            run.find = "\n".join(wrong)
+        totals.update(run.counts)
+        print(f"{time.monotonic() - begun:.0f} s, seed {run.seed}: {summary(totals)}", flush=True)
         if wrong:
-            print("\n".join(wrong[:SHOWN_MAX]), f"{len(wrong)} broken promises: seed={seed}", sep="\n")
-        seed += 1
+            print("\n".join(wrong[:SHOWN_MAX]), f"{len(wrong)} broken promises: seed={run.seed}", sep="\n")
+        seed = run.seed + 1
     for name, number in sorted(totals.items()):
         print(f"{name:28} {number}")
     return 1 if wrong else 0
@@ -100,10 +93,3 @@ def _keep(command: Command, folder: Path, seed: int) -> None:
     target = KEPT / f"{command.words.partition(' ')[0]}-{seed}"
     shutil.copytree(folder, target, dirs_exist_ok=True)
     print(f"kept in {target}: data, and logs of brokers", flush=True)
-
-
-def _described(error: BaseException) -> str:
-    """Return the innermost errors of a group, as a line."""
-    if isinstance(error, BaseExceptionGroup):
-        return "; ".join(_described(inner) for inner in error.exceptions)
-    return f"{type(error).__name__}: {error}".partition("\n")[0]

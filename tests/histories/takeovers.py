@@ -38,7 +38,7 @@ from tests.histories.history import Fault, History
 from tests.histories.repeat import Histories, parser_of, repeat
 from tests.histories.run import COPY, GROUP, ONCE, PARTITIONS, TOPIC, WIRES, copiers, create, everybody, working
 from tests.ledger import Command
-from tests.s3_server import BUCKET, S3Server, s3_binary
+from tests.s3_server import BUCKET, S3Server, bucket_kind, s3_binary
 
 BROKERS: Final = ("a", "b", "c")
 ENDPOINT: Final = "AWS_ENDPOINT_URL"
@@ -301,9 +301,8 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     part = PART if given.ledger else min(given.count, PART)
     options = f"{' --clocks' if given.clocks else ''}{' --libraries' if given.libraries else ''}"
-    place = "directory" if s3_binary() is None else "versitygw"
     histories = Histories(
-        Command(f"tests.histories.takeovers --count {part}{options}", place),
+        Command(f"tests.histories.takeovers --count {part}{options}", bucket_kind()),
         lambda folder, seed, _: run(
             folder,
             seed=seed,

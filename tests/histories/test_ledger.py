@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import ledger as ledgers
 from tests.histories import repeat as repeating
 from tests.histories.history import Fault, History
 from tests.histories.repeat import Histories, repeat
@@ -63,7 +64,7 @@ def test_a_find_resets_what_ran_since_and_not_the_total(tmp_path: Path) -> None:
 def _repeat(make: History | Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[int, Ledger]:
     """Repeat until there were two kills, with a ledger."""
     ledger = Ledger(tmp_path / "ledger.json", "abc")
-    monkeypatch.setattr(repeating, "Ledger", lambda: ledger)
+    monkeypatch.setattr(ledgers, "Ledger", lambda: ledger)
     monkeypatch.setattr(repeating, "KEPT", tmp_path / "kept")
 
     def made(folder: Path, seed: int, running: ExitStack) -> History:
