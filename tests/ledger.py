@@ -32,7 +32,11 @@ FIRST_SEED: Final = 1_000_000  # smaller seeds ran before the ledger began
 FIND_CHARACTERS_MAX: Final = 300
 COLUMNS: Final[Mapping[str, Sequence[str]]] = {
     "takeovers": ("takeover",),
-    "kills": ("kill -9", "kill who tries", "killed", "kill_leader", "kill_machine", "kill_parent"),
+    "kills": (
+        *("kill -9", "kill who tries", "killed"),
+        *("kill_leader", "kill_machine", "kill_parent"),
+        *("kill writer", "kill broker", "kill both", "writer outlives broker"),
+    ),
     "of them in transactions": ("kill in a transaction",),
     "power losses": ("power loss",),
     "pauses": ("pause", "stop", "race"),
