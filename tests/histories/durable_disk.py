@@ -19,6 +19,8 @@ import msgspec
 from tests.sim.chance import Chance
 from tests.sim.disk import SECTOR_BYTES, Directory, Inode, SimulatedDisk
 
+DURABLE: Final = "DURABLE"  # environment of a broker: the directory of the copy
+IMPATIENT: Final = "IMPATIENT"  # environment of a broker that does not wait for its disk
 CHANGES: Final = "changes"
 DIRECTORY: Final = (0, 0)
 KEPT: Final = (0.0, 0.5, 0.9)  # shares of unsynced data that survive

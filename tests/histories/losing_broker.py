@@ -25,11 +25,9 @@ from polywire.log.journal.syncer import Flusher
 from polywire.store.files import NEW_MODE, Access
 from polywire.store.system_files import SystemFile, SystemFiles, SystemMapping
 from polywire.types import Buffer
-from tests.histories.durable_disk import CHANGES, DIRECTORY, Change
+from tests.histories.durable_disk import CHANGES, DIRECTORY, DURABLE, IMPATIENT, Change
 from tests.sim.mutation import wrapped
 
-VARIABLE: Final = "DURABLE"
-IMPATIENT: Final = "IMPATIENT"
 HONEST: Final = 30  # writes of the journal that an impatient broker syncs, so that topics exist
 IMPATIENT_S: Final = 60.0  # without a sync from then on
 PAGE: Final = 4096
@@ -108,7 +106,7 @@ class Copy:
             os.close(source)
 
 
-COPY: Final = Copy(Path(os.environ[VARIABLE]))
+COPY: Final = Copy(Path(os.environ[DURABLE]))
 
 
 class LosingMapping(SystemMapping):

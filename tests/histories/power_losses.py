@@ -28,7 +28,7 @@ from tests.histories.checkers import (
     partitions_are_ordered,
 )
 from tests.histories.clients import Producer, Url, read_everything
-from tests.histories.durable_disk import lose_power, remember
+from tests.histories.durable_disk import DURABLE, IMPATIENT, lose_power, remember
 from tests.histories.history import POWER_LOSS, Fault, History
 from tests.histories.nemesis import SLOT_MIB
 from tests.histories.outside import judge_everything
@@ -72,9 +72,9 @@ class Machine:
         self._copy: Final = folder / "copy"
         self._chance: Final = Chance(seed)
         options = "--slot-mib", str(SLOT_MIB), "--durability", durability
-        environment = {"DURABLE": str(self._copy)}
+        environment = {DURABLE: str(self._copy)}
         if is_impatient:
-            environment |= {"IMPATIENT": "1"}
+            environment |= {IMPATIENT: "1"}
         self.broker: Final = BrokerProcess(
             folder / "data", *options, wires=WIRES, module=MODULE, environment=environment
         )
