@@ -25,6 +25,7 @@ public class Transactions {
     static final int TAKEN = 200;
     static final Duration POLL = Duration.ofMillis(300);
     static volatile boolean stop;
+    static int attempt; // each has its own values, also after an error
 
     public static void main(String[] words) throws Exception {
         Thread end = new Thread(() -> {
@@ -105,7 +106,6 @@ public class Transactions {
     }
 
     static void copy(String address, String source, String target, String name, String life, int partitions) throws InterruptedException {
-        int attempt = 0;
         while (!stop) {
             KafkaProducer<byte[], byte[]> writing = null;
             KafkaConsumer<byte[], byte[]> reading = null;
@@ -120,7 +120,7 @@ public class Transactions {
                 seek(reading, places).forEach((number, at) -> pairs.add("[" + number + ", " + at + "]"));
                 say("positions", begun + ", " + now() + ", " + pairs);
                 while (!stop) {
-                    attempt = transact(writing, reading, places, target, name, life, attempt);
+                    transact(writing, reading, places, target, name, life);
                 }
             } catch (KafkaException error) {
                 say("error", "\"" + error.getClass().getSimpleName() + "\"");
@@ -135,14 +135,14 @@ public class Transactions {
         }
     }
 
-    /** Copies some records in a transaction, if there are any; returns the number of the last attempt. */
-    static int transact(KafkaProducer<byte[], byte[]> writing, KafkaConsumer<byte[], byte[]> reading, List<TopicPartition> places,
-            String target, String name, String life, int attempt) {
+    /** Copies some records in a transaction, if there are any. */
+    static void transact(KafkaProducer<byte[], byte[]> writing, KafkaConsumer<byte[], byte[]> reading, List<TopicPartition> places,
+            String target, String name, String life) {
         List<ConsumerRecord<byte[], byte[]>> taken = new ArrayList<>();
         reading.poll(POLL).forEach(taken::add);
         if (taken.isEmpty()) {
             say("idle", String.valueOf(now()));
-            return attempt;
+            return;
         }
         attempt++;
         String prefix = name + ":" + life + "." + attempt;
@@ -170,7 +170,6 @@ public class Transactions {
         if (!commits) {
             seek(reading, places);
         }
-        return attempt;
     }
 
     static void read(String address, String topic, int partitions) {

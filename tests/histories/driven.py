@@ -160,6 +160,7 @@ class Copier(Driven):
         self._partitions: Final = partitions
         self._open: tuple[int, tuple[Write, ...]] | None = None
         self._asked = False
+        self._prefixes: Final[set[str]] = set()
 
     @property
     def name(self) -> str:
@@ -183,6 +184,8 @@ class Copier(Driven):
                     self.note(Position(self.name, begun, ended, Shared(self.name, self._source, number), offset))
             case ["begun", at, prefix, taken]:
                 self.on_end()
+                assert prefix not in self._prefixes, f"the driver wrote the values of an earlier transaction: {prefix}"
+                self._prefixes.add(prefix)
                 writes = [
                     Write(self.name, f"{prefix}:{number}:{offset}".encode(), Place(self._source, number, offset))
                     for number, offset in taken
