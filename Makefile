@@ -37,6 +37,7 @@ SIM_FIRST ?= 0
 SIM_WORLD ?=
 SECONDS ?= 60
 COUNT ?= 30
+LEDGER ?=
 SEED_OF_HISTORIES = $(or $(SEED),1)
 # One more than the cores of a small machine, because tests often wait.
 WORKERS ?= 3
@@ -117,11 +118,11 @@ fuzz: dev ## Fuzz every decoder for FUZZ_SECONDS (30) each
 sim: dev ## Run simulations until a check fails; SEED=7 shows one run, SIM_COUNT=100 limits the runs, SIM_WORLD=broker selects one simulation
 	$(PYTHON) -m tests.sim $(if $(SIM_WORLD),--world $(SIM_WORLD)) $(if $(SEED),--seed $(SEED),--first $(SIM_FIRST) --count $(SIM_COUNT))
 
-histories: dev ## Kill, pause and starve real brokers and check what clients recorded over five protocols (SECONDS=600 SEED=7)
-	$(PYTHON) -m tests.histories --seconds $(SECONDS) --seed $(SEED_OF_HISTORIES)
+histories: dev ## Kill, pause and starve real brokers and check what clients recorded over five protocols (SECONDS=600 SEED=7, or LEDGER=1 to continue)
+	$(PYTHON) -m tests.histories --seconds $(SECONDS) --seed $(SEED_OF_HISTORIES) $(if $(LEDGER),--ledger)
 
-takeovers: dev ## Kill, stop and race three brokers on one bucket and check what clients recorded (COUNT=500 SEED=7)
-	$(PYTHON) -m tests.histories.takeovers --count $(COUNT) --seed $(SEED_OF_HISTORIES)
+takeovers: dev ## Kill, stop and race three brokers on one bucket and check what clients recorded (COUNT=500 SEED=7, or LEDGER=1 to continue)
+	$(PYTHON) -m tests.histories.takeovers --count $(COUNT) --seed $(SEED_OF_HISTORIES) $(if $(LEDGER),--ledger)
 
 three-brokers: dev ## Run every scenario and the real clients through each of three brokers on a bucket (about ten minutes)
 	for place in leader standby-1 standby-2; do POLYWIRE_THROUGH=$$place $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) tests/behaviour tests/interop $(PYTEST_ARGS); done

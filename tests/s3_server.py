@@ -62,6 +62,11 @@ def s3_binary() -> str | None:
     return os.environ.get(VARIABLE) or None
 
 
+def bucket_kind() -> str:
+    """Return what the bucket of a test is: a server, or a directory if there is none."""
+    return "directory" if s3_binary() is None else "versitygw"
+
+
 @contextmanager
 def s3_server(directory: Path) -> Iterator[Mapping[str, str]]:
     """Serve a directory; yield the environment by which clients find it. Skip if there is no server."""

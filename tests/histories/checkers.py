@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from tests.histories.history import (
+    POWER_LOSS,
     Assignment,
     Commit,
+    Fault,
     Fetch,
     History,
     Outcome,
@@ -248,6 +250,27 @@ def sources_are_consumed_once(history: History) -> Iterator[str]:
             if by_target.get(place[:2], -1) >= offset:
                 yield f"{shared}: {offset} is out of order at {place}"
             by_target[place[:2]] = offset
+
+
+def only_the_end_is_lost(history: History) -> Iterator[str]:
+    """Check that a power loss takes the end of the log: no record survives that was requested after a lost one was stored.
+
+    It is no part of ``CHECKERS``, which permit no loss at all.
+    """
+    stored = set(_places_by_value(history))
+    done = [produce for produce in history.of(Produce) if produce.outcome is not Outcome.REFUSED]
+    after = 0
+    for loss in [fault for fault in history.of(Fault) if fault.who == POWER_LOSS]:
+        before = [produce for produce in done if after <= produce.begun < loss.begun]
+        lost = [one for one in before if one.outcome is Outcome.DONE and (one.topic, one.values[-1]) not in stored]
+        if lost:
+            first = min(lost, key=lambda produce: produce.ended)
+            later = [one for one in before if one.begun > first.ended]
+            survivors = [value for one in later for value in one.values if (one.topic, value) in stored]
+            yield from (
+                f"{value!r} survives, and {first.values[-1]!r}, stored before it, is lost" for value in survivors
+            )
+        after = loss.ended
 
 
 CHECKERS: Final[tuple[Checker, ...]] = (

@@ -90,6 +90,7 @@ class Producer(Client):
         super().__init__(name, wire, url, history)
         self._topic: Final = topic
         self._level: Final = level
+        self.is_durable = level is not Level.MEMORY  # whether what is acknowledged survives the faults of this history
         self._size: Final = size
         self._numbers: Final = count()
 
@@ -107,9 +108,8 @@ class Producer(Client):
             outcome = Outcome.REFUSED if self.wire == "polywire" else Outcome.UNKNOWN
             await asyncio.sleep(PAUSE_S)
         finally:
-            durable = self._level is not Level.MEMORY
             self.history.events.append(
-                Produce(self.name, begun, now(), self._topic, values, outcome, places, durable=durable)
+                Produce(self.name, begun, now(), self._topic, values, outcome, places, durable=self.is_durable)
             )
         await asyncio.sleep(PAUSE_S)
 

@@ -1,7 +1,7 @@
 """Unmodified Kafka clients in separate processes: transactional copies, committed readers, idempotent producers.
 
-``POLYWIRE_KAFKA_CLIENTS`` names an interpreter that has confluent-kafka, kafka-python and aiokafka (spec:
-kafka#clients-to-test-with).
+``POLYWIRE_KAFKA_CLIENTS`` names an interpreter that has confluent-kafka, kafka-python and aiokafka, and
+``POLYWIRE_KAFKA_JAVA`` a class path with Kafka's own client (spec: kafka#clients-to-test-with).
 
 As in ``clients``; a client that is killed or ends is restarted.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -33,16 +34,24 @@ from tests.histories.history import (
 )
 
 DRIVER: Final = Path(__file__).with_name("transactions.driver")
+JAVA_DRIVER: Final = Path(__file__).with_name("Transactions.java")
+JAVA: Final = "java"
+JAVA_OPTIONS: Final = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 PEERS: Final = ("confluent-kafka", "kafka-python", "aiokafka")
 LINE_BYTES_MAX: Final = 1 << 24
 END_S: Final = 20.0
 SILENT_S: Final = 40.0  # longer than its requests may take
 
 
-def interpreter() -> str | None:
-    """Return the interpreter with the clients, or None."""
-    found = os.environ.get("POLYWIRE_KAFKA_CLIENTS", "")
-    return found if Path(found).is_file() else None
+def drivers() -> Mapping[str, Sequence[str]]:
+    """Return the command line of each client's driver, by the client's name, for the clients that are here."""
+    found: dict[str, Sequence[str]] = {}
+    interpreter, classes = os.environ.get("POLYWIRE_KAFKA_CLIENTS", ""), os.environ.get("POLYWIRE_KAFKA_JAVA", "")
+    if Path(interpreter).is_file():
+        found |= {peer: (interpreter, str(DRIVER), peer) for peer in PEERS}
+    if classes and shutil.which("java"):
+        found[JAVA] = "java", *JAVA_OPTIONS, "-cp", classes, str(JAVA_DRIVER)
+    return found
 
 
 class Driven:
@@ -51,14 +60,14 @@ class Driven:
     ``answers`` counts its reports; ``errors`` has fatal errors of clients.
     """
 
-    def __init__(self, peer: str, url: Url, history: History, program: str) -> None:
+    def __init__(self, peer: str, url: Url, history: History, program: Sequence[str]) -> None:
         self.peer: Final = peer
         self.running = True
         self.answers = 0
         self.errors: list[str] = []
         self.history: Final = history
         self._url: Final = url
-        self._program: Final = program
+        self._program: Final = tuple(program)
         self._lives: Final = count(1)
         self._process: Process | None = None
 
@@ -76,7 +85,7 @@ class Driven:
         while self.running:
             address = self._url("kafka").partition("://")[2]
             what, *words = self.words(next(self._lives))
-            command = [self._program, str(DRIVER), self.peer, what, address, *words]
+            command = [*self._program, what, address, *words]
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=LINE_BYTES_MAX
             )
@@ -143,17 +152,24 @@ class Driven:
 class Copier(Driven):
     """Copies a topic into another, in transactions."""
 
-    def __init__(self, peer: str, url: Url, history: History, program: str, *, source: str, partitions: int) -> None:
+    def __init__(
+        self, peer: str, url: Url, history: History, program: Sequence[str], *, source: str, partitions: int
+    ) -> None:
         super().__init__(peer, url, history, program)
         self._source: Final = source
         self._partitions: Final = partitions
         self._open: tuple[int, tuple[Write, ...]] | None = None
         self._asked = False
+        self._prefixes: Final[set[str]] = set()
 
     @property
     def name(self) -> str:
         """Its topic, group and transactional id."""
         return f"copy-{self.peer}"
+
+    def is_open(self, *, is_ending: bool) -> bool:
+        """Whether a transaction is open, and its commit was requested if ``is_ending``."""
+        return self._open is not None and (self._asked or not is_ending)
 
     def words(self, life: int) -> Sequence[str]:
         """Copy."""
@@ -168,6 +184,8 @@ class Copier(Driven):
                     self.note(Position(self.name, begun, ended, Shared(self.name, self._source, number), offset))
             case ["begun", at, prefix, taken]:
                 self.on_end()
+                assert prefix not in self._prefixes, f"the driver wrote the values of an earlier transaction: {prefix}"
+                self._prefixes.add(prefix)
                 writes = [
                     Write(self.name, f"{prefix}:{number}:{offset}".encode(), Place(self._source, number, offset))
                     for number, offset in taken
@@ -194,7 +212,9 @@ class Copier(Driven):
 class Once(Driven):
     """Writes to a partition as an idempotent producer, whose client repeats unacknowledged records."""
 
-    def __init__(self, peer: str, url: Url, history: History, program: str, *, topic: str, partition: int) -> None:
+    def __init__(
+        self, peer: str, url: Url, history: History, program: Sequence[str], *, topic: str, partition: int
+    ) -> None:
         super().__init__(peer, url, history, program)
         self._topic: Final = topic
         self._partition: Final = partition
@@ -234,7 +254,9 @@ class Once(Driven):
 class CommittedReader(Driven):
     """Reads committed records of a topic."""
 
-    def __init__(self, peer: str, url: Url, history: History, program: str, *, topic: str, partitions: int) -> None:
+    def __init__(
+        self, peer: str, url: Url, history: History, program: Sequence[str], *, topic: str, partitions: int
+    ) -> None:
         super().__init__(peer, url, history, program)
         self._topic: Final = topic
         self._partitions: Final = partitions

@@ -45,6 +45,7 @@ class FaultyProxy:
         self._chance: Final = chance
         self._fault = NONE
         self._loop: Final = asyncio.new_event_loop()
+        self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._thread: Final = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.port = 0
@@ -57,8 +58,10 @@ class FaultyProxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
 
     @property
     def fault(self) -> str:
@@ -72,8 +75,18 @@ class FaultyProxy:
             self._loop.call_soon_threadsafe(self._reset_all)
 
     async def _listen(self) -> int:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return int(server.sockets[0].getsockname()[1])
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def _end(self) -> None:
+        """Close all connections and the listener."""
+        assert self._server is not None
+        self._server.close()
+        self._reset_all()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _reset_all(self) -> None:
         for writer in self._writers:

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 NO_OFFSET: Final = -1
+POWER_LOSS: Final = "power loss"
 
 
 class Outcome(Enum):

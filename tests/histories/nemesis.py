@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Final
 
 from tests.broker_process import BrokerProcess
+from tests.histories.clocks import JUMP, JUMPED_S, JUMPS, SkewedClock
 from tests.histories.driven import Driven
 from tests.histories.history import Fault, History
 
@@ -73,8 +74,10 @@ class Nemesis:
         clients: Sequence[Driven],
         history: History,
         chance: random.Random,
+        clock: SkewedClock | None = None,
     ) -> None:
         self._broker: Final = broker
+        self._clock: Final = clock
         self._disk: Final = disk
         self._clients: Final = clients
         self._history: Final = history
@@ -89,6 +92,7 @@ class Nemesis:
             "no longer files": (1, self._no_longer_files),
             "full disk": (2 if disk.here else 0, self._full_disk),
             "no disk at all": (1 if disk.here else 0, self._no_disk),
+            JUMP: (8 if clock is not None else 0, self._jump),
         }
         self._deeds: Final = {name: deed for name, (_, deed) in deeds.items()}
         self._weights: Final = [weight for weight, _ in deeds.values()]
@@ -140,6 +144,11 @@ class Nemesis:
 
     async def _kill_a_client(self) -> None:
         self._chance.choice(self._clients).kill()
+
+    async def _jump(self) -> None:
+        assert self._clock is not None, "otherwise its weight is 0"
+        self._clock.set(self._chance.choice(JUMPS))
+        await asyncio.sleep(JUMPED_S)
 
     async def _pause(self) -> None:
         os.kill(self._broker.pid, signal.SIGSTOP)

@@ -11,11 +11,12 @@ A second group delivers records with the same key one at a time. The checks, for
 * In the second group, no worker gets a record while another one with its key is held, or while an earlier one is not
   finished.
 * At the end, every stored record was accepted, or is a dead letter, and not both.
+
+With ``--clocks``, the broker's clock jumps, too. Records are due by this clock, so the fourth check is omitted.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
@@ -39,6 +40,9 @@ from polywire.protocols.polywire.messages import AcknowledgedRun
 from polywire.share_settings import AUTO_OFFSET_RESET, DEAD_LETTERS, DELIVERIES, LOCK_DURATION, ORDER
 from polywire.testing.process import BrokerProcess
 from polywire.types import Outcome
+from tests.histories.clocks import JUMP, JUMPED_S, JUMPS, SkewedClock
+from tests.histories.repeat import parser_of
+from tests.ledger import Command, recorded
 
 TOPIC: Final = "jobs"
 GROUP: Final = "workers"
@@ -52,7 +56,10 @@ SURE_S: Final = 2.0  # a lock surely lasts so long after a worker has received i
 CALM_S: Final = (0.1, 1.2)  # between two faults
 RATE: Final = 300  # records per second
 FINISHED_S: Final = 120.0  # for the last records
+ALL_DUE: Final = "+60d"  # later than any jump, so that all records are due at the end
 EARLY_S: Final = 0.005  # difference of rounded times
+EVENTS: Final = {"kill": "kill -9", "suspend": "pause", "stop": "clean stop", JUMP: JUMP}
+"""Names of the faults in the ledger."""
 SETTINGS: Final = {
     AUTO_OFFSET_RESET: "earliest",
     DELIVERIES: str(ATTEMPTS),
@@ -104,10 +111,12 @@ class History:
         jobs: what was sent, by name.
         sent: names of the jobs whose storage was acknowledged.
         is_ordered: whether records with the same key are delivered one at a time.
+        is_timed: whether the broker has the clock of this process.
     """
 
     jobs: dict[str, Job] = field(default_factory=dict)
     is_ordered: bool = False
+    is_timed: bool = True
     records: dict[str, Record] = field(default_factory=dict)
     sent: set[str] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)
@@ -133,7 +142,7 @@ class History:
 
     def check_job(self, name: str, job: Job, start: int, now: float) -> None:
         """Check that a job is due, and that the order of its key is kept."""
-        if time.time() < job.due - EARLY_S:
+        if self.is_timed and time.time() < job.due - EARLY_S:
             self.wrong.append(f"delivered {job.due - time.time():.3f} s too early: {name}")
         if not self.is_ordered:
             return
@@ -158,17 +167,19 @@ class History:
 class Run:
     """One run: a broker process, workers, a producer and faults."""
 
-    def __init__(self, place: Path, seed: int, count: int) -> None:
+    def __init__(self, place: Path, seed: int, count: int, clock: SkewedClock | None = None) -> None:
         self.random = random.Random(seed)
         self.count = count
         jobs: dict[str, Job] = {}
         sent: set[str] = set()
         self.histories = {
-            GROUP: History(jobs, sent=sent),
-            ORDERED: History(jobs, is_ordered=True, sent=sent),
+            GROUP: History(jobs, is_timed=clock is None, sent=sent),
+            ORDERED: History(jobs, is_ordered=True, is_timed=clock is None, sent=sent),
         }
         self.history = self.histories[GROUP]
-        self.broker = BrokerProcess(place / "data", wires=["polywire"])
+        self.clock = clock
+        environment = {} if clock is None else clock.environment
+        self.broker = BrokerProcess(place / "data", wires=["polywire"], environment=environment)
         self.starts = 0
         self.faults: Counter[str] = Counter()
         self.is_over = False
@@ -189,6 +200,8 @@ class Run:
                 await self.disturb()
                 self.is_over = True
                 await producer
+                if self.clock is not None:
+                    self.clock.set(ALL_DUE)
                 await self.settle()
                 for worker in workers:
                     worker.cancel()
@@ -300,9 +313,13 @@ class Run:
     async def disturb(self) -> None:
         for number in range(self.count):
             await asyncio.sleep(self.random.uniform(*CALM_S))
-            fault = self.random.choice(("kill", "kill", "kill", "suspend", "stop"))
+            jumps = () if self.clock is None else (JUMP, JUMP)
+            fault = self.random.choice(("kill", "kill", "kill", "suspend", "stop", *jumps))
             self.faults[fault] += 1
-            if fault == "suspend":
+            if self.clock is not None and fault == JUMP:
+                self.clock.set(self.random.choice(JUMPS))
+                await asyncio.sleep(JUMPED_S)
+            elif fault == "suspend":
                 os.kill(self.broker.pid, signal.SIGSTOP)
                 await asyncio.sleep(self.random.uniform(0.05, 1.0))
                 os.kill(self.broker.pid, signal.SIGCONT)
@@ -366,18 +383,23 @@ class Run:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.histories.queues")
+    parser = parser_of("tests.histories.queues", __doc__)
     parser.add_argument("--count", type=int, default=100, help="number of faults")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--clocks", action="store_true", help="let the broker's clock jump (needs libfaketime)")
     chosen = parser.parse_args()
-    with TemporaryDirectory() as place:
-        run = Run(Path(place), chosen.seed, chosen.count)
+    command = Command(f"tests.histories.queues --count {chosen.count}{' --clocks' if chosen.clocks else ''}")
+    with recorded(command, chosen.seed, is_recorded=chosen.ledger) as recording, TemporaryDirectory() as place:
+        clock = SkewedClock(Path(place) / "clock") if chosen.clocks else None
+        run = Run(Path(place), recording.seed, chosen.count, clock)
         with run.broker:
             asyncio.run(run.run())
+        faults = {EVENTS[fault]: number for fault, number in run.faults.items()}
+        recording.counts = {**faults, "records stored": len(run.history.sent)}
+        recording.find = "\n".join(run.wrong)
     history = run.history
     lapsed = sum(history.lapsed for history in run.histories.values())
     print(
-        f"seed={chosen.seed} faults={dict(run.faults)} sent={len(history.sent)} deliveries={history.deliveries}"
+        f"seed={recording.seed} faults={dict(run.faults)} sent={len(history.sent)} deliveries={history.deliveries}"
         f" ended={sum(bool(record.ended) for record in history.records.values())} lapsed={lapsed} wrong={len(run.wrong)}"
     )
     for line in run.wrong[:20]:

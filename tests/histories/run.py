@@ -11,8 +11,9 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Final
 
 from polywire.client.connect import connect
@@ -20,7 +21,8 @@ from polywire.errors import BrokerError
 from polywire.types import Level
 from tests.broker_process import BrokerProcess, child_environment
 from tests.histories.clients import Client, GroupMember, IdempotentProducer, Producer, Reader, Url, read_everything
-from tests.histories.driven import PEERS, CommittedReader, Copier, Driven, Once, interpreter
+from tests.histories.clocks import SkewedClock
+from tests.histories.driven import PEERS, CommittedReader, Copier, Driven, Once, drivers
 from tests.histories.history import History
 from tests.histories.kafka_clients import IdempotentKafkaProducer, KafkaClient, Transformer
 from tests.histories.nemesis import SLOT_MIB, Nemesis, SmallDisk
@@ -62,81 +64,112 @@ def everybody(url: Url, history: History) -> list[Client | KafkaClient]:
 
 def strangers(url: Url, history: History) -> list[Driven]:
     """Return other projects' Kafka clients, if available, which copy, read copies, and write idempotently."""
-    program = interpreter()
-    if program is None:
-        return []
+    programs = {peer: program for peer, program in drivers().items() if peer in PEERS}
+    found = copiers(url, history, programs)
+    for number, (peer, program) in enumerate(programs.items()):
+        found.append(Once(peer, url, history, program, topic=ONCE, partition=number % PARTITIONS))
+    return found
+
+
+def copiers(url: Url, history: History, programs: Mapping[str, Sequence[str]]) -> list[Driven]:
+    """Return a client of each kind that copies in transactions, and one of the next kind that reads the copy."""
     found: list[Driven] = []
-    for number, (peer, other) in enumerate(zip(PEERS, PEERS[1:] + PEERS[:1], strict=True)):
-        copier = Copier(peer, url, history, program, source=TOPIC, partitions=PARTITIONS)
-        reader = CommittedReader(other, url, history, program, topic=copier.name, partitions=PARTITIONS)
-        found += [copier, reader, Once(peer, url, history, program, topic=ONCE, partition=number % PARTITIONS)]
+    peers = list(programs)
+    for peer, other in zip(peers, peers[1:] + peers[:1], strict=True):
+        copier = Copier(peer, url, history, programs[peer], source=TOPIC, partitions=PARTITIONS)
+        reader = CommittedReader(other, url, history, programs[other], topic=copier.name, partitions=PARTITIONS)
+        found += [copier, reader]
     return found
 
 
 def run(
-    disk: SmallDisk, *, seed: int, seconds: float = math.inf, deeds: float = math.inf, module: str = SOUND
+    disk: SmallDisk,
+    *,
+    seed: int,
+    seconds: float = math.inf,
+    deeds: float = math.inf,
+    module: str = SOUND,
+    clock: SkewedClock | None = None,
 ) -> History:
     """Make a history in an empty data directory, of that many seconds or faults.
 
     ``module`` runs the broker. Any other than that of the project may leave clients and the data directory in any state.
+    ``clock`` is the broker's, and jumps.
     """
-    with BrokerProcess(disk.folder, "--slot-mib", str(SLOT_MIB), wires=WIRES, module=module) as broker:
+    environment = {} if clock is None else clock.environment
+    options = "--slot-mib", str(SLOT_MIB)
+    with BrokerProcess(disk.folder, *options, wires=WIRES, module=module, environment=environment) as broker:
         is_sound = module == SOUND
-        history = asyncio.run(_run(broker, disk, random.Random(seed), seconds, deeds, is_sound=is_sound))
+        history = asyncio.run(_run(broker, disk, clock, random.Random(seed), seconds, deeds, is_sound=is_sound))
         if not is_sound:
             return history
         assert broker.stop() == 0, broker.log_text()[-4000:]
-    command = [sys.executable, "-m", "polywire", "doctor", "--data-dir", str(disk.folder)]
-    looked = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
-    assert looked.returncode == 0, looked.stdout + looked.stderr
+    check_data(disk.folder)
     return history
 
 
+def check_data(folder: Path) -> None:
+    """Let ``polywire doctor`` check the data directory of a stopped broker."""
+    command = [sys.executable, "-m", "polywire", "doctor", "--data-dir", str(folder)]
+    looked = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
+    assert looked.returncode == 0, looked.stdout + looked.stderr
+
+
 async def _run(
-    broker: BrokerProcess, disk: SmallDisk, chance: random.Random, seconds: float, deeds: float, *, is_sound: bool
+    broker: BrokerProcess,
+    disk: SmallDisk,
+    clock: SkewedClock | None,
+    chance: random.Random,
+    seconds: float,
+    deeds: float,
+    *,
+    is_sound: bool,
 ) -> History:
     history = History()
     driven = strangers(broker.url, history)
     clients = [*everybody(broker.url, history), *driven]
     copies = [COPY, *(one.name for one in driven if isinstance(one, Copier))]
-    first = await connect(broker.url("polywire"))
-    for topic in (TOPIC, ONCE, *copies):
-        await first.create_topic(topic, PARTITIONS)
-    await first.close()
-    nemesis = Nemesis(broker, disk, driven, history, chance)
+    topics = dict.fromkeys((TOPIC, ONCE, *copies), PARTITIONS)
+    await create(topics, broker.url)
+    nemesis = Nemesis(broker, disk, driven, history, chance, clock)
     try:
-        await _work(clients, nemesis, chance, seconds, deeds, BACK_S if is_sound else BACK_OF_BROKEN_S)
+        async with working(clients, BACK_S if is_sound else BACK_OF_BROKEN_S):
+            deadline, done = time.monotonic() + seconds, 0
+            while time.monotonic() < deadline and done < deeds:
+                await asyncio.sleep(chance.uniform(*LIVES_S))
+                await nemesis.act()
+                done += 1
     except* (BrokerError, AssertionError):
         if is_sound:
             raise
-    for client in clients:
-        if isinstance(client, IdempotentProducer | IdempotentKafkaProducer):
-            client.in_doubt()
-    topics = dict.fromkeys((TOPIC, ONCE, *copies), PARTITIONS)
     await read_everything(broker.url("polywire"), topics, dict.fromkeys((GROUP, *copies), TOPIC), history)
     return history
 
 
-async def _work(
-    clients: Sequence[Client | KafkaClient | Driven],
-    nemesis: Nemesis,
-    chance: random.Random,
-    seconds: float,
-    deeds: float,
-    back_s: float,
-) -> None:
-    async with asyncio.TaskGroup() as tasks:
+async def create(topics: Mapping[str, int], url: Url) -> None:
+    """Create topics with their numbers of partitions."""
+    client = await connect(url("polywire"))
+    for topic, partitions in topics.items():
+        await client.create_topic(topic, partitions)
+    await client.close()
+
+
+@asynccontextmanager
+async def working(clients: Sequence[Client | KafkaClient | Driven], back_s: float = BACK_S) -> AsyncIterator[None]:
+    """Let clients work during the block, and then until each is served again. Raises AssertionError if one is not."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for client in clients:
+                tasks.create_task(client.run())
+            yield
+            silent = await silent_clients(clients, back_s)
+            assert not silent, f"not served again in {back_s} s: {silent}"
+            for client in clients:
+                client.running = False
+    finally:
         for client in clients:
-            tasks.create_task(client.run())
-        deadline, done = time.monotonic() + seconds, 0
-        while time.monotonic() < deadline and done < deeds:
-            await asyncio.sleep(chance.uniform(*LIVES_S))
-            await nemesis.act()
-            done += 1
-        silent = await silent_clients(clients, back_s)
-        assert not silent, f"not served again in {back_s} s: {silent}"
-        for client in clients:
-            client.running = False
+            if isinstance(client, IdempotentProducer | IdempotentKafkaProducer):
+                client.in_doubt()
 
 
 async def silent_clients(clients: Sequence[Client | KafkaClient | Driven], within_s: float = BACK_S) -> list[str]:

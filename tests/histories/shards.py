@@ -9,7 +9,6 @@ again.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
@@ -29,7 +28,9 @@ from polywire.server.placement import directory_of
 from tests.broker_process import BrokerProcess, child_environment
 from tests.crash.test_processes import Producer
 from tests.crash.test_shards import check_all, children
-from tests.s3_server import BUCKET, S3Server, s3_binary
+from tests.histories.repeat import parser_of
+from tests.ledger import Command, recorded
+from tests.s3_server import BUCKET, S3Server, bucket_kind, s3_binary
 
 MACHINES: Final = ("a", "b", "c")
 WIRES: Final = ("polywire", "flux", "cursus")
@@ -37,6 +38,8 @@ TOPICS: Final = 6
 CALM_S: Final = (0.0, 3.0)  # between two faults
 ANSWERED_S: Final = 90.0  # in which every topic accepts records again
 LED: Final = "leading the shard"
+EVENTS: Final = {"takeovers": "takeover", "stop_leader": "pause", "acknowledged": "records stored"}
+"""Names of counts in the ledger that are not those of this module."""
 
 
 class Stuck(Exception):
@@ -210,14 +213,16 @@ async def _answered(producers: Sequence[Producer], deed: str) -> None:
 
 def main() -> int:
     """Run one history; the exit code is 0 if nothing is wrong."""
-    parser = argparse.ArgumentParser()
+    parser = parser_of("tests.histories.shards", __doc__)
     parser.add_argument("--count", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--only", choices=[deed.__name__ for deed in DEEDS], default="")
     given = parser.parse_args()
-    with TemporaryDirectory() as folder:
-        done = run(Path(folder), seed=given.seed, count=given.count, shards=given.shards, only=given.only)
+    only = f" --only {given.only}" if given.only else ""
+    command = Command(f"tests.histories.shards --count {given.count} --shards {given.shards}{only}", bucket_kind())
+    with recorded(command, given.seed, is_recorded=given.ledger) as recording, TemporaryDirectory() as folder:
+        done = run(Path(folder), seed=recording.seed, count=given.count, shards=given.shards, only=given.only)
+        recording.counts = {EVENTS.get(name, name): number for name, number in done.items()}
     for name, number in sorted(done.items()):
         print(f"{name:16} {number}")
     return 0

@@ -8,7 +8,6 @@ offsets that its last commit states, and after maintenance no other files.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -38,6 +37,8 @@ from polywire.tables.delta_log import DeltaLog, TableState
 from polywire.tables.frames import read_arrow
 from polywire.tables.writer import DATA
 from polywire.testing.process import BrokerProcess
+from tests.histories.repeat import parser_of
+from tests.ledger import Command, recorded
 
 TOPIC: Final = "orders"
 PARTITIONS: Final = 3
@@ -55,6 +56,8 @@ OPTIONS: Final = (
     "--slot-mib",
     "17",
 )
+EVENTS: Final = {"stop": "clean stop", "rows": "records stored"}
+"""Names of counts in the ledger that are not those of this module."""
 BATCH: Final = 100
 VALUE_BYTES: Final = 100  # so much that ranges are read from segments
 KEYS: Final = 500  # of a compacted topic
@@ -319,16 +322,21 @@ def _inject(world: World, faults: int, report: Callable[[str], object]) -> None:
 
 def main() -> int:
     """Run one history; the exit code is 0 if nothing is wrong."""
-    parser = argparse.ArgumentParser()
+    parser = parser_of("tests.histories.tables", __doc__)
     parser.add_argument("--count", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bucket", action="store_true", help="store the log and the table in a bucket (a directory)")
     parser.add_argument("--compacted", action="store_true", help="compact the topic")
     given = parser.parse_args()
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the last writer may be finishing
+    options = f"{' --bucket' if given.bucket else ''}{' --compacted' if given.compacted else ''}"
+    command = Command(f"tests.histories.tables --count {given.count}{options}")
+    with (
+        recorded(command, given.seed, is_recorded=given.ledger) as recording,
+        TemporaryDirectory(ignore_cleanup_errors=True) as folder,  # the last writer may be finishing
+    ):
         counts = run(
-            Path(folder), seed=given.seed, faults=given.count, in_bucket=given.bucket, is_compacted=given.compacted
+            Path(folder), seed=recording.seed, faults=given.count, in_bucket=given.bucket, is_compacted=given.compacted
         )
+        recording.counts = {EVENTS.get(name, name): number for name, number in counts.items()}
     for name, number in sorted(counts.items()):
         print(f"{name:24} {number}")
     return 0

@@ -9,24 +9,21 @@ The seed determines the order; every killed broker is restarted.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
-import shutil
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
-from polywire.client.connect import connect
 from tests.broker_process import BrokerProcess
-from tests.histories.clients import IdempotentProducer, read_everything
+from tests.histories.clients import read_everything
+from tests.histories.clocks import JUMP, JUMPED_S, JUMPS, TRUE, SkewedClock
+from tests.histories.driven import Copier, drivers
 from tests.histories.faulty_proxy import (
     FAULTS,
     LOST_REPLIES,
@@ -38,10 +35,10 @@ from tests.histories.faulty_proxy import (
     FaultyProxy,
 )
 from tests.histories.history import Fault, History
-from tests.histories.kafka_clients import IdempotentKafkaProducer
-from tests.histories.outside import judge_everything
-from tests.histories.run import COPY, GROUP, ONCE, PARTITIONS, TOPIC, WIRES, everybody, silent_clients
-from tests.s3_server import BUCKET, S3Server, s3_binary
+from tests.histories.repeat import Histories, parser_of, repeat
+from tests.histories.run import COPY, GROUP, ONCE, PARTITIONS, TOPIC, WIRES, copiers, create, everybody, working
+from tests.ledger import Command
+from tests.s3_server import BUCKET, S3Server, bucket_kind, s3_binary
 
 BROKERS: Final = ("a", "b", "c")
 ENDPOINT: Final = "AWS_ENDPOINT_URL"
@@ -49,22 +46,32 @@ LED: Final = "leading the shard"
 PART: Final = 25  # takeovers of one history, which is kept in memory
 CALM_S: Final = (0.5, 2.5)  # in which clients make progress
 LED_S: Final = 60.0  # in which there is a leader again
-SHOWN_MAX: Final = 20
-KEPT: Final = Path("build/takeovers")
 
 
 class Cluster:
     """Three brokers, and their leader according to their logs."""
 
-    def __init__(self, folder: Path, bucket: str, proxies: Sequence[FaultyProxy], chance: random.Random) -> None:
+    def __init__(
+        self, folder: Path, bucket: str, proxies: Sequence[FaultyProxy], chance: random.Random, *, have_clocks: bool
+    ) -> None:
         options = ("--bucket", bucket, "--slot-mib", "17")
-        places = [{ENDPOINT: f"http://127.0.0.1:{proxy.port}"} for proxy in proxies] or [{} for _ in BROKERS]
+        environments = [{ENDPOINT: f"http://127.0.0.1:{proxy.port}"} for proxy in proxies] or [{} for _ in BROKERS]
+        self.clocks: Final = [SkewedClock(folder / f"{name}.clock") for name in BROKERS if have_clocks]
+        for environment, clock in zip(environments, self.clocks, strict=False):
+            environment |= clock.environment
         self.brokers: Final = [
-            BrokerProcess(folder / name, *options, "--node", name, wires=WIRES, environment=place)
-            for name, place in zip(BROKERS, places, strict=True)
+            BrokerProcess(folder / name, *options, "--node", name, wires=WIRES, environment=environment)
+            for name, environment in zip(BROKERS, environments, strict=True)
         ]
         self.proxies: Final = dict(zip(self.brokers, proxies, strict=False))
+        self._clock_of: Final = dict(zip(self.brokers, self.clocks, strict=False))
         self._chance: Final = chance
+
+    async def restart(self, broker: BrokerProcess) -> None:
+        """Start a broker. An operator sets its clock first: with a wrong one, a bucket refuses its requests."""
+        if broker in self._clock_of:
+            self._clock_of[broker].set(TRUE)
+        await asyncio.to_thread(broker.start)
 
     def url(self, wire: str) -> str:
         """Return the address of any of them: standbys forward."""
@@ -111,6 +118,7 @@ class Nemesis:
             "bucket restarts": (2 if server is not None else 0, self._restart_bucket),
             "leader cut off": (6 if server is not None else 0, self._cut_off),
             "network": (6 if server is not None else 0, self._disturb),
+            JUMP: (8 if cluster.clocks else 0, self._jump),
         }
         self._deeds: Final = {name: deed for name, (_, deed) in deeds.items()}
         self._weights: Final = [weight for weight, _ in deeds.values()]
@@ -133,13 +141,13 @@ class Nemesis:
         leader, before = self._cluster.leader(), self._cluster.takeovers()
         await asyncio.to_thread(leader.kill)
         await self._wait_for_leader(before)
-        await asyncio.to_thread(leader.start)
+        await self._cluster.restart(leader)
 
     async def _go(self) -> None:
         leader, before = self._cluster.leader(), self._cluster.takeovers()
         assert await asyncio.to_thread(leader.stop) == 0, leader.log_text()[-4000:]
         await self._wait_for_leader(before)
-        await asyncio.to_thread(leader.start)
+        await self._cluster.restart(leader)
 
     async def _stop(self) -> None:
         """Suspend the leader during another's start, and perhaps longer."""
@@ -179,7 +187,7 @@ class Nemesis:
         await asyncio.to_thread(second.kill)
         await self._wait_for_leader(before)
         for broker in (first, second):
-            await asyncio.to_thread(broker.start)
+            await self._cluster.restart(broker)
 
     async def _cut_off(self) -> None:
         """Let the leader reach its bucket no more, or hear nothing from it, until another one leads."""
@@ -200,6 +208,13 @@ class Nemesis:
         await asyncio.sleep(self._chance.uniform(0.2, 8.0))
         for proxy in proxies:
             proxy.fault = NONE
+
+    async def _jump(self) -> None:
+        """Set the clock of one broker. The others have the right time again: a bucket refuses requests of another day."""
+        for clock in self._cluster.clocks:
+            clock.set(TRUE)
+        self._chance.choice(self._cluster.clocks).set(self._chance.choice(JUMPS))
+        await asyncio.sleep(JUMPED_S)
 
     async def _pause(self) -> None:
         """Suspend it for less than any timeout."""
@@ -233,84 +248,75 @@ def bucket_in(folder: Path) -> Iterator[tuple[str, S3Server | None]]:
             del os.environ[name]
 
 
-def run(folder: Path, *, seed: int, count: int) -> History:
-    """Make a history in which a broker starts to lead that many times."""
+def run(
+    folder: Path, *, seed: int, count: int, have_clocks: bool = False, programs: Mapping[str, Sequence[str]] = {}
+) -> History:
+    """Make a history in which a broker starts to lead that many times.
+
+    have_clocks: the clocks of brokers jump. programs: drivers of other projects' clients, which copy in transactions.
+    """
     chance = random.Random(seed)
     with bucket_in(folder) as (url, server), ExitStack() as running:
         ports = [] if server is None else [server.port] * len(BROKERS)
         proxies = [running.enter_context(FaultyProxy(port, random.Random(chance.random()))) for port in ports]
-        cluster = Cluster(folder, url, proxies, chance)
+        cluster = Cluster(folder, url, proxies, chance, have_clocks=have_clocks)
         for broker in cluster.brokers:
             running.enter_context(broker)
-        history = asyncio.run(_run(cluster, server, chance, count))
+        history = asyncio.run(_run(cluster, server, chance, count, programs))
         for broker in (*cluster.others(), cluster.leader()):
             assert broker.stop() == 0, broker.log_text()[-4000:]
     return history
 
 
-async def _run(cluster: Cluster, server: S3Server | None, chance: random.Random, count: int) -> History:
+async def _run(
+    cluster: Cluster,
+    server: S3Server | None,
+    chance: random.Random,
+    count: int,
+    programs: Mapping[str, Sequence[str]],
+) -> History:
     history = History()
-    clients = everybody(cluster.url, history)
-    first = await connect(cluster.leader().url("polywire"))
-    for topic in (TOPIC, ONCE, COPY):
-        await first.create_topic(topic, PARTITIONS)
-    await first.close()
+    driven = copiers(cluster.url, history, programs)
+    copies = [COPY, *(client.name for client in driven if isinstance(client, Copier))]
+    topics = dict.fromkeys((TOPIC, ONCE, *copies), PARTITIONS)
+    await create(topics, lambda wire: cluster.leader().url(wire))
     nemesis = Nemesis(cluster, server, history, chance)
     begun = cluster.takeovers()
-    async with asyncio.TaskGroup() as tasks:
-        for client in clients:
-            tasks.create_task(client.run())
+    async with working([*everybody(cluster.url, history), *driven]):
         while cluster.takeovers() < begun + count:
             await asyncio.sleep(chance.uniform(*CALM_S))
             await nemesis.act()
-        silent = await silent_clients(clients)
-        assert not silent, f"not served again: {silent}"
-        for client in clients:
-            client.running = False
-    for client in clients:
-        if isinstance(client, IdempotentProducer | IdempotentKafkaProducer):
-            client.in_doubt()
     moment = time.monotonic_ns()
     history.events += [Fault("takeover", moment, moment) for _ in range(cluster.takeovers() - begun)]
-    topics = dict.fromkeys((TOPIC, ONCE, COPY), PARTITIONS)
-    await read_everything(cluster.url("polywire"), topics, dict.fromkeys((GROUP, COPY), TOPIC), history)
+    await read_everything(cluster.url("polywire"), topics, dict.fromkeys((GROUP, *copies), TOPIC), history)
     return history
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Make histories until there were enough takeovers, or one of them is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m tests.histories.takeovers", description=__doc__)
+    parser = parser_of("tests.histories.takeovers", __doc__)
     parser.add_argument("--count", type=int, default=30, help="how often a broker takes over")
-    parser.add_argument("--seed", type=int, default=1, help="what is done to the brokers, and when")
+    parser.add_argument("--clocks", action="store_true", help="let the clocks of brokers jump (needs libfaketime)")
+    parser.add_argument("--libraries", action="store_true", help="let the Kafka clients that are here copy, too")
     given = parser.parse_args(words)
-    totals: Counter[str] = Counter()
-    seed, begun = given.seed, time.monotonic()
-    while totals["takeover"] < given.count:
-        with TemporaryDirectory() as name:
-            folder = Path(name)
-            try:
-                history = run(folder, seed=seed, count=min(PART, given.count - totals["takeover"]))
-                wrong = judge_everything(history)
-            except BaseException:
-                _keep(folder, seed)
-                raise
-            if wrong:
-                _keep(folder, seed)
-        totals += history.counts()
-        print(f"{time.monotonic() - begun:.0f} s, {totals['takeover']} takeovers, seed {seed}", flush=True)
-        if wrong:
-            print("\n".join(wrong[:SHOWN_MAX]), f"{len(wrong)} broken promises: seed={seed}", sep="\n")
-            break
-        seed += 1
-    for name, number in sorted(totals.items()):
-        print(f"{name:28} {number}")
-    return 1 if wrong else 0
-
-
-def _keep(folder: Path, seed: int) -> None:
-    target = KEPT / f"seed-{seed}"
-    shutil.copytree(folder, target, dirs_exist_ok=True)
-    print(f"kept in {target}: the bucket, and what the brokers logged", flush=True)
+    part = PART if given.ledger else min(given.count, PART)
+    options = f"{' --clocks' if given.clocks else ''}{' --libraries' if given.libraries else ''}"
+    histories = Histories(
+        Command(f"tests.histories.takeovers --count {part}{options}", bucket_kind()),
+        lambda folder, seed, _: run(
+            folder,
+            seed=seed,
+            count=part,
+            have_clocks=given.clocks,
+            programs=drivers() if given.libraries else {},
+        ),
+    )
+    return repeat(
+        histories,
+        seed=given.seed,
+        is_enough=lambda totals: totals["takeover"] >= given.count,
+        is_recorded=given.ledger,
+    )
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from contextlib import suppress
 
 import structlog
 
+from tests.ledger import Command, Ledger
 from tests.sim.promises import BROKEN, Violation
 from tests.sim.shrink import Shape, shrink
 from tests.sim.world import STEPS
@@ -22,6 +23,8 @@ from tests.sim.worlds import WORLDS
 
 LINES_SHOWN = 60  # of a failed run
 PROGRESS_RUNS = 25  # between two lines of progress
+LEDGER_FIRST = 20_000_000  # smaller seeds ran before the ledger began
+LEDGER_EVENTS = ("killed", "power loss", "takeover")
 
 
 def main() -> int:
@@ -33,6 +36,7 @@ def main() -> int:
     parser.add_argument("--without", default="", help="exclude these faults and requests, as a failed run names them")
     parser.add_argument("--first", type=int, default=0, help="without --seed: the first seed")
     parser.add_argument("--count", type=int, default=0, help="without --seed: number of runs; 0: until stopped")
+    parser.add_argument("--ledger", action="store_true", help="begin with the next seed of the ledger, and add to it")
     parser.add_argument("--quiet", action="store_true", help="with --seed: print only the result")
     given = parser.parse_args()
     structlog.configure(processors=[_drop])  # log lines for operators are not events
@@ -41,7 +45,9 @@ def main() -> int:
     if given.seed is not None:
         without = frozenset(filter(None, given.without.split(",")))
         return max(_tell(Shape(kind, given.seed, given.steps, without), quiet=given.quiet) for kind in kinds)
-    return _count(kinds, given.first, given.count, given.steps)
+    if given.ledger:
+        return count(kinds, first=given.first, runs=given.count, steps=STEPS, ledger=Ledger())
+    return count(kinds, first=given.first, runs=given.count, steps=given.steps)
 
 
 def _drop(*_: object) -> dict[str, object]:
@@ -60,29 +66,55 @@ def _tell(shape: Shape, *, quiet: bool) -> int:
     return 0
 
 
-def _count(kinds: Sequence[str], first: int, count: int, steps: int) -> int:
+def _command(kind: str) -> Command:
+    return Command(f"tests.sim --world {kind}", "simulation")
+
+
+def count(kinds: Sequence[str], *, first: int, runs: int, steps: int, ledger: Ledger | None = None) -> int:
+    """Run consecutive seeds until one fails; ``runs`` of them, or any number if it is 0. Return the exit code."""
     totals: Counter[str] = Counter()
+    if ledger is not None:
+        first = max(ledger.next_seed(_command(kind), LEDGER_FIRST) for kind in kinds)
     seed, begun = first, time.monotonic()
-    while not count or seed < first + count:
+    while not runs or seed < first + runs:
         for kind in kinds:
             shape = Shape(kind, seed, steps)
-            world = shape.world()
             try:
-                world.run()
+                totals += _run(shape, ledger)
             except BROKEN as error:
                 _say(f"{kind} {seed} broke a promise: {error!r}")
                 _tell_shortly(shape)
                 return 1
-            totals += world.story.counts
         seed += 1
         done = seed - first
         rate = done / (time.monotonic() - begun)
-        if done % PROGRESS_RUNS and done != count:
+        if done % PROGRESS_RUNS and done != runs:
             continue
         _say(f"{done} runs, {totals.total()} events, {totals['killed']} kills, {rate:.1f} runs/s")
     for event, number in sorted(totals.items()):
         _say(f"{event:14} {number}")
     return 0
+
+
+def _run(shape: Shape, ledger: Ledger | None) -> Counter[str]:
+    """Run a simulation, and add it to the ledger. Return its number of events by kind."""
+    world = shape.world()
+    find: Exception | None = None
+    try:
+        world.run()
+    except BROKEN as error:
+        find = error
+    if ledger is not None:
+        counts = {event: world.story.counts[event] for event in LEDGER_EVENTS}
+        ledger.add(
+            _command(shape.kind),
+            shape.seed,
+            {**counts, "events": world.story.number},
+            "" if find is None else repr(find),
+        )
+    if find is not None:
+        raise find
+    return world.story.counts
 
 
 def _tell_shortly(shape: Shape) -> None:
