@@ -374,8 +374,14 @@ def _link_families(process: Process) -> Iterator[Metric]:
     families = [
         GaugeMetricFamily(f"polywire_link_{name}", text, labels=["link", "topic"])
         for name, text in (
-            ("lag_records", "Records of the source that are not copied yet; bytes for a source of Kafka 0.7. None while a topic fails."),
-            ("lag_seconds", "Age of the newest copied record of a topic; 0 if all are copied. None while a topic fails."),
+            (
+                "lag_records",
+                "Records of the source that are not copied yet; bytes for a source of Kafka 0.7. None while a topic fails.",
+            ),
+            (
+                "lag_seconds",
+                "Age of the newest copied record of a topic; 0 if all are copied. None while a topic fails.",
+            ),
             ("rate_records", "Records per second that are being copied."),
             ("late_records", "Records that were written at the source after a cut-over. They are not copied."),
             ("copied_records", "Records copied since the process that runs links was started."),
