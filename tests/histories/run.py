@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Final
 from polywire.client.connect import connect
 from polywire.errors import BrokerError
 from polywire.types import Level
+from tests import fork_server
 from tests.broker_process import BrokerProcess, child_environment
 from tests.histories.clients import Client, GroupMember, IdempotentProducer, Producer, Reader, Url, read_everything
 from tests.histories.driven import PEERS, CommittedReader, Copier, Driven, Once, interpreter
@@ -87,7 +87,7 @@ def run(
             return history
         assert broker.stop() == 0, broker.log_text()[-4000:]
     command = [sys.executable, "-m", "polywire", "doctor", "--data-dir", str(disk.folder)]
-    looked = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
+    looked = fork_server.run(command, env=child_environment(), text=True)
     assert looked.returncode == 0, looked.stdout + looked.stderr
     return history
 

@@ -37,7 +37,7 @@ from polywire.store.url import open_bucket
 from polywire.tables.delta_log import DeltaLog, TableState
 from polywire.tables.frames import read_arrow
 from polywire.tables.writer import DATA
-from polywire.testing.process import BrokerProcess
+from tests.broker_process import BrokerProcess
 
 TOPIC: Final = "orders"
 PARTITIONS: Final = 3
