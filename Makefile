@@ -31,6 +31,7 @@ DECLARED := $(wildcard src/polywire/*/*.pxd src/polywire/*/*/*.pxd)
 SPELLED := src tests docs changes deploy examples benchmarks tools $(wildcard *.md *.toml *.py) Makefile
 CHECKED := src tests setup.py $(wildcard examples benchmarks tools)
 CLIENTS := $(patsubst requirements/interop/%.lock,$(VENV)/interop/%,$(wildcard requirements/interop/*.lock))
+DEV := $(VENV)/.dev $(VENV)/.built $(CLIENTS)
 FUZZ_SECONDS ?= 30
 SIM_COUNT ?= 0
 SIM_FIRST ?= 0
@@ -66,7 +67,7 @@ setup: $(VENV)/.installed ## Create .venv with the polywire command (quick if no
 build: $(VENV)/.built ## Compile the compilable modules, in place
 
 dev: $(VENV)/.base ## Install what tests and checks need (with PySpark, about 450 MB)
-	+@$(BESIDE) $(VENV)/.dev $(VENV)/.built $(CLIENTS)
+	+@$(BESIDE) $(DEV)
 	@$(MAKE) --silent $(VENV)/.installed
 
 spark: $(VENV)/.demo $(VENV)/.installed ## Install Spark and what the demo needs
@@ -75,22 +76,24 @@ fmt: dev ## Format the code
 	$(BIN)/ruff format $(CHECKED)
 	$(BIN)/ruff check --fix $(CHECKED)
 
-lint: dev ## Check format and style
+lint: $(VENV)/.dev ## Check format and style
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/codespell $(SPELLED)
 
-type: dev ## Check types
+type: $(VENV)/.dev ## Check types
 	$(BIN)/mypy $(CHECKED)
 
-contract: dev ## Check the import contract
-	$(BIN)/lint-imports --no-logo
+contract: $(VENV)/.dev ## Check the import contract
+	PYTHONPATH=src $(BIN)/lint-imports --no-logo
 
 house: $(VENV)/.installed ## List import cycles, unused code, unread fields, repeated functions and interfaces with too many methods
 	@$(PYTHON) -m tools.inspector
 
-test: dev ## Check everything and run all tests, compiled
-	+@$(BESIDE) lint type contract
+# The checks need no compiled modules, so they run beside the compilation.
+test: $(VENV)/.base ## Check everything and run all tests, compiled
+	+@$(BESIDE) $(DEV) lint type contract
+	@$(MAKE) --silent $(VENV)/.installed
 	$(RUN_TESTS) || $(RERUN)
 
 test-pure: dev ## Run all tests uncompiled

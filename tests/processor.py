@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.broker_process import BrokerProcess
+from polywire.testing.process import BrokerProcess
 
 
 @dataclass

@@ -92,7 +92,12 @@ def python_files(*folders: str) -> list[Path]:
 
 SOURCES: Final = python_files("src")
 EVERYTHING: Final = python_files("src", "tests", "examples", "benchmarks", "tools")
-TREES: Final = {path: ast.parse(path.read_text(encoding="utf-8")) for path in EVERYTHING}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Return the syntax tree of a module. Only the worker that runs these tests needs it, so no import makes it."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def place(path: Path, line: int = 0) -> str:
@@ -134,8 +139,8 @@ def test_modules_are_short() -> None:
 def test_functions_are_short() -> None:
     long = {
         f"{place(path, function.lineno)} {function.name}": lines
-        for path, tree in TREES.items()
-        for function in functions(tree)
+        for path in EVERYTHING
+        for function in functions(tree_of(path))
         if (lines := (function.end_lineno or 0) - function.lineno + 1) > FUNCTION_LINES_MAX
     }
     assert not long
@@ -144,8 +149,8 @@ def test_functions_are_short() -> None:
 def test_functions_are_flat() -> None:
     deep = {
         place(path, line): level
-        for path, tree in TREES.items()
-        for function in functions(tree)
+        for path in EVERYTHING
+        for function in functions(tree_of(path))
         for level, line in depth(function)
         if level > NESTING_MAX
     }
@@ -168,13 +173,13 @@ def test_no_todo_is_left() -> None:
 
 def test_modules_have_a_docstring() -> None:
     """The import contract lists what a module must not import; a docstring lists guarantees."""
-    assert not [place(path) for path in SOURCES if not ast.get_docstring(TREES[path])]
+    assert not [place(path) for path in SOURCES if not ast.get_docstring(tree_of(path))]
 
 
 def test_examples_in_docstrings_are_python() -> None:
     found = 0
     for path in SOURCES:
-        for node in ast.walk(TREES[path]):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Module | ast.ClassDef | Function):
                 _, mark, example = (ast.get_docstring(node) or "").partition("Example:\n")
                 found += bool(mark)
@@ -184,14 +189,14 @@ def test_examples_in_docstrings_are_python() -> None:
 
 def test_test_modules_have_a_docstring() -> None:
     tests = [path for path in python_files("tests", "examples", "benchmarks", "tools") if path.name != "__init__.py"]
-    assert not [place(path) for path in tests if not ast.get_docstring(TREES[path])]
+    assert not [place(path) for path in tests if not ast.get_docstring(tree_of(path))]
 
 
 def test_broad_except_is_used_at_the_edge_only() -> None:
     broad = {"Exception", "BaseException"}
     found = []
     for path in SOURCES:
-        for node in ast.walk(TREES[path]):
+        for node in ast.walk(tree_of(path)):
             if not isinstance(node, ast.ExceptHandler):
                 continue
             caught = {name.id for name in ast.walk(node.type) if isinstance(name, ast.Name)} if node.type else broad
@@ -205,7 +210,7 @@ def test_only_the_command_line_prints() -> None:
         place(path, node.lineno)
         for path in SOURCES
         if "cli" not in path.parts
-        for node in ast.walk(TREES[path])
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not found
@@ -216,7 +221,7 @@ def test_verbs_are_not_coroutines() -> None:
         place(path, function.lineno)
         for folder in WITHOUT_COROUTINES
         for path in sorted((PACKAGE / folder).rglob("*.py"))
-        for function in functions(TREES[path])
+        for function in functions(tree_of(path))
         if isinstance(function, ast.AsyncFunctionDef)
     ]
     assert not found
@@ -238,9 +243,9 @@ def test_the_log_uses_ports_for_the_outside_world() -> None:
     ]:
         name = str(path.relative_to(PACKAGE))
         refused = WORLD_MODULES - WORLD_MODULES_ALLOWED.get(name, set())
-        found += [place(path, line) for module, line in imports(TREES[path]) if module in refused]
+        found += [place(path, line) for module, line in imports(tree_of(path)) if module in refused]
         if name != "store/system_files.py":
-            found += [place(path, line) for line in path_verbs(TREES[path])]
+            found += [place(path, line) for line in path_verbs(tree_of(path))]
     assert not found
 
 
@@ -265,7 +270,7 @@ def test_no_regular_expression_is_used_on_client_data() -> None:
         place(path, line)
         for path in SOURCES
         if path.is_relative_to(PACKAGE) and path.relative_to(PACKAGE).parts[0] in WITHOUT_PATTERNS
-        for name, line in imports(TREES[path])
+        for name, line in imports(tree_of(path))
         if name in PATTERN_MODULES
     ]
     assert not found
@@ -280,7 +285,7 @@ def test_kinds_of_errors_are_the_eight_of_the_code_base() -> None:
         place(path, node.lineno)
         for path in SOURCES
         if path.name != "errors.py" or path.parent != PACKAGE
-        for node in ast.walk(TREES[path])
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.ClassDef) and {ast.unparse(base).rpartition(".")[2] for base in node.bases} & KINDS
     ]
     assert not derived
@@ -291,7 +296,7 @@ def kinds_raised() -> dict[str, set[str]]:
     """Return the kinds that each error code is raised as, outside the store, whose errors the log handles."""
     kinds_of = defaultdict(set)
     outer = [path for path in SOURCES if path.relative_to(ROOT / "src").parts[1:2] != ("store",)]
-    for node in (node for path in outer for node in ast.walk(TREES[path])):
+    for node in (node for path in outer for node in ast.walk(tree_of(path))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS and node.args:
             code = re.fullmatch(r"ErrorCode\.([A-Z_]+)", ast.unparse(node.args[0]))
             if code is not None:

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from polywire.cluster.nodes import NODE_INTERVAL_S
 from polywire.errors import Unavailable
 from polywire.server.placement import directory_of, shard_by_hash
 from polywire.store.url import open_bucket
+from tests import fork_server
 from tests.broker_process import BrokerProcess, child_environment
 from tests.crash.test_processes import WAIT_S, Producer, go_on, opened, until
 from tests.crash.test_standby import _cluster
@@ -166,7 +166,7 @@ def test_machines_lead_one_shard_each_and_serve_all(tmp_path: Path) -> None:
 
             asyncio.run(produced([one, two], work))
             doctor = [sys.executable, "-m", "polywire", "doctor", "--bucket", url, "-o", "json"]
-            rows = json.loads(subprocess.run(doctor, env=child_environment(), capture_output=True, check=True).stdout)
+            rows = json.loads(fork_server.run(doctor, env=child_environment()).stdout)
             assert {"shards/0000/journal", "shards/0001/journal", "nodes/two-0001"} <= {row["path"] for row in rows}
             assert "another number of shards" in _cluster("init", url, "--shards", "3", code=1)
             assert "shard number is required" in _cluster("takeover", url, code=1)

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from polywire.client.connect import connect
 from polywire.records.columns import Record
 from polywire.server.standby import FORWARDING
 from polywire.types import Level
+from tests import fork_server
 from tests.broker_process import BrokerProcess, child_environment
 from tests.crash.test_broker_kill import Producer, check, end
 
@@ -192,9 +192,10 @@ def _states(url: str) -> dict[str, tuple[str, int | None]]:
 def _cluster(*words: str, code: int = 0) -> str:
     """Return the output of ``polywire cluster``."""
     command = [sys.executable, "-m", "polywire", "cluster", *words]
-    found = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
-    assert found.returncode == code, found.stdout + found.stderr
-    return found.stdout + found.stderr
+    found = fork_server.run(command, env=child_environment(), text=True)
+    printed: str = found.stdout + found.stderr
+    assert found.returncode == code, printed
+    return printed
 
 
 async def _produce(broker: BrokerProcess, value: bytes) -> None:

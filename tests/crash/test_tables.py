@@ -21,7 +21,7 @@ from polywire.client.bulk import BulkConnection, connect
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.server.users import add_user
-from polywire.testing.process import BrokerProcess
+from tests.broker_process import BrokerProcess
 from tests.histories import tables as history
 
 OPTIONS = ("--table", "delta", "--table-freshness-s", "1")

@@ -23,7 +23,7 @@ from polywire.client.arrow import arrow_to_batches
 from tests.broker_process import silenced
 from tests.e2e import installation
 from tests.e2e.followed_page import Step, follow, path_of
-from tests.e2e.java import SHORT_LIVED, without_zip
+from tests.e2e.java import home_without_zip, short_lived
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,14 +105,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark() -> Iterator[SparkSession]:
     """Start one Spark session on two cores."""
     from polywire.spark import session
     from polywire.spark.sessions import JAVA_OPTIONS
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_HOME", str(without_zip(tmp_path_factory.mktemp("spark"))))
-        made = session("tests", master="local[2]", **{"spark.sql.shuffle.partitions": "2", JAVA_OPTIONS: SHORT_LIVED})
+        patch.setenv("SPARK_HOME", str(home_without_zip()))
+        made = session("tests", master="local[2]", **{"spark.sql.shuffle.partitions": "2", JAVA_OPTIONS: short_lived()})
     yield made
     made.stop()
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from polywire.testing.process import lasting_port
-from tests.e2e.java import EVERY_JAVA, SHORT_LIVED
+from tests.e2e.java import EVERY_JAVA, short_lived
 
 ROOT: Final = Path(__file__).parents[2]
 BLOCK: Final = re.compile(r"^```(?P<kind>\w+)(?: title=\"(?P<title>[\w./-]+)\")?\n(?P<text>.*?)^```$", re.M | re.S)
@@ -49,13 +49,10 @@ DEV_IN_BACKGROUND: Final = (
     "polywire dev > dev.log 2>&1 &\nuntil grep -q ^ready dev.log; do kill -0 $! && sleep 0.1; done"
 )
 
-SPARK_DEFAULTS: Final = "spark-defaults.conf"
 # 200 partitions, Spark's default, are too many for the rows of a page, and a busy machine starts workers slowly
-SPARK_SETTINGS: Final = """\
-spark.sql.shuffle.partitions 2
-spark.ui.enabled false
-spark.python.authenticate.socketTimeout 120s
-"""
+SPARK_SETTINGS: Final = (
+    "--conf spark.sql.shuffle.partitions=2 --conf spark.python.authenticate.socketTimeout=120s pyspark-shell"
+)
 
 PIP: Final = """\
 #!/bin/sh
@@ -160,7 +157,6 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
     commands.mkdir()
     (commands / "pip").write_text(PIP)
     (commands / "pip").chmod(0o755)
-    (commands / SPARK_DEFAULTS).write_text(SPARK_SETTINGS)
     script = "".join(f"{here(step.commands)}echo '{END_OF_BLOCK}{step.line}'\n" for step in page.steps)
     has_users = "polywire user add" in script
     environment = {
@@ -176,8 +172,8 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
         "TMPDIR": tempfile.gettempdir(),
         "LANG": "C.UTF-8",
         "COLUMNS": "200",
-        EVERY_JAVA: SHORT_LIVED,
-        "SPARK_CONF_DIR": str(commands),
+        EVERY_JAVA: short_lived(),
+        "PYSPARK_SUBMIT_ARGS": SPARK_SETTINGS,
     }
     done = subprocess.run(
         ["bash", "-c", PRELUDE + script],

@@ -22,6 +22,7 @@ from polywire.client.connect import connect
 from polywire.client.polywire import PolywireClient
 from polywire.errors import Unavailable
 from polywire.records.columns import Record
+from tests import fork_server
 from tests.broker_process import BrokerProcess, child_environment
 from tests.e2e.followed_page import PROGRESS
 
@@ -49,13 +50,11 @@ class Command:
 
     def __call__(self, *words: str, typed: str | bytes = b"", code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run to the end with this standard input, and check the exit code."""
-        done = subprocess.run(
+        done = fork_server.run(
             [*COMMAND, *words],
             input=typed.encode() if isinstance(typed, str) else typed,
-            capture_output=True,
             timeout=COMMAND_SECONDS_MAX,
             env=self._environment,
-            check=False,
         )
         assert done.returncode == code, done.stderr.decode()
         # On a busy machine a command may wait for its broker, and reports that.

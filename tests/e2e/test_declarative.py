@@ -14,7 +14,7 @@ from polywire.cli import main
 from polywire.cli.usage import EXIT_DONE
 from polywire.spark.java import find_java
 from tests.e2e.conftest import Served, environment, fill
-from tests.e2e.java import EVERY_JAVA, SHORT_LIVED
+from tests.e2e.java import EVERY_JAVA, ONE_COMPILER
 
 RUN_TIMEOUT_S = 400.0  # about 20 s on an idle machine
 COMMAND = Path(sys.executable).with_name("spark-pipelines")
@@ -34,7 +34,9 @@ def run(project: Path) -> str:
     """Run the project as its README says, with default settings; return the output."""
     quiet = {name: value for name, value in environment().items() if name not in ("SPARK_CONF_DIR", "PYSPARK_PYTHON")}
     reported = {**quiet, "JAVA_HOME": str(find_java().home), "SPARK_CONF_DIR": "conf", "PYSPARK_PYTHON": sys.executable}
-    reported[EVERY_JAVA] = SHORT_LIVED
+    reported[EVERY_JAVA] = (
+        ONE_COMPILER  # the classes are not those of the archive, because the project has a directory conf
+    )
     path = os.pathsep.join([str(COMMAND.parent), os.environ.get("PATH", "")])
     done = subprocess.run(
         [COMMAND, "run"], cwd=project, env={**reported, "PATH": path}, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,

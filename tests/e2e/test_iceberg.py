@@ -10,7 +10,7 @@ import pytest
 
 from polywire import connect_sync
 from polywire.client import bulk
-from polywire.testing.process import BrokerProcess
+from tests.broker_process import BrokerProcess
 
 pyiceberg = pytest.importorskip("pyiceberg", reason="pyiceberg is not installed")
 WAIT_S = 120.0

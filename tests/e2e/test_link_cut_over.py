@@ -20,7 +20,7 @@ from polywire.client.copying import connected
 from polywire.errors import BrokerError
 from polywire.records.columns import Record
 from polywire.server.links import LEASE_S
-from polywire.testing.process import WIRES, BrokerProcess
+from tests.broker_process import WIRES, BrokerProcess
 from tests.e2e.test_links import WAIT_S, command
 from tests.histories import cut_overs
 from tests.histories import links as histories

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -23,7 +22,8 @@ from polywire.client import bulk
 from polywire.client.arrow import chunk_to_arrow
 from polywire.client.sync import connect
 from polywire.records.columns import Record
-from polywire.testing.process import BrokerProcess, child_environment
+from tests import fork_server
+from tests.broker_process import BrokerProcess, child_environment
 from tests.histories import links as histories
 from tests.unit.links.hostile_kafka import TOPIC, HostileKafka, batch_at
 
@@ -48,9 +48,7 @@ def fill(broker: BrokerProcess) -> None:
 
 def command(*words: str, at: BrokerProcess) -> tuple[int, str]:
     environment = {**child_environment(), "POLYWIRE_HTTP": at.url("http")}
-    found = subprocess.run(
-        [sys.executable, "-m", "polywire", *words], env=environment, capture_output=True, text=True, check=False
-    )
+    found = fork_server.run([sys.executable, "-m", "polywire", *words], env=environment, text=True)
     return found.returncode, found.stdout + found.stderr
 
 

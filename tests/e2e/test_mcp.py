@@ -15,7 +15,7 @@ import pytest
 
 import polywire
 from polywire.cli.mcp import READING, WRITING
-from polywire.testing.process import BrokerProcess
+from tests.broker_process import BrokerProcess
 
 LIMIT_S = 60.0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from polywire.client import sync
 from polywire.errors import Denied
 from polywire.records.columns import Record
 from polywire.server.users import add_user
+from tests import fork_server
 from tests.broker_process import WIRES, BrokerProcess, child_environment, silenced
 from tests.e2e.test_users import Peer, polywire
 
@@ -29,12 +29,10 @@ def test_a_protocol_without_a_login_needs_an_anonymous_user(tmp_path: Path) -> N
     users = tmp_path / "users"
     add_user(users, "alice", "wonderland", "")
     words = ("serve", "--data-dir", str(tmp_path / "data"), "--users", str(users), *silenced("flux"))
-    ended = subprocess.run(
+    ended = fork_server.run(
         [sys.executable, "-m", "polywire", *words, "--flux", "127.0.0.1:0"],
-        capture_output=True,
         text=True,
         env=child_environment(),
-        check=False,
         timeout=180,
     )
     assert ended.returncode == 1

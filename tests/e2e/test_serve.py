@@ -18,7 +18,7 @@ import pytest
 from polywire.protocols.cursus.compression import algorithm
 from polywire.server.lifecycle import EXIT_OK, EXIT_SECOND_SIGNAL, EXIT_START
 from polywire.server.lines import LINES_MAX
-from tests.broker_process import WIRES, BrokerProcess, silenced
+from polywire.testing.process import WIRES, BrokerProcess, silenced
 from tests.processor import loop_seconds
 
 WAIT_S = 60.0  # for what takes a moment on a quiet machine

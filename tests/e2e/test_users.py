@@ -19,6 +19,7 @@ from polywire.errors import Denied, ErrorCode
 from polywire.protocols.iggy.messages import PermissionFlags, permission_bytes
 from polywire.records.columns import Record
 from polywire.server.users import add_user
+from tests import fork_server
 from tests.broker_process import BrokerProcess, child_environment
 from tests.unit.protocols.iggy.dialogue import classic
 
@@ -26,13 +27,11 @@ LOGIN, STREAMS, CREATE_STREAM, CREATE_USER, DELETE_USER = 38, 201, 202, 33, 34
 
 
 def user_command(*words: str, password: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return fork_server.run(
         [sys.executable, "-m", "polywire", "user", *words],
         input=password + "\n",
-        capture_output=True,
         text=True,
         env=child_environment() | {"COLUMNS": "200"},
-        check=False,
     )
 
 
@@ -118,9 +117,7 @@ def polywire(place: str, *words: str, password: str | None = None) -> subprocess
     """Run a command against the broker at this address."""
     known = {} if password is None else {"POLYWIRE_PASSWORD": password}
     environment = child_environment() | {"POLYWIRE_ADDRESS": f"polywire://{place}", "COLUMNS": "200"} | known
-    return subprocess.run(
-        [sys.executable, "-m", "polywire", *words], capture_output=True, text=True, env=environment, check=False
-    )
+    return fork_server.run([sys.executable, "-m", "polywire", *words], text=True, env=environment)
 
 
 def test_the_polywire_protocol_and_its_clients_log_in(tmp_path: Path) -> None:

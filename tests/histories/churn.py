@@ -31,8 +31,8 @@ from polywire.client.kafka import KafkaClient
 from polywire.client.polywire import PolywireClient
 from polywire.client.queue_calls import QueueCalls
 from polywire.records.columns import Record
-from polywire.testing.process import BrokerProcess
 from polywire.types import Level
+from tests.broker_process import BrokerProcess
 
 WIRES: Final = ("cursus", "flux", "iggy", "kafka", "polywire")
 VISITORS: Final = 20  # per round, at the same time

@@ -41,7 +41,7 @@ from polywire.client.copying import connected
 from polywire.errors import BrokerError, PeerError
 from polywire.link_orders import REVERSIBLE, Phase
 from polywire.records.columns import Record
-from polywire.testing.process import BrokerProcess
+from tests.broker_process import BrokerProcess
 from tests.histories.links import Wrong, workers
 
 LINK: Final = "old"

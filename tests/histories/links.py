@@ -30,7 +30,7 @@ from polywire.client.base import WireClient
 from polywire.client.copying import connected
 from polywire.errors import BrokerError
 from polywire.records.columns import Header, HeaderKind, Record
-from polywire.testing.process import BrokerProcess
+from tests.broker_process import BrokerProcess
 
 TOPIC: Final = "orders"
 LINK: Final = "old"

@@ -38,8 +38,8 @@ from polywire.client.queue_calls import QueueCalls
 from polywire.errors import BrokerError, Conflict
 from polywire.protocols.polywire.messages import AcknowledgedRun
 from polywire.share_settings import AUTO_OFFSET_RESET, DEAD_LETTERS, DELIVERIES, LOCK_DURATION, ORDER
-from polywire.testing.process import BrokerProcess
 from polywire.types import Outcome
+from tests.broker_process import BrokerProcess
 from tests.histories.clocks import JUMP, JUMPED_S, JUMPS, SkewedClock
 from tests.histories.repeat import parser_of
 from tests.ledger import Command, recorded

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Final
 from polywire.client.connect import connect
 from polywire.errors import BrokerError
 from polywire.types import Level
+from tests import fork_server
 from tests.broker_process import BrokerProcess, child_environment
 from tests.histories.clients import Client, GroupMember, IdempotentProducer, Producer, Reader, Url, read_everything
 from tests.histories.clocks import SkewedClock
@@ -111,7 +111,7 @@ def run(
 def check_data(folder: Path) -> None:
     """Let ``polywire doctor`` check the data directory of a stopped broker."""
     command = [sys.executable, "-m", "polywire", "doctor", "--data-dir", str(folder)]
-    looked = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
+    looked = fork_server.run(command, env=child_environment(), text=True)
     assert looked.returncode == 0, looked.stdout + looked.stderr
 
 

@@ -13,7 +13,6 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -25,6 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import Final, TypeAlias
 
 from polywire.server.placement import directory_of
+from tests import fork_server
 from tests.broker_process import BrokerProcess, child_environment
 from tests.crash.test_processes import Producer
 from tests.crash.test_shards import check_all, children
@@ -117,7 +117,7 @@ class Cluster:
         """Hand a shard to a standby, if there is one."""
         shard = str(self.chance.randrange(self.shards))
         command = [sys.executable, "-m", "polywire", "cluster", "takeover", self.url, "--shard", shard]
-        await asyncio.to_thread(subprocess.run, command, env=child_environment(), capture_output=True, check=False)
+        await asyncio.to_thread(fork_server.run, command, env=child_environment())
 
     async def kill_bucket(self) -> None:
         """Make the bucket unavailable for a while."""

@@ -36,7 +36,7 @@ from polywire.store.url import open_bucket
 from polywire.tables.delta_log import DeltaLog, TableState
 from polywire.tables.frames import read_arrow
 from polywire.tables.writer import DATA
-from polywire.testing.process import BrokerProcess
+from tests.broker_process import BrokerProcess
 from tests.histories.repeat import parser_of
 from tests.ledger import Command, recorded
 

@@ -6,7 +6,6 @@ The SDKs are those of ``test_iggy_sdks.py`` that PyPI has.
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -22,6 +21,8 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests import fork_server
+from tests.broker_process import child_environment
 from tests.e2e.followed_page import matches, read_page
 from tests.interop.test_iggy_sdks import lines_of, started
 from tests.three_brokers import Brokers, one_or_three, through
@@ -81,16 +82,15 @@ def commands() -> list[tuple[list[str], str]]:
 
 def run_command(broker: Brokers, words: list[str]) -> str:
     """Run a command of the page against this broker, and return its output."""
-    done = subprocess.run(
+    done = fork_server.run(
         [sys.executable, "-m", "polywire", *words[1:]],
-        env=os.environ | {"POLYWIRE_ADDRESS": broker.url()},
-        capture_output=True,
+        env=child_environment() | {"POLYWIRE_ADDRESS": broker.url()},
         text=True,
         timeout=SECONDS_MAX,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    printed: str = done.stdout
+    return printed
 
 
 def wait_until(condition: Callable[[], object], broker: Brokers) -> None:

@@ -20,7 +20,7 @@ import pytest
 from benchmarks.peers.kafka import JARS, Kafka
 from benchmarks.peers.peer import Absent
 from polywire.cli.admin import AdminApi
-from polywire.testing.process import BrokerProcess
+from tests.broker_process import BrokerProcess
 
 DRIVER = Path(__file__).parent / "kafka" / "Linked.java"
 QUIET = ("-Xmx384m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error")

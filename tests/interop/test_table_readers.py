@@ -32,7 +32,7 @@ from polywire.records.columns import Record
 from polywire.store.url import open_bucket
 from polywire.table_orders import ICEBERG_HINT, iceberg_metadata_name
 from polywire.tables.delta_log import DeltaLog
-from polywire.testing.process import BrokerProcess
+from tests.broker_process import BrokerProcess
 from tests.histories.tables import wait_for_records
 from tests.s3_server import BUCKET, s3_server
 from tests.unit.tables.tabled import configure, produce

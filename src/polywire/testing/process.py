@@ -14,12 +14,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Final
+from typing import ClassVar, Final, Self
 
 from polywire.choices import listed
 from polywire.errors import ErrorCode, Invalid
@@ -100,6 +100,8 @@ def lasting_port() -> int:
 class BrokerProcess:
     """A broker in its own process, which can be stopped, killed and started again with the same data directory."""
 
+    _popen: ClassVar[Callable[..., subprocess.Popen[bytes]]] = subprocess.Popen
+
     def __init__(
         self,
         data_dir: Path,
@@ -136,7 +138,7 @@ class BrokerProcess:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> BrokerProcess:
+    def start(self) -> Self:
         """Start the broker and wait until every listener accepts connections.
 
         Raises Invalid(INVALID_REQUEST) if it is running.
@@ -154,7 +156,7 @@ class BrokerProcess:
         if self._descriptors is not None:
             command = ["sh", "-c", f'ulimit -n {self._descriptors}; exec "$@"', "sh", *command]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = self._popen(
                 command,
                 stdout=log,
                 stderr=log,
@@ -214,7 +216,7 @@ class BrokerProcess:
             process.wait()
             raise AssertionError(f"the broker did not stop in {STOP_SECONDS_MAX} s\n{self.log_text()}") from None
 
-    def __enter__(self) -> BrokerProcess:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(
