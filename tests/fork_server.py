@@ -24,6 +24,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from threading import Lock
@@ -173,13 +174,20 @@ def _is_equal(command: Sequence[str], options: Mapping[str, Any]) -> bool:
 
 def serve(control: socket.socket) -> Request | None:
     """Fork for each request; return the request in the new process, and None in the server when its owner ends."""
-    poller, running = select.poll(), dict[int, tuple[int, int]]()
+    poller, running, ended = select.poll(), dict[int, int](), dict[int, int]()
     poller.register(control, select.POLLIN)
     while True:
         for ready, _ in poller.poll():
             if ready in running:
+                reported = running.pop(ready)
                 poller.unregister(ready)
-                _report_end(ready, *running.pop(ready))
+                poller.register(reported, 0)  # an error when the other end is closed
+                ended[reported] = _report_end(ready, reported)
+                continue
+            if ready in ended:
+                poller.unregister(ready)
+                os.close(ready)
+                os.waitpid(ended.pop(ready), 0)
                 continue
             message, descriptors, _, _ = socket.recv_fds(control, REQUEST_BYTES_MAX, STREAMS + 1)
             if not message:
@@ -192,19 +200,23 @@ def serve(control: socket.socket) -> Request | None:
                 os.close(descriptor)
             os.write(descriptors[0], NUMBER.pack(pid))
             pidfd = os.pidfd_open(pid)
-            running[pidfd] = pid, descriptors[0]
+            running[pidfd] = descriptors[0]
             poller.register(pidfd, select.POLLIN)
 
 
-def _report_end(pidfd: int, pid: int, reported: int) -> None:
+def _report_end(pidfd: int, reported: int) -> int:
+    """Report the status of a process that has ended, and return its id.
+
+    The process remains a zombie until its owner has read the status. Otherwise another process could get its id, and a
+    signal of a test would reach that one.
+    """
+    end = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+    assert end is not None, "it has ended"
     os.close(pidfd)
-    _, status = os.waitpid(pid, 0)
-    try:
+    status = end.si_status << 8 if end.si_code == os.CLD_EXITED else end.si_status
+    with suppress(BrokenPipeError):  # its owner no longer waits
         os.write(reported, NUMBER.pack(status))
-    except BrokenPipeError:
-        pass  # its owner no longer waits
-    finally:
-        os.close(reported)
+    return end.si_pid
 
 
 def _become(request: Request, streams: Sequence[int]) -> Request:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,7 +83,6 @@ def test_a_signal_reaches_the_broker_itself(number: signal.Signals, tmp_path: Pa
         os.kill(broker.pid, number)
         code = broker._end(signal.SIGCONT)
         assert code == (-signal.SIGKILL if number == signal.SIGKILL else 0)
-        assert not Path(f"/proc/{broker.pid}").exists()
         assert ("event=stopped" in broker.log_text()) is (number != signal.SIGKILL)
 
 
@@ -117,20 +117,34 @@ def owner(rest: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def is_running(pid: int) -> bool:
-    """Return whether a process runs. A zombie, which has ended, does not."""
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state: Z for a zombie, which has ended; none if there is no such process."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def wait_for(pid: int, *states: str) -> None:
+    """Wait until a process is in one of these states."""
+    end = time.monotonic() + SECONDS_MAX
+    while (state := state_of(pid)) not in states:
+        assert time.monotonic() < end, state
+        time.sleep(0.01)
+
+
+def test_the_id_of_a_process_is_not_used_again_before_its_end_is_known() -> None:
+    options: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    process = fork_server.popen([*COMMAND, "--version"], env=child_environment(), **options)
+    wait_for(process.pid, "Z")
+    assert process.wait() == 0
+    wait_for(process.pid, "")
 
 
 @pytest.mark.parametrize("end", ["process.communicate(b'secret')", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_the_server_ends_with_its_owner(end: str, tmp_path: Path) -> None:
     done = owner(end, tmp_path)
     assert not done.stderr
-    end_s = time.monotonic() + SECONDS_MAX
-    while is_running(int(done.stdout)):
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
+    wait_for(int(done.stdout), "Z", "")
 
 
 @pytest.mark.parametrize(
