@@ -51,7 +51,7 @@ STREAMS: Final = 3
 DESCRIPTORS_MAX: Final = 1 << 20
 NUMBER: Final = struct.Struct("i")
 # Variables that the program reads when it uses them. Others may have influenced the server's interpreter or imports.
-HARMLESS: Final = ("AWS_", "COLUMNS", "POLYWIRE_", "PYTEST_")
+HARMLESS: Final = ("AWS_", "COLUMNS", "JAVA_HOME", "POLYWIRE_", "PYSPARK_", "PYTEST_", "SPARK_")
 HARMFUL: Final = ("POLYWIRE_PURE",)
 ENDED: Final = "the fork server ended"
 ENVIRONMENT: Final = child_environment()  # of the server, before any test changes a variable
@@ -163,13 +163,19 @@ def _is_equal(command: Sequence[str], options: Mapping[str, Any]) -> bool:
     """Return whether a fork runs the command as a new interpreter would."""
     if not hasattr(os, "pidfd_open") or "COVERAGE_PROCESS_CONFIG" in os.environ or not options.keys() <= OPTIONS:
         return False
-    given = dict(os.environ if options.get("env") is None else options["env"])
-    differing = {name for name, _ in given.items() ^ ENVIRONMENT.items()}
+    given = os.environ if options.get("env") is None else options["env"]
+    differing = {name for name, _ in _comparable(given).items() ^ _comparable(ENVIRONMENT).items()}
     return (
         list(command[:2]) == [sys.executable, "-m"]
         and command[2] in MODULES
         and not any(name in HARMFUL or not name.startswith(HARMLESS) for name in differing)
     )
+
+
+def _comparable(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without folders that are twice on the search path. A Spark session in this process adds one."""
+    folders = environment.get("PYTHONPATH", "").split(os.pathsep)
+    return {**environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys(folders))}
 
 
 def serve(control: socket.socket) -> Request | None:

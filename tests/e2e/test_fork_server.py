@@ -77,6 +77,14 @@ def test_a_broker_has_the_descriptors_and_signals_of_a_started_one(tmp_path: Pat
     assert found[0] == found[1]
 
 
+def test_a_fork_is_made_after_a_spark_session_has_set_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/java")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("PYTHONPATH", child_environment()["PYTHONPATH"])
+    with fork_server.popen([*COMMAND, "--version"], env=child_environment(), stdout=subprocess.DEVNULL) as process:
+        assert type(process) is not subprocess.Popen
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_signal_reaches_the_broker_itself(number: signal.Signals, tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", wires=["polywire"]) as broker:

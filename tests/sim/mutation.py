@@ -60,10 +60,16 @@ class Compiled(Exception):
     """A method of a compiled class cannot be replaced: ``POLYWIRE_PURE=1`` runs all of them from source."""
 
 
-def put(patch: pytest.MonkeyPatch, owner: object, name: str, instead: object) -> None:
-    """Replace a function. Raises Compiled."""
+def current(owner: object, name: str) -> Any:
+    """Return a function that can be replaced. Raises Compiled."""
     if isinstance(owner, type) and not owner.__flags__ & _CAN_CHANGE:
         raise Compiled(f"{owner.__name__}.{name}")
+    return getattr(owner, name)
+
+
+def put(patch: pytest.MonkeyPatch, owner: object, name: str, instead: object) -> None:
+    """Replace a function. Raises Compiled."""
+    current(owner, name)
     patch.setattr(owner, name, instead)
 
 
@@ -71,7 +77,7 @@ def replaced(owner: object, name: str, instead: object) -> Callable[[pytest.Monk
     """Return a switch that replaces a function, also for calls from other processes. Raises Compiled."""
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
-        old = getattr(owner, name)
+        old = current(owner, name)
         put(patch, owner, name, instead)
         for method in METHODS.values():
             if method._function is old:
@@ -85,7 +91,7 @@ def wrapped(owner: object, name: str, around: Callable[..., Any]) -> Callable[[p
     """Return a switch that passes the old function to a new one. Raises Compiled."""
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
-        old = getattr(owner, name)
+        old = current(owner, name)
         replaced(owner, name, lambda *args, **named: around(old, *args, **named))(patch)
 
     return take_out
