@@ -50,9 +50,11 @@ REQUEST_BYTES_MAX: Final = 200_000  # a message of a socket, mostly environment
 STREAMS: Final = 3
 DESCRIPTORS_MAX: Final = 1 << 20
 NUMBER: Final = struct.Struct("i")
-# Variables that the program reads when it uses them. Others may have influenced the server's interpreter or imports.
-HARMLESS: Final = ("AWS_", "COLUMNS", "JAVA_HOME", "POLYWIRE_", "PYSPARK_", "PYTEST_", "SPARK_")
-HARMFUL: Final = ("POLYWIRE_PURE",)
+# Prefixes of variables that the interpreter, the C library or an import reads, so that a fork has the server's.
+READ_EARLY: Final = (
+    "CLICOLOR", "COVERAGE", "FORCE_COLOR", "GLIBC_", "HOME", "LANG", "LC_", "LD_", "MALLOC_", "NO_COLOR", "POLYWIRE_PURE",
+    "PYTHON", "TERM", "TZ", "XDG_",
+)  # fmt: skip
 ENDED: Final = "the fork server ended"
 ENVIRONMENT: Final = child_environment()  # of the server, before any test changes a variable
 OPTIONS: Final = {"cwd", "encoding", "env", "errors", "stderr", "stdin", "stdout", "text"}
@@ -168,7 +170,7 @@ def _is_equal(command: Sequence[str], options: Mapping[str, Any]) -> bool:
     return (
         list(command[:2]) == [sys.executable, "-m"]
         and command[2] in MODULES
-        and not any(name in HARMFUL or not name.startswith(HARMLESS) for name in differing)
+        and not any(name.startswith(READ_EARLY) for name in differing)
     )
 
 
