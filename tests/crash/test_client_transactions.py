@@ -23,6 +23,7 @@ from tests.crash.copier import FENCED, GROUP
 
 RECORDS: Final = 20_000
 KILLS: Final = 8
+COMMITS_MAX: Final = 200  # before a kill, so that records are left at the last one: each transaction copies seven
 PARTITIONS: Final = 3
 PATIENCE_S: Final = 300.0
 
@@ -88,8 +89,9 @@ async def check(broker: BrokerProcess) -> None:
 
 def copy_until_killed(broker: BrokerProcess, chance: random.Random, *, kills_broker: bool) -> None:
     with copier(broker) as process:
-        wait_for(process, "committed")
-        time.sleep(chance.random() / 2)
+        for _ in range(chance.randint(1, COMMITS_MAX)):
+            wait_for(process, "committed")
+        time.sleep(chance.random() / 100)  # into the next transaction
         if kills_broker:
             broker.kill()
             broker.start()
