@@ -165,19 +165,13 @@ def _is_equal(command: Sequence[str], options: Mapping[str, Any]) -> bool:
     """Return whether a fork runs the command as a new interpreter would."""
     if not hasattr(os, "pidfd_open") or "COVERAGE_PROCESS_CONFIG" in os.environ or not options.keys() <= OPTIONS:
         return False
-    given = os.environ if options.get("env") is None else options["env"]
-    differing = {name for name, _ in _comparable(given).items() ^ _comparable(ENVIRONMENT).items()}
+    given = dict(os.environ if options.get("env") is None else options["env"])
+    differing = {name for name, _ in given.items() ^ ENVIRONMENT.items()}
     return (
         list(command[:2]) == [sys.executable, "-m"]
         and command[2] in MODULES
         and not any(name.startswith(READ_EARLY) for name in differing)
     )
-
-
-def _comparable(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without folders that are twice on the search path. A Spark session in this process adds one."""
-    folders = environment.get("PYTHONPATH", "").split(os.pathsep)
-    return {**environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys(folders))}
 
 
 def serve(control: socket.socket) -> Request | None:

@@ -35,8 +35,9 @@ SOURCE: Final = Path(__file__).resolve().parents[2]
 
 def child_environment() -> dict[str, str]:
     """Return the environment that lets a process import this copy of Polywire."""
-    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(SOURCE)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    known = os.environ.get("PYTHONPATH")
+    paths = [*(known.split(os.pathsep) if known else ()), str(SOURCE)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
 
 
 def silenced(*but: str) -> tuple[str, ...]:
