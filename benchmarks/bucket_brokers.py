@@ -20,7 +20,7 @@ import polywire
 from benchmarks.measure import console, fresh_broker, processor_seconds
 from benchmarks.polywire_load import produce_rate, value_batch
 from polywire.client import bulk
-from tests.broker_process import BrokerProcess
+from polywire.testing.process import BrokerProcess
 from tests.histories.takeovers import bucket_in
 
 NODES: Final = ("one", "two", "three")

@@ -22,7 +22,7 @@ from polywire.client import bulk
 from polywire.cluster.nodes import Nodes
 from polywire.server.placement import shard_by_hash
 from polywire.store.url import open_bucket
-from tests.broker_process import BrokerProcess
+from polywire.testing.process import BrokerProcess
 
 SHARDS: Final = 2
 TOPICS: Final = tuple(

@@ -23,7 +23,7 @@ from typing import Final
 from benchmarks.peers.kafka_clients import PYTHON
 from benchmarks.peers.nats import Nats
 from benchmarks.peers.peer import Absent
-from tests.broker_process import BrokerProcess
+from polywire.testing.process import BrokerProcess
 
 RECORDS: Final = 500_000
 ROUNDS: Final = 5

@@ -25,8 +25,8 @@ from polywire.protocols.polywire.messages import AcknowledgedRun
 from polywire.records.build import from_columns
 from polywire.records.columns import Column, HeaderKind
 from polywire.share_settings import AUTO_OFFSET_RESET, UNFINISHED
+from polywire.testing.process import BrokerProcess
 from polywire.types import Buffer, Outcome
-from tests.broker_process import BrokerProcess
 
 TOPIC: Final = "jobs"
 GROUP: Final = "workers"

@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.broker_process import BrokerProcess
+from polywire.testing.process import BrokerProcess
 
 ROUNDS = 5
 REPORT_COLUMNS = 140  # if no terminal reports its width; a figure must never be truncated

@@ -32,7 +32,7 @@ from polywire.spark.functions import parse_json
 from polywire.spark.pipelines.compact import last_by_key
 from polywire.spark.pipelines.quality import Quality, quality
 from polywire.spark.pipelines.queries import topic_rows
-from tests.broker_process import BrokerProcess, child_environment
+from polywire.testing.process import BrokerProcess, child_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "deploy" / "spark-cluster" / "cluster.sh"

@@ -50,7 +50,7 @@ from polywire.protocols.polywire.codec import MAGIC, encode_head
 from polywire.protocols.polywire.messages import Verb
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
-from tests.broker_process import BrokerProcess
+from polywire.testing.process import BrokerProcess
 
 ROUNDS = 15
 PAUSE_S = 0.0005  # between two single requests

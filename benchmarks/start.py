@@ -34,9 +34,8 @@ from polywire.log.segments.segment_set import segment_name
 from polywire.log.settings import LogSettings
 from polywire.log.state import LogState
 from polywire.records.checksum import xxh64
+from polywire.testing import process
 from polywire.types import TopicName
-from tests import broker_process
-from tests.broker_process import BrokerProcess
 from tests.unit.log.rig import RigLoop
 
 GIGA = 1_000_000_000
@@ -186,9 +185,9 @@ class Start:
 
 def started(directory: Path) -> Start:
     """Start a broker on a data directory, and kill it once it has responded."""
-    setattr(broker_process, "READY_SECONDS_MAX", READY_SECONDS_MAX)  # noqa: B010 (it is Final to everybody else)
+    setattr(process, "READY_SECONDS_MAX", READY_SECONDS_MAX)  # noqa: B010 (it is Final to everybody else)
     begun = time.monotonic()
-    broker = BrokerProcess(directory)
+    broker = process.BrokerProcess(directory)
     try:
         broker.start()
         return Start(time.monotonic() - begun, processor_seconds(broker.pid), resident_bytes(broker.pid))

@@ -17,7 +17,7 @@ from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import ERROR, MORE, PREFIX, decode_answer, encode_head
 from polywire.protocols.polywire.messages import Verb
 from polywire.records.batch import from_spans
-from tests.broker_process import BrokerProcess
+from polywire.testing.process import BrokerProcess
 
 FETCH_WAIT_MS: Final = 10_000
 
