@@ -11,6 +11,7 @@ import os
 import platform
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from rich.table import Table
 
 from polywire.testing.process import BrokerProcess
 
+PROCESS_CLOCK = 2  # with a process id, names the clock of its processor time (clock_getcpuclockid, Linux)
 ROUNDS = 5
 REPORT_COLUMNS = 140  # if no terminal reports its width; a figure must never be truncated
 console = Console()
@@ -111,9 +113,14 @@ def resident_bytes(pid: int) -> dict[str, int]:
 
 
 def processor_seconds(pid: int, *, with_children: bool = False) -> float:
-    """Return the processor time of a process, user and system; with_children: with that of its ended children."""
+    """Return the processor time of a process, user and system; with_children: with that of its ended children.
+
+    Without children it is exact to nanoseconds. With them, it has steps of 10 ms. Raises OSError if the process has ended.
+    """
+    if not with_children:
+        return time.clock_gettime(~pid << 3 | PROCESS_CLOCK)
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11 : 15 if with_children else 13])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def descendants(pid: int) -> dict[int, str]:
