@@ -64,9 +64,9 @@ def connect(
         },
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)},
     }
-    # a digest of each body costs more than the rest of the request, and our objects contain checksums
+    # TLS protects each body; without it, the store compares the body with the digest in the signature (0.7 ms per MiB)
     if url.startswith("s3"):
-        settings["unsigned_payload"] = True
+        settings["unsigned_payload"] = not allow_http
     try:
         return Bucket(stores.from_url(url, **settings))
     except (BaseError, ValueError) as error:
