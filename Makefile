@@ -57,7 +57,7 @@ BESIDE = $(MAKE) --silent --output-sync=target $(if $(findstring --jobserver,$(M
 AUDIT_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help setup build dev fmt lint type contract house test test-pure test-pure-quick coverage test-all fuzz sim histories takeovers three-brokers processes sim-mutations bench bench-gate bench-peers docs screenshots site audit sbom demo demo-cluster wheel-test lock clean distclean spark
+.PHONY: help setup build dev fmt lint type contract house test test-pure test-quick test-pure-quick coverage test-all fuzz sim histories takeovers three-brokers processes sim-mutations bench bench-gate bench-peers docs screenshots site audit sbom demo demo-cluster wheel-test lock clean distclean spark
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -99,6 +99,9 @@ test: $(VENV)/.base ## Check everything and run all tests, compiled
 
 test-pure: dev ## Run all tests uncompiled
 	export POLYWIRE_PURE=1; $(RUN_TESTS) || $(RERUN)
+
+test-quick: dev ## Run the quick tests, compiled
+	$(RUN_TESTS) $(QUICK) || $(RERUN)
 
 test-pure-quick: dev ## Run the quick tests of packages that have compiled modules uncompiled
 	export POLYWIRE_PURE=1; $(RUN_TESTS) $(PURE) || $(RERUN)
@@ -207,7 +210,8 @@ $(VENV)/.base: requirements/base.lock $(VENV)/.made
 
 $(VENV)/.built: setup.py pyproject.toml src/polywire/build_info.py $(COMPILED) $(DECLARED) $(VENV)/.base
 	@echo "compiling $(words $(COMPILED)) modules (about three minutes on two cores, once)"
-	@$(PYTHON) setup.py --quiet build_ext --inplace; $(TOOK)
+	@# Tests that build wheels reuse the translations.
+	@CYTHON_CACHE_DIR=build/cython $(PYTHON) setup.py --quiet build_ext --inplace; $(TOOK)
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.built

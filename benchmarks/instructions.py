@@ -45,6 +45,7 @@ from benchmarks import (
     polywire_load,
 )
 from benchmarks.measure import console, machine
+from polywire.build_info import compiled_from
 from polywire.testing.process import WIRES, lasting_port
 
 HERE: Final = Path(__file__).resolve().parents[1]
@@ -258,11 +259,14 @@ def built(commit: str) -> Path:
 
 
 def _take_over_modules(tree: Path) -> None:
-    """Copy compiled modules of identical sources, if the declarations between modules are the same."""
-    declared = [path.relative_to(HERE) for path in (HERE / "src").rglob("*.pxd")]
-    if not all(_same(path, tree) for path in (*declared, Path("setup.py"))):
+    """Copy compiled modules of identical sources and declarations, if the same ``setup.py`` builds them."""
+    if not _same(Path("setup.py"), tree):
         return
-    sources = [path for path in (HERE / "src").rglob("*.py") if _same(path.relative_to(HERE), tree)]
+    sources = [
+        source
+        for source in (HERE / "src").rglob("*.py")
+        if all(_same(path.relative_to(HERE), tree) for path in (source.with_suffix(".pxd"), *compiled_from(source)))
+    ]
     for suffix, to in ((".c", tree / "src"), (".so", tree / MADE_IN)):  # later products must be newer
         for source in sources:
             for made in source.parent.glob(f"{source.stem}.*{suffix}".replace(".*.c", ".c")):
@@ -272,8 +276,11 @@ def _take_over_modules(tree: Path) -> None:
 
 
 def _same(path: Path, tree: Path) -> bool:
-    there = tree / path
-    return there.exists() and there.read_bytes() == (HERE / path).read_bytes()
+    """Return whether both trees have the same file, or neither has it."""
+    here, there = HERE / path, tree / path
+    if not (here.exists() and there.exists()):
+        return here.exists() == there.exists()
+    return here.read_bytes() == there.read_bytes()
 
 
 # The comparison

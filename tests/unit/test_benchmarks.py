@@ -85,10 +85,15 @@ def test_compiled_modules_are_reused_from_the_same_sources_only(
     instructions._take_over_modules(there)
     made = sorted(str(path.relative_to(there)) for path in there.rglob("*.[cs]*") if path.suffix in (".c", ".so"))
     assert made == ["build/lib/same.cpython-311.so", "src/same.c"]
-    (here / "src" / "same.pxd").write_text("declared")
+    (here / "src" / "new.pxd").write_text("declared")  # of a module that the other tree does not have
     (there / "src" / "same.c").unlink()
     instructions._take_over_modules(there)
-    assert not (there / "src" / "same.c").exists()
+    assert (there / "src" / "same.c").exists()
+    for tree in (here, there):
+        (tree / "src" / "same.pxd").write_text(str(tree))
+        (there / "src" / "same.c").unlink(missing_ok=True)
+        instructions._take_over_modules(there)
+        assert not (there / "src" / "same.c").exists()
 
 
 def test_a_figure_is_compared_with_its_limit_and_peers_but_limits_are_not_peers() -> None:

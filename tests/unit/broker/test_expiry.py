@@ -17,7 +17,7 @@ from tests.unit.broker.answers import batch_of
 
 HOUR = 3600.0
 DAY = 24 * HOUR
-OFTEN = BrokerSettings(expiry_interval_s=600.0)
+OFTEN = BrokerSettings(expiry_interval_s=600.0, retention_interval_s=600.0)
 
 
 @pytest.fixture

@@ -7,11 +7,13 @@ import pytest
 from polywire.broker.access import ConfiguredUser, Principal
 from polywire.broker.owners import LINKS_CALLER, Caller, caller_of
 from polywire.broker.permissions import Action, parse_grants
+from polywire.broker.settings import BrokerSettings
 from polywire.broker.users import LINKS, TABLES
 from polywire.errors import Denied
 from polywire.testing.memory_broker import MemoryBroker
 
 DAYS = 24 * 3600
+SELDOM = BrokerSettings(expiry_interval_s=3600.0, retention_interval_s=3600.0)  # a month has fewer passes
 WRITER = "link/old/source/topic/0"
 
 
@@ -26,7 +28,7 @@ def user(memory: MemoryBroker, name: str, words: list[str]) -> Principal:
 
 
 def test_the_position_of_a_link_does_not_expire() -> None:
-    memory = MemoryBroker()
+    memory = MemoryBroker(SELDOM)
     publish(memory, LINKS_CALLER, WRITER, 7)
     publish(memory, Caller(None, -5), "other", 9)
     for _ in range(3):

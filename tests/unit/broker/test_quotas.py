@@ -179,7 +179,8 @@ def test_events_removed_by_retention_no_longer_count() -> None:
 
 
 def test_long_idle_ids_and_writers_are_evicted() -> None:
-    memory = MemoryBroker(SETTINGS)
+    seldom = replace(SETTINGS, expiry_interval_s=3600.0, retention_interval_s=3600.0)  # a month has fewer passes
+    memory = MemoryBroker(seldom)
     days = 24 * 3600
     for what, after in (("transactional ids", 8 * days), ("writers", 31 * days)):
         fill(memory, HOSTILE, FILLS[what])
