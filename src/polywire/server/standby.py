@@ -25,7 +25,7 @@ from typing import Final
 import structlog
 
 from polywire.clock import SystemClock
-from polywire.cluster.nodes import NODE_INTERVAL_S, NODE_TIMEOUT_S, Node, Nodes, TakeoverRequest, Watch, node_of, states
+from polywire.cluster.nodes import Node, Nodes, TakeoverRequest, Watch, interval_s, node_of, states
 from polywire.errors import BrokerError, ErrorCode, Invalid, NotOwner, Unavailable
 from polywire.http.session import HEAD_BYTES_MAX
 from polywire.protocols.flux import exports
@@ -63,13 +63,13 @@ polywire_bucket_carries %d
 _END: Final = b"\r\n\r\n"
 
 log = structlog.get_logger("polywire.server")
-LOOK_S: Final = 0.5  # pause between two checks of the leader
+LOOK_S: Final = 0.5  # longest pause between two checks of the leader
 RANK_S: Final = 0.5  # delay per better-ranked standby, so that not all standbys try to take over at once
 REFUSED_MAX: Final = 2  # checks that find the port closed before the leader counts as dead
 HANDING_OVER_S: Final = 10.0  # after a handover was requested, how long the leader checks often whether it has happened
 KNOCK_TIMEOUT_S: Final = 2.0
-# a leader that could not write a heartbeat for this long steps down, before standbys consider it dead
-SILENT_S: Final = 0.75 * NODE_TIMEOUT_S
+# a leader that could not write a heartbeat for this part of its timeout steps down, before standbys consider it dead
+SILENT_PART: Final = 0.75
 UNHEARD: Final = "no heartbeat could be written to the bucket for too long"
 OnDeposed = Callable[[str], object]
 """Called with the reason when this broker must stop leading."""
@@ -182,8 +182,10 @@ class Presence:
         self._seen = watch.sees
         self._candidate = watch.candidate
         self._balance = watch.balance
+        self._timeout_s = config.node_timeout_s
+        self._interval_s = interval_s(self._timeout_s)
         # short timeout: a request that hangs is repeated
-        self._nodes = Nodes(watch.open(timeout_s=NODE_INTERVAL_S), watch.candidate)
+        self._nodes = Nodes(watch.open(timeout_s=self._interval_s), watch.candidate)
         self._config = config
         self._name = watch.candidate.name
         self._id = secrets.token_hex(16)
@@ -202,7 +204,7 @@ class Presence:
         """Set the addresses and the start number in this broker's heartbeats.
 
         The start number is 0 for a standby, and -1 while it tries to become the leader. ``deposed`` is called if
-        another broker leads with a higher start number, or if heartbeats have failed for ``SILENT_S``. A leader that
+        another broker leads with a higher start number, or if heartbeats have failed for ``SILENT_PART`` of the timeout. A leader that
         writes nothing else to the bucket would not notice otherwise. It is called in the thread, and may be called
         several times.
         """
@@ -230,7 +232,7 @@ class Presence:
     def _repeat(self) -> None:
         while not self._over:
             hands_over = self._clock.monotonic() < self._hands_over_until
-            self._changed.wait(LOOK_S if hands_over else NODE_INTERVAL_S)
+            self._changed.wait(min(LOOK_S, self._interval_s) if hands_over else self._interval_s)
             self._changed.clear()
             if not self._over:
                 self._put()
@@ -243,7 +245,7 @@ class Presence:
         A broker that was suspended for too long must not serve reads from memory, because another one may be the
         leader.
         """
-        return self._clock.monotonic() - self._written_at < SILENT_S
+        return self._clock.monotonic() - self._written_at < SILENT_PART * self._timeout_s
 
     def _check_leadership(self) -> None:
         """Do the regular checks of a leader.
@@ -276,14 +278,16 @@ class Presence:
                 self._nodes.request_takeover(TakeoverRequest(other.name, start))
 
     def _put(self) -> None:
-        """Write a heartbeat. If that fails, it is retried; after ``SILENT_S`` without success, a leader steps down."""
+        """Write a heartbeat. If that fails, it is retried; after ``SILENT_PART`` of the timeout, a leader steps down."""
         self._counter += 1
         (addresses, start), begun, candidate = self._state, self._clock.monotonic(), self._candidate
         if start > 0 and not self.is_alive:
             self._deposed(UNHEARD)
             return
         with suppress(BrokerError):
-            self._nodes.put(node_of(candidate, self._id, addresses, start=start, counter=self._counter))
+            self._nodes.put(
+                node_of(candidate, self._id, addresses, start=start, counter=self._counter, timeout_s=self._timeout_s)
+            )
             self._written_at = begun
 
 
@@ -312,14 +316,16 @@ class Standby:
         self._leader: Node | None = None
         self._warned_start = 0
         """Start number of the leader about which a TLS mismatch was logged."""
-        self._read_at = -NODE_INTERVAL_S
+        self._interval_s = interval_s(config.node_timeout_s)
+        self._look_s = min(LOOK_S, self._interval_s)
+        self._read_at = -self._interval_s
         self._refused = 0
         self._rank = 0
         self._is_tried = False
         """Whether another standby is already taking over. A second attempt would only depose it."""
         self._waited = 0.0
         self._clock = SystemClock()
-        self._patient_until = self._clock.monotonic() + (NODE_TIMEOUT_S if deposed else 0)
+        self._patient_until = self._clock.monotonic() + (config.node_timeout_s if deposed else 0)
         self._stopping = asyncio.Event()
         self._addresses: dict[str, Address] = {}
         self._is_listening = False
@@ -353,7 +359,7 @@ class Standby:
                 if self._can_forward():
                     await self._forward(relay, presence)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), LOOK_S)
+                    await asyncio.wait_for(self._stopping.wait(), self._look_s)
                 if self._stopping.is_set():
                     return False
             await self._answer_health()
@@ -444,7 +450,7 @@ class Standby:
     async def _is_led(self) -> bool:
         """Return whether a leader seems to be alive, and no operator has requested that this broker takes over."""
         now, leader = self._clock.monotonic(), self._leader
-        if leader is None or leader.start < 0 or self._refused or now - self._read_at >= NODE_INTERVAL_S:
+        if leader is None or leader.start < 0 or self._refused or now - self._read_at >= self._interval_s:
             self._read_at = now
             try:
                 leader, request = await asyncio.to_thread(self._read_leader, now)
@@ -457,7 +463,7 @@ class Standby:
                 log.info("taking over on request", leader=leader.name)
                 return False
         if leader is None:
-            self._waited += LOOK_S
+            self._waited += self._look_s
             return now < self._patient_until or self._waited <= RANK_S * self._rank
         self._waited = 0.0
         if await self._answers(leader):
@@ -465,7 +471,7 @@ class Standby:
             self._check_name(leader)
             return True
         self._refused += 1
-        return self._is_tried or self._refused < REFUSED_MAX + self._rank * RANK_S / LOOK_S
+        return self._is_tried or self._refused < REFUSED_MAX + self._rank * RANK_S / self._look_s
 
     def _read_leader(self, now: float) -> tuple[Node | None, TakeoverRequest | None]:
         """Return the leader, and the latest request for a takeover. Raises BrokerError if the bucket cannot be read."""

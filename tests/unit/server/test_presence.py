@@ -9,7 +9,6 @@ import pytest
 
 from polywire.cluster.nodes import Node, Nodes
 from polywire.errors import ErrorCode, Unavailable
-from polywire.server import standby
 from polywire.server.bucket_watch import BucketWatch
 from polywire.server.config import ServeConfig
 from polywire.server.standby import UNHEARD, Presence
@@ -26,8 +25,6 @@ def test_a_leader_without_heartbeats_is_deposed(tmp_path: Path, monkeypatch: pyt
         put(nodes, node)
 
     monkeypatch.setattr(Nodes, "put", put_or_fail)
-    monkeypatch.setattr(standby, "NODE_INTERVAL_S", 0.01)
-    monkeypatch.setattr(standby, "SILENT_S", 0.2)
     reported: list[str] = []
     deposed = Event()
 
@@ -35,10 +32,11 @@ def test_a_leader_without_heartbeats_is_deposed(tmp_path: Path, monkeypatch: pyt
         reported.append(reason)
         deposed.set()
 
-    config = ServeConfig(data_dir=tmp_path, bucket=f"file://{tmp_path / 'bucket'}", node="one")
+    config = ServeConfig(data_dir=tmp_path, bucket=f"file://{tmp_path / 'bucket'}", node="one", node_timeout_s=1.0)
     presence = Presence(config, BucketWatch(config))
     presence.announce({}, 3, on_deposed)
     assert not deposed.wait(0.5), "the heartbeat arrived"
+    assert [node.timeout_s for node in Nodes(open_bucket(config.bucket)).read()] == [config.node_timeout_s]
     out.set()
     assert deposed.wait(20)
     assert reported[0] == UNHEARD

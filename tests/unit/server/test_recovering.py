@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from polywire.clock import SystemClock
+from polywire.cluster.nodes import NODE_TIMEOUT_S_MAX
 from polywire.errors import ErrorCode, NotOwner, Unavailable
 from polywire.server import bucket as server_bucket
 from polywire.server import bucket_watch, lifecycle, standby
@@ -48,7 +49,6 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Silent:
         return found
 
     monkeypatch.setattr(server_bucket, "OPENING_END_S", WAIT_S)  # otherwise it ends the whole test run
-    monkeypatch.setattr(standby, "SILENT_S", WAIT_S)  # a process of thousands of tests may stall for long
     monkeypatch.setattr(bucket_watch, "open_bucket", opened)
     return found
 
@@ -67,6 +67,7 @@ def config_of(tmp_path: Path) -> ServeConfig:
         kafka07=OFF,
         iggy=OFF,
         polywire="127.0.0.1:0",
+        node_timeout_s=NODE_TIMEOUT_S_MAX,  # a process of thousands of tests may stall for long
     )
 
 
