@@ -44,7 +44,7 @@ from tests.s3_server import BUCKET, S3Server, bucket_kind, s3_binary
 BROKERS: Final = ("a", "b", "c")
 ENDPOINT: Final = "AWS_ENDPOINT_URL"
 LED: Final = b"leading the shard"
-PART: Final = 25  # takeovers of one history, which is kept in memory
+PART: Final = 25  # takeovers of one history, which is kept in memory, by default
 CALM_S: Final = (0.5, 2.5)  # in which clients make progress, with the default timeout
 LED_S: Final = 60.0  # in which there is a leader again
 
@@ -323,17 +323,20 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=30, help="how often a broker takes over")
     parser.add_argument("--clocks", action="store_true", help="let the clocks of brokers jump (needs libfaketime)")
     parser.add_argument("--libraries", action="store_true", help="let the Kafka clients that are here copy, too")
+    parser.add_argument("--part", type=int, default=PART, help="takeovers of one history")
     parser.add_argument(
         "--node-timeout-s", type=float, default=NODE_TIMEOUT_S, help="of the brokers; scales the faults"
     )
     parser.add_argument("--pause-s", type=float, default=PAUSE_S, help="between two requests of a client")
     given = parser.parse_args(words)
-    part = PART if given.ledger else min(given.count, PART)
+    part = given.part if given.ledger else min(given.count, given.part)
     options = f"{' --clocks' if given.clocks else ''}{' --libraries' if given.libraries else ''}"
-    if given.node_timeout_s != NODE_TIMEOUT_S:
-        options += f" --node-timeout-s {given.node_timeout_s:g}"
-    if given.pause_s != PAUSE_S:
-        options += f" --pause-s {given.pause_s:g}"
+    for option, value, default in (
+        ("part", part, PART),
+        ("node-timeout-s", given.node_timeout_s, NODE_TIMEOUT_S),
+        ("pause-s", given.pause_s, PAUSE_S),
+    ):
+        options += f" --{option} {value:g}" if value != default else ""
     histories = Histories(
         Command(f"tests.histories.takeovers --count {part}{options}", bucket_kind()),
         lambda folder, seed, _: run(
