@@ -7,6 +7,7 @@ exists as long as the process, both as leader and as standby, so losing leadersh
 from __future__ import annotations
 
 import platform
+import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -45,6 +46,7 @@ class BucketWatch:
             may_hand_over: returns whether this machine has handed over no shard for the given number of seconds.
         """
         self.candidate: Final = candidate or candidate_of(config)
+        self.process_id: Final = secrets.token_hex(16)  # by which a process recognizes its own node object
         self.balance: Final = Balance(self.candidate, config.balance_s, may_hand_over)
         self._url: Final = config.bucket
         self._interval_s: Final = interval_s(config.node_timeout_s)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import ssl
 import threading
 from collections.abc import Callable, Mapping
@@ -65,6 +64,7 @@ _END: Final = b"\r\n\r\n"
 log = structlog.get_logger("polywire.server")
 LOOK_S: Final = 0.5  # longest pause between two checks of the leader
 RANK_S: Final = 0.5  # delay per better-ranked standby, so that not all standbys try to take over at once
+NAMESAKE_CHANGES_MAX: Final = 1  # changes of a node object that a killed process can still have requested
 REFUSED_MAX: Final = 2  # checks that find the port closed before the leader counts as dead
 HANDING_OVER_S: Final = 10.0  # after a handover was requested, how long the leader checks often whether it has happened
 KNOCK_TIMEOUT_S: Final = 2.0
@@ -188,7 +188,7 @@ class Presence:
         self._nodes = Nodes(watch.open(timeout_s=self._interval_s), watch.candidate)
         self._config = config
         self._name = watch.candidate.name
-        self._id = secrets.token_hex(16)
+        self._id = watch.process_id
         self._state: tuple[dict[str, tuple[str, int]], int] = {}, 0
         self._counter = 0
         self._watch = Watch(self._name)
@@ -310,6 +310,9 @@ class Standby:
         self._shard = shard
         self._signals = signals
         self._name = watch.candidate.name
+        self._id = watch.process_id
+        self._namesake: set[tuple[str, int]] = set()
+        """Heartbeats of a leader with this broker's name, which is another broker or was this one before a kill."""
         self._nodes = Nodes(watch.open(timeout_s=REQUEST_TIMEOUT_S), watch.candidate)
         self._watch = Watch(self._name, watch.candidate.shard)
         self._balance = watch.balance
@@ -387,7 +390,8 @@ class Standby:
             await health.stop()
 
     def _can_forward(self) -> bool:
-        return self._leader is not None and self._refused == 0 and bool(self._leader.addresses)
+        leader = self._leader
+        return leader is not None and self._refused == 0 and bool(leader.addresses) and leader.name != self._name
 
     async def _forward(self, relay: Relay, presence: Presence) -> None:
         """Open the listeners of the relay. Raises Unavailable if an address is in use."""
@@ -475,7 +479,8 @@ class Standby:
 
     def _read_leader(self, now: float) -> tuple[Node | None, TakeoverRequest | None]:
         """Return the leader, and the latest request for a takeover. Raises BrokerError if the bucket cannot be read."""
-        nodes = self._nodes.read()
+        # this process may have been unable to remove its own object when it stopped leading
+        nodes = [node for node in self._nodes.read() if node.id != self._id]
         leader = self._watch.leader(nodes, now)
         self._rank = self._watch.rank(nodes)
         alive = self._watch.alive(nodes)
@@ -483,7 +488,11 @@ class Standby:
         return leader, self._nodes.takeover_request()
 
     def _check_name(self, leader: Node) -> None:
-        if leader.name == self._name:
+        """Raise Invalid if the leader is another broker with this name, which continues to write heartbeats."""
+        if leader.name != self._name:
+            return
+        self._namesake.add((leader.id, leader.counter))
+        if len(self._namesake) > 1 + NAMESAKE_CHANGES_MAX:
             raise Invalid(
                 ErrorCode.INVALID_NAME,
                 f"another broker with this name is the leader (give one of them another --node) name={self._name!r}",
