@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from polywire.cluster.nodes import NODE_TIMEOUT_S
-from tests.broker_process import BrokerProcess
+from tests.broker_process import BrokerProcess, StartedBroker
 from tests.histories.clients import PAUSE_S, read_everything
 from tests.histories.clocks import JUMP, JUMPED_S, JUMPS, TRUE, SkewedClock
 from tests.histories.driven import Copier, drivers
@@ -61,8 +61,11 @@ class Cluster:
         *,
         have_clocks: bool,
         timeout_s: float = NODE_TIMEOUT_S,
+        kind: type[StartedBroker] = BrokerProcess,
     ) -> None:
-        options = ("--bucket", bucket, "--slot-mib", "17", "--node-timeout-s", f"{timeout_s:g}")
+        options = ["--bucket", bucket, "--slot-mib", "17"]
+        if timeout_s != NODE_TIMEOUT_S:  # earlier versions do not have this option
+            options += ["--node-timeout-s", f"{timeout_s:g}"]
         self._timeout_s: Final = timeout_s
         self._read: Final = {name: (0, list[int]()) for name in BROKERS}
         environments = [{ENDPOINT: f"http://127.0.0.1:{proxy.port}"} for proxy in proxies] or [{} for _ in BROKERS]
@@ -70,14 +73,14 @@ class Cluster:
         for environment, clock in zip(environments, self.clocks, strict=False):
             environment |= clock.environment
         self.brokers: Final = [
-            BrokerProcess(folder / name, *options, "--node", name, wires=WIRES, environment=environment)
+            kind(folder / name, *options, "--node", name, wires=WIRES, environment=environment)
             for name, environment in zip(BROKERS, environments, strict=True)
         ]
         self.proxies: Final = dict(zip(self.brokers, proxies, strict=False))
         self._clock_of: Final = dict(zip(self.brokers, self.clocks, strict=False))
         self._chance: Final = chance
 
-    async def restart(self, broker: BrokerProcess) -> None:
+    async def restart(self, broker: StartedBroker) -> None:
         """Start a broker. An operator sets its clock first: with a wrong one, a bucket refuses its requests."""
         if broker in self._clock_of:
             self._clock_of[broker].set(TRUE)
@@ -95,16 +98,16 @@ class Cluster:
         """Return how often a broker has started to lead."""
         return sum(len(self._starts(broker)) for broker in self.brokers)
 
-    def leader(self) -> BrokerProcess:
+    def leader(self) -> StartedBroker:
         """Return the broker that started to lead last."""
         return max(self.brokers, key=lambda broker: max(self._starts(broker), default=0))
 
-    def others(self) -> list[BrokerProcess]:
+    def others(self) -> list[StartedBroker]:
         """Return the standbys."""
         leader = self.leader()
         return [broker for broker in self.brokers if broker is not leader]
 
-    def _starts(self, broker: BrokerProcess) -> list[int]:
+    def _starts(self, broker: StartedBroker) -> list[int]:
         """Return the starts under which a broker has led. Only new lines of its log are read."""
         size, starts = self._read[broker.data_dir.name]
         with suppress(FileNotFoundError), broker.data_dir.with_name(f"{broker.data_dir.name}.log").open("rb") as log:
