@@ -46,9 +46,14 @@ class VersionedBroker(StartedBroker):
 
 
 def tree_of(commit: str, folder: Path) -> Path:
-    """Write the sources of a commit to a folder, and return the directory to import from. Raises CalledProcessError."""
-    archive = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, capture_output=True, check=True).stdout
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+    """Write the sources of a commit to a folder, and return the directory to import from.
+
+    Raises SystemExit if git does not have the commit, as in a shallow clone.
+    """
+    made = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, capture_output=True, check=False)
+    if made.returncode:
+        raise SystemExit(f"git has no sources of this commit (fetch the whole history) commit={commit!r}")
+    with tarfile.open(fileobj=io.BytesIO(made.stdout)) as files:
         files.extractall(folder, filter="data")
     return folder / "src"
 
