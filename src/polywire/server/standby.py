@@ -70,6 +70,9 @@ HANDING_OVER_S: Final = 10.0  # after a handover was requested, how long the lea
 KNOCK_TIMEOUT_S: Final = 2.0
 # a leader that could not write a heartbeat for this part of its timeout steps down, before standbys consider it dead
 SILENT_PART: Final = 0.75
+# a broker that gets no responses while it recovers the log announces itself for ``SILENT_PART`` of each such time, in
+# timeouts. Its requests may arrive, and standbys would wait for it. So it is silent for the rest, and they take over.
+RETRIED_PART: Final = 3.0
 UNHEARD: Final = "no heartbeat could be written to the bucket for too long"
 OnDeposed = Callable[[str], object]
 """Called with the reason when this broker must stop leading."""
@@ -283,6 +286,9 @@ class Presence:
         (addresses, start), begun, candidate = self._state, self._clock.monotonic(), self._candidate
         if start > 0 and not self.is_alive:
             self._deposed(UNHEARD)
+            return
+        unheard = (begun - self._written_at) / self._timeout_s
+        if start < 0 and unheard % RETRIED_PART >= SILENT_PART:
             return
         with suppress(BrokerError):
             self._nodes.put(
