@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Sequence
+from compileall import compile_dir
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -55,6 +56,7 @@ def tree_of(commit: str, folder: Path) -> Path:
         raise SystemExit(f"git has no sources of this commit (fetch the whole history) commit={commit!r}")
     with tarfile.open(fileobj=io.BytesIO(made.stdout)) as files:
         files.extractall(folder, filter="data")
+    compile_dir(folder / "src", quiet=1)  # otherwise each start would do it
     return folder / "src"
 
 
