@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Container, Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Final
 
@@ -45,8 +44,7 @@ class NodeState(Enum):
     SILENT = "silent"
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A process that may lead a shard.
 
     Attributes:
