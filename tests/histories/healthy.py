@@ -24,6 +24,7 @@ from tests.broker_process import BrokerProcess
 from tests.histories.clients import read_everything
 from tests.histories.driven import Copier
 from tests.histories.history import History, Outcome, Produce
+from tests.histories.nemesis import SLOT_MIB
 from tests.histories.outside import judge_everything, judges
 from tests.histories.repeat import Histories, parser_of, repeat
 from tests.histories.run import (
@@ -90,6 +91,11 @@ class Healthy:
         return wrong
 
 
+def _broker(folder: Path) -> BrokerProcess:
+    """Return a broker with small journal files, so that the first parts already fill one."""
+    return BrokerProcess(folder / "data", "--slot-mib", str(SLOT_MIB), wires=WIRES)
+
+
 def judge_healthy(history: History) -> list[str]:
     """Return what all checkers find, and the requests that were not acknowledged."""
     return judge_everything(history) + [
@@ -110,7 +116,7 @@ def main() -> int:
     given = parser.parse_args()
     part_s = PART_S if given.ledger else min(given.seconds, PART_S)
     print(f"judges: {', '.join(judges())}")
-    with TemporaryDirectory() as folder, BrokerProcess(Path(folder) / "data", wires=WIRES) as broker:
+    with TemporaryDirectory() as folder, _broker(Path(folder)) as broker:
         healthy, end = Healthy(broker, part_s), time.monotonic() + given.seconds
         histories = Histories(Command(f"tests.histories.healthy --seconds {part_s:.0f}"), healthy.make, judge_healthy)
         code = repeat(
