@@ -6,7 +6,7 @@ from polywire.testing.process import LOGIN_WIRES, SOURCE, WIRES, child_environme
 from polywire.testing.process import BrokerProcess as StartedBroker
 from tests import fork_server
 
-__all__ = ["LOGIN_WIRES", "SOURCE", "WIRES", "BrokerProcess", "child_environment", "silenced"]
+__all__ = ["LOGIN_WIRES", "SOURCE", "WIRES", "BrokerProcess", "StartedBroker", "child_environment", "silenced"]
 
 
 class BrokerProcess(StartedBroker):

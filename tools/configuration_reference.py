@@ -26,7 +26,7 @@ TOPICS: Final[Mapping[str, Sequence[str]]] = {
     "Topics and retention": ("partitions", "retention-hours", "retention-mib", "offsets-retention-hours"),
     "Tables": ("table", "table-freshness-s", "table-history-hours", "tables-url"),
     "Limits": ("state-mib", "owner-share"),
-    "Bucket": ("bucket", "node", "advertise", "cache-gib", "delete-grace-s", "balance-s", "bucket-prices"),
+    "Bucket": ("bucket", "node", "advertise", "cache-gib", "delete-grace-s", "balance-s", "node-timeout-s", "bucket-prices"),
     "Processes": ("processes", "shard-port"),
     "The process": ("config", "detach", "log-format", "drain-timeout", "idle-poll-us", "driver"),
     "Kafka": ("kafka-advertise", "kafka-acks-all", "kafka-replication-factor-max"),

@@ -18,7 +18,7 @@ from typing import Final
 import pytest
 
 from polywire.client.polywire import PolywireClient
-from polywire.cluster.nodes import NODE_INTERVAL_S
+from polywire.cluster.nodes import NODE_TIMEOUT_S, interval_s
 from polywire.errors import Unavailable
 from polywire.server.placement import directory_of, shard_by_hash
 from polywire.store.url import open_bucket
@@ -36,7 +36,7 @@ TOPICS: Final = {
 }
 
 NOTICED_S: Final = (
-    NODE_INTERVAL_S + 1.0
+    interval_s(NODE_TIMEOUT_S) + 1.0
 )  # a shard with a new leader may be reported as of the last refresh (decision 0125)
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="several processes share addresses on Linux only")

@@ -19,8 +19,10 @@ import pytest
 
 import polywire
 from polywire.client.connect import connect
+from polywire.cluster.nodes import NODE_TIMEOUT_S_MIN, Node, Nodes
 from polywire.records.columns import Record
 from polywire.server.standby import FORWARDING
+from polywire.store.url import open_bucket
 from polywire.types import Level
 from tests import fork_server
 from tests.broker_process import BrokerProcess, child_environment
@@ -156,6 +158,14 @@ def test_two_brokers_of_the_same_name_are_refused(tmp_path: Path) -> None:
         )
         with pytest.raises(AssertionError, match="another broker with this name is the leader"):
             other.start()
+
+
+def test_a_broker_that_was_killed_while_taking_over_starts_again(tmp_path: Path) -> None:
+    url = f"file://{tmp_path / 'bucket'}"
+    Nodes(open_bucket(url)).put(Node("one", "killed", {}, start=-1, timeout_s=NODE_TIMEOUT_S_MIN))
+    with broker_of(tmp_path, "one") as one:
+        asyncio.run(_produce(one, b"value"))
+        assert one.stop() == 0, one.log_text()
 
 
 def test_a_requested_takeover(tmp_path: Path) -> None:

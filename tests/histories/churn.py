@@ -1,11 +1,11 @@
 """Days of use in minutes: topics, groups, producers, queues and transactions come and go, and nothing of them remains.
 
-``python -m tests.histories.churn --rounds 200``. In each round, visitors of every protocol create a topic, write to it,
-join a group, commit, and disconnect, every other one without leaving its group. Visitors of `polywire` also use a queue
+``python -m tests.histories.churn --rounds 200``, or ``--seconds 3600``. In each round, visitors of every protocol create a
+topic, write to it, join a group, commit, and disconnect, every other one without leaving its group. Visitors of `polywire` also use a queue
 and a transaction, and visitors of Kafka an idempotent producer. Then everything is deleted. After some rounds the
 broker is restarted, with SIGTERM and SIGKILL in turn. The checks:
 
-* Memory, file descriptors and the size of the data directory at the end are those of the first rounds.
+* Memory, file descriptors, the size of the data directory and the processor time of a start are those of the first rounds.
 * The broker knows no topic, group, writer or transactional id any more, and has logged no error.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import sys
 import time
@@ -40,6 +41,7 @@ RECORDS: Final = [Record(b"%d" % number * 50, b"key") for number in range(50)]
 SETTLED_S: Final = 120.0  # until deleted data has left the disk
 SETTLE_ROUNDS: Final = 10  # rounds until buffers and caches have their usual sizes
 MEMORY_MB_MAX: Final = 8  # growth of the process's own memory after these rounds
+START_CPU_S_MAX: Final = 0.5  # growth of the processor time of a start
 DISK_MB_MAX: Final = 4  # growth of the data directory: snapshots and the list of segments
 SESSION: Final = "--offsets-retention-hours", "0.01"
 
@@ -60,18 +62,22 @@ class State(msgspec.Struct):
 class Churn:
     """The rounds against one broker."""
 
-    def __init__(self, folder: Path, *, rounds: int, restart_rounds: int) -> None:
+    def __init__(self, folder: Path, *, rounds: int, restart_rounds: int, seconds: float = math.inf) -> None:
         self.broker = BrokerProcess(folder / "data", *SESSION, wires=WIRES)
         self.states: list[State] = []
         self.starts_s: list[float] = []
         self.wrong: list[str] = []
         self._rounds = rounds
+        self._seconds = seconds
         self._restart_rounds = restart_rounds
 
     def run(self) -> None:
         """Run all rounds, and append to ``wrong`` what has not returned to where it was."""
         self._start()
+        end = time.monotonic() + self._seconds
         for number in range(self._rounds):
+            if time.monotonic() >= end:
+                break
             if number and number % self._restart_rounds == 0:
                 (self.broker.kill if number // self._restart_rounds % 2 else self.broker.stop)()
                 self._start()
@@ -189,6 +195,7 @@ class Churn:
         for what, before, after, growth in (
             ("MB of memory", usual.memory_mb, last.memory_mb, MEMORY_MB_MAX),
             ("MB on disk", usual.disk_mb, last.disk_mb, DISK_MB_MAX),
+            ("seconds of processor time to start", self.starts_s[:2][-1], self.starts_s[-1], START_CPU_S_MAX),
             ("file descriptors", usual.descriptors, last.descriptors, len(WIRES)),
         ):
             if after > before + growth:
@@ -216,10 +223,11 @@ def summary(churn: Churn) -> Sequence[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.histories.churn")
     parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end after this time, if before the last round")
     parser.add_argument("--restart-rounds", type=int, default=40, help="rounds between two restarts")
     chosen = parser.parse_args()
     with TemporaryDirectory() as place:
-        churn = Churn(Path(place), rounds=chosen.rounds, restart_rounds=chosen.restart_rounds)
+        churn = Churn(Path(place), rounds=chosen.rounds, restart_rounds=chosen.restart_rounds, seconds=chosen.seconds)
         churn.run()
     for line in summary(churn):
         print(line)

@@ -33,7 +33,7 @@ from tests.histories.history import (
 )
 
 Url = Callable[[str], str]
-PAUSE_S: Final = 0.04  # between two requests of one client
+PAUSE_S: Final = 0.04  # by default, between two requests of one client
 CONNECT_S: Final = 0.15  # between two attempts to connect
 READ_MAX: Final = 200
 ANSWER_S: Final = 60.0  # every request is answered, or its connection ends, by then
@@ -50,6 +50,7 @@ class Client:
         self.wire: Final = wire
         self.running = True
         self.answers = 0
+        self.pause_s = PAUSE_S
         self.history: Final = history
         # Protocols with few error codes use one for a full disk, a failed one and a wrong request; ours says whether
         # anything was done.
@@ -106,12 +107,12 @@ class Producer(Client):
             places = tuple(Place(self._topic, one.partition, one.offset) for one in reported)
         except self.vague:
             outcome = Outcome.REFUSED if self.wire == "polywire" else Outcome.UNKNOWN
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self.pause_s)
         finally:
             self.history.events.append(
                 Produce(self.name, begun, now(), self._topic, values, outcome, places, durable=self.is_durable)
             )
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(self.pause_s)
 
 
 class IdempotentProducer(Client):
@@ -140,7 +141,7 @@ class IdempotentProducer(Client):
                 Produce(self.name, self._begun, now(), self._topic, values, Outcome.DONE, places)
             )
             self._begun, self._next = 0, numbers.stop
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(self.pause_s)
 
     def in_doubt(self) -> None:
         """Record the last unacknowledged batch at the end."""
@@ -166,7 +167,7 @@ class Reader(Client):
                 self._next[partition] += len(records)
                 if records:
                     self.history.events.append(_shown(self.name, begun, self._topic, partition, offset, records))
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(self.pause_s)
 
 
 class GroupMember(Client):
@@ -196,7 +197,7 @@ class GroupMember(Client):
         while self.running:
             with suppress(*STALE, *self.vague):
                 await self._be_member(client)
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self.pause_s)
 
     async def _leave(self, client: WireClient) -> None:
         """Leave as the member from before the connection was lost."""
@@ -216,7 +217,7 @@ class GroupMember(Client):
                     await self._read_and_commit(client, partition, mine.generation)
             begun = now()
             mine = self._reported(begun, await client.heartbeat(self._group, self._topic, self.name, mine.generation))
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self.pause_s)
 
     def _reported(self, begun: int, mine: Membership) -> Membership:
         self.history.events.append(

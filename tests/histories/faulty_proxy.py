@@ -138,9 +138,10 @@ class FaultyProxy:
             await asyncio.sleep(LOOK_S)
         if self._fault == LATE:
             await asyncio.sleep(self._chance.uniform(*LATE_S))
-        for at in range(0, len(data), SLOW_BYTES if self._fault == SLOW else len(data)):
+        while data:  # the fault may end meanwhile
             size = SLOW_BYTES if self._fault == SLOW else len(data)
-            to.write(data[at : at + size])
+            to.write(data[:size])
+            data = data[size:]
             await to.drain()
             if self._fault == SLOW:
                 await asyncio.sleep(SLOW_S)

@@ -82,6 +82,7 @@ class KafkaClient:
         self.name: Final = name
         self.running = True
         self.answers = 0
+        self.pause_s = PAUSE_S
         self.history: Final = history
         self._url: Final = url
 
@@ -98,7 +99,7 @@ class KafkaClient:
                     await self.use(connection)
             finally:
                 connection.close()
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self.pause_s)
 
     async def use(self, connection: Connection) -> None:
         """Work over one connection."""
@@ -135,7 +136,7 @@ class IdempotentKafkaProducer(KafkaClient):
             _check(error, WireError.DUPLICATE_SEQUENCE_NUMBER)
             self._note(Outcome.DONE, offset)
             self.answers += 1
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self.pause_s)
 
     @property
     def _values(self) -> tuple[bytes, ...]:
@@ -186,7 +187,7 @@ class Transformer(KafkaClient):
             if any(taken.values()):
                 await self._transact(connection, who, sequences, positions, taken)
             self.answers += 1
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self.pause_s)
 
     async def _positions(self, connection: Connection) -> dict[int, int]:
         begun = now()

@@ -90,6 +90,6 @@ def _judged(histories: Histories, seed: int, stored: Path | None) -> tuple[Count
 
 
 def _keep(command: Command, folder: Path, seed: int) -> None:
-    target = KEPT / f"{command.words.partition(' ')[0]}-{seed}"
+    target = KEPT / f"{command.words.partition(' ')[0]}-{command.place.replace(' ', '-')}-{seed}"
     shutil.copytree(folder, target, dirs_exist_ok=True)
     print(f"kept in {target}: data, and logs of brokers", flush=True)

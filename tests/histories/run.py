@@ -20,7 +20,16 @@ from polywire.errors import BrokerError
 from polywire.types import Level
 from tests import fork_server
 from tests.broker_process import BrokerProcess, child_environment
-from tests.histories.clients import Client, GroupMember, IdempotentProducer, Producer, Reader, Url, read_everything
+from tests.histories.clients import (
+    PAUSE_S,
+    Client,
+    GroupMember,
+    IdempotentProducer,
+    Producer,
+    Reader,
+    Url,
+    read_everything,
+)
 from tests.histories.clocks import SkewedClock
 from tests.histories.driven import PEERS, CommittedReader, Copier, Driven, Once, drivers
 from tests.histories.history import History
@@ -40,7 +49,7 @@ BACK_OF_BROKEN_S: Final = 5.0
 SOUND: Final = "polywire"  # module of the broker
 
 
-def everybody(url: Url, history: History) -> list[Client | KafkaClient]:
+def everybody(url: Url, history: History, pause_s: float = PAUSE_S) -> list[Client | KafkaClient]:
     """Return producers and a reader of each protocol, members of a group, idempotent producers, and a copy."""
     clients: list[Client | KafkaClient] = []
     for wire in WIRES:
@@ -59,6 +68,8 @@ def everybody(url: Url, history: History) -> list[Client | KafkaClient]:
     clients.append(Transformer(COPY, url, history, source=TOPIC, target=COPY, partitions=PARTITIONS))
     for topic in (ONCE, COPY):
         clients.append(Reader(f"r-{topic}", "polywire", url, history, topic=topic, partitions=PARTITIONS))
+    for client in clients:
+        client.pause_s = pause_s
     return clients
 
 

@@ -20,8 +20,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from tests.broker_process import BrokerProcess
-from tests.histories.clients import read_everything
+from polywire.cluster.nodes import NODE_TIMEOUT_S
+from tests.broker_process import BrokerProcess, StartedBroker
+from tests.histories.clients import PAUSE_S, read_everything
 from tests.histories.clocks import JUMP, JUMPED_S, JUMPS, TRUE, SkewedClock
 from tests.histories.driven import Copier, drivers
 from tests.histories.faulty_proxy import (
@@ -42,9 +43,9 @@ from tests.s3_server import BUCKET, S3Server, bucket_kind, s3_binary
 
 BROKERS: Final = ("a", "b", "c")
 ENDPOINT: Final = "AWS_ENDPOINT_URL"
-LED: Final = "leading the shard"
-PART: Final = 25  # takeovers of one history, which is kept in memory
-CALM_S: Final = (0.5, 2.5)  # in which clients make progress
+LED: Final = b"leading the shard"
+PART: Final = 25  # takeovers of one history, which is kept in memory, by default
+CALM_S: Final = (0.5, 2.5)  # in which clients make progress, with the default timeout
 LED_S: Final = 60.0  # in which there is a leader again
 
 
@@ -52,22 +53,34 @@ class Cluster:
     """Three brokers, and their leader according to their logs."""
 
     def __init__(
-        self, folder: Path, bucket: str, proxies: Sequence[FaultyProxy], chance: random.Random, *, have_clocks: bool
+        self,
+        folder: Path,
+        bucket: str,
+        proxies: Sequence[FaultyProxy],
+        chance: random.Random,
+        *,
+        have_clocks: bool,
+        timeout_s: float = NODE_TIMEOUT_S,
+        kind: type[StartedBroker] = BrokerProcess,
     ) -> None:
-        options = ("--bucket", bucket, "--slot-mib", "17")
+        options = ["--bucket", bucket, "--slot-mib", "17"]
+        if timeout_s != NODE_TIMEOUT_S:  # earlier versions do not have this option
+            options += ["--node-timeout-s", f"{timeout_s:g}"]
+        self._timeout_s: Final = timeout_s
+        self._read: Final = {name: (0, list[int]()) for name in BROKERS}
         environments = [{ENDPOINT: f"http://127.0.0.1:{proxy.port}"} for proxy in proxies] or [{} for _ in BROKERS]
         self.clocks: Final = [SkewedClock(folder / f"{name}.clock") for name in BROKERS if have_clocks]
         for environment, clock in zip(environments, self.clocks, strict=False):
             environment |= clock.environment
         self.brokers: Final = [
-            BrokerProcess(folder / name, *options, "--node", name, wires=WIRES, environment=environment)
+            kind(folder / name, *options, "--node", name, wires=WIRES, environment=environment)
             for name, environment in zip(BROKERS, environments, strict=True)
         ]
         self.proxies: Final = dict(zip(self.brokers, proxies, strict=False))
         self._clock_of: Final = dict(zip(self.brokers, self.clocks, strict=False))
         self._chance: Final = chance
 
-    async def restart(self, broker: BrokerProcess) -> None:
+    async def restart(self, broker: StartedBroker) -> None:
         """Start a broker. An operator sets its clock first: with a wrong one, a bucket refuses its requests."""
         if broker in self._clock_of:
             self._clock_of[broker].set(TRUE)
@@ -77,27 +90,33 @@ class Cluster:
         """Return the address of any of them: standbys forward."""
         return self._chance.choice(self.brokers).url(wire)
 
+    def scaled(self, from_s: float, to_s: float) -> float:
+        """Return a random time. The limits are those for the default timeout of brokers."""
+        return self._chance.uniform(from_s, to_s) * self._timeout_s / NODE_TIMEOUT_S
+
     def takeovers(self) -> int:
         """Return how often a broker has started to lead."""
-        return sum(self._led(broker) for broker in self.brokers)
+        return sum(len(self._starts(broker)) for broker in self.brokers)
 
-    def leader(self) -> BrokerProcess:
+    def leader(self) -> StartedBroker:
         """Return the broker that started to lead last."""
-        lines = [(line, broker) for broker in self.brokers for line in self._lines(broker)]
-        return max(lines, key=lambda item: int(item[0].rpartition("start=")[2].split()[0]))[1]
+        return max(self.brokers, key=lambda broker: max(self._starts(broker), default=0))
 
-    def others(self) -> list[BrokerProcess]:
+    def others(self) -> list[StartedBroker]:
         """Return the standbys."""
         leader = self.leader()
         return [broker for broker in self.brokers if broker is not leader]
 
-    def _led(self, broker: BrokerProcess) -> int:
-        return len(self._lines(broker))
-
-    def _lines(self, broker: BrokerProcess) -> list[str]:
-        with suppress(FileNotFoundError):
-            return [line for line in broker.log_text().splitlines() if LED in line]
-        return []
+    def _starts(self, broker: StartedBroker) -> list[int]:
+        """Return the starts under which a broker has led. Only new lines of its log are read."""
+        size, starts = self._read[broker.data_dir.name]
+        with suppress(FileNotFoundError), broker.data_dir.with_name(f"{broker.data_dir.name}.log").open("rb") as log:
+            log.seek(size)
+            new = log.read()
+            new = new[: new.rfind(b"\n") + 1]
+            starts += [int(line.rpartition(b"start=")[2].split()[0]) for line in new.splitlines() if LED in line]
+            self._read[broker.data_dir.name] = size + len(new), starts
+        return starts
 
 
 class Nemesis:
@@ -155,7 +174,7 @@ class Nemesis:
         os.kill(leader.pid, signal.SIGSTOP)
         try:
             await self._wait_for_leader(before)
-            await asyncio.sleep(self._chance.choice((0.0, 0.0, 0.1, 1.0)))
+            await asyncio.sleep(self._chance.choice((0.0, 0.0, 0.1, self._cluster.scaled(1.0, 1.0))))
         finally:
             os.kill(leader.pid, signal.SIGCONT)
 
@@ -166,15 +185,15 @@ class Nemesis:
         os.kill(sleeper.pid, signal.SIGSTOP)
         os.kill(leader.pid, signal.SIGSTOP)
         try:
-            await asyncio.sleep(self._chance.uniform(6.0, 9.5))
+            await asyncio.sleep(self._cluster.scaled(6.0, 9.5))
             os.kill(sleeper.pid, signal.SIGCONT)
-            await asyncio.sleep(self._chance.uniform(0.0, 0.6))
+            await asyncio.sleep(self._cluster.scaled(0.0, 0.6))
             os.kill(other.pid, signal.SIGSTOP)
-            await asyncio.sleep(self._chance.uniform(0.0, 0.6))
+            await asyncio.sleep(self._cluster.scaled(0.0, 0.6))
         finally:
             for broker in (other, leader, sleeper):
                 os.kill(broker.pid, signal.SIGCONT)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(self._cluster.scaled(1.0, 1.0))
         if self._cluster.takeovers() <= before:  # the leader woke in time
             await self._kill()
 
@@ -182,7 +201,7 @@ class Nemesis:
         """Kill the second leader while it takes over, or just after."""
         first, before = self._cluster.leader(), self._cluster.takeovers()
         await asyncio.to_thread(first.kill)
-        await asyncio.sleep(self._chance.uniform(0.5, 3.0))
+        await asyncio.sleep(self._cluster.scaled(0.5, 3.0))
         second = self._chance.choice([broker for broker in self._cluster.brokers if broker is not first])
         await asyncio.to_thread(second.kill)
         await self._wait_for_leader(before)
@@ -196,7 +215,7 @@ class Nemesis:
         proxy.fault = self._chance.choice((SILENT, SILENT_REPLIES, RESET, LOST_REPLIES, UNAVAILABLE))
         try:
             await self._wait_for_leader(before)
-            await asyncio.sleep(self._chance.choice((0.0, 0.2, 2.0)))
+            await asyncio.sleep(self._chance.choice((0.0, 0.2, self._cluster.scaled(2.0, 2.0))))
         finally:
             proxy.fault = NONE
 
@@ -205,7 +224,7 @@ class Nemesis:
         proxies = self._chance.sample(list(self._cluster.proxies.values()), self._chance.choice((1, 1, 2, 3)))
         for proxy in proxies:
             proxy.fault = self._chance.choice(FAULTS)
-        await asyncio.sleep(self._chance.uniform(0.2, 8.0))
+        await asyncio.sleep(self._cluster.scaled(0.2, 8.0))
         for proxy in proxies:
             proxy.fault = NONE
 
@@ -220,13 +239,13 @@ class Nemesis:
         """Suspend it for less than any timeout."""
         leader = self._cluster.leader()
         os.kill(leader.pid, signal.SIGSTOP)
-        await asyncio.sleep(self._chance.uniform(0.1, 3.0))
+        await asyncio.sleep(self._cluster.scaled(0.1, 3.0))
         os.kill(leader.pid, signal.SIGCONT)
 
     async def _restart_bucket(self) -> None:
         assert self._server is not None, "otherwise its weight is 0"
         await asyncio.to_thread(self._server.kill)
-        await asyncio.sleep(self._chance.uniform(0.0, 3.0))
+        await asyncio.sleep(self._cluster.scaled(0.0, 3.0))
         await asyncio.to_thread(self._server.start)
 
 
@@ -249,20 +268,28 @@ def bucket_in(folder: Path) -> Iterator[tuple[str, S3Server | None]]:
 
 
 def run(
-    folder: Path, *, seed: int, count: int, have_clocks: bool = False, programs: Mapping[str, Sequence[str]] = {}
+    folder: Path,
+    *,
+    seed: int,
+    count: int,
+    have_clocks: bool = False,
+    programs: Mapping[str, Sequence[str]] = {},
+    timeout_s: float = NODE_TIMEOUT_S,
+    pause_s: float = PAUSE_S,
 ) -> History:
     """Make a history in which a broker starts to lead that many times.
 
     have_clocks: the clocks of brokers jump. programs: drivers of other projects' clients, which copy in transactions.
+    timeout_s: of the brokers; the faults are as much shorter or longer. pause_s: between two requests of a client.
     """
     chance = random.Random(seed)
     with bucket_in(folder) as (url, server), ExitStack() as running:
         ports = [] if server is None else [server.port] * len(BROKERS)
         proxies = [running.enter_context(FaultyProxy(port, random.Random(chance.random()))) for port in ports]
-        cluster = Cluster(folder, url, proxies, chance, have_clocks=have_clocks)
+        cluster = Cluster(folder, url, proxies, chance, have_clocks=have_clocks, timeout_s=timeout_s)
         for broker in cluster.brokers:
             running.enter_context(broker)
-        history = asyncio.run(_run(cluster, server, chance, count, programs))
+        history = asyncio.run(_run(cluster, server, chance, count, programs, pause_s))
         for broker in (*cluster.others(), cluster.leader()):
             assert broker.stop() == 0, broker.log_text()[-4000:]
     return history
@@ -274,6 +301,7 @@ async def _run(
     chance: random.Random,
     count: int,
     programs: Mapping[str, Sequence[str]],
+    pause_s: float,
 ) -> History:
     history = History()
     driven = copiers(cluster.url, history, programs)
@@ -282,9 +310,9 @@ async def _run(
     await create(topics, lambda wire: cluster.leader().url(wire))
     nemesis = Nemesis(cluster, server, history, chance)
     begun = cluster.takeovers()
-    async with working([*everybody(cluster.url, history), *driven]):
+    async with working([*everybody(cluster.url, history, pause_s), *driven]):
         while cluster.takeovers() < begun + count:
-            await asyncio.sleep(chance.uniform(*CALM_S))
+            await asyncio.sleep(cluster.scaled(*CALM_S))
             await nemesis.act()
     moment = time.monotonic_ns()
     history.events += [Fault("takeover", moment, moment) for _ in range(cluster.takeovers() - begun)]
@@ -298,9 +326,20 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=30, help="how often a broker takes over")
     parser.add_argument("--clocks", action="store_true", help="let the clocks of brokers jump (needs libfaketime)")
     parser.add_argument("--libraries", action="store_true", help="let the Kafka clients that are here copy, too")
+    parser.add_argument("--part", type=int, default=PART, help="takeovers of one history")
+    parser.add_argument(
+        "--node-timeout-s", type=float, default=NODE_TIMEOUT_S, help="of the brokers; scales the faults"
+    )
+    parser.add_argument("--pause-s", type=float, default=PAUSE_S, help="between two requests of a client")
     given = parser.parse_args(words)
-    part = PART if given.ledger else min(given.count, PART)
+    part = given.part if given.ledger else min(given.count, given.part)
     options = f"{' --clocks' if given.clocks else ''}{' --libraries' if given.libraries else ''}"
+    for option, value, default in (
+        ("part", part, PART),
+        ("node-timeout-s", given.node_timeout_s, NODE_TIMEOUT_S),
+        ("pause-s", given.pause_s, PAUSE_S),
+    ):
+        options += f" --{option} {value:g}" if value != default else ""
     histories = Histories(
         Command(f"tests.histories.takeovers --count {part}{options}", bucket_kind()),
         lambda folder, seed, _: run(
@@ -309,6 +348,8 @@ def main(words: Sequence[str] | None = None) -> int:
             count=part,
             have_clocks=given.clocks,
             programs=drivers() if given.libraries else {},
+            timeout_s=given.node_timeout_s,
+            pause_s=given.pause_s,
         ),
     )
     return repeat(

@@ -288,6 +288,13 @@ class Storage:
         float,
         Parameter(help="Seconds to keep deleted segments in the bucket, so that running queries can finish."),
     ] = 900.0
+    node_timeout_s: Annotated[
+        float,
+        Parameter(
+            help="With --bucket: seconds without a heartbeat, from 1 to 60, after which a standby takes over from this "
+            "broker. The broker writes four heartbeats in this time. Each heartbeat is a request to the bucket."
+        ),
+    ] = 8.0
     balance_s: Annotated[
         float,
         Parameter(
@@ -569,6 +576,7 @@ def config_of(*, listeners: Listeners, tls: Tls, storage: Storage, process: Proc
         processes=process.processes or 0,
         shard_port=process.shard_port,
         balance_s=storage.balance_s,
+        node_timeout_s=storage.node_timeout_s,
         slot_bytes=storage.slot_mib * 1024 * 1024,
         offsets_retention_hours=storage.offsets_retention_hours,
         state_mib=storage.state_mib,

@@ -7,8 +7,7 @@ objects are ignored.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Iterable, Sequence
 from enum import Enum
 from typing import Annotated, Final
 
@@ -21,9 +20,11 @@ from polywire.types import SHARDS_MAX, shard_name
 
 DIRECTORY: Final = "nodes/"
 NODES_MAX: Final = 64  # maximum number of objects of one shard
-NODE_INTERVAL_S: Final = 2.0  # seconds between two writes; each is a PUT request
-NODE_TIMEOUT_S: Final = 8.0  # seconds without an update after which a broker is considered dead
-LOOK_S: Final = NODE_INTERVAL_S + 1.5  # seconds between two reads that detect dead brokers
+NODE_TIMEOUT_S: Final = 8.0  # default: seconds without an update after which a broker is considered dead
+NODE_TIMEOUT_S_MIN: Final = 1.0  # a request to a bucket may take a quarter of it
+NODE_TIMEOUT_S_MAX: Final = 60.0  # for so long, a leader may serve reads without an update
+UPDATES_PER_TIMEOUT: Final = 4
+MARGIN_S: Final = 1.5  # how much later than after one interval an update of a live broker may be seen
 POLL_S: Final = 0.25  # seconds between two reads that wait for heartbeats
 # seconds without an update after which the object is deleted, because names of pods are not reused
 NODE_FORGOTTEN_S: Final = 3600.0
@@ -43,8 +44,7 @@ class NodeState(Enum):
     SILENT = "silent"
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A process that may lead a shard.
 
     Attributes:
@@ -62,6 +62,11 @@ class Candidate:
         return self.machine if self.shards == 1 else f"{self.machine}-{shard_name(self.shard)}"
 
 
+def interval_s(timeout_s: float) -> float:
+    """Return the seconds between two updates of a broker with this timeout. Each is a PUT request."""
+    return timeout_s / UPDATES_PER_TIMEOUT
+
+
 class Node(msgspec.Struct, frozen=True):
     """Content of the object with which a broker announces itself in the bucket.
 
@@ -70,6 +75,8 @@ class Node(msgspec.Struct, frozen=True):
         start: number of the start under which the broker leads, -1 while it tries to become the leader, 0 on a standby.
         counter: increases with every update.
         drained: whether its machine should lead no shard. Set when the object is read, not by the broker.
+        timeout_s: seconds without an update after which the others consider this broker dead. The broker itself stops
+            leading earlier, so brokers with different timeouts can share a bucket.
     """
 
     name: str
@@ -81,10 +88,33 @@ class Node(msgspec.Struct, frozen=True):
     shard: Annotated[int, msgspec.Meta(ge=0, lt=SHARDS_MAX)] = FIRST
     machine: str = ""
     drained: bool = False
+    timeout_s: Annotated[float, msgspec.Meta(ge=NODE_TIMEOUT_S_MIN, le=NODE_TIMEOUT_S_MAX)] = NODE_TIMEOUT_S
 
 
-def node_of(candidate: Candidate, id_: str, addresses: dict[str, tuple[str, int]], *, start: int, counter: int) -> Node:
-    return Node(candidate.name, id_, addresses, start, counter, shard=candidate.shard, machine=candidate.machine)
+def node_of(
+    candidate: Candidate,
+    id_: str,
+    addresses: dict[str, tuple[str, int]],
+    *,
+    start: int,
+    counter: int,
+    timeout_s: float = NODE_TIMEOUT_S,
+) -> Node:
+    return Node(
+        candidate.name,
+        id_,
+        addresses,
+        start,
+        counter,
+        shard=candidate.shard,
+        machine=candidate.machine,
+        timeout_s=timeout_s,
+    )
+
+
+def wait_s(nodes: Iterable[Node]) -> float:
+    """Return how long to wait until each of these brokers, if it is alive, has been updated."""
+    return max((interval_s(node.timeout_s) for node in nodes), default=0.0) + MARGIN_S
 
 
 class TakeoverRequest(msgspec.Struct, frozen=True):
@@ -247,7 +277,7 @@ class Watch:
         return max(leaders, key=lambda node: node.start, default=None)
 
     def _is_alive(self, node: Node) -> bool:
-        return self.silent_s(node) < NODE_TIMEOUT_S
+        return self.silent_s(node) < node.timeout_s
 
     def rank(self, nodes: Sequence[Node]) -> int:
         """Return how many living brokers should become the leader before this one.
@@ -269,8 +299,8 @@ def observed_nodes(objects: Objects) -> list[tuple[Node, NodeState]]:
     nodes, clock, watch = Nodes(objects), SystemClock(), Watch("")
     brokers, begun = nodes.read(), clock.monotonic()
     watch.see(brokers, begun)
-    now, heard = begun, set[str]()
-    while now < begun + LOOK_S and not heard.issuperset(node.name for node in brokers):
+    now, heard, end = begun, set[str](), begun + wait_s(brokers)
+    while now < end and not heard.issuperset(node.name for node in brokers):
         time.sleep(POLL_S)
         brokers, now = nodes.read(), clock.monotonic()
         watch.see(brokers, now)

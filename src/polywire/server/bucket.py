@@ -203,7 +203,7 @@ def _check_machine(config: ServeConfig, shards: int) -> _Answer:
 
     One change can be the last write of a killed process.
     """
-    from polywire.cluster.nodes import LOOK_S, Node, Nodes
+    from polywire.cluster.nodes import Node, Nodes, wait_s
     from polywire.server.bucket_watch import candidate_of
 
     name, nodes = candidate_of(config, 0, shards).machine, Nodes(open_bucket(config.bucket))
@@ -211,7 +211,8 @@ def _check_machine(config: ServeConfig, shards: int) -> _Answer:
     def read() -> dict[str, Node]:
         return {node.name: node for node in nodes.read() if node.machine == name}
 
-    end, known, changes = time.monotonic() + LOOK_S, read(), Counter[str]()
+    known, changes = read(), Counter[str]()
+    end = time.monotonic() + wait_s(known.values())
     while known and time.monotonic() < end:
         time.sleep(POLL_S)
         found = read()
@@ -222,7 +223,7 @@ def _check_machine(config: ServeConfig, shards: int) -> _Answer:
                 ErrorCode.INVALID_NAME,
                 f"another machine with this name uses the bucket (give one of them another --node) name={name!r}",
             )
-        known, end = found, time.monotonic() + LOOK_S if changed else end
+        known, end = found, time.monotonic() + wait_s(found.values()) if changed else end
     nodes.undrain(name)  # a drain that was requested during the previous run of the machine is over
     return _Answer()
 

@@ -7,6 +7,7 @@ exists as long as the process, both as leader and as standby, so losing leadersh
 from __future__ import annotations
 
 import platform
+import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from polywire.clock import SystemClock
 from polywire.cluster.balance import Balance
 from polywire.cluster.journal_chain import NODE_BYTES_MAX
-from polywire.cluster.nodes import DRAINED, NODE_INTERVAL_S, Candidate, Nodes
+from polywire.cluster.nodes import DRAINED, Candidate, Nodes, interval_s
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.http.process import BucketCharge, BucketNode, BucketRequests, BucketView
 from polywire.names import is_simple
@@ -45,8 +46,10 @@ class BucketWatch:
             may_hand_over: returns whether this machine has handed over no shard for the given number of seconds.
         """
         self.candidate: Final = candidate or candidate_of(config)
+        self.process_id: Final = secrets.token_hex(16)  # by which a process recognizes its own node object
         self.balance: Final = Balance(self.candidate, config.balance_s, may_hand_over)
         self._url: Final = config.bucket
+        self._interval_s: Final = interval_s(config.node_timeout_s)
         self._cached_bytes_max: Final = int(config.cache_gib * 2**30)
         self._meter: Final = Meter(SystemClock())
         self._prices: Final = parse_prices(config.bucket_prices)
@@ -75,7 +78,7 @@ class BucketWatch:
     def undrain(self) -> None:
         """Cancel the drain of this machine, if an operator has started one."""
         with suppress(BrokerError, OSError):
-            Nodes(open_bucket(self._url, timeout_s=NODE_INTERVAL_S)).undrain(self.candidate.machine)
+            Nodes(open_bucket(self._url, timeout_s=self._interval_s)).undrain(self.candidate.machine)
 
     def sees(self, nodes: Sequence[tuple[Node, NodeState]]) -> None:
         """Set the brokers that use the bucket, and their states. May be called in any thread."""

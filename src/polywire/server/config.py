@@ -23,6 +23,7 @@ from polywire.broker.settings import (
     BrokerSettings,
     TableFormat,
 )
+from polywire.cluster.nodes import NODE_TIMEOUT_S, NODE_TIMEOUT_S_MAX, NODE_TIMEOUT_S_MIN
 from polywire.errors import ErrorCode, Invalid
 from polywire.http.process import PRICED_REQUESTS
 from polywire.log.settings import LogSettings
@@ -218,6 +219,7 @@ class ServeConfig:
     * ``cache_gib``: size of the cache of segments on disk.
     * ``bucket_prices``: price of 1,000 requests by kind, ``put=0.005,get=0.0004``; empty for none.
     * ``delete_grace_s``: seconds to keep deleted segments in the bucket, so that running queries can finish.
+    * ``node_timeout_s``: seconds without a heartbeat after which a standby takes over from this broker.
     * ``balance_s``: seconds a preferred standby must be healthy before it takes over its shard; 0 disables rebalancing.
 
     Process:
@@ -298,6 +300,7 @@ class ServeConfig:
     processes: int = 0
     shard_port: int = 0
     balance_s: float = 30.0
+    node_timeout_s: float = NODE_TIMEOUT_S
     slot_bytes: int | None = None
     slot_count_min: int | None = None
     slot_count_max: int | None = None
@@ -475,6 +478,7 @@ class ServeConfig:
             ("cache_mib", self.cache_mib, RETENTION_MIB_MAX),
             ("delete_grace_s", self.delete_grace_s, DELETE_GRACE_S_MAX),
             ("balance_s", self.balance_s, DELETE_GRACE_S_MAX),
+            ("node_timeout_s", self.node_timeout_s, NODE_TIMEOUT_S_MAX),
             ("drain_timeout", self.drain_timeout_s, DELETE_GRACE_S_MAX),
             ("shard_port", self.shard_port, PORT_MAX - 20 * SHARDS_MAX),
             ("retention_mib", self.retention_mib, RETENTION_MIB_MAX),
@@ -490,6 +494,11 @@ class ServeConfig:
                 ErrorCode.INVALID_REQUEST,
                 f"memory_mib is too small: use {MEMORY_MIB_MIN} or more for each process, or 0 for all memory"
                 f" got={self.memory_mib} processes={max(self.processes, 1)}",
+            )
+        if self.node_timeout_s < NODE_TIMEOUT_S_MIN:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"node_timeout_s is too small got={self.node_timeout_s} least={NODE_TIMEOUT_S_MIN}",
             )
         if self.flux_line_bytes_max < FLUX_LINE_BYTES_MIN:
             raise Invalid(

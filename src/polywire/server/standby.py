@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import ssl
 import threading
 from collections.abc import Callable, Mapping
@@ -25,7 +24,7 @@ from typing import Final
 import structlog
 
 from polywire.clock import SystemClock
-from polywire.cluster.nodes import NODE_INTERVAL_S, NODE_TIMEOUT_S, Node, Nodes, TakeoverRequest, Watch, node_of, states
+from polywire.cluster.nodes import Node, Nodes, TakeoverRequest, Watch, interval_s, node_of, states
 from polywire.errors import BrokerError, ErrorCode, Invalid, NotOwner, Unavailable
 from polywire.http.session import HEAD_BYTES_MAX
 from polywire.protocols.flux import exports
@@ -63,13 +62,17 @@ polywire_bucket_carries %d
 _END: Final = b"\r\n\r\n"
 
 log = structlog.get_logger("polywire.server")
-LOOK_S: Final = 0.5  # pause between two checks of the leader
+LOOK_S: Final = 0.5  # longest pause between two checks of the leader
 RANK_S: Final = 0.5  # delay per better-ranked standby, so that not all standbys try to take over at once
+NAMESAKE_CHANGES_MAX: Final = 1  # changes of a node object that a killed process can still have requested
 REFUSED_MAX: Final = 2  # checks that find the port closed before the leader counts as dead
 HANDING_OVER_S: Final = 10.0  # after a handover was requested, how long the leader checks often whether it has happened
 KNOCK_TIMEOUT_S: Final = 2.0
-# a leader that could not write a heartbeat for this long steps down, before standbys consider it dead
-SILENT_S: Final = 0.75 * NODE_TIMEOUT_S
+# a leader that could not write a heartbeat for this part of its timeout steps down, before standbys consider it dead
+SILENT_PART: Final = 0.75
+# a broker that gets no responses while it recovers the log announces itself for ``SILENT_PART`` of each such time, in
+# timeouts. Its requests may arrive, and standbys would wait for it. So it is silent for the rest, and they take over.
+RETRIED_PART: Final = 3.0
 UNHEARD: Final = "no heartbeat could be written to the bucket for too long"
 OnDeposed = Callable[[str], object]
 """Called with the reason when this broker must stop leading."""
@@ -182,11 +185,13 @@ class Presence:
         self._seen = watch.sees
         self._candidate = watch.candidate
         self._balance = watch.balance
+        self._timeout_s = config.node_timeout_s
+        self._interval_s = interval_s(self._timeout_s)
         # short timeout: a request that hangs is repeated
-        self._nodes = Nodes(watch.open(timeout_s=NODE_INTERVAL_S), watch.candidate)
+        self._nodes = Nodes(watch.open(timeout_s=self._interval_s), watch.candidate)
         self._config = config
         self._name = watch.candidate.name
-        self._id = secrets.token_hex(16)
+        self._id = watch.process_id
         self._state: tuple[dict[str, tuple[str, int]], int] = {}, 0
         self._counter = 0
         self._watch = Watch(self._name)
@@ -202,7 +207,7 @@ class Presence:
         """Set the addresses and the start number in this broker's heartbeats.
 
         The start number is 0 for a standby, and -1 while it tries to become the leader. ``deposed`` is called if
-        another broker leads with a higher start number, or if heartbeats have failed for ``SILENT_S``. A leader that
+        another broker leads with a higher start number, or if heartbeats have failed for ``SILENT_PART`` of the timeout. A leader that
         writes nothing else to the bucket would not notice otherwise. It is called in the thread, and may be called
         several times.
         """
@@ -230,7 +235,7 @@ class Presence:
     def _repeat(self) -> None:
         while not self._over:
             hands_over = self._clock.monotonic() < self._hands_over_until
-            self._changed.wait(LOOK_S if hands_over else NODE_INTERVAL_S)
+            self._changed.wait(min(LOOK_S, self._interval_s) if hands_over else self._interval_s)
             self._changed.clear()
             if not self._over:
                 self._put()
@@ -243,7 +248,7 @@ class Presence:
         A broker that was suspended for too long must not serve reads from memory, because another one may be the
         leader.
         """
-        return self._clock.monotonic() - self._written_at < SILENT_S
+        return self._clock.monotonic() - self._written_at < SILENT_PART * self._timeout_s
 
     def _check_leadership(self) -> None:
         """Do the regular checks of a leader.
@@ -276,14 +281,19 @@ class Presence:
                 self._nodes.request_takeover(TakeoverRequest(other.name, start))
 
     def _put(self) -> None:
-        """Write a heartbeat. If that fails, it is retried; after ``SILENT_S`` without success, a leader steps down."""
+        """Write a heartbeat. If that fails, it is retried; after ``SILENT_PART`` of the timeout, a leader steps down."""
         self._counter += 1
         (addresses, start), begun, candidate = self._state, self._clock.monotonic(), self._candidate
         if start > 0 and not self.is_alive:
             self._deposed(UNHEARD)
             return
+        unheard = (begun - self._written_at) / self._timeout_s
+        if start < 0 and unheard % RETRIED_PART >= SILENT_PART:
+            return
         with suppress(BrokerError):
-            self._nodes.put(node_of(candidate, self._id, addresses, start=start, counter=self._counter))
+            self._nodes.put(
+                node_of(candidate, self._id, addresses, start=start, counter=self._counter, timeout_s=self._timeout_s)
+            )
             self._written_at = begun
 
 
@@ -306,20 +316,25 @@ class Standby:
         self._shard = shard
         self._signals = signals
         self._name = watch.candidate.name
+        self._id = watch.process_id
+        self._namesake: set[tuple[str, int]] = set()
+        """Heartbeats of a leader with this broker's name, which is another broker or was this one before a kill."""
         self._nodes = Nodes(watch.open(timeout_s=REQUEST_TIMEOUT_S), watch.candidate)
         self._watch = Watch(self._name, watch.candidate.shard)
         self._balance = watch.balance
         self._leader: Node | None = None
         self._warned_start = 0
         """Start number of the leader about which a TLS mismatch was logged."""
-        self._read_at = -NODE_INTERVAL_S
+        self._interval_s = interval_s(config.node_timeout_s)
+        self._look_s = min(LOOK_S, self._interval_s)
+        self._read_at = -self._interval_s
         self._refused = 0
         self._rank = 0
         self._is_tried = False
         """Whether another standby is already taking over. A second attempt would only depose it."""
         self._waited = 0.0
         self._clock = SystemClock()
-        self._patient_until = self._clock.monotonic() + (NODE_TIMEOUT_S if deposed else 0)
+        self._patient_until = self._clock.monotonic() + (config.node_timeout_s if deposed else 0)
         self._stopping = asyncio.Event()
         self._addresses: dict[str, Address] = {}
         self._is_listening = False
@@ -353,7 +368,7 @@ class Standby:
                 if self._can_forward():
                     await self._forward(relay, presence)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), LOOK_S)
+                    await asyncio.wait_for(self._stopping.wait(), self._look_s)
                 if self._stopping.is_set():
                     return False
             await self._answer_health()
@@ -381,7 +396,8 @@ class Standby:
             await health.stop()
 
     def _can_forward(self) -> bool:
-        return self._leader is not None and self._refused == 0 and bool(self._leader.addresses)
+        leader = self._leader
+        return leader is not None and self._refused == 0 and bool(leader.addresses) and leader.name != self._name
 
     async def _forward(self, relay: Relay, presence: Presence) -> None:
         """Open the listeners of the relay. Raises Unavailable if an address is in use."""
@@ -444,7 +460,7 @@ class Standby:
     async def _is_led(self) -> bool:
         """Return whether a leader seems to be alive, and no operator has requested that this broker takes over."""
         now, leader = self._clock.monotonic(), self._leader
-        if leader is None or leader.start < 0 or self._refused or now - self._read_at >= NODE_INTERVAL_S:
+        if leader is None or leader.start < 0 or self._refused or now - self._read_at >= self._interval_s:
             self._read_at = now
             try:
                 leader, request = await asyncio.to_thread(self._read_leader, now)
@@ -457,7 +473,7 @@ class Standby:
                 log.info("taking over on request", leader=leader.name)
                 return False
         if leader is None:
-            self._waited += LOOK_S
+            self._waited += self._look_s
             return now < self._patient_until or self._waited <= RANK_S * self._rank
         self._waited = 0.0
         if await self._answers(leader):
@@ -465,11 +481,12 @@ class Standby:
             self._check_name(leader)
             return True
         self._refused += 1
-        return self._is_tried or self._refused < REFUSED_MAX + self._rank * RANK_S / LOOK_S
+        return self._is_tried or self._refused < REFUSED_MAX + self._rank * RANK_S / self._look_s
 
     def _read_leader(self, now: float) -> tuple[Node | None, TakeoverRequest | None]:
         """Return the leader, and the latest request for a takeover. Raises BrokerError if the bucket cannot be read."""
-        nodes = self._nodes.read()
+        # this process may have been unable to remove its own object when it stopped leading
+        nodes = [node for node in self._nodes.read() if node.id != self._id]
         leader = self._watch.leader(nodes, now)
         self._rank = self._watch.rank(nodes)
         alive = self._watch.alive(nodes)
@@ -477,7 +494,11 @@ class Standby:
         return leader, self._nodes.takeover_request()
 
     def _check_name(self, leader: Node) -> None:
-        if leader.name == self._name:
+        """Raise Invalid if the leader is another broker with this name, which continues to write heartbeats."""
+        if leader.name != self._name:
+            return
+        self._namesake.add((leader.id, leader.counter))
+        if len(self._namesake) > 1 + NAMESAKE_CHANGES_MAX:
             raise Invalid(
                 ErrorCode.INVALID_NAME,
                 f"another broker with this name is the leader (give one of them another --node) name={self._name!r}",

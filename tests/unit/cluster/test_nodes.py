@@ -13,8 +13,10 @@ from polywire.cluster.nodes import (
     NodeState,
     TakeoverRequest,
     Watch,
+    interval_s,
     node_of,
     states,
+    wait_s,
 )
 from polywire.testing.memory_objects import MemoryObjects
 
@@ -133,6 +135,28 @@ def test_a_node_is_alive_until_the_timeout() -> None:
     assert watch.alive([node]) == {"one"}
     watch.see([node], 5.0 + NODE_TIMEOUT_S)
     assert watch.alive([node]) == frozenset()
+
+
+def test_a_broker_is_judged_by_its_own_timeout() -> None:
+    objects = MemoryObjects()
+    for name, timeout_s in (("quick", 1.0), ("slow", 60.0)):
+        Nodes(objects).put(node_of(Candidate(name), name, {}, start=1, counter=0, timeout_s=timeout_s))
+    quick, slow = Nodes(objects).read()
+    watch = Watch("me")
+    watch.see([quick, slow], 0.0)
+    watch.see([quick, slow], 0.9)
+    assert watch.alive([quick, slow]) == {"quick", "slow"}
+    watch.see([quick, slow], 1.0)
+    assert watch.alive([quick, slow]) == {"slow"}
+    watch.see([quick, slow], 60.0)
+    assert watch.alive([quick, slow]) == frozenset()
+    assert interval_s(1.0) < wait_s([quick]) < wait_s([quick, slow])
+
+
+def test_a_node_without_a_timeout_has_the_default() -> None:
+    objects = MemoryObjects()
+    objects.put(f"{DIRECTORY}old", b'{"name": "old", "id": "x", "addresses": {}}')
+    assert [node.timeout_s for node in Nodes(objects).read()] == [NODE_TIMEOUT_S]
 
 
 def test_every_shard_has_its_own_nodes_and_wishes() -> None:

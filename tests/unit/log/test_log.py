@@ -578,9 +578,15 @@ def test_a_closed_log_refuses(tmp_path: Path) -> None:
     rig.log.close()
     assert reported == [0], "closing syncs and completes appends"
     rig.log.close()
-    with pytest.raises(Unavailable) as refused:
-        rig.append(partition, [b"w"])
-    assert refused.value.code is ErrorCode.STOPPING
+    answers: list[object] = []
+    for request in (
+        lambda: rig.append(partition, [b"w"]),
+        lambda: partition.read(0, bytes_max=1000, then=answers.append),
+        lambda: partition.offset_of_address(0, answers.append, covering=True),
+    ):
+        with pytest.raises(Unavailable) as refused:
+            request()
+        assert refused.value.code is ErrorCode.STOPPING
 
 
 def test_producers_are_replayed_and_the_snapshot_is_restored(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ def test_disabled_listeners_are_not_returned() -> None:
         (ServeConfig(offsets_retention_hours=float("nan")), "out of range name=offsets_retention_hours"),
         (ServeConfig(offsets_retention_hours=float("inf")), "out of range name=offsets_retention_hours"),
         (ServeConfig(drain_timeout_s=float("nan")), "out of range name=drain_timeout"),
+        (ServeConfig(node_timeout_s=60.1), "out of range name=node_timeout_s"),
+        (ServeConfig(node_timeout_s=0.9), "node_timeout_s is too small got=0.9 least=1.0"),
         (ServeConfig(retention_mib=-1), "out of range name=retention_mib"),
         (ServeConfig(memory_mib=255), "use 256 or more for each process"),
         (ServeConfig(memory_mib=1023, processes=4), "use 256 or more for each process"),

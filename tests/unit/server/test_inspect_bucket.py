@@ -79,7 +79,7 @@ def test_the_name_of_a_live_machine_is_rejected(
     nodes.put(node_of(candidate, "x", {}, start=0, counter=0))
     nodes.put(node_of(Candidate("another", 1, 2), "y", {}, start=0, counter=0))
     monkeypatch.setattr(bucket, "POLL_S", 0.01)
-    monkeypatch.setattr("polywire.cluster.nodes.LOOK_S", 0.5)
+    monkeypatch.setattr("polywire.cluster.nodes.wait_s", lambda _: 0.5)
 
     def live() -> None:
         for number in range(changes):

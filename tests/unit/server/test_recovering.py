@@ -7,12 +7,14 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polywire.clock import SystemClock
+from polywire.cluster.nodes import NODE_TIMEOUT_S_MAX, NODE_TIMEOUT_S_MIN
 from polywire.errors import ErrorCode, NotOwner, Unavailable
 from polywire.server import bucket as server_bucket
 from polywire.server import bucket_watch, lifecycle, standby
@@ -33,11 +35,17 @@ class Silent(MemoryObjects):
     """Blocks reads of the journal while it is silent."""
 
     silent = True
+    can_delete = True
 
     def read(self, name: str) -> Stored:
         if self.silent and name.startswith(SHARD):
             raise Unavailable(ErrorCode.STORAGE_FAILED, "the bucket does not answer")
         return super().read(name)
+
+    def delete(self, name: str) -> None:
+        if not self.can_delete:
+            raise Unavailable(ErrorCode.STORAGE_FAILED, "the bucket does not answer")
+        super().delete(name)
 
 
 @pytest.fixture
@@ -48,7 +56,6 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Silent:
         return found
 
     monkeypatch.setattr(server_bucket, "OPENING_END_S", WAIT_S)  # otherwise it ends the whole test run
-    monkeypatch.setattr(standby, "SILENT_S", WAIT_S)  # a process of thousands of tests may stall for long
     monkeypatch.setattr(bucket_watch, "open_bucket", opened)
     return found
 
@@ -67,6 +74,7 @@ def config_of(tmp_path: Path) -> ServeConfig:
         kafka07=OFF,
         iggy=OFF,
         polywire="127.0.0.1:0",
+        node_timeout_s=NODE_TIMEOUT_S_MAX,  # a process of thousands of tests may stall for long
     )
 
 
@@ -130,6 +138,31 @@ def test_a_broker_serves_once_the_bucket_responds(tmp_path: Path, bucket: Silent
             return await serving
 
     assert run_as_serving(run()) == lifecycle.EXIT_OK
+
+
+def test_a_broker_ignores_its_own_node_object_after_a_failed_takeover(tmp_path: Path, bucket: Silent) -> None:
+    """The bucket is unreachable during the takeover, so the object that announces it cannot be removed."""
+    config = replace(config_of(tmp_path), node_timeout_s=NODE_TIMEOUT_S_MIN)
+    watch, signals = BucketWatch(config), Signals()
+    bucket.can_delete = False
+
+    async def serve_again() -> int:
+        async with asyncio.timeout(WAIT_S):
+            lines = LineLimit(SystemClock())
+            code = await standby.serve_in_turn(config, lines, watch, signals, deposed=True)
+            assert code == lifecycle.EXIT_DEPOSED
+            bucket.silent, bucket.can_delete = False, True
+            assert len(bucket.list("nodes/")) == 1
+            serving = asyncio.create_task(standby.serve_in_turn(config, lines, watch, signals, deposed=True))
+            while not (await ask(config, "/readyz")).endswith(b"ready\n"):  # noqa: ASYNC110 - looking is the point
+                await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return await serving
+
+    try:
+        assert run_as_serving(serve_again()) == lifecycle.EXIT_OK
+    finally:
+        signals.end()
 
 
 def test_a_signal_between_two_terms_stops_cleanly(

@@ -259,6 +259,7 @@ class FileJournal:
         self._making = 0
         self._planned = 0
         """Highest number of a journal file that is being created."""
+        self.is_closed = False
         self.slots: Final[dict[int, Slot]] = {}
         """Journal files with needed data, by serial."""
         self.views: Final[dict[int, Buffer]] = {}
@@ -391,6 +392,7 @@ class FileJournal:
     def close(self) -> None:
         for slot in (*self.slots.values(), *self.free):
             slot.close()
+        self.is_closed = True
         self.slots.clear()
         self.views.clear()
         self.free.clear()

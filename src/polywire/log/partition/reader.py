@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-from polywire.errors import BrokerError, Corrupt, ErrorCode, Missing
+from polywire.errors import BrokerError, Corrupt, ErrorCode, Missing, Unavailable
 from polywire.log.base import Completion, Handle, Located, Read
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import NOWHERE, StagedBatch
@@ -263,6 +263,7 @@ class Reader:
             then: called on the loop with the job's result.
             again: called instead of ``then`` if a segment with the batch's body was replaced before it was read.
         """
+        self._check_open()
         _, position, _, serial, _, _ = partition.tail.entry(number)
         published = self.published[position >> PUBLISHED_SHIFT] if serial == PUBLISHED else None
         location = -1 if published is None else published.batch.location
@@ -318,6 +319,11 @@ class Reader:
 
     # Reads
 
+    def _check_open(self) -> None:
+        """Raise Unavailable if the log is closed: its connections end a moment later."""
+        if self._journal.is_closed:
+            raise Unavailable(ErrorCode.STOPPING, "log is closed")
+
     def read(
         self, partition: FilePartition, offset: int, bytes_max: int, then: Completion[Read], offset_end: int | None
     ) -> Read | Handle:
@@ -328,6 +334,7 @@ class Reader:
             return Read((), offset, readable, NO_PIN)
         start, stop, size = partition.tail.take(offset, bytes_max, end)
         if stop > start:
+            self._check_open()
             stop_warm = self._warm_stop(partition, start, stop)
             if stop_warm == start:
                 waiter: Pending[Read] = pending(then)
@@ -502,6 +509,7 @@ class Reader:
     def _continue(self, partition: FilePartition, chunks: list[memoryview], at: int, bytes_left: int, end: int) -> Read:
         """Complete a read of segments with as many batches from the journal as fit."""
         if bytes_left > 0 and at < end:
+            self._check_open()
             start, stop, size = partition.tail.take(at, bytes_left, end)
             if stop > start and size <= bytes_left and self._warm_stop(partition, start, stop) == stop:
                 more, slots = self._tail_chunks(partition, start, stop, size)
