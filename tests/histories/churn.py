@@ -177,6 +177,11 @@ class Churn:
             int(median(state.descriptors for state in first)),
         )
 
+    @property
+    def _usual_start_s(self) -> float:
+        """The longest start of the first half. Starts take longer until the first journal files are full."""
+        return max(self.starts_s[: len(self.starts_s) // 2 + 1])
+
     async def _check_lists(self) -> None:
         client, queues = await self._open()
         for what, found in (
@@ -195,11 +200,11 @@ class Churn:
         for what, before, after, growth in (
             ("MB of memory", usual.memory_mb, last.memory_mb, MEMORY_MB_MAX),
             ("MB on disk", usual.disk_mb, last.disk_mb, DISK_MB_MAX),
-            ("seconds of processor time to start", self.starts_s[:2][-1], self.starts_s[-1], START_CPU_S_MAX),
+            ("seconds of processor time to start", self._usual_start_s, self.starts_s[-1], START_CPU_S_MAX),
             ("file descriptors", usual.descriptors, last.descriptors, len(WIRES)),
         ):
             if after > before + growth:
-                self.wrong.append(f"{what}: {before:.1f} after {SETTLE_ROUNDS} rounds, {after:.1f} at the end")
+                self.wrong.append(f"{what}: {before:.1f} at first, {after:.1f} at the end")
 
 
 def _size(path: Path) -> int:
