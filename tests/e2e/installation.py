@@ -67,9 +67,10 @@ def copy_checkout(copy: Path) -> Path:
 
 
 def build_source_distribution(checkout: Path) -> Path:
-    """Return the source distribution of a checkout."""
+    """Return the source distribution of a checkout. It has the modules in C, which `make build` may have translated."""
     build = "import setuptools.build_meta as b; print(b.build_sdist('dist'))"
-    name = run(sys.executable, "-c", build, cwd=checkout).splitlines()[-1]
+    translated = str(ROOT / "build" / "cython")
+    name = run(sys.executable, "-c", build, cwd=checkout, CYTHON_CACHE_DIR=translated).splitlines()[-1]
     return checkout / "dist" / name
 
 
