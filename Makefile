@@ -189,7 +189,7 @@ distclean: clean ## Also remove .venv and the results of the demos
 
 $(VENV)/.made:
 	@found=""; \
-	for candidate in $${PYTHON3:-python3} python3.13 python3.12 python3.11; do \
+	for candidate in $${PYTHON3:-python3} python3.14 python3.13 python3.12 python3.11; do \
 		if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$candidate; break; fi; \
 	done; \
 	if [ -z "$$found" ]; then \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,17 @@ def test_a_damaged_index_is_replaced(tmp_path: Path, damage: str) -> None:
     assert results[-1] == Due(missing=(0, 4000))
     index.index.add(7, 0, 4000, [(100, 5)])
     assert index.due(4000) == Due([(100, 5)], None)
+
+
+def test_an_index_that_is_dropped_closes_its_database() -> None:
+    """Python 3.13 and newer warn about databases that the garbage collector closes."""
+    store = DelayStore(None)
+    store.call(lambda _: None)
+    database = store._opened
+    assert database is not None
+    del store
+    with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+        database.execute("SELECT 1")
 
 
 def test_a_directory_that_cannot_be_written_is_an_error_and_not_a_loss(tmp_path: Path) -> None:

@@ -425,7 +425,7 @@ def test_an_unreachable_directory(files: Files, monkeypatch: pytest.MonkeyPatch,
         shutil.copy(mark, mark.with_name("copy"))
         replace_file(mark, b"1\n" + b"0" * 32 + b"\n")
     else:
-        monkeypatch.setattr(os, "open", lambda path, *how: (refused if path == mark else plain)(path, *how))
+        monkeypatch.setattr(os, "open", lambda path, *how, **at: (refused if path == mark else plain)(path, *how, **at))
     opened = tampered(monkeypatch, lambda _: None)
     assert files.check(wanted).file_bytes == 0
     assert opened == []
@@ -433,7 +433,7 @@ def test_an_unreachable_directory(files: Files, monkeypatch: pytest.MonkeyPatch,
     assert files.check(wanted).file_bytes == 0
 
 
-def refused(path: object, *_: object) -> int:
+def refused(path: object, *_: object, **_at: object) -> int:
     raise PermissionError(13, "Permission denied", str(path))
 
 

@@ -121,6 +121,9 @@ class DelayStore:
             with suppress(sqlite3.Error):
                 database.close()
 
+    def __del__(self) -> None:
+        self.close()  # Python 3.13 and newer warn otherwise, for example about a broker in memory that was not stopped
+
     def call(self, work: Callable[[sqlite3.Connection], object]) -> object:
         """Call a function in a transaction. Raises Unavailable(STORAGE_FAILED), for example if the disk is full."""
         try:
