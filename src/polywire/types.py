@@ -24,6 +24,9 @@ PORT_MAX: Final = 65_535
 PORT_DIGITS_MAX: Final = 5  # longer texts are rejected before they are parsed
 PARTITION_COUNT_MAX: Final = 10_000
 SHARDS_MAX: Final = 64  # maximum number of shards of one broker; each has its own topics and its own process
+NODE_TIMEOUT_S: Final = 8.0  # default: seconds without a heartbeat after which a broker of a cluster is considered dead
+NODE_TIMEOUT_S_MIN: Final = 1.0  # a request to a bucket may take a quarter of it
+NODE_TIMEOUT_S_MAX: Final = 60.0  # for so long, a leader may serve reads without a heartbeat
 
 
 def spell_address(host: str, port: int | str) -> str:

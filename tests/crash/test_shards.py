@@ -18,10 +18,11 @@ from typing import Final
 import pytest
 
 from polywire.client.polywire import PolywireClient
-from polywire.cluster.nodes import NODE_TIMEOUT_S, interval_s
+from polywire.cluster.nodes import interval_s
 from polywire.errors import Unavailable
 from polywire.server.placement import directory_of, shard_by_hash
 from polywire.store.url import open_bucket
+from polywire.types import NODE_TIMEOUT_S
 from tests import fork_server
 from tests.broker_process import BrokerProcess, child_environment
 from tests.crash.test_processes import WAIT_S, Producer, go_on, opened, until

@@ -19,11 +19,11 @@ import pytest
 
 import polywire
 from polywire.client.connect import connect
-from polywire.cluster.nodes import NODE_TIMEOUT_S_MIN, Node, Nodes
+from polywire.cluster.nodes import Node, Nodes
 from polywire.records.columns import Record
 from polywire.server.standby import FORWARDING
 from polywire.store.url import open_bucket
-from polywire.types import Level
+from polywire.types import NODE_TIMEOUT_S_MIN, Level
 from tests import fork_server
 from tests.broker_process import BrokerProcess, child_environment
 from tests.crash.test_broker_kill import Producer, check, end

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from polywire.cluster.nodes import NODE_TIMEOUT_S
+from polywire.types import NODE_TIMEOUT_S
 from tests.broker_process import BrokerProcess, StartedBroker
 from tests.histories.clients import PAUSE_S, read_everything
 from tests.histories.clocks import JUMP, JUMPED_S, JUMPS, TRUE, SkewedClock
@@ -90,9 +90,9 @@ class Cluster:
         """Return the address of any of them: standbys forward."""
         return self._chance.choice(self.brokers).url(wire)
 
-    def scaled(self, from_s: float, to_s: float) -> float:
-        """Return a random time. The limits are those for the default timeout of brokers."""
-        return self._chance.uniform(from_s, to_s) * self._timeout_s / NODE_TIMEOUT_S
+    def scaled(self, seconds: float) -> float:
+        """Return a time for the timeout of these brokers, from one for the default timeout."""
+        return seconds * self._timeout_s / NODE_TIMEOUT_S
 
     def takeovers(self) -> int:
         """Return how often a broker has started to lead."""
@@ -174,7 +174,7 @@ class Nemesis:
         os.kill(leader.pid, signal.SIGSTOP)
         try:
             await self._wait_for_leader(before)
-            await asyncio.sleep(self._chance.choice((0.0, 0.0, 0.1, self._cluster.scaled(1.0, 1.0))))
+            await asyncio.sleep(self._chance.choice((0.0, 0.0, 0.1, self._cluster.scaled(1.0))))
         finally:
             os.kill(leader.pid, signal.SIGCONT)
 
@@ -185,15 +185,15 @@ class Nemesis:
         os.kill(sleeper.pid, signal.SIGSTOP)
         os.kill(leader.pid, signal.SIGSTOP)
         try:
-            await asyncio.sleep(self._cluster.scaled(6.0, 9.5))
+            await asyncio.sleep(self._cluster.scaled(self._chance.uniform(6.0, 9.5)))
             os.kill(sleeper.pid, signal.SIGCONT)
-            await asyncio.sleep(self._cluster.scaled(0.0, 0.6))
+            await asyncio.sleep(self._cluster.scaled(self._chance.uniform(0.0, 0.6)))
             os.kill(other.pid, signal.SIGSTOP)
-            await asyncio.sleep(self._cluster.scaled(0.0, 0.6))
+            await asyncio.sleep(self._cluster.scaled(self._chance.uniform(0.0, 0.6)))
         finally:
             for broker in (other, leader, sleeper):
                 os.kill(broker.pid, signal.SIGCONT)
-        await asyncio.sleep(self._cluster.scaled(1.0, 1.0))
+        await asyncio.sleep(self._cluster.scaled(1.0))
         if self._cluster.takeovers() <= before:  # the leader woke in time
             await self._kill()
 
@@ -201,7 +201,7 @@ class Nemesis:
         """Kill the second leader while it takes over, or just after."""
         first, before = self._cluster.leader(), self._cluster.takeovers()
         await asyncio.to_thread(first.kill)
-        await asyncio.sleep(self._cluster.scaled(0.5, 3.0))
+        await asyncio.sleep(self._cluster.scaled(self._chance.uniform(0.5, 3.0)))
         second = self._chance.choice([broker for broker in self._cluster.brokers if broker is not first])
         await asyncio.to_thread(second.kill)
         await self._wait_for_leader(before)
@@ -215,7 +215,7 @@ class Nemesis:
         proxy.fault = self._chance.choice((SILENT, SILENT_REPLIES, RESET, LOST_REPLIES, UNAVAILABLE))
         try:
             await self._wait_for_leader(before)
-            await asyncio.sleep(self._chance.choice((0.0, 0.2, self._cluster.scaled(2.0, 2.0))))
+            await asyncio.sleep(self._chance.choice((0.0, 0.2, self._cluster.scaled(2.0))))
         finally:
             proxy.fault = NONE
 
@@ -224,7 +224,7 @@ class Nemesis:
         proxies = self._chance.sample(list(self._cluster.proxies.values()), self._chance.choice((1, 1, 2, 3)))
         for proxy in proxies:
             proxy.fault = self._chance.choice(FAULTS)
-        await asyncio.sleep(self._cluster.scaled(0.2, 8.0))
+        await asyncio.sleep(self._cluster.scaled(self._chance.uniform(0.2, 8.0)))
         for proxy in proxies:
             proxy.fault = NONE
 
@@ -239,13 +239,13 @@ class Nemesis:
         """Suspend it for less than any timeout."""
         leader = self._cluster.leader()
         os.kill(leader.pid, signal.SIGSTOP)
-        await asyncio.sleep(self._cluster.scaled(0.1, 3.0))
+        await asyncio.sleep(self._cluster.scaled(self._chance.uniform(0.1, 3.0)))
         os.kill(leader.pid, signal.SIGCONT)
 
     async def _restart_bucket(self) -> None:
         assert self._server is not None, "otherwise its weight is 0"
         await asyncio.to_thread(self._server.kill)
-        await asyncio.sleep(self._cluster.scaled(0.0, 3.0))
+        await asyncio.sleep(self._cluster.scaled(self._chance.uniform(0.0, 3.0)))
         await asyncio.to_thread(self._server.start)
 
 
@@ -312,7 +312,7 @@ async def _run(
     begun = cluster.takeovers()
     async with working([*everybody(cluster.url, history, pause_s), *driven]):
         while cluster.takeovers() < begun + count:
-            await asyncio.sleep(cluster.scaled(*CALM_S))
+            await asyncio.sleep(cluster.scaled(chance.uniform(*CALM_S)))
             await nemesis.act()
     moment = time.monotonic_ns()
     history.events += [Fault("takeover", moment, moment) for _ in range(cluster.takeovers() - begun)]

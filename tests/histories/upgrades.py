@@ -85,20 +85,20 @@ async def _run(cluster: Cluster, chance: random.Random, old: Path, faults: int) 
     await create(topics, lambda wire: cluster.leader().url(wire))
     nemesis = Nemesis(cluster, None, history, chance)
     async with working(everybody(cluster.url, history, PAUSE_S)):
-        await _disturb(cluster, nemesis, faults)
+        await _disturb(cluster, nemesis, chance, faults)
         for source in (SOURCE, old):
             for broker in chance.sample(cluster.brokers, len(cluster.brokers)):
                 assert await asyncio.to_thread(broker.stop) == 0, broker.log_text()[-4000:]
                 _set_source(broker, source)
                 await cluster.restart(broker)
-                await _disturb(cluster, nemesis, faults)
+                await _disturb(cluster, nemesis, chance, faults)
     await read_everything(cluster.url("polywire"), topics, {GROUP: TOPIC, COPY: TOPIC}, history)
     return history
 
 
-async def _disturb(cluster: Cluster, nemesis: Nemesis, faults: int) -> None:
+async def _disturb(cluster: Cluster, nemesis: Nemesis, chance: random.Random, faults: int) -> None:
     for _ in range(faults):
-        await asyncio.sleep(cluster.scaled(*CALM_S))
+        await asyncio.sleep(cluster.scaled(chance.uniform(*CALM_S)))
         await nemesis.act()
 
 

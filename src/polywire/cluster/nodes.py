@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Container, Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Final
 
@@ -16,13 +17,10 @@ import msgspec
 from polywire.clock import SystemClock
 from polywire.store.base import BlobMissing
 from polywire.store.objects import FIRST, Objects
-from polywire.types import SHARDS_MAX, shard_name
+from polywire.types import NODE_TIMEOUT_S, NODE_TIMEOUT_S_MAX, NODE_TIMEOUT_S_MIN, SHARDS_MAX, shard_name
 
 DIRECTORY: Final = "nodes/"
 NODES_MAX: Final = 64  # maximum number of objects of one shard
-NODE_TIMEOUT_S: Final = 8.0  # default: seconds without an update after which a broker is considered dead
-NODE_TIMEOUT_S_MIN: Final = 1.0  # a request to a bucket may take a quarter of it
-NODE_TIMEOUT_S_MAX: Final = 60.0  # for so long, a leader may serve reads without an update
 UPDATES_PER_TIMEOUT: Final = 4
 MARGIN_S: Final = 1.5  # how much later than after one interval an update of a live broker may be seen
 POLL_S: Final = 0.25  # seconds between two reads that wait for heartbeats
@@ -44,7 +42,8 @@ class NodeState(Enum):
     SILENT = "silent"
 
 
-class Candidate(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Candidate:
     """A process that may lead a shard.
 
     Attributes:

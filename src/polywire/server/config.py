@@ -23,7 +23,6 @@ from polywire.broker.settings import (
     BrokerSettings,
     TableFormat,
 )
-from polywire.cluster.nodes import NODE_TIMEOUT_S, NODE_TIMEOUT_S_MAX, NODE_TIMEOUT_S_MIN
 from polywire.errors import ErrorCode, Invalid
 from polywire.http.process import PRICED_REQUESTS
 from polywire.log.settings import LogSettings
@@ -33,7 +32,17 @@ from polywire.records.columns import BATCH_BYTES_MAX, HEADER_BYTES
 from polywire.server.logins import LOGIN_WIRES
 from polywire.server.resources import MemoryShares, memory_bytes, memory_shares, reached_at
 from polywire.store.metered import Charge
-from polywire.types import DEFAULT_PARTITION_COUNT, PORT_DIGITS_MAX, PORT_MAX, SHARDS_MAX, Level, spell_address
+from polywire.types import (
+    DEFAULT_PARTITION_COUNT,
+    NODE_TIMEOUT_S,
+    NODE_TIMEOUT_S_MAX,
+    NODE_TIMEOUT_S_MIN,
+    PORT_DIGITS_MAX,
+    PORT_MAX,
+    SHARDS_MAX,
+    Level,
+    spell_address,
+)
 
 PRICE_MAX: Final = 1_000.0  # a larger price is a typing error
 _KINDS: Final = {charge.value: charge for charge in Charge}

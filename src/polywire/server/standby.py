@@ -207,9 +207,9 @@ class Presence:
         """Set the addresses and the start number in this broker's heartbeats.
 
         The start number is 0 for a standby, and -1 while it tries to become the leader. ``deposed`` is called if
-        another broker leads with a higher start number, or if heartbeats have failed for ``SILENT_PART`` of the timeout. A leader that
-        writes nothing else to the bucket would not notice otherwise. It is called in the thread, and may be called
-        several times.
+        another broker leads with a higher start number, or if heartbeats have failed for ``SILENT_PART`` of the timeout.
+        A leader that writes nothing else to the bucket would not notice otherwise. It is called in the thread, and may
+        be called several times.
         """
         self._deposed = deposed
         self._written_at = self._clock.monotonic()

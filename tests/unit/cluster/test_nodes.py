@@ -5,7 +5,6 @@ from __future__ import annotations
 from polywire.cluster.nodes import (
     DIRECTORY,
     NODE_FORGOTTEN_S,
-    NODE_TIMEOUT_S,
     WISH,
     Candidate,
     Node,
@@ -19,6 +18,7 @@ from polywire.cluster.nodes import (
     wait_s,
 )
 from polywire.testing.memory_objects import MemoryObjects
+from polywire.types import NODE_TIMEOUT_S
 
 
 def test_nodes_round_trip() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from polywire.clock import SystemClock
-from polywire.cluster.nodes import NODE_TIMEOUT_S_MAX, NODE_TIMEOUT_S_MIN
 from polywire.errors import ErrorCode, NotOwner, Unavailable
 from polywire.server import bucket as server_bucket
 from polywire.server import bucket_watch, lifecycle, standby
@@ -25,6 +24,7 @@ from polywire.server.signals import Signals
 from polywire.server.standby import NO_LEADER
 from polywire.store.objects import FIRST, Stored, shard_root
 from polywire.testing.memory_objects import MemoryObjects
+from polywire.types import NODE_TIMEOUT_S_MAX, NODE_TIMEOUT_S_MIN
 
 SHARD = shard_root(FIRST)
 
