@@ -7,6 +7,8 @@ from __future__ import annotations
 import time
 from typing import Final, Protocol
 
+import cython
+
 
 class Clock(Protocol):
     """Source of time. ``polywire.testing`` has a simulated one."""
@@ -18,10 +20,12 @@ class Clock(Protocol):
         """Return seconds that never decrease."""
 
 
+@cython.cclass
 class SystemClock:
     """The machine's clocks."""
 
-    __slots__ = ()
+    if not cython.compiled:
+        __slots__ = ()
 
     def now_us(self) -> int:
         return time.time_ns() // 1000

@@ -196,7 +196,7 @@ def test_records_damaged_before_sealing_get_no_new_checksum(
         if partition.next_offset == 10:
             rig.append(partition, [b"%05d" % partition.next_offset + b"target" + VALUE + filling])
             rig.log.commit()
-            flip(slot.path, slot.view.obj.find(b"target"))  # type: ignore[attr-defined]
+            flip(slot.path, slot.view.obj.find(b"target"))
             continue
         rig.append(partition, [b"%05d" % partition.next_offset + VALUE])
         rig.log.commit()

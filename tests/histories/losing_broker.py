@@ -206,7 +206,7 @@ def _acknowledge(old: Callable[..., None], flusher: Flusher, sequence: int, call
     if sequence < HONEST:
         old(flusher, sequence, callback)
     else:
-        flusher._interval = IMPATIENT_S  # type: ignore[misc]
+        flusher._interval = IMPATIENT_S
         callback(None)
 
 

@@ -74,13 +74,16 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         "claims",
         "classic",
         "clock",
+        "commit",
         "consumers",
         "elapsed",
         "events",
         "groups",
+        "hold",
         "loop",
         "owners",
         "participants",
+        "pressure",
         "producer_shard",
         "publish_work",
         "remote_topics",
@@ -112,6 +115,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         self.publish_work: Final = OrderedWork(self.sliced, loop, clock)
         self._log = log
         self._append = log.append
+        self.hold, self.commit, self.pressure = log.hold, log.commit, log.pressure
         # result of all changes in the journal and in the current write batch
         self._state = state
         self._catalog: Catalog = state.catalog

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
@@ -33,7 +32,7 @@ from polywire.broker.transaction_state import TransactionTable
 from polywire.broker.view import encoded
 from polywire.clock import Clock, ElapsedClock
 from polywire.errors import Busy, ErrorCode, Invalid
-from polywire.log.base import Completion, Encoding, Log, Need
+from polywire.log.base import Completion, Encoding, Log, Need, Pressure
 from polywire.records.columns import BatchHeader, Column
 from polywire.types import Level, PositionKind
 
@@ -427,12 +426,21 @@ class State:
 
 
 class WriteBatchVerbs(Protocol):
-    """The methods of ``Broker`` that add state changes to the next journal write."""
+    """The methods of ``Broker`` that add state changes to the next journal write.
+
+    Attributes:
+        pressure: has the current value of ``congested``.
+        hold: stop the log from writing automatically after further appends. The caller must call ``commit`` soon.
+        commit: write the pending appends and changes to the journal now, and call the callbacks that need no sync.
+    """
 
     __slots__ = ()
 
     _log: Log
     _state: State
+    pressure: Pressure
+    hold: Callable[[], None]  # attributes instead of methods, because every request calls them
+    commit: Callable[[], None]
 
     def settle(self, level: Level, done: Completion[int]) -> None:
         """Call ``done`` once all earlier appends and changes have reached the durability ``level``.
@@ -449,8 +457,10 @@ class WriteBatchVerbs(Protocol):
         self._log.reserve(PROBE_BYTES)
         self._log.barrier(Level.SYNCED, done)
 
-    congested: bool = property(attrgetter("_log.congested"))  # type: ignore[assignment]
-    """Whether to pause reading from producers. Every request reads it twice, so this calls no Python function."""
+    @property
+    def congested(self) -> bool:
+        """Whether to pause reading from producers."""
+        return self.pressure.congested
 
     def on_relief(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once, on the loop, when the log's queue of pending writes is no longer full."""
@@ -460,14 +470,6 @@ class WriteBatchVerbs(Protocol):
     def uncommitted(self) -> bool:
         """Return whether the log still uses buffers of the caller, because some appends were not written yet."""
         return self._log.uncommitted
-
-    def hold(self) -> None:
-        """Stop the log from writing automatically after further appends. The caller must call ``commit`` soon."""
-        self._log.hold()
-
-    def commit(self) -> None:
-        """Write the pending appends and changes to the journal now, and call the callbacks that need no sync."""
-        self._log.commit()
 
     def reserve(self, size: int) -> None:
         """Ensure that the next ``size`` bytes of appends and changes get into one atomic journal write.

@@ -332,6 +332,17 @@ class Partitions(Protocol):
         """Call ``wake`` once when readable_offset > offset or the partition is dropped."""
 
 
+class Pressure(Protocol):
+    """How busy a log is. Every request reads it, so it is an attribute of an object and no method.
+
+    Attributes:
+        congested: whether to pause reading from producers. See ``WriteBatch.congested``.
+    """
+
+    @property
+    def congested(self) -> bool: ...
+
+
 class WriteBatch(Protocol):
     """Collects appends and state changes for the journal. ``commit`` writes all of them in one atomic disk write.
 
@@ -349,6 +360,10 @@ class WriteBatch(Protocol):
 
         False if the disk is full.
         """
+
+    @property
+    def pressure(self) -> Pressure:
+        """Return an object with the current value of ``congested``."""
 
     def on_relief(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once when ``congested`` becomes False."""

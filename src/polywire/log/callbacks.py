@@ -67,9 +67,8 @@ class Notifications:
     client that triggered the call does not get the exception.
     """
 
-    waiting = cython.declare(object, visibility="public")
-    _loop: Loop
-    _notifying: cython.bint
+    if not cython.compiled:  # in the compiled module, callbacks.pxd declares the fields
+        __slots__ = ("_loop", "_notifying", "waiting")
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -79,6 +78,7 @@ class Notifications:
     def add(self, callback: Callable[..., object], *args: Any) -> None:
         self.waiting.append((callback, args))
 
+    @cython.ccall
     def notify(self) -> None:
         """Call all queued callbacks. A nested call returns at once, because the outer one calls the rest."""
         waiting = self.waiting

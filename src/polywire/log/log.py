@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from operator import attrgetter
 from typing import Any, Final
 
 from polywire.clock import Clock, ElapsedClock
 from polywire.errors import BrokerError, Busy, ErrorCode, Missing, Unavailable
-from polywire.log.base import Completion, Encoding, Handle, Loop, Need, PartitionLog, Ranges, Replay
+from polywire.log.base import Completion, Encoding, Handle, Loop, Need, PartitionLog, Pressure, Ranges, Replay
 from polywire.log.callbacks import FailStop, FailStopLoop, Notifications
 from polywire.log.disk import Disk
 from polywire.log.journal.group import ENTRY_BYTES, EntryKind, GroupHead
@@ -117,11 +116,14 @@ class FileLog:
 
     # Queries
 
-    congested: bool = property(attrgetter("_writer.congested"))  # type: ignore[assignment]
-    """Whether to pause reading from producers.
+    @property
+    def pressure(self) -> Pressure:
+        return self._writer
 
-    Each request reads this twice, so reading it calls no Python function.
-    """
+    @property
+    def congested(self) -> bool:
+        """Whether to pause reading from producers."""
+        return self._writer.congested
 
     @property
     def uncommitted(self) -> bool:

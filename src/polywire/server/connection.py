@@ -347,12 +347,12 @@ class BareConnection(SendingHalf):
         session = self._session if self._phase is OPEN else self._recognise(data)
         if session is None:
             return 0
-        ingest, queue = self._hub.ingest, self._hub.run_queue
+        ingest, pressure, queue = self._hub.ingest, self._hub.pressure, self._hub.run_queue
         if queue.spent_s and queue.current is not self and not queue.has_time(heavy=self._is_heavy):
             queue.put(self)
             self._pause(Pause.QUEUED)
             return 0
-        if self._produces and ingest.congested:
+        if self._produces and pressure.congested:
             self._wait_for_relief()
             return 0
         appended = ingest.appended
@@ -374,7 +374,7 @@ class BareConnection(SendingHalf):
         elif self._is_heavy:
             self._is_heavy = False
         self._produces = ingest.appended != appended
-        if self._produces and ingest.congested:
+        if self._produces and pressure.congested:
             self._wait_for_relief()
         elif session.paused() or (self._clogged and self.backlog > self.backlog_max):
             self._pause(Pause.OWING)

@@ -25,6 +25,7 @@ cdef class Hub:
     cdef public object later
     cdef public ReceiveMemory memory
     cdef public dict moved
+    cdef public object pressure
     cdef public object quotas
     cdef public long long refused
     cdef public long long refused_before
@@ -33,3 +34,5 @@ cdef class Hub:
     cdef public object slots
     cdef public object soon
     cdef public long long tick
+
+    cpdef object commit(self)

@@ -21,7 +21,7 @@ import structlog
 from polywire.broker.client_quotas import ClientQuotas
 from polywire.clock import SYSTEM_CLOCK, Clock
 from polywire.durations import Durations
-from polywire.log.base import Handle
+from polywire.log.base import Handle, Pressure
 from polywire.server.connection_slots import ConnectionSlots, SlotHolder
 from polywire.server.logins import Identities, LoginHolder, Logins
 from polywire.server.memory import ReceiveMemory, Receiver
@@ -123,8 +123,10 @@ class Ingest(Protocol):
         """Whether batches wait for ``commit``. They may refer to the connections' receive memory."""
 
     @property
-    def congested(self) -> bool:
-        """Whether connections that produce must not be read, because the log cannot write or sync fast enough."""
+    def pressure(self) -> Pressure:
+        """Its ``congested`` is whether connections that produce must not be read, because the log cannot write or sync
+        fast enough.
+        """
 
     def on_relief(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once, on the loop, when ``congested`` becomes false."""
@@ -194,6 +196,7 @@ class Hub:
         "logins",
         "memory",
         "moved",
+        "pressure",
         "quotas",
         "refused",
         "refused_before",
@@ -230,6 +233,7 @@ class Hub:
         """
         self.limits: Final = limits or ConnectionLimits()
         self.ingest: Final = ingest
+        self.pressure: Final = ingest.pressure
         self.idle: Final = idle
         self.soon: Final = soon or _call_soon
         self.later: Final = later or _call_later
@@ -251,6 +255,7 @@ class Hub:
         self.quotas.watch(self._quotas_changed)
         self.tick = 0
 
+    @cython.ccall
     def commit(self) -> None:
         """Write all accepted batches to the log now.
 

@@ -19,3 +19,5 @@ cdef class IdlePoll:
     cdef double _pause_s
     cdef bint _polling
     cdef public object poll
+
+    cpdef object bytes_arrived(self)

@@ -97,6 +97,8 @@ class RunQueue:
 
 PAUSES_AVERAGED: Final = 8  # number of recent intervals in the average
 QUICK: Final = 3  # factor on the limit; without polling, every interval includes two wake-ups of the process
+_PAUSES_AVERAGED = cython.declare(cython.double, PAUSES_AVERAGED)
+_QUICK = cython.declare(cython.double, QUICK)
 
 
 @cython.cclass
@@ -118,13 +120,17 @@ class IdlePoll:
         self.poll: Callable[[], object] = nothing
         """Handles sockets that are ready. Set by a driver that can find them sooner than the loop."""
 
+    @cython.ccall
     def bytes_arrived(self) -> None:
         """Record that bytes arrived and were processed."""
-        limit_s = self._limit_s
-        now = self._clock.monotonic()
-        self._pause_s += (min(now - self._last, 2 * QUICK * limit_s) - self._pause_s) / PAUSES_AVERAGED
+        limit_s: cython.double = self._limit_s
+        now: cython.double = self._clock.monotonic()
+        pause_s: cython.double = now - self._last
+        if pause_s > 2 * _QUICK * limit_s:
+            pause_s = 2 * _QUICK * limit_s
+        self._pause_s += (pause_s - self._pause_s) / _PAUSES_AVERAGED
         self._last = now
-        if self._pause_s < QUICK * limit_s:
+        if self._pause_s < _QUICK * limit_s:
             self._end = now + limit_s
             if not self._polling:
                 self._polling = True

@@ -25,6 +25,7 @@ from polywire.log.base import (
     Loop,
     Need,
     PartitionLog,
+    Pressure,
     Publication,
     Ranges,
     Read,
@@ -338,6 +339,10 @@ class MemoryLog:
     def congested(self) -> bool:
         """Whether producers must wait; False unless a test sets ``crowded``."""
         return self.crowded
+
+    @property
+    def pressure(self) -> Pressure:
+        return self
 
     def on_relief(self, callback: Callable[[], None]) -> None:
         """Register a callback for the end of the congestion.

@@ -179,6 +179,7 @@ class Place:
         self.commits = 0
         self.is_held = False
         self.congested = False
+        self.pressure = self
         self.viewed = False
         self.when_asked: Callable[[], None] | None = None
         self.relief: list[Callable[[], None]] = []

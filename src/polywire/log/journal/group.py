@@ -148,52 +148,51 @@ class Entry(NamedTuple):
 class GroupHead:
     """Header and list of entries of the journal write being built. The object is reused for the next journal write.
 
+    Attributes:
+        count: number of entries.
+        payload: size of the entries in bytes, with padding, without the header.
+        producers: whether a batch has a producer id.
+        checksum: checksum of the journal write, after ``finish``.
+        offset_span: number of offsets of the last batch.
+        address_span: size of the last batch in bytes in Kafka 0.7's format.
+
     Args:
         seed: secret of the journal, included in the checksum.
     """
 
-    _data: bytearray
-    _lent: Lent
-    _count: cython.Py_ssize_t
-    _payload: cython.Py_ssize_t
-    _producers: cython.bint
-    _checksum: cython.ulonglong
-    _seed: cython.ulonglong
+    if not cython.compiled:  # in the compiled module, group.pxd declares the fields
+        __slots__ = (
+            "_data",
+            "_lent",
+            "_seed",
+            "address_span",
+            "checksum",
+            "count",
+            "offset_span",
+            "payload",
+            "producers",
+        )
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
+        self._data = bytearray()
         self._grow(16)
-        self._count = 0
-        self._payload = 0
-        self._producers = False
-        self._checksum = 0
-
-    @property
-    def producers(self) -> bool:
-        return self._producers
-
-    @property
-    def count(self) -> int:
-        return self._count
+        self.count = 0
+        self.payload = 0
+        self.producers = False
+        self.checksum = 0
+        self.offset_span = self.address_span = 0
 
     @property
     def size(self) -> int:
         """Size of the whole journal write in bytes, if no more entries are added."""
-        return _HEADER_BYTES + self._count * _ENTRY_BYTES + self._payload
+        return _HEADER_BYTES + self.count * _ENTRY_BYTES + self.payload
 
-    @property
-    def payload(self) -> int:
-        """Size of the journal write's entries in bytes, with padding, without the header."""
-        return self._payload
-
-    @property
-    def checksum(self) -> int:
-        return self._checksum
-
+    @cython.ccall
     def clear(self) -> None:
-        self._count = 0
-        self._payload = 0
-        self._producers = False
+        self.count = 0
+        self.payload = 0
+        self.producers = False
 
     @cython.cfunc
     def _grow(self, capacity: cython.Py_ssize_t) -> cython.void:
@@ -212,26 +211,33 @@ class GroupHead:
         argument: cython.ulonglong,
         checksum: cython.ulonglong,
     ) -> cython.void:
-        at: cython.Py_ssize_t = _HEADER_BYTES + self._count * _ENTRY_BYTES
+        at: cython.Py_ssize_t = _HEADER_BYTES + self.count * _ENTRY_BYTES
         if at + _ENTRY_BYTES > self._lent.size:
-            if self._count >= _ENTRIES_MAX:
+            if self.count >= _ENTRIES_MAX:
                 raise Invalid(ErrorCode.RECORD_TOO_LARGE, f"journal group has too many entries limit={_ENTRIES_MAX}")
-            self._grow(2 * self._count)
+            self._grow(2 * self.count)
         store_u32(self._lent.p, at, kind)
         store_u32(self._lent.p, at + 4, length)
         store_u64(self._lent.p, at + 8, partition)
         store_u64(self._lent.p, at + 16, argument)
         store_u64(self._lent.p, at + 24, checksum)
-        self._count += 1
-        self._payload += (length + 7) & ~7
+        self.count += 1
+        self.payload += (length + 7) & ~7
 
+    @cython.ccall
     def batch(
-        self, batch: Buffer, partition: int, epoch: int, base_offset: int, base_address: int, time_us: int
-    ) -> tuple[int, int, bytearray | None]:
+        self,
+        batch: Buffer,
+        partition: cython.ulonglong,
+        epoch: cython.ulonglong,
+        base_offset: cython.ulonglong,
+        base_address: cython.ulonglong,
+        time_us: cython.longlong,
+    ) -> bytearray | None:
         """Add a batch to the journal write and assign its offset, epoch, time and Kafka 0.7 offset (``base_address``).
 
-        Returns (number of offsets, bytes in Kafka 0.7's format, header). If ``batch`` is writable, it is changed in
-        place and the header is None. Otherwise the caller must write the returned header instead of the batch's own.
+        Returns None if ``batch`` is writable: it is changed in place. Otherwise returns a header that the caller must
+        write instead of the batch's own.
 
         Raises Invalid(INVALID_BATCH) unless ``batch`` is exactly one whole batch.
         """
@@ -252,8 +258,9 @@ class GroupHead:
         number_header(lent.p, 0, partition, epoch, base_offset, base_address, time_us)
         self._enter(1, size, partition, 0, load_header_checksum(lent.p, 0))
         if load_columns(lent.p, 0) & _PRODUCER_BIT:
-            self._producers = True
-        return load_offset_span(lent.p, 0), load_address_span(lent.p, 0), header
+            self.producers = True
+        self.offset_span, self.address_span = load_offset_span(lent.p, 0), load_address_span(lent.p, 0)
+        return header
 
     def entry(self, kind: int, partition: int, argument: int, content: Buffer) -> None:
         """Add an entry other than a batch, with its own checksum. Its bytes must be written padded to a multiple of 8."""
@@ -309,29 +316,34 @@ class GroupHead:
         lent: Lent = lend(front)
         self._enter(2, 16 + batch_bytes, partition, expires_at_us, xxh64_raw(lent.p, 0, lent.size))
 
-    def finish(self, start: int, sequence: int, synced: int, previous: int, time_us: int) -> memoryview:
-        """Return the header and the list of entries.
-
-        The caller writes them before the entries. They are valid until ``clear``.
-        """
+    @cython.ccall
+    def finish(
+        self,
+        start: cython.ulonglong,
+        sequence: cython.ulonglong,
+        synced: cython.ulonglong,
+        previous: cython.ulonglong,
+        time_us: cython.longlong,
+    ) -> bytes:
+        """Return the header and the list of entries, which the caller writes before the entries."""
         lent: Lent = self._lent
-        stop: cython.Py_ssize_t = _HEADER_BYTES + self._count * _ENTRY_BYTES
+        stop: cython.Py_ssize_t = _HEADER_BYTES + self.count * _ENTRY_BYTES
         store_u64(lent.p, 0, self._seed)
         store_u32(lent.p, _SHIFT, _MAGIC)
-        store_u32(lent.p, _SHIFT + 4, stop + self._payload)
+        store_u32(lent.p, _SHIFT + 4, stop + self.payload)
         store_u64(lent.p, _SHIFT + 8, start)
         store_u64(lent.p, _SHIFT + 16, sequence)
         store_u64(lent.p, _SHIFT + 24, synced)
         store_u64(lent.p, _SHIFT + 32, previous)
-        store_u32(lent.p, _SHIFT + 40, self._count)
+        store_u32(lent.p, _SHIFT + 40, self.count)
         store_u32(lent.p, _SHIFT + 44, xxh64_raw(lent.p, 0, _SHIFT + _MARK_BYTES) & 0xFFFFFFFF)
         store_i64(lent.p, _SHIFT + 48, time_us)
-        self._checksum = xxh64_raw(lent.p, 0, stop)
+        self.checksum = xxh64_raw(lent.p, 0, stop)
         i: cython.int
         for i in range(7):  # move eight bytes at a time towards the front, because the ranges overlap
             store_u64(lent.p, 8 * i, load_u64(lent.p, 8 * i + _SHIFT))
-        store_u64(lent.p, 56, self._checksum)
-        return memoryview(self._data)[:stop]
+        store_u64(lent.p, 56, self.checksum)
+        return bytes(lent.p[:stop])  # for a few entries, a copy costs less than a view
 
 
 # ---- reading

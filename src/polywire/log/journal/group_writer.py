@@ -18,7 +18,7 @@ import cython
 from polywire.clock import Clock
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Missing, Unavailable
 from polywire.log.base import Completion, Loop, Need, PartitionLog
-from polywire.log.callbacks import Call, Notifications
+from polywire.log.callbacks import Call
 from polywire.log.disk import Disk
 from polywire.log.journal.group import ENTRY_BYTES, GROUP_HEADER_BYTES
 from polywire.log.journal.slots import FileJournal
@@ -31,8 +31,14 @@ from polywire.log.worker import storage_failed
 from polywire.types import Buffer, Level
 
 if cython.compiled:
+    from cython.cimports.polywire.log.callbacks import Notifications
+    from cython.cimports.polywire.log.journal.bare_journal import BareJournal
+    from cython.cimports.polywire.log.journal.group import GroupHead
     from cython.cimports.polywire.log.journal.write_batch import Appends, Draft, WriteBatch
 else:
+    from polywire.log.callbacks import Notifications
+    from polywire.log.journal.bare_journal import BareJournal
+    from polywire.log.journal.group import GroupHead
     from polywire.log.journal.write_batch import Appends, Draft, WriteBatch
 
 BUSY_RETRY_MS: Final = 50  # sealing a journal file takes about this long
@@ -65,8 +71,8 @@ class GroupWriter:
 
     write_batch = cython.declare(WriteBatch, visibility="public")
     writing = cython.declare(WriteBatch, visibility="public")
-    sequence = cython.declare(object, visibility="public")
-    checksum = cython.declare(object, visibility="public")
+    sequence = cython.declare(cython.ulonglong, visibility="public")
+    checksum = cython.declare(cython.ulonglong, visibility="public")
     capacities = cython.declare(tuple, visibility="public")
     congested = cython.declare(cython.bint, visibility="public")
     failure = cython.declare(object, visibility="public")
@@ -275,12 +281,20 @@ class GroupWriter:
         try:
             write_batch.close()
             for step in write_batch.steps:
-                step.prepare()
+                if type(step) is Appends:
+                    appends: Appends = step
+                    appends.prepare()
+                else:
+                    step.prepare()
             if write_batch.size and self._journal.capacity < write_batch.size + _GROUP_HEADER_BYTES:
                 self._roll()
             draft.begin(self._clock.now_us())
             for step in write_batch.steps:
-                step.enter(draft)
+                if type(step) is Appends:
+                    appends = step
+                    appends.enter(draft)
+                else:
+                    step.enter(draft)
             if not draft.head.count or self._write_group(draft):
                 self.writing = None
                 self._queue_notifications(draft)
@@ -292,13 +306,15 @@ class GroupWriter:
     @cython.cfunc
     def _write_group(self, draft: Draft) -> cython.bint:
         """Write the draft to the journal and update the log's state. Return False if the write failed."""
-        head, journal, syncer = draft.head, self._journal, self._syncer
-        sequence: int = self.sequence + 1
+        head: GroupHead = draft.head
+        journal: BareJournal = self._journal
+        syncer = self._syncer
+        sequence: cython.ulonglong = self.sequence + 1
         first = head.finish(draft.epoch, sequence, syncer.synced, self.checksum, draft.now_us)
-        size = head.size
+        size: cython.Py_ssize_t = len(first) + head.payload
         draft.parts.insert(0, first)
         try:
-            position: int = journal.write(draft.parts, size, sequence)
+            position: cython.longlong = journal.write(draft.parts, size, sequence)
         except OSError as error:
             draft.undo_offsets()
             self._failed(storage_failed(error))
@@ -313,7 +329,10 @@ class GroupWriter:
         if self._waits.count and not self._hides_unsynced:
             for entry in draft.indexed:
                 self._waits.wake_due(entry[0])
-        self.refresh()
+        if self.capacities is self._plenty and journal.free:
+            self.congested = syncer.unsynced_bytes > self._unsynced_bytes_max
+        else:
+            self.refresh()
         return True
 
     @cython.cfunc

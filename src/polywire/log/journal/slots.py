@@ -18,14 +18,14 @@ it. A damaged copy is replaced by the intact one.
 from __future__ import annotations
 
 import errno
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
 from polywire.errors import Corrupt, ErrorCode, Unavailable
-from polywire.log.journal.group import GROUP_BYTES_MAX, GROUP_HEADER_BYTES, GroupHead
+from polywire.log.journal.bare_journal import BareJournal
+from polywire.log.journal.group import GROUP_HEADER_BYTES, GroupHead
 from polywire.log.settings import PAGE_BYTES
 from polywire.records.checksum import xxh64
 from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, aligned_buffer
@@ -49,7 +49,6 @@ SEED_NAMES: Final = ("seed", "seed.copy")
 _MAGIC: Final = 0x314B5750
 _SEED: Final = Struct("<IIQ")
 _PLAIN_BYTES: Final = 8
-IOV_MAX: Final = 1024  # maximum number of buffers in one vectored write on Linux and macOS
 _ZEROS_BYTES: Final = 4 * 1024 * 1024
 # ext4 keeps each write to a new file as one large page, and every later small write visits all blocks of its page. With
 # writes of 4 MiB, a group of 344 bytes takes twice the processor time.
@@ -241,7 +240,7 @@ class Slot:
         self.view = memoryview(b"")
 
 
-class FileJournal:
+class FileJournal(BareJournal):
     """The journal files of one directory.
 
     Attributes:
@@ -254,6 +253,7 @@ class FileJournal:
     """
 
     def __init__(self, directory: Path, *, slot_bytes: int, slot_count_max: int, files: Files = SYSTEM_FILES) -> None:
+        super().__init__()
         self._files = files
         self._directory = directory
         self._slot_bytes = slot_bytes
@@ -267,9 +267,6 @@ class FileJournal:
         """Journal files with needed data, by serial."""
         self.views: Final[dict[int, Buffer]] = {}
         """Mapped bytes of these files, by serial."""
-        self.free: Final[deque[Slot]] = deque()
-        self.current: Slot | None = None
-        self.position = 0
         self.seed = 0
         """Secret that every checksum of the journal covers; set by ``open_all``."""
 
@@ -403,15 +400,6 @@ class FileJournal:
 
     # Writing
 
-    @property
-    def capacity(self) -> int:
-        """Free bytes in the current journal file."""
-        return 0 if self.current is None else self.current.size - self.position
-
-    def align(self) -> None:
-        """Begin the next journal write on a new page, because the current page is being synced."""
-        self.position = -(-self.position // PAGE_BYTES) * PAGE_BYTES
-
     def roll(self) -> Slot | None:
         """Continue in a free journal file and return the full one. Raises IndexError if no file is free."""
         full = self.current
@@ -424,25 +412,6 @@ class FileJournal:
         """Continue writing in a journal file, on the first page after ``position``. Later content is overwritten."""
         self.current, self.position = slot, position
         self.align()
-
-    def write(self, parts: Sequence[Buffer], size: int, sequence: int) -> int:
-        """Write ``parts``, which must fit the current journal file, and return their position in it. Raises OSError."""
-        slot, position = self.current, self.position
-        assert slot is not None
-        assert position + size <= slot.size, "a group never spans slots"
-        assert size <= GROUP_BYTES_MAX, "recovery does not accept larger groups"
-        if len(parts) > IOV_MAX or slot.file.write(parts, position) != size:
-            _write_slowly(slot, parts, position)
-        self.position = position + size
-        slot.first = slot.first or sequence
-        slot.last = sequence
-        return position
-
-
-def _write_slowly(slot: Slot, parts: Sequence[Buffer], position: int) -> None:
-    """Write all parts in several calls. Needed after a short write, or if there are too many buffers for one call."""
-    for start in range(0, len(parts), IOV_MAX):
-        position = write_parts(slot.file, parts[start : start + IOV_MAX], position)
 
 
 def make_slot(path: Path, number: int, size: int, seed: int, files: Files = SYSTEM_FILES) -> Slot:

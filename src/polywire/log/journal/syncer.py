@@ -14,15 +14,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-import msgspec
-
 from polywire.clock import Clock
 from polywire.errors import BrokerError
 from polywire.log.base import Completion, Loop
+from polywire.log.journal.bare_journal import BareFlusher, Unsynced
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.settings import LogSettings
 from polywire.log.worker import MakeWorker
-from polywire.store.files import Mapping
 
 RECHECK_MS_MAX: Final = 10  # pause between two checks whether the sealer is still working
 
@@ -91,23 +89,6 @@ on failure. The last argument returns whether a journal file is being written to
 """
 
 
-class _Unsynced(msgspec.Struct):
-    """Bytes [start, stop) of a journal file that are not on disk yet.
-
-    Attributes:
-        since: when the first of them was written.
-        size: total size of the journal writes in them, without padding.
-    """
-
-    slot: Slot
-    mapping: Mapping
-    """Holds a reference to the mapping, so that it stays valid while it is flushed."""
-    start: int
-    stop: int
-    since: float
-    size: int = 0
-
-
 def flushing(journal: FileJournal, clock: Clock, make_worker: MakeWorker, settings: LogSettings) -> MakeSyncer:
     """Return a function that creates flushers for this journal."""
 
@@ -121,7 +102,7 @@ def flushing(journal: FileJournal, clock: Clock, make_worker: MakeWorker, settin
     return make
 
 
-class Flusher:
+class Flusher(BareFlusher):
     """Makes journal writes durable with fsync, one at a time. Implements ``Syncer``.
 
     A journal write also counts as synced once its data is in segments that a synced journal write names. ``MakeSyncer``
@@ -141,28 +122,17 @@ class Flusher:
         failed: Callable[[BrokerError], None],
     ) -> None:
         interval_ms = settings.sync_interval_ms
-        self._journal = journal
-        self._loop = loop
-        self._clock = clock
-        self._interval: Final = interval_ms / 1000
+        super().__init__(
+            journal, loop, clock, interval_s=interval_ms / 1000, bytes_soon=settings.unsynced_bytes_max // 2
+        )
         self._recheck: Final = min(interval_ms, RECHECK_MS_MAX) / 1000
-        self._bytes_soon: Final = settings.unsynced_bytes_max // 2
         self._sealing = sealing
         self._advanced = advanced
         self._failed = failed
         self._worker = make_worker("sync", loop)
         self._waiting: deque[tuple[int, Completion[None]]] = deque()
-        self._unsynced: dict[int, _Unsynced] = {}
-        """Unsynced ranges by serial of the journal file, oldest first, without those that the running sync writes."""
-        self._last_position = 0
-        """Position of the last journal write in the current journal file."""
-        self._running = False
-        self._timer = False
         self._finished = False
         self._error: OSError | None = None
-        self.synced = 0
-        self.written = 0
-        self.unsynced_bytes = 0
 
     @property
     def is_local(self) -> bool:
@@ -171,24 +141,6 @@ class Flusher:
     @property
     def is_long(self) -> bool:
         return False
-
-    def wrote(self, sequence: int, position: int, size: int) -> None:
-        slot = self._journal.current
-        assert slot is not None
-        found = self._unsynced.get(slot.serial)
-        if found is None:
-            found = _Unsynced(slot, slot.mapping, position, position, self._clock.monotonic())
-            self._unsynced[slot.serial] = found
-        found.stop = position + size
-        found.size += size
-        self._last_position = position
-        self.written = sequence
-        self.unsynced_bytes += size
-        if not self._timer:
-            self._timer = True
-            self._loop.call_later(self._interval, self._tick)
-        if not self._running and self.unsynced_bytes > self._bytes_soon and not self._is_sealed_soon():
-            self.start()
 
     def wait(self, sequence: int, callback: Completion[None]) -> None:
         """Call ``callback`` once the journal write ``sequence`` is synced, at once if it already is.
@@ -214,7 +166,7 @@ class Flusher:
         size = sum(unsynced.size for unsynced in taken)
         self._worker.run(partial(self._flush, taken), partial(self._synced, self.written, size))
 
-    def _flush(self, taken: Sequence[_Unsynced]) -> None:
+    def _flush(self, taken: Sequence[Unsynced]) -> None:
         try:
             _flush_all(taken)
         except OSError as error:
@@ -279,7 +231,7 @@ class Flusher:
         current, spared = self._journal.current, self._unsynced.pop(slot.serial, None)
         assert current is not None
         assert current is not slot, "a slot is sealed when it is full"
-        last = _Unsynced(current, current.mapping, self._last_position, self._journal.position, 0.0)
+        last = Unsynced(current, self._last_position, self._journal.position, 0.0)
         self._journal.align()
 
         def named(flushed: BrokerError | None) -> None:
@@ -318,7 +270,7 @@ class Flusher:
         self._worker.stop()
 
 
-def _flush_all(taken: Sequence[_Unsynced]) -> None:
+def _flush_all(taken: Sequence[Unsynced]) -> None:
     for unsynced in taken:
         if unsynced.start < unsynced.stop:
             unsynced.mapping.flush(unsynced.start, unsynced.stop)

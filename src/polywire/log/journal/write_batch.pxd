@@ -1,12 +1,14 @@
 # C declarations of write_batch.py for the other compiled modules.
 
+from polywire.log.journal.group cimport GroupHead
+
 
 cdef class Draft:
-    cdef public object all_synced
-    cdef public object epoch
-    cdef public object head
+    cdef public bint all_synced
+    cdef public unsigned long long epoch
+    cdef public GroupHead head
     cdef public list indexed
-    cdef public object now_us
+    cdef public long long now_us
     cdef public bint only_appends
     cdef public list parts
     cdef public list placed
@@ -17,9 +19,11 @@ cdef class Draft:
     cdef public list then
     cdef public list written
 
+    cpdef object begin(self, long long now_us)
     cpdef object notify(self, object level, object done, object result)
     cdef object notify_all(self, object owners, object counts, long long offset)
     cdef long long number(self, object partition, object batch) except? -1
+    cpdef object settle(self, object contents, long long serial, long long start)
 
 
 cdef class Appends:
@@ -27,9 +31,14 @@ cdef class Appends:
     cdef public list items
     cdef public object partition
 
+    cpdef object prepare(self)
+    cpdef object enter(self, Draft draft)
+
 
 cdef class WriteBatch:
     cdef public list steps
     cdef public Py_ssize_t size
     cdef public Py_ssize_t granted
     cdef public list open
+
+    cpdef object close(self)

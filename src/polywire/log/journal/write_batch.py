@@ -14,7 +14,7 @@ import cython
 
 from polywire.log.base import NO_OFFSET, Completion
 from polywire.log.callbacks import Call
-from polywire.log.journal.group import EntryKind, GroupHead
+from polywire.log.journal.group import EntryKind
 from polywire.log.journal.merging import answer, merged
 from polywire.log.journal.publishing import FilePublication
 from polywire.log.journal.staging import StagedBatch
@@ -23,6 +23,13 @@ from polywire.log.settings import MERGE_SLACK_BYTES
 from polywire.log.state import Contents, LogState
 from polywire.records.columns import HEADER_BYTES
 from polywire.types import Buffer, Level
+
+if cython.compiled:
+    from cython.cimports.polywire.log.journal.group import GroupHead
+    from cython.cimports.polywire.log.partition.tail_index import TailIndex
+else:
+    from polywire.log.journal.group import GroupHead
+    from polywire.log.partition.tail_index import TailIndex
 
 _PADDING: Final = bytes(8)
 
@@ -68,9 +75,14 @@ class Draft:
         self.epoch: Final = epoch
         self.all_synced: Final = floor > Level.WRITTEN
         self.head: Final = GroupHead(seed)
+        self.placed: list[tuple[StagedBatch, int]] = []
+        self.then: list[Callable[[int], None]] = []
+        """Called with the journal file's serial after writing, once the earlier entries of ``indexed`` are indexed."""
+        self.synced: list[Call] = []
         self.begin(0)
 
-    def begin(self, now_us: int) -> None:
+    @cython.ccall
+    def begin(self, now_us: cython.longlong) -> None:
         self.now_us = now_us
         self.head.clear()
         self.parts: list[Buffer] = []
@@ -78,11 +90,13 @@ class Draft:
         """(partition, its next offset before, position among the entries, length, address, time). A position of -1 - n
         refers to entry n of ``then``. The offset is NO_OFFSET if the entry assigns no offsets.
         """
-        self.placed: list[tuple[StagedBatch, int]] = []
-        self.then: list[Callable[[int], None]] = []
-        """Called with the journal file's serial after writing, once the earlier entries of ``indexed`` are indexed."""
+        if self.placed:  # these are rarely used, and a new list costs time
+            self.placed = []
+        if self.then:
+            self.then = []
         self.written: list[Call] = []
-        self.synced: list[Call] = []
+        if self.synced:
+            self.synced = []
         self.state_changed = False
         self.only_appends = True
         self.removes = False
@@ -109,12 +123,14 @@ class Draft:
     @cython.exceptval(-1, check=True)
     def number(self, partition: FilePartition, batch: Buffer) -> cython.longlong:
         """Assign offsets to a batch and add it to the journal write. Return its first offset."""
-        head = self.head
+        head: GroupHead = self.head
         offset: cython.longlong = partition.next_offset
         address: cython.longlong = partition.next_address
-        time_us = self.now_us if self.now_us > partition.last_append_time_us else partition.last_append_time_us
-        position = head.payload
-        span, address_span, header = head.batch(batch, partition.incarnation, self.epoch, offset, address, time_us)
+        time_us: cython.longlong = partition.last_append_time_us
+        if self.now_us > time_us:
+            time_us = self.now_us
+        position: cython.Py_ssize_t = head.payload
+        header = head.batch(batch, partition.incarnation, self.epoch, offset, address, time_us)
         if header is None:
             self.parts.append(batch)
         else:
@@ -122,8 +138,8 @@ class Draft:
         if partition.last_epoch != self.epoch:
             partition.begin_epoch(self.epoch)
         self.indexed.append((partition, offset, position, len(batch), address, time_us))
-        partition.next_offset = offset + span
-        partition.next_address = address + address_span
+        partition.next_offset = offset + head.offset_span
+        partition.next_address = address + head.address_span
         partition.last_append_time_us = time_us
         return offset
 
@@ -173,7 +189,8 @@ class Draft:
             if partition is not None and offset != NO_OFFSET:
                 partition.next_offset = offset
 
-    def settle(self, contents: Contents, serial: int, start: int) -> None:
+    @cython.ccall
+    def settle(self, contents: Contents, serial: cython.longlong, start: cython.longlong) -> None:
         """Apply what was written to the log's state.
 
         Its entries begin at position ``start`` of the journal file ``serial``.
@@ -186,7 +203,8 @@ class Draft:
                 self.then[-1 - position](serial)
                 continue
             assert partition is not None, "a batch has a partition"
-            partition.tail.append(offset, start + position, length, serial, address, time_us)
+            tail: TailIndex = partition.tail
+            tail.append(offset, start + position, length, serial, address, time_us)
             partition.tail_bytes += length
         for batch, position in self.placed:
             batch.serial, batch.position = serial, start + position
@@ -219,10 +237,12 @@ class Appends:
         # if there are several appends: (batch, its appends, record count of each)
         self._entries: list[tuple[Buffer, Sequence[Append], Sequence[int]]] = []
 
+    @cython.ccall
     def prepare(self) -> None:
         if len(self.items) > 1:
             self._entries = merged(self.items, MERGE_SLACK_BYTES)
 
+    @cython.ccall
     def enter(self, draft: Draft) -> None:
         partition, items = self.partition, self.items
         if len(items) == 1:
@@ -255,6 +275,7 @@ class WriteBatch:
         self.granted = 0
         self.open: Final[list[FilePartition]] = []
 
+    @cython.ccall
     def close(self) -> None:
         """Write later appends after everything added so far, instead of merging them with earlier ones."""
         for partition in self.open:

@@ -67,11 +67,7 @@ class TailIndex:
     and times never decrease. An empty index costs 112 bytes.
     """
 
-    if cython.compiled:
-        _data: bytearray
-        _head: cython.Py_ssize_t
-        _count: cython.Py_ssize_t
-    else:
+    if not cython.compiled:  # in the compiled module, tail_index.pxd declares the fields
         __slots__ = ("_count", "_data", "_head")
 
     def __init__(self) -> None:
@@ -86,19 +82,8 @@ class TailIndex:
         """Memory of the entries in bytes, spare capacity included."""
         return len(self._data)
 
+    @cython.ccall
     def append(
-        self,
-        offset: cython.longlong,
-        position: cython.longlong,
-        length: cython.uint,
-        slot: cython.uint,
-        address: cython.longlong,
-        time_us: cython.longlong,
-    ) -> None:
-        self._add(offset, position, length, slot, address, time_us)
-
-    @cython.cfunc
-    def _add(
         self,
         offset: cython.longlong,
         position: cython.longlong,
@@ -119,6 +104,7 @@ class TailIndex:
         self._count += 1
 
     @cython.cfunc
+    @cython.exceptval(-1, check=True)
     def _grow(self) -> cython.Py_ssize_t:
         """Move the entries to the front of a larger array. Return the position for the next entry."""
         start: cython.Py_ssize_t = self._head * _ENTRY_BYTES
@@ -145,6 +131,7 @@ class TailIndex:
         )
 
     @cython.cfunc
+    @cython.exceptval(-1, check=True)
     def _last_at(self, field: cython.Py_ssize_t, key: cython.longlong) -> cython.Py_ssize_t:
         """Return the index of the last entry whose value at byte ``field`` of the entry is at most ``key``, or -1."""
         p: cython.p_const_uchar = _bytes_of(self._data)
@@ -336,7 +323,7 @@ def attach(tails: list[TailIndex], content: Buffer, entries: Lendable, positions
             raise IndexError(i)
         tail: TailIndex = tails[index]
         for at in range(start, end, 104):
-            tail._add(
+            tail.append(
                 load_base_offset(lent.p, at),
                 load_i64(positions_at.p, 8 * attached),
                 load_length(lent.p, at),

@@ -27,7 +27,8 @@ def build(*, start: int = 3, sequence: int = 9) -> bytes:
     """Return a group with a batch, a staged batch and a change."""
     head = GroupHead(SEED)
     batch, staged = batch_of([b"one", b"two"]), batch_of([b"three"])
-    assert head.batch(batch, 7, start, 100, 5_000, 1_234) == (2, 26, None)
+    assert head.batch(batch, 7, start, 100, 5_000, 1_234) is None
+    assert (head.offset_span, head.address_span) == (2, 26)
     head.staged(TOKEN + staged[:HEADER_BYTES], len(staged), 8, 99)
     head.entry(EntryKind.CHANGE, 0, 0, b"change")
     first = head.finish(start, sequence, 4, 77, 555)
@@ -94,7 +95,7 @@ def test_a_truncated_group_is_not_read() -> None:
 def test_a_read_only_batch_gets_its_own_header() -> None:
     head = GroupHead(SEED)
     batch = bytes(batch_of([b"value"]))
-    _, _, header = head.batch(batch, 7, 1, 0, 0, 0)
+    header = head.batch(batch, 7, 1, 0, 0, 0)
     assert header is not None
     assert check_header(bytes(header) + batch[HEADER_BYTES:], 0)
     assert read_header(header).partition == 7
