@@ -368,7 +368,9 @@ def _check_event_types(batch: Buffer, p: cython.p_const_uchar, places: cython.p_
             raise Invalid(ErrorCode.INVALID_BATCH, "invalid batch: an event type is not utf-8")
 
 
-def validate(batch: Buffer, at: int = 0) -> int:
+@cython.ccall
+@cython.exceptval(-1, check=True)
+def validate(batch: Buffer, at: cython.Py_ssize_t = 0) -> cython.Py_ssize_t:
     """Check all rules of decision 0101 for the batch at ``at`` and return its length in bytes.
 
     Fields that the broker sets later (partition, epoch, offset, address, append time) may have any value. A compressed

@@ -10,6 +10,7 @@ cdef class Lent:
     cdef Py_ssize_t size
 
 
+cdef bytearray filled(const unsigned char *p, Py_ssize_t size)
 cdef Lent lend(object data)
 cdef Lent lend_writable(object data)
 

@@ -143,6 +143,7 @@ def take(session: CursusSession, data: memoryview, start: int, end: int) -> bool
     shape: Shape = shapes.find(lent.p, at, at + size, 0, 0)  # type: ignore[assignment]
     if shape is None:
         return False
+    session.is_used()
     if size > _LONG_BYTES or size > state.piece_bytes_max:
         return False
     partition = shape.partition

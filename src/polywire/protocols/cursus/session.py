@@ -88,7 +88,6 @@ class TakeBatch(Protocol):
     def __call__(self, session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> PendingBatch | None: ...
 
 
-TakeRepeated = Callable[["CursusSession", memoryview, int, int], bool]
 """Stores a batch if it begins like an earlier one. Otherwise it returns False, and has no effect."""
 
 
@@ -126,7 +125,6 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         "shapes",
         "spoken",
         "state",
-        "take_repeated",
     )
 
     def __init__(
@@ -151,7 +149,6 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self._caller: Caller | None = None
         self._packed: Algorithm | None = None
         self.shapes: Final = Shapes()
-        self.take_repeated: TakeRepeated | None = None
         self._slot: Answer | None = None
         self._leader = ""
         self._long: LongFrame | None = None
@@ -229,7 +226,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self._enter(CLOSED)
         self._slot = None
         self._timer.cancel()
-        self._is_used()
+        self.is_used()
         if self._pushing is not None:
             self._pushing.drop()
             self._pushing = None
@@ -240,9 +237,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     # One frame
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
-        self._is_used()
-        if self.take_repeated is not None and self.take_repeated(self, data, at + PREFIX_BYTES, end):
-            return True
+        self.is_used()
         body = data[at + PREFIX_BYTES : end]
         packed = self._compression or sniffed(body)
         if packed is not None and body and self._is_unauthenticated() and self._compression is None:
@@ -463,11 +458,11 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
 
     def close_unused(self) -> None:
         """Close the connection unless another request has arrived or arrives soon."""
-        self._is_used()
+        self.is_used()
         state = self.state
         self._unused = state.broker.loop.call_later(state.settings.unused_s, self.output.close)
 
-    def _is_used(self) -> None:
+    def is_used(self) -> None:
         if self._unused is not None:
             self._unused.cancel()
             self._unused = None

@@ -18,3 +18,7 @@ cdef class Built:
     cdef readonly object batch
     cdef readonly long long max_time_ms
     cdef readonly long long null_keys
+
+
+cpdef BatchHead check_batch(object records, long long bytes_max=*)
+cpdef Built build(object plain, Py_ssize_t start, Py_ssize_t stop, BatchHead head, bint keep_times=*, bytearray deltas=*)

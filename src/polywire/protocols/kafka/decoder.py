@@ -170,7 +170,8 @@ def _crc_matches(p: cython.p_const_uchar, end: cython.Py_ssize_t) -> cython.bint
     return crc32c_raw(p, 21, end - 21) == _load(p, 17, 4) & _MASK32
 
 
-def check_batch(records: Buffer | None, *, bytes_max: int = BATCH_BYTES_MAX) -> BatchHead:
+@cython.ccall
+def check_batch(records: Buffer | None, bytes_max: cython.longlong = BATCH_BYTES_MAX) -> BatchHead:
     """Check the record data of a partition in a PRODUCE request. Return the header of its batch.
 
     Raises Refused unless there is exactly one valid batch of a supported kind, with at most ``bytes_max`` bytes.
@@ -592,13 +593,13 @@ def _allocated(places: cython.p_longlong, count: cython.Py_ssize_t) -> bytearray
         raise Refused(WireError.MESSAGE_TOO_LARGE if too_large else WireError.INVALID_RECORD, error.message) from None
 
 
+@cython.ccall
 def build(
     plain: Lendable,
-    start: int,
-    stop: int,
+    start: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
     head: BatchHead,
-    *,
-    keep_times: bool = True,
+    keep_times: cython.bint = True,
     deltas: bytearray | None = None,
 ) -> Built:
     """Build a stored batch from the decompressed records between ``start`` and ``stop``.

@@ -15,6 +15,7 @@ import cython
 
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
+from polywire.broker.users import ROOT
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.checks import REPEATED, check_records, produce_error, stamp_head
@@ -29,19 +30,22 @@ from polywire.protocols.runtime.shapes import SHAPE_BYTES_MAX
 from polywire.types import Buffer, Level
 
 if cython.compiled:
-    from cython.cimports.polywire.protocols.kafka.decoder import BatchHead, Built
-    from cython.cimports.polywire.protocols.runtime.pipelined import BareSlot
+    from cython.cimports.polywire.protocols.kafka.decoder import BatchHead, Built, build, check_batch
+    from cython.cimports.polywire.protocols.runtime.append_queue import AppendQueue
+    from cython.cimports.polywire.protocols.runtime.pipelined import BarePipelined, BareSlot
     from cython.cimports.polywire.protocols.runtime.shapes import BareShape, Shapes
-    from cython.cimports.polywire.records.memory import Lent, lend, lend_writable
+    from cython.cimports.polywire.records.memory import Lent, filled, lend, lend_writable
 else:
-    from polywire.protocols.kafka.decoder import BatchHead, Built
-    from polywire.protocols.runtime.pipelined import BareSlot
+    from polywire.protocols.kafka.decoder import BatchHead, Built, build, check_batch
+    from polywire.protocols.runtime.append_queue import AppendQueue
+    from polywire.protocols.runtime.pipelined import BarePipelined, BareSlot
     from polywire.protocols.runtime.shapes import BareShape, Shapes
-    from polywire.records.memory import Lent, lend, lend_writable
+    from polywire.records.memory import Lent, filled, lend, lend_writable
 
-from polywire.protocols.kafka.decoder import BATCH_HEAD_BYTES, CODEC_AT, CODEC_BITS, build, check_batch
+from polywire.protocols.kafka.decoder import BATCH_HEAD_BYTES, CODEC_AT, CODEC_BITS
 
 if TYPE_CHECKING:
+    from polywire.broker.settings import TopicSettings
     from polywire.protocols.kafka.session import KafkaSession
 
 COMPRESSED_BYTES_MAX: Final = 16_384  # a larger batch may have to be decompressed in a thread
@@ -63,16 +67,35 @@ class Shape(BareShape):
     Attributes:
         response: an encoded response, in which the correlation id and the offsets are replaced; empty at first.
         base_at, start_at: positions of the offsets in it. The latter is -1 in versions without it.
+        settings: the topic's settings, from which the following are derived.
+        bytes_max, after_ms, has_times_of_append: see ``ProduceLimits``.
+        is_strict: whether records must be checked for more than ``after_ms``.
     """
 
     if cython.compiled:
+        after_ms: cython.longlong
+        bytes_max: cython.longlong
+        has_times_of_append: cython.bint
+        is_strict: cython.bint
+        settings: object
         flexible: cython.bint
         request: object
         response: bytes
         base_at: cython.Py_ssize_t
         start_at: cython.Py_ssize_t
     else:
-        __slots__ = ("base_at", "flexible", "request", "response", "start_at")
+        __slots__ = (
+            "after_ms",
+            "base_at",
+            "bytes_max",
+            "flexible",
+            "has_times_of_append",
+            "is_strict",
+            "request",
+            "response",
+            "settings",
+            "start_at",
+        )
 
     def __init__(self, before: bytes, request: Request, partition: Partition, level: Level) -> None:
         super().__init__(before, partition, level)
@@ -80,6 +103,16 @@ class Shape(BareShape):
         self.request = request
         self.response = b""
         self.base_at = self.start_at = -1
+        self.accept(partition.topic.settings)
+
+    @cython.cfunc
+    def accept(self, settings: TopicSettings) -> None:
+        """Take over the limits of the topic, which are the same until its settings are replaced."""
+        limits = produce_limits(settings)
+        self.settings = settings
+        self.bytes_max, self.after_ms = limits.bytes_max, limits.after_ms
+        self.has_times_of_append = limits.has_times_of_append
+        self.is_strict = limits.before_ms is not None or bool(settings.compaction)
 
 
 @cython.cclass
@@ -107,14 +140,16 @@ class RepeatedSlot(BareSlot):
             return
         if not shape.response:
             _encode_marked(shape)
-        made = bytearray(shape.response)
+        response: bytes = shape.response
+        made = filled(response, len(response))
         out: Lent = lend_writable(made)
         _put(out, _CORRELATION_AT, self.correlation, 4)
         _put(out, shape.base_at, result, 8)
         if shape.start_at >= 0:
             _put(out, shape.start_at, shape.partition.log.first_offset, 8)
         self.parts = (made,)
-        self.session.slot_filled()
+        replies: BarePipelined = self.session
+        replies.slot_filled()
 
 
 @cython.cfunc
@@ -237,11 +272,18 @@ def take(session: KafkaSession, data: memoryview, start: int, end: int) -> bool:
         return False
     records_at: cython.Py_ssize_t = _records_at(shape, lent.p, at + len(shape.before), stop)
     partition = shape.partition
-    if records_at < 0 or partition.ended or session.output.meter is not None:
+    replies: BarePipelined = session
+    if records_at < 0 or partition.ended or replies.output.meter is not None:
         return False
-    broker, topic = session.broker, partition.topic
-    limits = produce_limits(topic.settings)
-    if limits.has_times_of_append or not broker.access.permits(session.principal, Action.PRODUCE, topic):
+    broker, topic, principal = replies.broker, partition.topic, session._principal
+    settings, access = topic.settings, broker.access
+    if settings is not shape.settings:
+        shape.accept(settings)
+    # The first three conditions are the usual case of ``permits``.
+    permitted = (principal is ROOT and settings.access is None and access.is_open) or access.permits(
+        principal, Action.PRODUCE, topic
+    )
+    if shape.has_times_of_append or not permitted:
         return False
     head: BatchHead
     built: Built
@@ -249,7 +291,7 @@ def take(session: KafkaSession, data: memoryview, start: int, end: int) -> bool:
         records = data[records_at : stop - _TAGS_BYTES if shape.flexible else stop]
         if len(records) > COMPRESSED_BYTES_MAX and records[CODEC_AT] & CODEC_BITS:
             return False  # before its checksum is computed, which takes long
-        head = check_batch(records, bytes_max=limits.bytes_max)
+        head = check_batch(records, shape.bytes_max)
         if head.is_transactional:
             return False
         if head.codec == 0:
@@ -257,15 +299,18 @@ def take(session: KafkaSession, data: memoryview, start: int, end: int) -> bool:
         else:
             expanded = expand(records[BATCH_HEAD_BYTES : head.end], Codec(head.codec), LARGE_BYTES)
             built = build(expanded, 0, len(expanded), head)
-        check_records(topic, built, limits, broker.clock)
-        stamp_head(broker, partition, built.batch, head)
+        if shape.is_strict or built.max_time_ms > broker.clock.now_us() // 1000 + shape.after_ms:
+            check_records(topic, built, produce_limits(settings), broker.clock)
+        if head.producer_id >= 0:
+            stamp_head(broker, partition, built.batch, head)
     except (Refused, BrokerError):
         return False
     correlation: cython.longlong = 0
     at += _CORRELATION_AT
     for i in range(4):
         correlation = correlation * 256 + lent.p[at + i]
-    slot = RepeatedSlot(session, shape, correlation)
-    session.append(slot)
-    session.append_queue.produce(partition, built.batch, shape.level, slot.done, by=session.caller)
+    slot: RepeatedSlot = RepeatedSlot(session, shape, correlation)
+    replies.append(slot)
+    queue: AppendQueue = session.append_queue
+    queue.produce(partition, built.batch, shape.level, slot.done, session.caller)
     return True

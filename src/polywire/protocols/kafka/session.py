@@ -72,7 +72,6 @@ class Work(Protocol):
     def leave(self) -> None: ...  # called once, at its end or when the connection closes
 
 
-TakeRepeated = Callable[["KafkaSession", memoryview, int, int], bool]
 """Executes a request if it repeats an earlier one. Otherwise it returns False, and has no effect."""
 
 
@@ -115,7 +114,6 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         "share_session",
         "shared",
         "software",
-        "take_repeated",
     )
 
     def __init__(
@@ -140,7 +138,6 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self.sasl: Final = Conversation()
         self.software = ""
         self.shapes: Final = Shapes()
-        self.take_repeated: TakeRepeated | None = None
         self.fetch_session: FetchSession | None = None
         self.share_session: ShareSession | None = None
         self.share_reading: Acquiring | None = None
@@ -180,8 +177,6 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         return LENGTH_BYTES + size
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
-        if self.take_repeated is not None and self.take_repeated(self, data, at + LENGTH_BYTES, end):
-            return True
         frame = data[at + LENGTH_BYTES : end]
         if self._principal is None and self.sasl.takes_tokens:
             command, request = self._commands[Api.SASL_AUTHENTICATE], bare_token(frame)

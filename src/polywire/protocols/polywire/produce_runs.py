@@ -157,6 +157,54 @@ def _put_number(p: cython.p_uchar, at: cython.Py_ssize_t, number: cython.ulonglo
     return at + 1 + size
 
 
+@cython.cfunc
+@cython.exceptval(-1, check=True)
+def lone_bytes(data: memoryview, at: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    """Return the size of the frame at ``at`` if it is a short PRODUCE, and the only one in ``data``; otherwise 0."""
+    lent: Lent = lend(data)
+    size: cython.Py_ssize_t = _PREFIX_BYTES + load_u32(lent.p, at)
+    if size != lent.size - at or size > _FRAME_BYTES_MAX or load_u32(lent.p, at + 4) != _PRODUCE:
+        return 0
+    return size
+
+
+@cython.cfunc
+def encode_one(
+    correlation: cython.uint, partition: cython.uint, base_offset: cython.ulonglong, record_count: cython.uint
+) -> bytes:
+    """Return the response to one request. ``base_offset`` is the offset of its first record."""
+    if cython.compiled:
+        answer = cython.declare(cython.uchar[64])
+    else:
+        answer = memoryview(bytearray(64))
+    end: cython.Py_ssize_t = _put_produced(answer, 0, partition, base_offset, record_count)
+    store_u32(answer, 8, correlation)
+    return bytes(answer[:end])
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _put_produced(
+    p: cython.p_uchar,
+    at: cython.Py_ssize_t,
+    partition: cython.ulonglong,
+    base_offset: cython.ulonglong,
+    record_count: cython.uint,
+) -> cython.Py_ssize_t:
+    """Write a response without its correlation id, and return the position after it."""
+    head: cython.Py_ssize_t = at + _PREFIX_BYTES
+    p[head] = p[head + 1] = 0x91  # a list with one entry
+    p[head + 2] = 0x93  # an entry of three numbers
+    end: cython.Py_ssize_t = _put_number(p, head + 3, partition)
+    end = _put_number(p, end, base_offset)
+    end = _put_number(p, end, record_count)
+    store_u32(p, at, end - head)
+    store_u32(p, at + 4, _PRODUCE)
+    store_u32(p, at + 12, end - head)
+    return end
+
+
 def encode_produced(requests: Buffer, partition: int, base_offset: int) -> bytes:
     """Return the responses to frames that were executed together.
 
@@ -170,17 +218,9 @@ def encode_produced(requests: Buffer, partition: int, base_offset: int) -> bytes
     at: cython.Py_ssize_t = 0
     place: cython.Py_ssize_t = 0
     while place < lent.size:
-        head: cython.Py_ssize_t = at + _PREFIX_BYTES
         count: cython.uint = load_u32(lent.p, place + 4)
-        target.p[head] = target.p[head + 1] = 0x91  # a list with one entry
-        target.p[head + 2] = 0x93  # an entry of three numbers
-        end: cython.Py_ssize_t = _put_number(target.p, head + 3, number)
-        end = _put_number(target.p, end, offset)
-        end = _put_number(target.p, end, count)
-        store_u32(target.p, at, end - head)
-        store_u32(target.p, at + 4, _PRODUCE)
+        end: cython.Py_ssize_t = _put_produced(target.p, at, number, offset, count)
         move(target.p, at + 8, lent.p, place, 4)
-        store_u32(target.p, at + 12, end - head)
         offset += count
         at = end
         place += _REQUEST_BYTES

@@ -18,7 +18,9 @@ cdef class PolywireSession(BareFramed):
     cdef public object _ready
     cdef public object admission
     cdef public object round_robin
+    cdef public object shapes
 
     cdef object _handle(self, int verb, object correlation, object head, object payload)
     cdef object _flush_soon(self)
+    cpdef object respond_run(self, bytes answers, long count)
     cpdef object _count_response(self, long count=*)

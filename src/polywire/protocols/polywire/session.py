@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import cython
 
 from polywire.errors import BrokerError, Busy, Denied, ErrorCode, Invalid, PeerError
-from polywire.protocols.polywire import messages, produce
+from polywire.protocols.polywire import messages, produce, repeated
 from polywire.protocols.polywire.arguments import find_partition
 from polywire.protocols.polywire.auth import Admission
 from polywire.protocols.polywire.codec import (
@@ -43,11 +43,14 @@ from polywire.protocols.polywire.replies import Reading
 from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.sequential import CLOSED, OPEN, Wait
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, QUANTUM_S, Output
+from polywire.protocols.runtime.shapes import Shapes
 from polywire.records.columns import MERGED_BYTES_MAX
 
 if cython.compiled:
+    from cython.cimports.polywire.protocols.polywire.produce_runs import lone_bytes
     from cython.cimports.polywire.protocols.runtime.framed import BareFramed
 else:
+    from polywire.protocols.polywire.produce_runs import lone_bytes
     from polywire.protocols.runtime.framed import BareFramed
 
 REQUESTS_MAX: Final = 1024  # unanswered requests of one connection; the limit bounds pinned callbacks and views
@@ -100,6 +103,7 @@ class PolywireSession(BareFramed):
             "_ready",
             "admission",
             "round_robin",
+            "shapes",
         )
 
         broker: PolywireBroker
@@ -127,7 +131,8 @@ class PolywireSession(BareFramed):
         self._is_scheduled = False  # whether a callback will write frames
         self._is_writing = False  # whether the running code will write responses and continue fetches
         self._owed = 0  # requests without a response
-        self._prefix = NO_PREFIX  # of the current frame
+        self._prefix = NO_PREFIX  # of the current frame; ``NO_PREFIX`` if it was not decoded
+        self.shapes: Final = Shapes()  # the heads of the latest PRODUCE requests, for ``take_repeated``
 
     @property
     def frame_bytes_max(self) -> int:
@@ -157,6 +162,11 @@ class PolywireSession(BareFramed):
     def _frame_bytes(self, data: memoryview, at: int) -> int:
         if len(data) - at < PREFIX_BYTES:
             return 0
+        if self.take_repeated is not None:
+            size = lone_bytes(data, at)
+            if size:
+                self._prefix = NO_PREFIX
+                return size
         self._prefix = prefix = decode_prefix(data, at)
         if prefix.length > LOGIN_FRAME_BYTES_MAX:
             decode_prefix(data, at, length_max=self.admission.frame_bytes_max)
@@ -173,6 +183,8 @@ class PolywireSession(BareFramed):
         return run_bytes(data, at, frames_max=REQUESTS_MAX - self._owed, batch_bytes_max=bytes_max)
 
     def _take(self, data: memoryview, at: int, end: int) -> bool:
+        if self._prefix is NO_PREFIX:
+            self._prefix = decode_prefix(data, at)
         next_at = at + PREFIX_BYTES + self._prefix.length
         if next_at < end and self._produce_run(data[at:end]):
             return True
@@ -288,7 +300,8 @@ class PolywireSession(BareFramed):
             self.refuse(verb, correlation, error)
         self._count_response()
 
-    def respond_run(self, answers: bytes, count: int) -> None:
+    @cython.ccall
+    def respond_run(self, answers: bytes, count: cython.long) -> None:
         """Send ``count`` reserved responses, which are already encoded."""
         if self._phase is not CLOSED:
             self._frames.append(answers)
@@ -363,6 +376,8 @@ class PolywireSession(BareFramed):
             command = self._commands[verb]
             self.admission.check(command, request)
             command.handler(self, correlation, request, payload)
+            if verb == _PRODUCE and type(self) is PolywireSession:
+                repeated.learn(self, head, request)
         except PeerError as error:
             if error.fatal:
                 raise

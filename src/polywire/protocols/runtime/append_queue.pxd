@@ -8,3 +8,5 @@ cdef class AppendQueue:
     cdef double _until
     cdef double _wait_s
     cdef public object waiting
+
+    cpdef object produce(self, object partition, bytearray batch, object level, object done, object by=*)

@@ -73,13 +73,13 @@ class AppendQueue:
         self._until = 0.0  # when the waiting batches are rejected
         self._timer: Handle | None = None
 
+    @cython.ccall
     def produce(
         self,
         partition: Partition,
         batch: bytearray,
         level: Level,
         done: Completion[int] | None,
-        *,
         by: Caller = NO_CALLER,
     ) -> None:
         """Append a batch now, or as soon as the log has space.

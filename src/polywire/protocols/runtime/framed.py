@@ -80,8 +80,13 @@ class BareFramed(BareSequential):
                 quantum_end = now() + QUANTUM_S
             self.requests += 1
             try:
-                again = self._awaited is not None
-                if not (self._repeat(data, at, at + size) if again else self._take(data, at, at + size)):
+                if self._awaited is not None:
+                    taken = self._repeat(data, at, at + size)
+                elif self.take_repeated is not None and self.take_repeated(self, data, at + _LENGTH_BYTES, at + size):
+                    taken = True
+                else:
+                    taken = self._take(data, at, at + size)
+                if not taken:
                     self.requests -= 1
                     break
             except Pending as pending:

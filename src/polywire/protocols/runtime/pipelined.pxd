@@ -15,3 +15,6 @@ cdef class BarePipelined(BareSequential):
     cdef public object _slots
     cdef public long _blocking
     cdef public object _queued
+
+    cpdef object append(self, object slot)
+    cpdef object slot_filled(self)

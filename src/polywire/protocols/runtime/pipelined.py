@@ -110,6 +110,7 @@ class BarePipelined(BareSequential):
     def owes(self) -> bool:
         return bool(self._slots)
 
+    @cython.ccall
     def append(self, slot: _Slot) -> _Slot:
         self._slots.append(slot)
         self._blocking += slot.blocking
@@ -131,6 +132,7 @@ class BarePipelined(BareSequential):
         self._reasons &= ~Wait.EARLIER
         return True
 
+    @cython.ccall
     def slot_filled(self) -> None:
         if self._phase is CLOSED:
             return

@@ -13,3 +13,4 @@ cdef class BareSequential:
     cdef public object broker
     cdef public object output
     cdef public long long requests
+    cdef public object take_repeated

@@ -81,9 +81,18 @@ def bytes_to_allocate(announced: int, received: int) -> int:
     return min(announced, max(GROWTH_BYTES_MIN, 4 * received))
 
 
+TakeRepeated = Callable[[Any, memoryview, int, int], bool]
+
+
 @cython.cclass
 class BareSequential:
-    """The compiled base class of ``SequentialSession``."""
+    """The compiled base class of ``SequentialSession``.
+
+    Attributes:
+        take_repeated: for framed sessions. Executes a request that is equal to an earlier one in most of its bytes,
+            given the session, and the request's position without its prefix of four bytes. Returns False, without an
+            effect, for any other request. None if there was no such request yet.
+    """
 
     if not cython.compiled:  # when compiled, sequential.pxd declares the fields
         __slots__ = (
@@ -99,6 +108,7 @@ class BareSequential:
             "broker",
             "output",
             "requests",
+            "take_repeated",
         )
 
     def __init__(self, broker: Any, output: Output, resume: Callable[[], None]) -> None:
@@ -114,6 +124,7 @@ class BareSequential:
         self._rest = b""  # requests that were not executed when the client finished sending; used in FINISHING only
         self._wanted = 0  # bytes to allocate for the incomplete request
         self._short_bytes_max = 0  # see ``FramedSession``
+        self.take_repeated: TakeRepeated | None = None
 
     def _receive(self, data: memoryview) -> int:
         return 0  # overridden by protocols
