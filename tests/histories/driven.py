@@ -67,7 +67,10 @@ def _compiled(classes: str) -> Path:
     if not folder.exists():
         COMPILED.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=COMPILED) as made:
-            subprocess.run(["javac", "-cp", classes, "-d", f"{made}/classes", str(JAVA_DRIVER)], check=True)
+            subprocess.run(
+                ["javac", "-nowarn", "-Xlint:-deprecation", "-cp", classes, "-d", f"{made}/classes", str(JAVA_DRIVER)],
+                check=True,
+            )
             with suppress(OSError):  # another process has compiled it meanwhile
                 Path(made, "classes").rename(folder)
     return folder
