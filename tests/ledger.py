@@ -5,6 +5,7 @@ With ``--ledger``, a test continues with the next seed and adds each run to ``be
 command that repeats one of its seeds.
 
 * A line is a range of seeds of one command, on one commit. A find ends its line.
+* Several processes may run one command at the same time: each claims its seed.
 * A run that ends with an error is a find, too: it was not judged.
 """
 
@@ -14,6 +15,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +32,7 @@ BEGIN: Final = "<!-- made by `python -m tests.ledger` -->"
 END: Final = "<!-- end of ledger -->"
 FIRST_SEED: Final = 1_000_000  # smaller seeds ran before the ledger began
 FIND_CHARACTERS_MAX: Final = 300
+CLAIMS: Final = ".claims"  # suffix of the file whose locks are seeds that run now
 COLUMNS: Final[Mapping[str, Sequence[str]]] = {
     "takeovers": ("takeover",),
     "kills": (
@@ -79,6 +82,11 @@ class Line(msgspec.Struct):
         """The command of all its seeds."""
         return Command(self.words, self.place)
 
+    def add(self, seeds: int, counts: Mapping[str, int]) -> None:
+        """Add the next seeds and their events."""
+        self.seeds += seeds
+        self.counts = dict(sorted((Counter(self.counts) + Counter(counts)).items()))
+
 
 class Ledger:
     """The lines of a file. Several processes may add to it at the same time."""
@@ -98,21 +106,37 @@ class Ledger:
         """Return the first seed after those of a command."""
         return max((line.first + line.seeds for line in self.lines() if line.command == command), default=first)
 
+    @contextmanager
+    def claimed(self, command: Command) -> Iterator[int]:
+        """Yield the next seed of a command that no other process runs. It is claimed until the block or the process ends."""
+        with self._path.with_suffix(CLAIMS).open("ab") as claims:
+            seed = self.next_seed(command)
+            while not _claim(claims.fileno(), command, seed):
+                seed += 1
+            yield seed
+
     def add(self, command: Command, seed: int, counts: Mapping[str, int], find: str = "") -> None:
-        """Add one run: to the last line of its command if it continues it, otherwise to a new one."""
+        """Add one run: to the line that it continues, otherwise to a new one. A line that begins after it is merged."""
         with self._locked():
             lines = self.lines()
-            last = next((line for line in reversed(lines) if line.command == command), None)
-            if last is None or last.finds or last.commit != self._commit or last.first + last.seeds != seed:
-                last = Line(*command, self._commit, seed, 0, {})
-                lines.append(last)
-            last.seeds += 1
-            last.counts = dict(sorted((Counter(last.counts) + Counter(counts)).items()))
+            open_lines = [line for line in lines if self._is_open(line, command)]
+            line = next((line for line in open_lines if line.first + line.seeds == seed), None)
+            if line is None:
+                line = Line(*command, self._commit, seed, 0, {})
+                lines.append(line)
+            line.add(1, counts)
+            after = next((other for other in open_lines if other.first == seed + 1), None)
             if find:
-                last.finds.append(Find(seed, find[:FIND_CHARACTERS_MAX]))
+                line.finds.append(Find(seed, find[:FIND_CHARACTERS_MAX]))
+            elif after is not None:
+                line.add(after.seeds, after.counts)
+                lines.remove(after)
             temporary = self._path.with_suffix(".new")
             temporary.write_bytes(msgspec.json.format(msgspec.json.encode(lines), indent=1) + b"\n")
             temporary.replace(self._path)
+
+    def _is_open(self, line: Line, command: Command) -> bool:
+        return line.command == command and line.commit == self._commit and not line.finds
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -143,13 +167,24 @@ def recorded(command: Command, seed: int, *, is_recorded: bool) -> Iterator[Run]
         yield Run(seed)
         return
     ledger = Ledger()
-    run = Run(ledger.next_seed(command))
+    with ledger.claimed(command) as claimed:
+        run = Run(claimed)
+        try:
+            yield run
+        except Exception as error:
+            ledger.add(command, run.seed, run.counts, f"not judged: {_described(error)}")
+            raise
+        ledger.add(command, run.seed, run.counts, run.find)
+
+
+def _claim(claims: int, command: Command, seed: int) -> bool:
+    """Lock a byte that stands for a seed of a command; return whether no other process had locked it."""
+    at = (zlib.crc32(repr(tuple(command)).encode()) >> 1 << 32) + seed
     try:
-        yield run
-    except Exception as error:
-        ledger.add(command, run.seed, run.counts, f"not judged: {_described(error)}")
-        raise
-    ledger.add(command, run.seed, run.counts, run.find)
+        fcntl.lockf(claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
+    except OSError:
+        return False
+    return True
 
 
 def _described(error: BaseException) -> str:
@@ -196,7 +231,7 @@ def table(lines: Sequence[Line]) -> list[str]:
             f"`{command.words}`",
             command.place,
             commits[0] if len(commits) == 1 else f"{commits[0]} to {commits[-1]}",
-            f"{of[0].first:,} to {of[-1].first + of[-1].seeds - 1:,}",
+            f"{min(line.first for line in of):,} to {max(line.first + line.seeds for line in of) - 1:,}",
             *(f"{_sum(counts, events):,}" if _sum(counts, events) else "–" for events in COLUMNS.values()),
             str(sum(len(line.finds) for line in of)),
             "all" if last_find < 0 else summary(recent),

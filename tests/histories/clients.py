@@ -36,6 +36,8 @@ Url = Callable[[str], str]
 PAUSE_S: Final = 0.04  # by default, between two requests of one client
 CONNECT_S: Final = 0.15  # between two attempts to connect
 READ_MAX: Final = 200
+READS_MAX: Final = 10  # attempts to read everything at the end
+READ_AGAIN_S: Final = 2.0  # between two of them
 ANSWER_S: Final = 60.0  # every request is answered, or its connection ends, by then
 LOST: Final = (Unavailable, NotOwner, OSError)  # a superseded leader leaves the outcome unknown, too
 STALE: Final = (Conflict, Missing)
@@ -257,7 +259,20 @@ def _shown(
 
 
 async def read_everything(url: str, topics: dict[str, int], groups: dict[str, str], history: History) -> None:
-    """Return the final content: all records of the topics, and the offsets of groups."""
+    """Return the final content: all records of the topics, and the offsets of groups.
+
+    Everything is read again after a lost connection: on a busy machine, a leader may resign without a fault.
+    """
+    for attempt in range(1, READS_MAX + 1):
+        try:
+            return await _read_everything(url, topics, groups, history)
+        except LOST as error:
+            if attempt == READS_MAX:
+                raise AssertionError(f"the final read failed {READS_MAX} times") from error
+        await asyncio.sleep(READ_AGAIN_S)
+
+
+async def _read_everything(url: str, topics: dict[str, int], groups: dict[str, str], history: History) -> None:
     client = await connect(url)
     try:
         for topic, partitions in topics.items():
@@ -276,6 +291,8 @@ async def _all_of(client: WireClient, topic: str, partition: int) -> list[tuple[
     try:
         while records := await client.fetch(topic, partition, len(found)):
             found += [(record.offset, record.value or b"") for record in records]
+    except LOST:
+        raise
     except BrokerError as error:
         raise AssertionError(f"{topic}/{partition} cannot be read at {len(found)}") from error
     return found

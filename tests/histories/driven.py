@@ -9,13 +9,18 @@ As in ``clients``; a client that is killed or ends is restarted.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
+import subprocess
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from tests.histories.clients import CONNECT_S, Url, now
@@ -36,6 +41,7 @@ from tests.histories.history import (
 DRIVER: Final = Path(__file__).with_name("transactions.driver")
 JAVA_DRIVER: Final = Path(__file__).with_name("Transactions.java")
 JAVA: Final = "java"
+COMPILED: Final = Path("build/histories/java")
 JAVA_OPTIONS: Final = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 PEERS: Final = ("confluent-kafka", "kafka-python", "aiokafka")
 LINE_BYTES_MAX: Final = 1 << 24
@@ -49,9 +55,25 @@ def drivers() -> Mapping[str, Sequence[str]]:
     interpreter, classes = os.environ.get("POLYWIRE_KAFKA_CLIENTS", ""), os.environ.get("POLYWIRE_KAFKA_JAVA", "")
     if Path(interpreter).is_file():
         found |= {peer: (interpreter, str(DRIVER), peer) for peer in PEERS}
-    if classes and shutil.which("java"):
-        found[JAVA] = "java", *JAVA_OPTIONS, "-cp", classes, str(JAVA_DRIVER)
+    if classes and shutil.which("javac"):
+        found[JAVA] = "java", *JAVA_OPTIONS, "-cp", f"{_compiled(classes)}{os.pathsep}{classes}", JAVA_DRIVER.stem
     return found
+
+
+@cache
+def _compiled(classes: str) -> Path:
+    """Return the directory of the compiled Java driver. It is compiled once, not at each start of the driver."""
+    folder = COMPILED / hashlib.sha256(JAVA_DRIVER.read_bytes() + classes.encode()).hexdigest()[:16]
+    if not folder.exists():
+        COMPILED.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=COMPILED) as made:
+            subprocess.run(
+                ["javac", "-nowarn", "-Xlint:-deprecation", "-cp", classes, "-d", f"{made}/classes", str(JAVA_DRIVER)],
+                check=True,
+            )
+            with suppress(OSError):  # another process has compiled it meanwhile
+                Path(made, "classes").rename(folder)
+    return folder
 
 
 class Driven:

@@ -17,6 +17,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final
 
+import uvloop
+
 NONE: Final = ""
 SILENT: Final = "silent"
 SILENT_REPLIES: Final = "silent replies"
@@ -44,7 +46,7 @@ class FaultyProxy:
         self._target: Final = target_port
         self._chance: Final = chance
         self._fault = NONE
-        self._loop: Final = asyncio.new_event_loop()
+        self._loop: Final = uvloop.new_event_loop()
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._thread: Final = threading.Thread(target=self._loop.run_forever, daemon=True)

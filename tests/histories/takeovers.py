@@ -10,6 +10,7 @@ The seed determines the order; every killed broker is restarted.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import signal
@@ -19,6 +20,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
+
+import uvloop
 
 from polywire.types import NODE_TIMEOUT_S
 from tests.broker_process import BrokerProcess, StartedBroker
@@ -35,7 +38,7 @@ from tests.histories.faulty_proxy import (
     UNAVAILABLE,
     FaultyProxy,
 )
-from tests.histories.history import Fault, History
+from tests.histories.history import Commit, Fault, History, Outcome, Transaction
 from tests.histories.repeat import Histories, parser_of, repeat
 from tests.histories.run import COPY, GROUP, ONCE, PARTITIONS, TOPIC, WIRES, copiers, create, everybody, working
 from tests.ledger import Command
@@ -47,6 +50,9 @@ LED: Final = b"leading the shard"
 PART: Final = 25  # takeovers of one history, which is kept in memory, by default
 CALM_S: Final = (0.5, 2.5)  # in which clients make progress, with the default timeout
 LED_S: Final = 60.0  # in which there is a leader again
+TRANSACTION_EACH: Final = 4  # faults until one after which a transaction is committed before the next fault
+COMMIT_EACH: Final = 20  # faults until one after which a member of a group commits, which takes the group a while
+PROGRESS_S: Final = 120.0  # in which they do
 
 
 class Cluster:
@@ -289,7 +295,8 @@ def run(
         cluster = Cluster(folder, url, proxies, chance, have_clocks=have_clocks, timeout_s=timeout_s)
         for broker in cluster.brokers:
             running.enter_context(broker)
-        history = asyncio.run(_run(cluster, server, chance, count, programs, pause_s))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+            history = loop.run(_run(cluster, server, chance, count, programs, pause_s))
         for broker in (*cluster.others(), cluster.leader()):
             assert broker.stop() == 0, broker.log_text()[-4000:]
     return history
@@ -311,13 +318,31 @@ async def _run(
     nemesis = Nemesis(cluster, server, history, chance)
     begun = cluster.takeovers()
     async with working([*everybody(cluster.url, history, pause_s), *driven]):
-        while cluster.takeovers() < begun + count:
+        for fault in itertools.count(1):
             await asyncio.sleep(cluster.scaled(chance.uniform(*CALM_S)))
             await nemesis.act()
+            if cluster.takeovers() >= begun + count:
+                break
+            awaited = ((Transaction, TRANSACTION_EACH), (Commit, COMMIT_EACH))
+            await _progress(history, {kind for kind, each in awaited if fault % each == 0})
     moment = time.monotonic_ns()
     history.events += [Fault("takeover", moment, moment) for _ in range(cluster.takeovers() - begun)]
     await read_everything(cluster.url("polywire"), topics, dict.fromkeys((GROUP, *copies), TOPIC), history)
     return history
+
+
+async def _progress(history: History, missing: set[type[Commit | Transaction]]) -> None:
+    """Wait until requests of these kinds were acknowledged. Clients with few requests do not get so far between all faults."""
+    at = len(history.events)
+    try:
+        async with asyncio.timeout(PROGRESS_S):
+            while missing:
+                await asyncio.sleep(0.02)
+                new, at = history.events[at:], len(history.events)
+                missing = missing - {type(event) for event in new if getattr(event, "outcome", None) is Outcome.DONE}
+    except TimeoutError as error:
+        names = sorted(kind.__name__ for kind in missing)
+        raise AssertionError(f"without a fault, clients made no progress in {PROGRESS_S} s missing={names}") from error
 
 
 def main(words: Sequence[str] | None = None) -> int:

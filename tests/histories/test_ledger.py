@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from subprocess import PIPE
+from typing import Final
 
 import pytest
 
@@ -14,12 +18,20 @@ from tests.histories import repeat as repeating
 from tests.histories.history import Fault, History
 from tests.histories.repeat import Histories, repeat
 from tests.histories.test_checkers import history, produce
-from tests.ledger import Command, Ledger, finds, table
+from tests.ledger import FIRST_SEED, Command, Ledger, finds, table
 from tests.sim.__main__ import LEDGER_FIRST, count
 
 KILLS = Command("tests.histories --seconds 60")
 TAKEOVERS = Command("tests.histories.takeovers --count 25", "directory")
 GOOD = History([Fault("kill -9", 1, 2)])
+CLAIM: Final = """
+import sys
+from pathlib import Path
+from tests.ledger import Command, Ledger
+with Ledger(Path(sys.argv[1]), "abc").claimed(Command(*sys.argv[2:])) as seed:
+    print(seed, flush=True)
+    sys.stdin.read()
+"""
 BAD = history([Fault("kill -9", 1, 2), produce(1, "a", at=0)], "")
 
 
@@ -106,3 +118,33 @@ def test_simulations_continue_with_the_next_seed(tmp_path: Path) -> None:
     [line] = Ledger(tmp_path / "ledger.json", "abc").lines()
     assert (line.words, line.first, line.seeds) == ("tests.sim --world log", LEDGER_FIRST, 2)
     assert line.counts["events"] > 0
+
+
+def test_processes_of_one_command_have_different_seeds(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    Ledger(path, "abc").add(KILLS, 7, {})
+    command = [sys.executable, "-c", CLAIM, str(path), *KILLS]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, cwd=ledgers.ROOT) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"8\n"
+        with Ledger(path, "abc").claimed(KILLS) as seed, Ledger(path, "abc").claimed(TAKEOVERS) as first:
+            assert (seed, first) == (9, FIRST_SEED)
+        other.kill()
+    with Ledger(path, "abc").claimed(KILLS) as seed:
+        assert seed == 8
+
+
+def test_seeds_that_end_in_another_order_are_one_line(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.json", "abc")
+    for seed in (7, 9, 10, 8):
+        ledger.add(KILLS, seed, {"kill -9": seed})
+    [line] = ledger.lines()
+    assert (line.first, line.seeds, line.counts) == (7, 4, {"kill -9": 34})
+
+
+def test_a_line_with_a_find_is_not_merged(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.json", "abc")
+    ledger.add(KILLS, 9, {})
+    ledger.add(KILLS, 8, {}, "a record is lost")
+    ledger.add(KILLS, 7, {})
+    assert [(line.first, line.seeds, len(line.finds)) for line in ledger.lines()] == [(9, 1, 0), (8, 1, 1), (7, 1, 0)]
