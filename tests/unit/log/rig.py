@@ -150,6 +150,13 @@ class Rig:
         assert isinstance(flusher, Flusher)
         flusher._running = yes
 
+    def synced(self, sequence: int) -> None:
+        """Behave as if the journal writes up to ``sequence`` had been synced, while syncs are held."""
+        flusher = self.log._flusher
+        assert isinstance(flusher, Flusher)
+        flusher._reached(sequence, 0)
+        self.log.commit()
+
     def kill(self) -> None:
         """Stop as after ``kill -9``: flush nothing, call no callbacks."""
         abandon(self.log)

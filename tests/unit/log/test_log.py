@@ -142,6 +142,23 @@ def test_durability_synced_raises_every_level(tmp_path: Path) -> None:
     rig.log.close()
 
 
+def test_a_sync_acknowledges_only_the_writes_before_it(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, replace(QUIET, durability=Level.SYNCED))
+    partition = rig.log.open_partition(1)
+    rig.hold_syncs(True)
+    rig.log.append(partition, batch_of([b"a"]), level=Level.WRITTEN, done=None)
+    rig.log.commit()
+    first = rig.log._writer.sequence
+    later = rig.append(partition, [b"b"])
+    rig.log.commit()
+    rig.synced(first)
+    assert (later, rig.read(partition)) == ([], [b"a"])
+    rig.synced(rig.log._writer.sequence)
+    assert (later, rig.read(partition)) == ([1], [b"a", b"b"])
+    rig.hold_syncs(False)
+    rig.log.close()
+
+
 def test_written_is_synced_soon(tmp_path: Path) -> None:
     rig = Rig(tmp_path, SMALL)
     rig.append(rig.log.open_partition(1), [b"a"])

@@ -78,7 +78,6 @@ class Draft:
         self.placed: list[tuple[StagedBatch, int]] = []
         self.then: list[Callable[[int], None]] = []
         """Called with the journal file's serial after writing, once the earlier entries of ``indexed`` are indexed."""
-        self.synced: list[Call] = []
         self.begin(0)
 
     @cython.ccall
@@ -95,8 +94,7 @@ class Draft:
         if self.then:
             self.then = []
         self.written: list[Call] = []
-        if self.synced:
-            self.synced = []
+        self.synced: list[Call] = []  # always new, because the last one may still wait for its sync
         self.state_changed = False
         self.only_appends = True
         self.removes = False
