@@ -159,6 +159,19 @@ def test_a_sync_acknowledges_only_the_writes_before_it(tmp_path: Path) -> None:
     rig.log.close()
 
 
+def test_a_disk_that_became_full_during_a_write_is_noticed_after_it(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, QUIET)
+    partition = rig.log.open_partition(1)
+    rig.append(partition, [b"a"])
+    rig.log._disk.full = True  # as the check of the free space at the start of a journal file finds
+    rig.log.commit()
+    with pytest.raises(Busy) as refused:
+        rig.append(partition, [b"b"])
+    assert refused.value.code is ErrorCode.DISK_FULL
+    assert rig.read(partition) == [b"a"]
+    rig.log.close()
+
+
 def test_written_is_synced_soon(tmp_path: Path) -> None:
     rig = Rig(tmp_path, SMALL)
     rig.append(rig.log.open_partition(1), [b"a"])

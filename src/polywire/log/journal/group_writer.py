@@ -329,7 +329,7 @@ class GroupWriter:
         if self._waits.count and not self._hides_unsynced:
             for entry in draft.indexed:
                 self._waits.wake_due(entry[0])
-        if self.capacities is self._plenty and journal.free:
+        if self.capacities is self._plenty and journal.free and not self._disk.full:
             self.congested = syncer.unsynced_bytes > self._unsynced_bytes_max
         else:
             self.refresh()
