@@ -92,7 +92,7 @@ class Worker(threading.Thread):
                 status, _ = ask(self.broker, "alice:wonderland", "DELETE", path)
         except Asked:
             self.passwords.add(new)
-            time.sleep(0.5)  # another process may still execute it, and later than the next request
+            time.sleep(2.0)  # another process may still execute it, and later than the next request
             return
         if len(self.passwords) == 1:
             assert status == 200, (self.name, self.passwords, status)
