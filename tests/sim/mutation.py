@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
@@ -74,7 +75,12 @@ def put(patch: pytest.MonkeyPatch, owner: object, name: str, instead: object) ->
 
 
 def replaced(owner: object, name: str, instead: object) -> Callable[[pytest.MonkeyPatch], None]:
-    """Return a switch that replaces a function, also for calls from other processes. Raises Compiled."""
+    """Return a switch that replaces a function, also for calls from other processes. The switch raises Compiled.
+
+    Raises AttributeError at once if no such function exists, for example because it is in another module now.
+    """
+    with suppress(Compiled):
+        current(owner, name)
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
         old = current(owner, name)
@@ -88,7 +94,9 @@ def replaced(owner: object, name: str, instead: object) -> Callable[[pytest.Monk
 
 
 def wrapped(owner: object, name: str, around: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
-    """Return a switch that passes the old function to a new one. Raises Compiled."""
+    """Return a switch that passes the old function to a new one. Raises as ``replaced``."""
+    with suppress(Compiled):
+        current(owner, name)
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
         old = current(owner, name)

@@ -16,7 +16,7 @@ import pytest
 from polywire.errors import ErrorCode, Missing
 from polywire.log import log, opening
 from polywire.log.disk import Deleter
-from polywire.log.journal import recovery, replay, slots, snapshot
+from polywire.log.journal import bare_journal, recovery, replay, slots, snapshot
 from polywire.log.journal.staging import StagedToken, Staging
 from polywire.log.journal.syncer import Flusher
 from polywire.log.journal.write_batch import Draft
@@ -293,7 +293,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         replaced(log, "Draft", _KeepingNumbers),
         test=test_failures.test_a_read_after_a_failed_append_finds_the_end,
     ),
-    Mutation("short-writes", "the rest of a short write is written", replaced(slots, "_write_slowly", nothing)),
+    Mutation("short-writes", "the rest of a short write is written", replaced(bare_journal, "_write_slowly", nothing)),
     Mutation(
         "slot-naming",
         "a slot is free once its naming group is synced",
