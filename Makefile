@@ -49,9 +49,9 @@ RUN_TESTS = $(PYTHON) -m pytest -n $(WORKERS) $(SPREAD) $(PYTEST_ARGS)
 # Runs tests that failed once more, alone, if they are few (docs/internals/decisions/0122-simulation-and-histories.md).
 RERUN = { [ $$? -eq 1 ] && $(PYTHON) -m tests.rerun; }
 QUICK := -m "not slow and not spark" $(wildcard tests/unit tests/vectors tests/property)
-# Unit tests of packages with compiled modules only, because the results of others do not depend on compilation; and the
-# mutations, because functions of compiled classes cannot be replaced.
-PURE := -m "not slow and not spark" $(sort $(foreach module,$(COMPILED),tests/unit/$(word 3,$(subst /, ,$(module))))) $(wildcard tests/vectors tests/property tests/sim/test_mutations.py)
+# Unit tests of packages with compiled modules only, if they have any, because the results of others do not depend on
+# compilation; and the mutations, because functions of compiled classes cannot be replaced.
+PURE := -m "not slow and not spark" $(wildcard $(sort $(foreach module,$(COMPILED),tests/unit/$(word 3,$(subst /, ,$(module))))) tests/vectors tests/property tests/sim/test_mutations.py)
 # Runs independent targets in parallel; the output of each stays together.
 BESIDE = $(MAKE) --silent --output-sync=target $(if $(findstring --jobserver,$(MAKEFLAGS)),,--jobs=4)
 AUDIT_ARGS ?=
