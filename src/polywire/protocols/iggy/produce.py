@@ -19,13 +19,16 @@ from polywire.protocols.iggy.histories import check_history
 from polywire.protocols.iggy.lookup import partition_at, topic_of
 from polywire.protocols.iggy.messages import Refused
 from polywire.protocols.iggy.reader import Reader
+from polywire.protocols.iggy.repeated import learn
 from polywire.protocols.iggy.reply_slots import Answer
 from polywire.protocols.iggy.session import IggySession
 from polywire.records.split import with_producer
 from polywire.types import KeyHash, Level
 
 _SENT: Final = Struct("<IIIIQ")
-_TO_PARTITION: Final = 2  # the kind of partitioning by partition number
+# kinds of partitioning
+_BALANCED: Final = 1
+_TO_PARTITION: Final = 2
 _PRODUCER_AT: Final = 52  # position, in the header of a D3 batch, of the flag that a producer is set
 _PRODUCER: Final = Struct("<56xQH2xI")
 PRODUCER_ID_MAX: Final = 2**63 - 1
@@ -40,10 +43,14 @@ def send(session: IggySession, answer: Answer, reader: Reader, /) -> None:
     dialect = reader.dialect
     if dialect.batched:
         end = reader.u32() + reader.at
+    names_at = reader.at
     topic = topic_of(session, reader, Action.PRODUCE)
     destination_at = reader.at
     partition, key = _destination(session, topic, reader)
-    if reader.dialect.contexts:
+    if key is None and not dialect.framed:
+        balanced = reader.data[destination_at] == _BALANCED
+        learn(session, reader, partition, names_at=names_at, balanced=balanced)
+    if dialect.contexts:
         check_history(session, answer, partition)
     if not dialect.batched:
         batch = decoder.from_flat(reader.data, reader.at, reader.stop, key)
@@ -99,7 +106,7 @@ def _destination(session: IggySession, topic: Topic, reader: Reader) -> tuple[Pa
     kind, size = reader.u8(), reader.u8()
     if not topic.partitions:
         raise Refused(errors.NO_PARTITIONS)
-    if kind == 1:
+    if kind == _BALANCED:
         # the value has no meaning; the documentation of 2023 shows one, and Iggy's own server ignores it
         reader.take(size)
         return topic.partitions[session.shared.directory.next_balanced(topic)], None

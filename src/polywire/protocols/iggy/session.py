@@ -37,6 +37,7 @@ from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED, Wait
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
+from polywire.protocols.runtime.shapes import Shapes
 
 FRAME_BYTES_MAX: Final = 32 * 1024 * 1024 - 4096  # size of a receive buffer; larger than any batch that the log accepts
 # number of replies that are stored for repeats of D3 requests that change state (spec: iggy#request-numbers)
@@ -84,6 +85,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         "poll_counts",
         "principal",
         "recognition",
+        "shapes",
         "shared",
     )
 
@@ -95,6 +97,7 @@ class IggySession(FramedSession[IggyBroker], PipelinedSession[IggyBroker, Answer
         self.recognition: Final = Recognition(shared.forced)
         self.append_queue: Final = AppendQueue(shared.broker, BUSY_WAIT_S, self._continue)
         self._queued = self.append_queue.waiting
+        self.shapes: Final = Shapes()  # the beginnings of the latest requests that send messages, for ``take_repeated``
         self.principal: Principal | None = None
         self._caller: Caller | None = None
         self.epoch = 0

@@ -15,7 +15,6 @@ import cython
 
 from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
-from polywire.broker.users import ROOT
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.checks import REPEATED, check_records, produce_error, stamp_head
@@ -33,13 +32,13 @@ if cython.compiled:
     from cython.cimports.polywire.protocols.kafka.decoder import BatchHead, Built, build, check_batch
     from cython.cimports.polywire.protocols.runtime.append_queue import AppendQueue
     from cython.cimports.polywire.protocols.runtime.pipelined import BarePipelined, BareSlot
-    from cython.cimports.polywire.protocols.runtime.shapes import BareShape, Shapes
+    from cython.cimports.polywire.protocols.runtime.shapes import BareShape, Shapes, may_produce
     from cython.cimports.polywire.records.memory import Lent, filled, lend, lend_writable
 else:
     from polywire.protocols.kafka.decoder import BatchHead, Built, build, check_batch
     from polywire.protocols.runtime.append_queue import AppendQueue
     from polywire.protocols.runtime.pipelined import BarePipelined, BareSlot
-    from polywire.protocols.runtime.shapes import BareShape, Shapes
+    from polywire.protocols.runtime.shapes import BareShape, Shapes, may_produce
     from polywire.records.memory import Lent, filled, lend, lend_writable
 
 from polywire.protocols.kafka.decoder import BATCH_HEAD_BYTES, CODEC_AT, CODEC_BITS
@@ -276,14 +275,10 @@ def take(session: KafkaSession, data: memoryview, start: int, end: int) -> bool:
     if records_at < 0 or partition.ended or replies.output.meter is not None:
         return False
     broker, topic, principal = replies.broker, partition.topic, session._principal
-    settings, access = topic.settings, broker.access
+    settings = topic.settings
     if settings is not shape.settings:
         shape.accept(settings)
-    # The first three conditions are the usual case of ``permits``.
-    permitted = (principal is ROOT and settings.access is None and access.is_open) or access.permits(
-        principal, Action.PRODUCE, topic
-    )
-    if shape.has_times_of_append or not permitted:
+    if shape.has_times_of_append or not may_produce(broker.access, principal, topic):
         return False
     head: BatchHead
     built: Built

@@ -12,8 +12,6 @@ from typing import Any, TypeAlias
 
 import cython
 
-from polywire.broker.permissions import Action
-from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.log.base import Completion
 from polywire.protocols.polywire.arguments import level_of
@@ -25,13 +23,13 @@ from polywire.records.columns import BatchFlags, Column
 
 if cython.compiled:
     from cython.cimports.polywire.protocols.polywire.produce_runs import encode_one
-    from cython.cimports.polywire.protocols.runtime.shapes import BareShape, Shapes
+    from cython.cimports.polywire.protocols.runtime.shapes import BareShape, Shapes, may_produce
     from cython.cimports.polywire.records.check import validate
     from cython.cimports.polywire.records.fields import load_columns, load_flags, load_record_count
     from cython.cimports.polywire.records.memory import Lent, lend, load_u32
 else:
     from polywire.protocols.polywire.produce_runs import encode_one
-    from polywire.protocols.runtime.shapes import BareShape, Shapes
+    from polywire.protocols.runtime.shapes import BareShape, Shapes, may_produce
     from polywire.records.check import validate
     from polywire.records.fields import load_columns, load_flags, load_record_count
     from polywire.records.memory import Lent, lend, load_u32
@@ -97,7 +95,9 @@ def take(session: Session, data: memoryview, start: int, end: int) -> bool:
     if shape is None:
         return False
     partition = shape.partition
-    if partition.ended or partition.link or not _is_permitted(session, partition):
+    if partition.ended or partition.link:
+        return False
+    if not may_produce(session.broker.access, session.admission.principal, partition.topic):
         return False
     batch_at: cython.Py_ssize_t = at + len(shape.before)
     try:
@@ -114,11 +114,3 @@ def take(session: Session, data: memoryview, start: int, end: int) -> bool:
         return False
     session.owe()
     return True
-
-
-@cython.cfunc
-def _is_permitted(session: Session, partition: Partition) -> cython.bint:
-    topic, access, principal = partition.topic, session.broker.access, session.admission.principal
-    if principal is None and access.is_open and topic.settings.access is None:
-        return True  # the usual case of ``permits``
-    return bool(access.permits(principal, Action.PRODUCE, topic))

@@ -1,6 +1,9 @@
 # C-level face of shapes.py for the other compiled modules; it holds declarations only.
 
 
+cdef bint may_produce(object access, object principal, object topic) except -1
+
+
 cdef class BareShape:
     cdef public bytes before
     cdef public object level

@@ -7,12 +7,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 import cython
 
+from polywire.broker.permissions import Action
+from polywire.broker.users import ROOT
+
 if TYPE_CHECKING:
-    from polywire.broker.topics import Partition
+    from polywire.broker.access import Access, Principal
+    from polywire.broker.topics import Partition, Topic
     from polywire.types import Level
 
 SHAPES_MAX: Final = 8  # shapes that a connection remembers
 SHAPE_BYTES_MAX: Final = 512  # longest beginning that is remembered
+
+
+@cython.cfunc
+@cython.exceptval(-1, check=False)
+def may_produce(access: Access, principal: Principal | None, topic: Topic) -> cython.bint:
+    """Return the result of ``Access.permits``, without a call in the usual case."""
+    if (principal is None or principal is ROOT) and topic.settings.access is None and access.is_open:
+        return True
+    return bool(access.permits(principal, Action.PRODUCE, topic))
 
 
 @cython.cclass
@@ -61,6 +74,9 @@ class Shapes:
 
     def add(self, shape: BareShape) -> None:
         self._latest.append(shape)
+
+    def forget(self, shape: BareShape) -> None:
+        self._latest.remove(shape)
 
     def clear(self) -> None:
         self._latest.clear()
