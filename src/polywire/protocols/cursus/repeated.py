@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 import cython
 
-from polywire.broker.permissions import Action
 from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.batches import ACKED, LEVELS, Batch, Status, acknowledged, quoted
 from polywire.protocols.cursus.idempotence import STORED_BYTES_MAX, append_failure
-from polywire.protocols.cursus.messages import Refused, encoded, frame
+from polywire.protocols.cursus.messages import Refused, encoded
 from polywire.protocols.runtime.off_loop import LONG_BYTES
 from polywire.protocols.runtime.shapes import SHAPE_BYTES_MAX
 from polywire.records.batch import from_spans
@@ -27,11 +26,11 @@ from polywire.types import Level
 
 if cython.compiled:
     from cython.cimports.polywire.protocols.runtime.pipelined import BareSlot
-    from cython.cimports.polywire.protocols.runtime.shapes import BareShape, Shapes
+    from cython.cimports.polywire.protocols.runtime.shapes import BareShape, Shapes, may_produce
     from cython.cimports.polywire.records.memory import Lent, lend, load_i64
 else:
     from polywire.protocols.runtime.pipelined import BareSlot
-    from polywire.protocols.runtime.shapes import BareShape, Shapes
+    from polywire.protocols.runtime.shapes import BareShape, Shapes, may_produce
     from polywire.records.memory import Lent, lend, load_i64
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 _LONG_BYTES = cython.declare(cython.Py_ssize_t, LONG_BYTES)
 _MODERN = decoder.MODERN
 _PRODUCER_ID = int(Column.PRODUCER_ID)
-_PRODUCE = Action.PRODUCE
 _UNSIGNED = (1 << 64) - 1
 
 
@@ -50,18 +48,21 @@ class Shape(BareShape):
     """The beginning of a batch, before its sequence numbers.
 
     Attributes:
+        leader: the broker's address, as acknowledgements contain it.
         producer: the producer of the last batch.
         name: its id, as acknowledgements contain it.
     """
 
     if cython.compiled:
+        leader: bytes
         producer: bytes
         name: bytes
     else:
-        __slots__ = ("name", "producer")
+        __slots__ = ("leader", "name", "producer")
 
-    def __init__(self, before: bytes, partition: Partition, level: Level) -> None:
+    def __init__(self, before: bytes, partition: Partition, level: Level, leader: bytes) -> None:
         super().__init__(before, partition, level)
+        self.leader = leader
         self.producer = self.name = b""
 
 
@@ -73,14 +74,16 @@ class RepeatedSlot(BareSlot):
         count: cython.longlong
         first: object
         last: object
+        leader: bytes
         partition: object
         producer: bytes
         name: bytes
     else:
-        __slots__ = ("count", "first", "last", "name", "partition", "producer")
+        __slots__ = ("count", "first", "last", "leader", "name", "partition", "producer")
 
     def __init__(self, session: CursusSession, shape: Shape, *, count: int, first: int, last: int) -> None:
         self.session = session
+        self.leader = shape.leader
         self.partition = shape.partition
         self.producer = shape.producer
         self.name = shape.name
@@ -99,8 +102,8 @@ class RepeatedSlot(BareSlot):
             body = self._failure(result)
         else:
             offset = result + self.count - 1
-            body = ACKED % (offset, 0, self.name, self.first, self.last, encoded(session.leader))
-        self.parts = (frame(body),)
+            body = ACKED % (offset, 0, self.name, self.first, self.last, self.leader)
+        self.parts = (len(body).to_bytes(4, "big") + body,)
         session.slot_filled()
 
     def _failure(self, error: BrokerError) -> bytes:
@@ -130,7 +133,7 @@ def learn(session: CursusSession, body: memoryview, batch: Batch, partition: Par
     if session.shapes.knows(before):
         return
     session.take_repeated = take
-    session.shapes.add(Shape(before, partition, LEVELS[batch.acks.lower()]))
+    session.shapes.add(Shape(before, partition, LEVELS[batch.acks.lower()], encoded(session.leader)))
 
 
 def take(session: CursusSession, data: memoryview, start: int, end: int) -> bool:
@@ -143,7 +146,8 @@ def take(session: CursusSession, data: memoryview, start: int, end: int) -> bool
     shape: Shape = shapes.find(lent.p, at, at + size, 0, 0)  # type: ignore[assignment]
     if shape is None:
         return False
-    session.is_used()
+    if session._unused is not None:
+        session.is_used()
     if size > _LONG_BYTES or size > state.piece_bytes_max:
         return False
     partition = shape.partition
@@ -154,10 +158,11 @@ def take(session: CursusSession, data: memoryview, start: int, end: int) -> bool
         state.guard.admit_batch(session)
     except Refused:
         return False
-    if not state.guard.admits_topic(session, topic, _PRODUCE):
+    if not may_produce(session.broker.access, state.guard.acting, topic):
         return False
     scratch = state.scratch
-    scratch.reserve(size)
+    if size > scratch.reserved_bytes:
+        scratch.reserve(size)
     body = data[at : at + size]
     if decoder.scan(body, _MODERN, scratch.head, scratch.spans, scratch.details) != 0:
         return False

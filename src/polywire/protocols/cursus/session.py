@@ -39,7 +39,7 @@ from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.off_loop import LARGE_BYTES, LONG_BYTES, OffLoopQueue
 from polywire.protocols.runtime.pipelined import PipelinedSession
-from polywire.protocols.runtime.sequential import CLOSED
+from polywire.protocols.runtime.sequential import CLOSED, Wait
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
 from polywire.protocols.runtime.shapes import Shapes
 from polywire.types import spell_address
@@ -149,6 +149,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self._caller: Caller | None = None
         self._packed: Algorithm | None = None
         self.shapes: Final = Shapes()
+        self._unanswered_max = UNANSWERED_MAX
         self._slot: Answer | None = None
         self._leader = ""
         self._long: LongFrame | None = None
@@ -187,15 +188,6 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             self.output.identified(principal)
             self._acting = principal
 
-    def _waits(self) -> bool:
-        return bool(
-            self._reasons
-            or self._blocking
-            or self._long is not None
-            or len(self._slots) >= UNANSWERED_MAX
-            or (self.output.backlog > self.output.backlog_max and self._pushing is None)
-        )
-
     def receive(self, data: memoryview) -> int:
         self._heard_at = self.state.broker.clock.monotonic()
         taken = super().receive(data) if self._pushing is None else 0
@@ -219,7 +211,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     def finish(self, data: memoryview) -> None:
         if self._pushing is not None:
             self._pushing.drop()
-            self._pushing = None
+            self._end_pushing()
         super().finish(data)
 
     def close(self) -> None:
@@ -229,7 +221,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         self.is_used()
         if self._pushing is not None:
             self._pushing.drop()
-            self._pushing = None
+            self._end_pushing()
         if self._long is not None:
             self._long.close()
         self._drop_slots()
@@ -282,6 +274,7 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
         if not self._earlier_answered():
             return False
         self._long = LongFrame(self, body, packed)
+        self._reasons |= Wait.LONG
         return True
 
     def take_long(self, body: memoryview, packed: Algorithm | None) -> PendingBatch | None:
@@ -306,13 +299,17 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
             self._long.begin()
         super()._resume_pending()
 
-    def frame_done(self) -> None:
+    def _end_long(self) -> None:
         self._long = None
+        self._reasons &= ~Wait.LONG
+
+    def frame_done(self) -> None:
+        self._end_long()
         self._heard_at = self.state.broker.clock.monotonic()
         self._continue()
 
     def failed(self, error: PeerError) -> None:
-        self._long = None
+        self._end_long()
         self._stop_receiving()
         self.output.fail(error)
 
@@ -470,17 +467,22 @@ class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, 
     def push(self, pushing: Pushing) -> None:
         """Let a stream push records to the client. Bytes that are received from now on are ignored."""
         self._pushing = pushing
+        self._ignores_backlog = True
         self._awaited = None
 
     def pull(self) -> None:
         """Accept requests again for a limited time, because the stream has ended (spec: cursus#stream)."""
-        self._pushing = None
+        self._end_pushing()
         self._heard_at = self.state.broker.clock.monotonic()
         self._timer.cancel()
         self._timer = self.state.broker.loop.call_later(
             self.state.settings.linger_s, self._check_unused, self._heard_at
         )
         self._continue()
+
+    def _end_pushing(self) -> None:
+        self._pushing = None
+        self._ignores_backlog = False
 
     def owes(self) -> bool:
         return self._long is not None or super().owes()

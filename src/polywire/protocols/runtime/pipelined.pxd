@@ -14,7 +14,9 @@ cdef class BareSlot:
 cdef class BarePipelined(BareSequential):
     cdef public object _slots
     cdef public long _blocking
+    cdef public bint _ignores_backlog
     cdef public object _queued
+    cdef public long _unanswered_max
 
     cpdef object append(self, object slot)
     cpdef object slot_filled(self)

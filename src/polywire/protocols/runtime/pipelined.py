@@ -85,15 +85,21 @@ _Slot = TypeVar("_Slot", bound=BareSlot)
 
 @cython.cclass
 class BarePipelined(BareSequential):
-    """The compiled base class of ``PipelinedSession``."""
+    """The compiled base class of ``PipelinedSession``.
+
+    Protocols may set ``_unanswered_max``, the number of unanswered requests with which the next one waits, and
+    ``_ignores_backlog``: whether requests do not wait while the connection has too many unsent bytes.
+    """
 
     if not cython.compiled:
-        __slots__ = ("_blocking", "_queued", "_slots")
+        __slots__ = ("_blocking", "_ignores_backlog", "_queued", "_slots", "_unanswered_max")
 
     def __init__(self, broker: Any, output: Output, resume: Callable[[], None]) -> None:
         super().__init__(broker, output, resume)
         self._slots: deque[Any] = deque()  # in the order of the requests, without those whose responses were sent
         self._blocking = 0  # number of blocking slots in ``_slots``
+        self._unanswered_max = UNANSWERED_MAX
+        self._ignores_backlog = False
         self._queued: Sized = ()  # batches that the log has not accepted yet; the next request waits for them
 
     @property
@@ -101,8 +107,10 @@ class BarePipelined(BareSequential):
         return self._phase is CLOSED
 
     def _waits(self) -> bool:
-        if self._reasons or self._blocking or self._queued or len(self._slots) >= UNANSWERED_MAX:
+        if self._reasons or self._blocking or self._queued or len(self._slots) >= self._unanswered_max:
             return True
+        if self._ignores_backlog:
+            return False
         output = self.output
         # the same as in the base class, without the cost of a call for every request
         return output.backlog > output.backlog_max

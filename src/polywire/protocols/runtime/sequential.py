@@ -69,6 +69,8 @@ class Wait:
     """The next request raised ``Pending``: it waits for another process, for example."""
     CLOGGED: Final = 16
     """A process to which requests are forwarded has many unanswered ones."""
+    LONG: Final = 32
+    """A long request is executed in steps."""
 
 
 # Memory for a request up to this length is allocated at once. For a longer one, it is at most four times the received
