@@ -650,6 +650,7 @@ class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
         began_at_us: older brokers wrote -1.
         shards: shards that participate in the transaction.
         home: shard of the coordinator if this shard only participates, otherwise NO_SHARD.
+        firsts: see ``Transaction``. Older brokers wrote none: all numbers since 0 may be of the open transaction.
     """
 
     id: str
@@ -669,6 +670,7 @@ class TransactionalIdState(msgspec.Struct, frozen=True, array_like=True):
     held: tuple[TransactionOffsets, ...] = ()
     home: int = NO_SHARD
     shards: tuple[int, ...] = ()
+    firsts: dict[int, int] | None = None
 
 
 class TransactionDecided(msgspec.Struct, frozen=True, array_like=True):

@@ -80,6 +80,7 @@ class Transaction:
         batches: number of its uncommitted batches.
         sequences: last sequence number by incarnation of the partition. With a producer id, the numbers continue from
             one transaction of an epoch to the next.
+        firsts: with a producer id, the first sequence number in this transaction by incarnation of the partition.
         positions: offsets that it commits.
         producer: the Kafka producer that uses the id, None for other protocols.
         partitions: with a producer id, the partitions that were added to the transaction.
@@ -94,6 +95,7 @@ class Transaction:
     at_us: int
     messages: int = 0
     sequences: dict[int, int] = field(default_factory=dict)
+    firsts: dict[int, int] = field(default_factory=dict)
     positions: dict[Scope, HeldOffsets] = field(default_factory=dict)
     owner: int = UNOWNED
     producer: TransactionalProducer | None = None
@@ -141,22 +143,33 @@ class Transaction:
         return self.epoch - (0 if self.producer is None else self.producer.first_epoch)
 
     def repeats(self, incarnation: int, *, first: int, last: int) -> bool:
-        """Return whether a batch with these sequence numbers was stored before in this epoch.
+        """Return whether a batch with these sequence numbers was stored before.
 
-        Without a producer id, sequence numbers only increase. With one, they are consecutive from 0 and wrap at
-        ``WRAP``. Raises Invalid(SEQUENCE_GAP).
+        Without a producer id, sequence numbers only increase. With one, they are consecutive from 0 in each epoch and
+        wrap at ``WRAP``; only a batch of this transaction can be repeated. After an abort, librdkafka gives the numbers
+        of batches that it did not know to be stored to new records, which must not be taken for a repetition.
+
+        Raises Invalid(SEQUENCE_GAP).
         """
         known = self.sequences.get(incarnation)
         if self.producer is None:
             return first <= (known or 0)
-        expected = 0 if known is None else (known + 1) % WRAP
+        expected = self.expected(incarnation)
         if first == expected:
             return False
-        if known is None or (known - last) % WRAP >= WRAP // 2:
-            raise Invalid(
-                ErrorCode.SEQUENCE_GAP, f"sequence is out of order id={self.id!r} expected={expected} got={first}"
-            )
-        return True
+        begun = self.firsts.get(incarnation)
+        if known is not None and begun is not None:
+            is_repeated = (first - begun) % WRAP <= (last - begun) % WRAP <= (known - begun) % WRAP
+            if is_repeated:
+                return True
+        raise Invalid(
+            ErrorCode.SEQUENCE_GAP, f"sequence is out of order id={self.id!r} expected={expected} got={first}"
+        )
+
+    def expected(self, incarnation: int) -> int:
+        """Return the sequence number of the next record in a partition, for an id with a producer id."""
+        known = self.sequences.get(incarnation)
+        return 0 if known is None else (known + 1) % WRAP
 
 
 def is_participant(name: str) -> bool:
@@ -326,9 +339,10 @@ class TransactionTable:
         had = len(found.sequences) + len(found.partitions)
         found.messages = change.messages
         found.batches += 1
-        found.sequences[change.incarnation] = change.sequence
         if found.producer is not None:
+            found.firsts.setdefault(change.incarnation, found.expected(change.incarnation))
             found.partitions[change.incarnation] = None
+        found.sequences[change.incarnation] = change.sequence
         added = len(found.sequences) + len(found.partitions) - had
         self._usage.charge(Kind.TRANSACTIONAL_IDS, found.owner, 0, NUMBER_BYTES * added)
 
@@ -353,7 +367,7 @@ class TransactionTable:
         if found.producer is None:
             found.sequences = {}
         else:
-            found.positions, found.partitions = {}, {}
+            found.positions, found.partitions, found.firsts = {}, {}, {}
         self._resized(found, was)
 
     def _resized(self, transaction: Transaction, was: int) -> None:
@@ -420,6 +434,7 @@ class TransactionTable:
                 ),
                 home=known.coordinator,
                 shards=tuple(known.shards),
+                firsts=dict(known.firsts),
             ),
         )
 
@@ -444,6 +459,7 @@ class TransactionTable:
                 partitions=dict.fromkeys(state.partitions),
                 shards=dict.fromkeys(state.shards),
                 coordinator=state.home,
+                firsts=dict.fromkeys(state.sequences, 0) if state.firsts is None else dict(state.firsts),
             )
             for held in state.held:
                 _hold(transaction, held)
@@ -473,4 +489,4 @@ def _keeps_holder(was: Transaction, change: changes.TransactionalIdStored) -> bo
 def _weight(known: changes.TransactionalIdState) -> int:
     """Return the cost of encoding an id, which grows with its partitions and offsets."""
     held = sum([len(offsets.offsets) for offsets in known.held])
-    return (len(known.sequences) + len(known.partitions) + held) // 8
+    return (len(known.sequences) + len(known.firsts or ()) + len(known.partitions) + held) // 8
