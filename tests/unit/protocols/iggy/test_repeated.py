@@ -146,7 +146,7 @@ def test_changes_of_the_topic_are_noticed() -> None:
     def play(client: Client) -> None:
         client.create()
         client.send(sending([b"v"]), sending([b"v"]))
-        configure(client, access=AccessList(writers=("somebody",)))
+        configure(client, access=AccessList(writers=("another",)))
         client.send(sending([b"v"]), sending([b"v"]))
         configure(client, access=None)
         client.send(sending([b"v"]), sending([b"v"]))
