@@ -151,17 +151,14 @@ class Transaction:
 
         Raises Invalid(SEQUENCE_GAP).
         """
-        known = self.sequences.get(incarnation)
         if self.producer is None:
-            return first <= (known or 0)
+            return first <= self.sequences.get(incarnation, 0)
         expected = self.expected(incarnation)
         if first == expected:
             return False
-        begun = self.firsts.get(incarnation)
-        if known is not None and begun is not None:
-            is_repeated = (first - begun) % WRAP <= (last - begun) % WRAP <= (known - begun) % WRAP
-            if is_repeated:
-                return True
+        begun = self.firsts.get(incarnation, expected)
+        if (first - begun) % WRAP <= (last - begun) % WRAP < (expected - begun) % WRAP:
+            return True
         raise Invalid(
             ErrorCode.SEQUENCE_GAP, f"sequence is out of order id={self.id!r} expected={expected} got={first}"
         )

@@ -88,9 +88,6 @@ class TakeBatch(Protocol):
     def __call__(self, session: CursusSession, body: memoryview, scratch: ScratchArrays, /) -> PendingBatch | None: ...
 
 
-"""Stores a batch if it begins like an earlier one. Otherwise it returns False, and has no effect."""
-
-
 class CursusSession(FramedSession[CursusBroker], PipelinedSession[CursusBroker, Answer]):
     """The session of one client.
 

@@ -72,9 +72,6 @@ class Work(Protocol):
     def leave(self) -> None: ...  # called once, at its end or when the connection closes
 
 
-"""Executes a request if it repeats an earlier one. Otherwise it returns False, and has no effect."""
-
-
 @dataclass(frozen=True, slots=True)
 class Command(commands.Command[Api, Handler]):
     """A request type of the protocol.
