@@ -99,6 +99,9 @@ class FluxState:
 
     A partition without a ``PartitionView`` is led by this broker and has no followers. Its high watermark is its last
     readable offset.
+
+    Attributes:
+        views: the ``PartitionView`` of each incarnation of a partition that has one.
     """
 
     __slots__ = (
@@ -107,9 +110,9 @@ class FluxState:
         "_factors",
         "_index",
         "_sweep_above",
-        "_views",
         "reply_buffers",
         "settings",
+        "views",
     )
 
     def __init__(self, broker: FluxBroker, settings: FluxSettings, router: FluxRouter | None = None) -> None:
@@ -118,7 +121,7 @@ class FluxState:
         self.settings = settings
         self.reply_buffers: Final = ReplyBuffers()
         self._brokers: dict[int, _BrokerStored] = {}
-        self._views: dict[int, PartitionView] = {}
+        self.views: dict[int, PartitionView] = {}
         self._factors: dict[bytes, int] = {}
         self._index = 0
         self._sweep_above = SWEEP_MIN
@@ -143,7 +146,7 @@ class FluxState:
             elif key.startswith(_PARTITION_KEY) and int(key.removeprefix(_PARTITION_KEY)) in alive:
                 stored = msgspec.msgpack.decode(value, type=_PartitionStored)
                 role = Role.FOLLOWER if stored.follower else Role.LEADER
-                self._views[int(key.removeprefix(_PARTITION_KEY))] = PartitionView(
+                self.views[int(key.removeprefix(_PARTITION_KEY))] = PartitionView(
                     stored.leader, array("q", stored.isr), role
                 )
             elif key.startswith(_TOPIC_KEY) and bytes.fromhex(key.removeprefix(_TOPIC_KEY)) in names:
@@ -250,18 +253,18 @@ class FluxState:
         topics = self._broker.topics(internal=True)
         partitions = {partition.incarnation for topic in topics for partition in topic.partitions}
         ids = {topic.id for topic in topics}
-        ended = [incarnation for incarnation in self._views if incarnation not in partitions]
+        ended = [incarnation for incarnation in self.views if incarnation not in partitions]
         for incarnation in ended:
-            del self._views[incarnation]
+            del self.views[incarnation]
             self._broker.set_wire_state(WIRE, f"{_PARTITION_KEY}{incarnation}", None)
         for topic_id in [topic_id for topic_id in self._factors if topic_id not in ids]:
             del self._factors[topic_id]
             self._broker.set_wire_state(WIRE, f"{_TOPIC_KEY}{topic_id.hex()}", None)
-        self._sweep_above = 2 * (len(self._views) + len(self._factors)) + SWEEP_MIN
+        self._sweep_above = 2 * (len(self.views) + len(self._factors)) + SWEEP_MIN
 
     def _sweep_if_needed(self) -> None:
         """Drop the entries of deleted partitions and topics when the number of entries has more than doubled."""
-        if len(self._views) + len(self._factors) > self._sweep_above:
+        if len(self.views) + len(self._factors) > self._sweep_above:
             self._sweep()
 
     def factor_of(self, topic: Topic | None) -> int:
@@ -313,7 +316,7 @@ class FluxState:
                 self._broker.configure_topic(topic, settings)
             self._set_factor(topic, factor, by)
             for partition in topic.partitions:
-                view = self._views.get(partition.incarnation)
+                view = self.views.get(partition.incarnation)
                 if view is not None:
                     view.followers = {number: held for number, held in view.followers.items() if number < factor}
         self._store_index(1, None)
@@ -326,7 +329,7 @@ class FluxState:
         Raises Busy if the limit of stored metadata is reached.
         """
         self._sweep_if_needed()
-        view = self._views.get(partition.incarnation)
+        view = self.views.get(partition.incarnation)
         current = view.isr if view is not None else [self.settings.broker_id]
         self._set_leader(partition, leader, isr or current, by)
         self._store_index(1, done)
@@ -348,7 +351,7 @@ class FluxState:
         eligible = [number for number in self._replicas(topic) if self._is_live(number)]
         changed = 0
         for partition in topic.partitions:
-            view = self._views.get(partition.incarnation)
+            view = self.views.get(partition.incarnation)
             leader = view.leader if view is not None else self.settings.broker_id
             wanted = leader if self._is_live(leader) else next(iter(eligible), -1)
             if wanted != leader:
@@ -373,11 +376,11 @@ class FluxState:
         view.isr = array("q", isr)
 
     def _view(self, partition: Partition) -> PartitionView:
-        view = self._views.get(partition.incarnation)
+        view = self.views.get(partition.incarnation)
         if view is None:
             view = PartitionView(self.settings.broker_id, [self.settings.broker_id])
             view.floor = partition.log.readable_offset - 1
-            self._views[partition.incarnation] = view
+            self.views[partition.incarnation] = view
         return view
 
     def is_plain(self, partition: Partition) -> bool:
@@ -385,26 +388,26 @@ class FluxState:
 
         Then the high watermark after a record is the record's offset.
         """
-        return partition.incarnation not in self._views
+        return partition.incarnation not in self.views
 
     def is_writable(self, partition: Partition) -> bool:
-        view = self._views.get(partition.incarnation)
+        view = self.views.get(partition.incarnation)
         return view is None or (view.leader == self.settings.broker_id and view.role is Role.LEADER)
 
     def is_leader(self, partition: Partition) -> bool:
         """Return whether this broker's role is leader, even if metadata names another leader."""
-        view = self._views.get(partition.incarnation)
+        view = self.views.get(partition.incarnation)
         return view is None or view.role is Role.LEADER
 
     def hw(self, partition: Partition) -> int:
         """Return the high watermark: the offset of the last record that FLUX clients may read; -1 for none."""
-        if partition.incarnation not in self._views:
+        if partition.incarnation not in self.views:
             return partition.log.readable_offset - 1
         return self.recompute(partition).hw
 
     def hw_after(self, partition: Partition, offset: int) -> int:
         """Return the high watermark immediately after the record at ``offset`` was appended."""
-        if partition.incarnation not in self._views:
+        if partition.incarnation not in self.views:
             return offset
         return self.recompute(partition, leo=offset).hw
 
@@ -414,7 +417,7 @@ class FluxState:
         ``leo`` is the last offset of the log to assume; None for the current one.
         """
         end = partition.log.readable_offset - 1 if leo is None else leo
-        view = self._views.get(partition.incarnation)
+        view = self.views.get(partition.incarnation)
         if view is None:
             return Replication(end, [0], self.settings.min_isr > 1)
         oldest = self._broker.clock.monotonic() - self.settings.lag_timeout_ms / 1000

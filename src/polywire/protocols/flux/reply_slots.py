@@ -134,8 +134,9 @@ class Produced(Answer):
         if isinstance(result, BrokerError):
             self.refuse(refused(result))
             return
-        offset, hw = result, self.session.state.hw_after(self.partition, result)
-        self.parts = [b"V1|%b|OK|partition=%d offset=%d hw=%d\n" % (self.request_id, self.partition.number, offset, hw)]
+        state, number = self.session.state, self.partition.number
+        hw = state.hw_after(self.partition, result) if state.views else result
+        self.parts = [b"V1|%b|OK|partition=%d offset=%d hw=%d\n" % (self.request_id, number, result, hw)]
         self.session.slot_filled()
 
 

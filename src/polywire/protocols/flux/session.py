@@ -18,6 +18,7 @@ from polywire.broker.access import Principal
 from polywire.broker.owners import Caller, caller_of
 from polywire.broker.permissions import Action, Resource
 from polywire.broker.topics import Topic
+from polywire.broker.users import ROOT
 from polywire.errors import BrokerError, ErrorCode, Invalid, PeerError
 from polywire.protocols.flux import decoder
 from polywire.protocols.flux.context import FluxBroker
@@ -46,10 +47,12 @@ if cython.compiled:
     from cython.cimports.polywire.protocols.flux.reply_slots import Answer, Produced
     from cython.cimports.polywire.protocols.runtime.append_queue import AppendQueue
     from cython.cimports.polywire.protocols.runtime.pipelined import BarePipelined
+    from cython.cimports.polywire.protocols.runtime.shapes import may_produce
 else:
     from polywire.protocols.flux.reply_slots import Answer, Produced
     from polywire.protocols.runtime.append_queue import AppendQueue
     from polywire.protocols.runtime.pipelined import BarePipelined
+    from polywire.protocols.runtime.shapes import may_produce
 
 LINE_END_S: Final = 2.0  # how long to wait for the end of a line that is too long
 # how long records wait for space in the log before they are refused; clients give up after 5 s
@@ -267,11 +270,12 @@ class FluxSession(BarePipelined):
 
         Raises Denied if the client needs a certificate.
         """
-        access = self.broker.access
-        if self._principal is None or not access.is_current(self._principal):
-            self._principal = access.nameless(self.output.certified)
-            self.output.identified(self._principal)
-        return self._principal
+        access, known = self.broker.access, self._principal
+        if known is not None and (access.is_open if known is ROOT else access.is_current(known)):
+            return known
+        self._principal = principal = access.nameless(self.output.certified)
+        self.output.identified(principal)
+        return principal
 
     def topic_to_write(self, name: str) -> Topic:
         """Return the topic for a record. A missing topic is created (spec: flux#topics).
@@ -282,7 +286,9 @@ class FluxSession(BarePipelined):
         if topic is None or name.startswith("__"):
             self.broker.access.authorize(self.principal, Action.PRODUCE, self.broker.resource(name))
             return self.ensure_topic(name)
-        self.broker.access.authorize(self.principal, Action.PRODUCE, topic)
+        principal = self.principal
+        if not may_produce(self.broker.access, principal, topic):
+            raise self.broker.access.refusal(principal, Action.PRODUCE, topic)
         return topic
 
     def ensure_topic(self, name: str) -> Topic:
@@ -309,11 +315,12 @@ class FluxSession(BarePipelined):
         self._slots.append(answer)
         try:
             topic = self.topic_to_write(name)
-            partition = self.broker.partition_of_key(topic, key, _HASH)
+            partitions = topic.partitions
+            partition = partitions[0] if len(partitions) == 1 else self.broker.partition_of_key(topic, key, _HASH)
         except BrokerError as error:
             answer.refuse(refused(error))
             return
-        if not self.state.is_writable(partition):
+        if self.state.views and not self.state.is_writable(partition):
             answer.refuse(not_leader())
             return
         answer.partition = partition
