@@ -141,6 +141,8 @@ class FaultyProxy:
         if self._fault == LATE:
             await asyncio.sleep(self._chance.uniform(*LATE_S))
         while data:  # the fault may end meanwhile
+            if to.is_closing():  # the other direction has ended
+                raise EOFError
             size = SLOW_BYTES if self._fault == SLOW else len(data)
             to.write(data[:size])
             data = data[size:]

@@ -135,7 +135,7 @@ class Produced(Answer):
             self.refuse(refused(result))
             return
         state, number = self.session.state, self.partition.number
-        hw = state.hw_after(self.partition, result) if state.views else result
+        hw = state.hw_after(self.partition, result) if state.views else result  # no call without views
         self.parts = [b"V1|%b|OK|partition=%d offset=%d hw=%d\n" % (self.request_id, number, result, hw)]
         self.session.slot_filled()
 

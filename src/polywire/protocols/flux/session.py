@@ -271,6 +271,7 @@ class FluxSession(BarePipelined):
         Raises Denied if the client needs a certificate.
         """
         access, known = self.broker.access, self._principal
+        # for ROOT the same as ``is_current``, without a call for every record
         if known is not None and (access.is_open if known is ROOT else access.is_current(known)):
             return known
         self._principal = principal = access.nameless(self.output.certified)
@@ -316,6 +317,7 @@ class FluxSession(BarePipelined):
         try:
             topic = self.topic_to_write(name)
             partitions = topic.partitions
+            # with one partition, and below without views, the same as the methods return, without a call
             partition = partitions[0] if len(partitions) == 1 else self.broker.partition_of_key(topic, key, _HASH)
         except BrokerError as error:
             answer.refuse(refused(error))
