@@ -72,10 +72,10 @@ async def open_in_bucket(
     )
     settings, clock = settings.within(own.batch_bytes_max), SystemClock()
     state = State(settings)
-    shard_config = await _in_thread(loop, lambda: _shard_config(config, watch))
+    shard_config = await in_thread(loop, lambda: _shard_config(config, watch))
     opening = ShardOpening(shard_config, settings=own, loop=loop, clock=clock, replay=state, make_worker=make_worker)
     try:
-        await _in_thread(loop, opening.recover)
+        await in_thread(loop, opening.recover)
     except asyncio.CancelledError:
         opening.interrupt()
         raise
@@ -95,7 +95,8 @@ async def open_in_bucket(
     )
 
 
-async def _in_thread(loop: asyncio.AbstractEventLoop, work: Callable[[], _Result]) -> _Result:
+async def in_thread(loop: asyncio.AbstractEventLoop, work: Callable[[], _Result]) -> _Result:
+    """Run requests to the bucket in a thread. If the call is cancelled, it returns without waiting for them."""
     thread = ThreadPoolExecutor(1, OPENING)
     try:
         return await loop.run_in_executor(thread, work)
@@ -114,14 +115,12 @@ def is_left_opening() -> bool:
 
 def _shard_config(config: ServeConfig, watch: BucketWatch) -> ShardConfig:
     """Check that this broker can lead the log, and return the configuration for it. Raises BrokerError if it cannot."""
-    from polywire.cluster.bucket_probe import check
     from polywire.cluster.opening import ShardConfig
     from polywire.store.identity import make_identity
     from polywire.store.objects import shard_root
 
+    watch.check()
     objects, candidate = watch.open(timeout_s=REQUEST_TIMEOUT_S), watch.candidate
-    if candidate.shards == 1:  # with several shards, the parent process has checked the bucket
-        check(objects)
     identity, _ = make_identity(objects, secrets.token_bytes, SystemClock().now_us(), shards=candidate.shards)
     check_identity(identity, candidate.shards)
     return ShardConfig(

@@ -20,6 +20,7 @@ from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.http.process import BucketCharge, BucketNode, BucketRequests, BucketView
 from polywire.names import is_simple
 from polywire.server.config import ServeConfig, parse_prices
+from polywire.store.bucket import REQUEST_TIMEOUT_S
 from polywire.store.metered import Charge, Meter, MeteredObjects, RequestCounts
 from polywire.store.objects import FIRST, Objects
 from polywire.store.url import open_bucket
@@ -58,6 +59,16 @@ class BucketWatch:
         self._id = self._node = ""
         self._led = 0
         self._deposed = 0
+        self.is_checked = self.candidate.shards > 1
+        """Whether the bucket's conditional writes were tested. With several shards, the parent process does it."""
+
+    def check(self) -> None:
+        """Test the bucket's conditional writes, unless that was done. Raises Invalid or Unavailable."""
+        from polywire.cluster.bucket_probe import check
+
+        if not self.is_checked:
+            check(self.open(timeout_s=REQUEST_TIMEOUT_S))
+            self.is_checked = True
 
     def open(self, *, timeout_s: float) -> Objects:
         """Open the bucket. Requests to it are counted.

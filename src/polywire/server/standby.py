@@ -29,7 +29,7 @@ from polywire.errors import BrokerError, ErrorCode, Invalid, NotOwner, Unavailab
 from polywire.http.session import HEAD_BYTES_MAX
 from polywire.protocols.flux import exports
 from polywire.server import lifecycle
-from polywire.server.bucket import is_left_opening
+from polywire.server.bucket import in_thread, is_left_opening
 from polywire.server.bucket_watch import BucketWatch
 from polywire.server.config import HTTP, TLS_SUFFIX, Address, ServeConfig
 from polywire.server.lines import LineLimit
@@ -321,6 +321,7 @@ class Standby:
         """Heartbeats of a leader with this broker's name, which is another broker or was this one before a kill."""
         self._nodes = Nodes(watch.open(timeout_s=REQUEST_TIMEOUT_S), watch.candidate)
         self._watch = Watch(self._name, watch.candidate.shard)
+        self._bucket = watch
         self._balance = watch.balance
         self._leader: Node | None = None
         self._warned_start = 0
@@ -340,7 +341,7 @@ class Standby:
         self._is_listening = False
         self._health: StandbyHealth | None = None
         self._to_stop: asyncio.Task[int] | None = None
-        """The task that a signal cancels during a takeover."""
+        """The task that a signal cancels during a takeover or a test of the bucket."""
         self.has_waited = deposed
         """Whether this broker has already been a standby or leader.
 
@@ -367,6 +368,7 @@ class Standby:
                 await self._answer_health()
                 if self._can_forward():
                     await self._forward(relay, presence)
+                    await self._check_bucket()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), self._look_s)
                 if self._stopping.is_set():
@@ -414,6 +416,22 @@ class Standby:
         presence.announce(self._addresses, 0)
         write_ready(self._config.ready_file, self._addresses)
         log.info("standby: forwarding connections to the leader", leader=self._leader.name)
+
+    async def _check_bucket(self) -> None:
+        """Test the bucket once while another broker leads, so that a takeover does not wait for the test.
+
+        Raises Invalid if the bucket fails the test.
+        """
+        if self._bucket.is_checked:
+            return
+        self._to_stop = asyncio.current_task()
+        try:
+            with suppress(Unavailable):  # it is tested again later
+                await in_thread(asyncio.get_running_loop(), self._bucket.check)
+        except asyncio.CancelledError:
+            if not self.is_stopping:
+                raise
+        self._to_stop = None
 
     async def _answer_health(self) -> None:
         """Serve HTTP on the addresses that this broker uses as leader. If a port is in use, log a warning."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polywire.cluster.nodes import Node, NodeState
+from polywire.cluster.nodes import Candidate, Node, NodeState
 from polywire.cluster.opening import ShardState
 from polywire.http.process import BucketNode
 from polywire.server.bucket_watch import BucketWatch
@@ -49,3 +49,24 @@ def test_requests_have_prices(tmp_path: Path) -> None:
     assert view is not None
     costs = {charge.kind: (charge.requests, charge.price, charge.cost) for charge in view.charges}
     assert costs == {"put": (4, 5, 0.02), "get": (1, 0.0, 0.0), "list": (1, 2, 0.002), "delete": (0, 0.0, 0.0)}
+
+
+def test_a_bucket_is_tested_once_for_each_process(tmp_path: Path) -> None:
+    watch = watch_of(tmp_path)
+    assert not watch.is_checked
+    watch.check()
+    watch.leads(bucket_id="ab", node="one", shard=lambda: SHARD)
+    first = watch.view()
+    assert watch.is_checked
+    watch.check()
+    second = watch.view()
+    assert first is not None
+    assert second is not None
+    counts = [[(row.verb, row.outcome, row.durations.count) for row in view.requests] for view in (first, second)]
+    assert counts[0]
+    assert counts[1] == counts[0]
+
+
+def test_the_parent_process_tests_the_bucket_of_several_shards(tmp_path: Path) -> None:
+    config = ServeConfig(data_dir=tmp_path, bucket=f"file://{tmp_path / 'bucket'}")
+    assert BucketWatch(config, Candidate("one", shards=2)).is_checked
