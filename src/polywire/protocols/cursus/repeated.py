@@ -154,11 +154,14 @@ def take(session: CursusSession, data: memoryview, start: int, end: int) -> bool
     topic = partition.topic
     if partition.ended or topic.settings.idempotent:
         return False
-    try:
-        state.guard.admit_batch(session)
-    except Refused:
-        return False
-    if not may_produce(session.broker.access, state.guard.acting, topic):
+    access, principal = session.broker.access, None
+    if not access.is_open:
+        try:
+            state.guard.admit_batch(session)
+        except Refused:
+            return False
+        principal = state.guard.acting
+    if not may_produce(access, principal, topic):
         return False
     scratch = state.scratch
     if size > scratch.reserved_bytes:
