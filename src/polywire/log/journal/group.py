@@ -41,6 +41,7 @@ if cython.compiled:
         load_header_checksum,
         load_length,
         load_offset_span,
+        load_producer_epoch,
     )
     from cython.cimports.polywire.records.header import is_sound, number_header
     from cython.cimports.polywire.records.memory import (
@@ -63,6 +64,7 @@ else:
         load_header_checksum,
         load_length,
         load_offset_span,
+        load_producer_epoch,
     )
     from polywire.records.header import is_sound, number_header
     from polywire.records.memory import (
@@ -151,7 +153,7 @@ class GroupHead:
     Attributes:
         count: number of entries.
         payload: size of the entries in bytes, with padding, without the header.
-        producers: whether a batch has a producer id.
+        producers: whether a batch has a producer id and epoch, so that the broker remembers its sequence numbers.
         checksum: checksum of the journal write, after ``finish``.
         offset_span: number of offsets of the last batch.
         address_span: size of the last batch in bytes in Kafka 0.7's format.
@@ -257,7 +259,7 @@ class GroupHead:
             lent = lend_writable(header)
         number_header(lent.p, 0, partition, epoch, base_offset, base_address, time_us)
         self._enter(1, size, partition, 0, load_header_checksum(lent.p, 0))
-        if load_columns(lent.p, 0) & _PRODUCER_BIT:
+        if load_columns(lent.p, 0) & _PRODUCER_BIT and load_producer_epoch(lent.p, 0) >= 0:
             self.producers = True
         self.offset_span, self.address_span = load_offset_span(lent.p, 0), load_address_span(lent.p, 0)
         return header

@@ -17,7 +17,7 @@ from polywire.errors import BrokerError
 from polywire.protocols.cursus import decoder
 from polywire.protocols.cursus.batches import ACKED, LEVELS, Batch, Status, acknowledged, quoted
 from polywire.protocols.cursus.idempotence import STORED_BYTES_MAX, append_failure
-from polywire.protocols.cursus.messages import Refused, encoded, frame
+from polywire.protocols.cursus.messages import Refused, encoded
 from polywire.protocols.runtime.off_loop import LONG_BYTES
 from polywire.protocols.runtime.shapes import SHAPE_BYTES_MAX
 from polywire.records.batch import from_spans
@@ -103,7 +103,7 @@ class RepeatedSlot(BareSlot):
         else:
             offset = result + self.count - 1
             body = ACKED % (offset, 0, self.name, self.first, self.last, self.leader)
-        self.parts = (frame(body),)
+        self.parts = (len(body).to_bytes(4, "big") + body,)  # as ``frame``, without the cost of a call
         session.slot_filled()
 
     def _failure(self, error: BrokerError) -> bytes:
